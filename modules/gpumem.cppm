@@ -140,11 +140,14 @@ export import :guarded_block;
 export import :quarantine;
 export import :hardening;
 export import :pass_through;
+export import :graph_memory;
+export import :pool_captures;
 export import :pool_base;
 export import :pool_resource;
 export import :fixed_size_resource;
 export import :arena_resource;
 export import :monotonic_resource;
+export import :graph_resource;
 export import :binning_resource;
 
 export import :inner_alignment;

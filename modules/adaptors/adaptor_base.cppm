@@ -46,6 +46,7 @@ public:
                                       inner_alignment::padded(bytes, alignment), inner_alignment::natural);
   }
   inline std::optional<device> where() const noexcept { return device_; }
+  static constexpr bool forwards_captures = true; // the function of the table refuses capturing streams where it must
 
   // Only the table of an erased upstream shows whether requests can wait there. admit() is called only if they can.
   inline bool can_wait() const noexcept { return services_.table->admit != nullptr; }
@@ -92,12 +93,13 @@ public:
 
   inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
                                                std::size_t alignment) noexcept {
-    return state_->try_allocate(key, bytes, alignment);
+    return allocate_keyed(*state_, key, bytes, alignment);
   }
   inline void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     state_->deallocate(key, pointer, bytes, alignment);
   }
   inline auto where() const noexcept { return state_->where(); }
+  static constexpr bool forwards_captures = serves_captures<state_type>;
   static constexpr bool can_wait() noexcept { return waiting_state<state_type>; }
   bool admit(waiter& item) noexcept
     requires waiting_state<state_type>
@@ -140,6 +142,8 @@ template <class Derived, class Upstream> class adaptor_state : public shared_sta
   using link = upstream_access<Upstream>;
 
 public:
+  static constexpr bool forwards_captures = link::forwards_captures;
+
   /// `long_lived`: see shared_state.
   explicit adaptor_state(Upstream upstream, bool long_lived = true)
       : shared_state{long_lived}, upstream_{std::move(upstream)} {}

@@ -31,6 +31,9 @@ statistics sum_of(statistics first, statistics const& second) noexcept;
 
 template <class First, class Second> class fallback_state final : public shared_state, private grant_hook {
 public:
+  static constexpr bool forwards_captures =
+      upstream_access<First>::forwards_captures && upstream_access<Second>::forwards_captures;
+
   fallback_state(First first, Second second)
       : first_{std::move(first)}, second_{std::move(second)}, device_{common_device(first_.where(), second_.where())} {}
 

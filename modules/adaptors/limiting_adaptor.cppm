@@ -98,6 +98,8 @@ private:
 
 template <class Upstream> class limiting_state final : public limiter {
 public:
+  static constexpr bool forwards_captures = upstream_access<Upstream>::forwards_captures;
+
   limiting_state(Upstream upstream, limiting_options const& options)
       : limiter{options}, upstream_{std::move(upstream)} {}
 

@@ -50,6 +50,7 @@ inline constinit std::atomic<bool> driver_gone{false};
   X(stream_synchronize, cuStreamSynchronize)                                                                           \
   X(stream_wait_event, cuStreamWaitEvent)                                                                              \
   X(stream_is_capturing, cuStreamIsCapturing)                                                                          \
+  X(stream_get_capture_info, cuStreamGetCaptureInfo)                                                                   \
   X(stream_begin_capture, cuStreamBeginCapture)                                                                        \
   X(stream_end_capture, cuStreamEndCapture)                                                                            \
   X(graph_destroy, cuGraphDestroy)                                                                                     \

@@ -80,7 +80,8 @@ public:
   /// Returns the key of a stream that an object has kept with its handle, which must still live. For a default stream
   /// of another thread, and for a handle that belongs to another stream by now, it is a key by identity.
   static inline stream_key at_end_of(stream_timeline& timeline, CUstream handle) noexcept {
-    return timeline.owns_handle() ? of(timeline, handle) : at_end_of_other(timeline, handle);
+    bool const known = timeline.owns_handle() && !detail::owned_handles_hidden.load(std::memory_order_relaxed);
+    return known ? of(timeline, handle) : at_end_of_other(timeline, handle);
   }
 
   inline stream_timeline& timeline() const noexcept { return *timeline_; }
@@ -120,8 +121,9 @@ private:
 };
 
 /// Identifies a stream for a resource on a device: own and adopted streams by their handle (no driver call), others by
-/// their id (two driver calls: id, capture). Handle 0 is a different stream for each device and calling thread. Throws
-/// std::invalid_argument for a default handle while another device is current, cuda_error. Any thread.
+/// their id (two driver calls: id, capture). While a capture_scope is open, all streams are identified by their id.
+/// Handle 0 is a different stream for each device and calling thread. Throws std::invalid_argument for a default handle
+/// while another device is current, cuda_error. Any thread.
 export stream_key identify(stream_ref handle, device where);
 
 /// The same without a resource: a default handle is that of the current device.
@@ -129,7 +131,7 @@ export stream_key identify(stream_ref handle);
 } // namespace extend
 
 namespace detail {
-// Returns the timeline of an own or adopted stream; null for others. No driver call.
+// Returns the timeline of an own or adopted stream; null for others, and while a capture scope is open. No driver call.
 inline stream_timeline* find_owned_timeline(CUstream handle) noexcept {
   return handle ? owned_handles.find(handle) : nullptr;
 }
@@ -168,8 +170,8 @@ public:
   void wait(event const& happened);
   using stream_ref::wait;
 
-  /// Begin and end a capture that gpumem knows of: allocation on the stream fails meanwhile. The caller owns the graph.
-  /// Throw cuda_error.
+  /// Begin and end a capture that gpumem knows of: allocation on the stream fails meanwhile, unless a capture_scope of
+  /// the pool covers it. The caller owns the graph. Throw cuda_error.
   void begin_capture(CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
   [[nodiscard]] CUgraph end_capture();
 

@@ -94,8 +94,8 @@ public:
   inline bool owns_handle() const noexcept { return kind() <= stream_kind::adopted; }
   inline bool is_mortal() const noexcept { return kind() >= stream_kind::foreign && kind() <= stream_kind::null; }
   inline CUstream handle() const noexcept { return handle_.load(std::memory_order_relaxed); }
-  // Adds or removes one promise that the handle lives; returns whether there is one now. Under the registry's lock.
-  bool adopt(bool promised) noexcept;
+  // Adds or removes one promise that the handle lives. Under the registry's lock.
+  void adopt(bool promised) noexcept;
   inline int priority() const noexcept { return priority_; }
   void set_priority(int priority) noexcept { priority_ = priority; }
   // Whether the stream captures, if the capture was begun through gpumem; only the driver knows of others.

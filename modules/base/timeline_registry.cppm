@@ -39,6 +39,10 @@ public:
   void release_own(stream_timeline& timeline) noexcept;
   /// Adds or removes one promise that the stream lives.
   void adopt(stream_timeline& timeline, bool promised) noexcept;
+  /// While a capture scope is open, own and adopted streams are not found by their handle alone, so that each call
+  /// asks the driver whether the stream captures. Their timelines stay the same. Each open needs a close.
+  void open_capture_scope() noexcept { change_capture_scopes(1); }
+  void close_capture_scope() noexcept { change_capture_scopes(-1); }
   /// Returns the number of timelines.
   std::size_t size() const noexcept;
 
@@ -61,6 +65,9 @@ private:
                         bool may_die) __attribute__((requires_capability(mutex_)));
   void make_spares(int device, CUcontext context) noexcept __attribute__((requires_capability(mutex_)));
   void retire(stream_timeline& dead) noexcept __attribute__((requires_capability(mutex_)));
+  void change_capture_scopes(int by) noexcept;
+  // Lets the stream be found by its handle alone, if it is own or adopted and no capture scope is open.
+  void publish_owned(stream_timeline& timeline) noexcept __attribute__((requires_capability(mutex_)));
   static void end_thread() noexcept;
 
   mutable sync::mutex mutex_;
@@ -68,6 +75,7 @@ private:
   // Those for which the table of handles has no room.
   std::unordered_map<CUstream, stream_timeline*> others_ __attribute__((guarded_by(mutex_)));
   std::atomic<bool> any_others_{false};
+  int capture_scopes_ __attribute__((guarded_by(mutex_))) = 0;
   std::vector<stream_timeline*> legacy_ __attribute__((guarded_by(mutex_))); // by device
   std::vector<stream_timeline*> idle_ __attribute__((guarded_by(mutex_)));   // of own streams
   list dead_ __attribute__((guarded_by(mutex_)));                // newest first; reused once they are complete

@@ -50,6 +50,9 @@ private:
 
 /// The own and adopted streams of the process, by handle. Streams that do not fit are identified like foreign ones.
 export inline constinit timeline_table<CUstream> owned_handles;
+/// Set while a capture scope is open. The table above then has no timelines, since a capture that was begun on a raw
+/// handle is seen only by a call that asks the driver.
+export inline constinit std::atomic<bool> owned_handles_hidden{false};
 /// All streams seen, by handle. The handle of a dead stream may belong to another stream by now, so callers compare
 /// ids. The registry finds the streams that do not fit.
 export inline constinit timeline_table<CUstream> seen_handles;

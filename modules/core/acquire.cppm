@@ -96,7 +96,8 @@ private:
 /// lets requests wait: by priority and order of arrival, at most until its deadline. It resumes through its executor.
 /// Throws out_of_memory, cuda_error, acquire_error, std::invalid_argument as `throw_failure` says. A passed deadline is
 /// an acquire_error; only a stop calls unhandled_stopped(). The resource and the stream must live until the request has
-/// ended. If the stream captures when the request resumes, the outcome is capture_unsupported.
+/// ended. If the stream captures when the request resumes, the outcome is capture_unsupported. A request that begins on
+/// a capturing stream never waits: without memory at hand it ends as exhausted.
 export template <stoppable_token Token = never_stop_token, std::size_t N = 1> class [[nodiscard]] acquire_awaitable {
 public:
   /// An allocation, or an array of N.

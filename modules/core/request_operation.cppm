@@ -119,8 +119,8 @@ protected:
 
   // Tries at once; false if the request must wait and the resource allows that. `may_wait`: see stream_key.
   bool try_now(bool may_wait = false, queueing how = queueing::behind) noexcept;
-  // Parks the request; false if it was answered at once. When this returns true, another thread may already have
-  // destroyed the operation.
+  // Parks the request; false if it was answered at once, as on a capturing stream: with outcome::exhausted. When this
+  // returns true, another thread may already have destroyed the operation.
   bool park() noexcept;
   // Called after a decision or a turn; in a turn it asks again. True: the request is answered. False: it is parked
   // again, and another thread may already have destroyed the operation.
@@ -157,6 +157,8 @@ private:
   expected<void*, failure> try_part(request_part const& one, bool may_wait, queueing how) noexcept;
   expected<void*, failure> try_parts(bool may_wait, queueing how) noexcept;
   bool park_again() noexcept;
+  // Whether the stream of a part was capturing when the request began.
+  bool captures() noexcept;
 
   services_handle from_;
   sync::time_point deadline_;

@@ -21,6 +21,18 @@ inline bool may_free() noexcept { return driver_alive(); }
 // Reports a free on a stream that could not be identified. `resource`: its name, or null.
 void report_bad_stream(char const* resource, void* pointer, failure const& why) noexcept;
 
+// Frees a block of the state without its size, in the order of the stream.
+template <class State> void deallocate_unsized(State& state, stream_ref stream, void* pointer) noexcept {
+  if (!pointer || !may_free()) return;
+  if (auto const key = identify_for_free(stream, state.where(), 0)) {
+    state.deallocate(*key, pointer);
+  } else if (key.error().reason == outcome::device_lost) {
+    state.deallocate(stream_key::host(), pointer);
+  } else {
+    report_bad_stream(state.resource_name(), pointer, key.error());
+  }
+}
+
 // One property of a resource, found by argument-dependent lookup.
 template <class Self, class Property> struct property_of {
   friend constexpr void get_property(Self const&, Property) noexcept {}

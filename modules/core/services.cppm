@@ -48,6 +48,14 @@ concept resource_state = requires(S& s, stream_key const& key, void* pointer, st
   { s.where() } noexcept -> std::convertible_to<std::optional<device>>;
 };
 
+/// A state that can serve requests on capturing streams: those call `allocate_in_capture` in place of `try_allocate`.
+/// For all other states such a request fails with outcome::capture_unsupported. An adaptor, whose `try_allocate` passes
+/// the key on, has the constant `forwards_captures` instead.
+export template <class S>
+concept capturing_state = resource_state<S> && requires(S& s, stream_key const& key, std::size_t n) {
+  { s.allocate_in_capture(key, n, n) } noexcept -> std::same_as<expected<void*, failure>>;
+};
+
 /// A state that can let requests wait.
 export template <class S>
 concept waiting_state = resource_state<S> && requires(S& s, waiter& w) {
@@ -76,19 +84,37 @@ concept reporting_state = resource_state<S> && requires(S& s) {
 
 namespace detail {
 
+// Whether requests on capturing streams may reach the state, which serves or forwards them.
+template <class S>
+inline constexpr bool serves_captures = capturing_state<S> || requires { requires S::forwards_captures; };
+
 // The checks of each request, made once, in the outermost call. explain_request() returns what is wrong with it;
-// plain_request() only tells whether all is right.
+// plain_request() only tells whether all is right. `may_capture`: the stream may capture, which is not plain.
 expected<void*, failure> explain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
-                                         std::size_t alignment) noexcept;
+                                         std::size_t alignment, bool may_capture = false) noexcept;
 inline bool plain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
                           std::size_t alignment) noexcept {
   return std::has_single_bit(alignment) && bytes <= PTRDIFF_MAX && alignment <= PTRDIFF_MAX - bytes && driver_alive() &&
          !(where && where->lost()) && !key.capturing();
 }
 inline expected<void*, failure> checked_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
-                                                std::size_t alignment) noexcept {
+                                                std::size_t alignment, bool may_capture = false) noexcept {
   if (plain_request(key, where, bytes, alignment)) return nullptr;
-  return explain_request(key, where, bytes, alignment);
+  return explain_request(key, where, bytes, alignment, may_capture);
+}
+
+// Calls the function of the state that serves this stream; refuses a capturing stream if there is none.
+template <resource_state S>
+[[gnu::always_inline]] inline expected<void*, failure>
+allocate_keyed(S& state, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
+  if constexpr (capturing_state<S>) {
+    if (key.capturing()) [[unlikely]]
+      return state.allocate_in_capture(key, bytes, alignment);
+  } else if constexpr (!serves_captures<S>) {
+    if (key.capturing()) [[unlikely]]
+      return unexpected<failure>{failure{outcome::capture_unsupported, 0, bytes}};
+  }
+  return state.try_allocate(key, bytes, alignment);
 }
 // Identifies a stream without throwing.
 expected<stream_key, failure> identify_other(stream_ref stream, std::optional<device> where,
@@ -149,8 +175,8 @@ template <resource_state State, class Adjust>
   if (bytes == 0) return nullptr;
   auto const key = try_identify(stream, state.where(), bytes);
   if (!key) return unexpected<failure>{key.error()};
-  if (auto checked = checked_request(*key, state.where(), bytes, alignment); !checked) return checked;
-  return state.try_allocate(adjust(*key), bytes, alignment);
+  auto const checked = checked_request(*key, state.where(), bytes, alignment, serves_captures<State>);
+  return checked ? allocate_keyed(state, adjust(*key), bytes, alignment) : checked;
 }
 
 // For a stream that is neither gpumem's own nor one whose owner has promised that it lives.
@@ -199,7 +225,7 @@ template <resource_state S> services_table make_table(std::type_info const& type
     return nullptr;
   };
   table.try_allocate_keyed = [](void* s, void const* key, std::size_t n, std::size_t a) noexcept {
-    return static_cast<S*>(s)->try_allocate(*static_cast<stream_key const*>(key), n, a);
+    return allocate_keyed(*static_cast<S*>(s), *static_cast<stream_key const*>(key), n, a);
   };
   table.deallocate_keyed = [](void* s, void const* key, void* p, std::size_t n, std::size_t a) noexcept {
     static_cast<S*>(s)->deallocate(*static_cast<stream_key const*>(key), p, n, a);
@@ -269,6 +295,7 @@ template <class R> services_table make_external_table() noexcept {
   };
   table.try_allocate_keyed = [](void* s, void const* k, std::size_t n, std::size_t a) noexcept {
     auto const& key = *static_cast<stream_key const*>(k);
+    if (key.capturing()) return expected<void*, failure>{unexpect, failure{outcome::capture_unsupported, 0, n}};
     return allocate_external(
         [&] { return key.is_host() ? as<R>(s).allocate_sync(n, a) : as<R>(s).allocate(stream_of(key), n, a); }, n);
   };

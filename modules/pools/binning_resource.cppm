@@ -92,6 +92,8 @@ public:
 
 class binning_state final : public shared_state {
 public:
+  static constexpr bool forwards_captures = true; // each bin decides
+
   explicit binning_state(std::unique_ptr<bin> upstream);
 
   // Throws std::invalid_argument for a size of 0 or SIZE_MAX, a size that has a bin, and a bin that cannot serve it.

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -15,11 +16,13 @@ import :device;
 import :error;
 import :executor;
 import :forwarding_base;
+import :graph_memory;
 import :hardening;
 import :holder;
 import :leak_report;
 import :misuse;
 import :pass_through;
+import :pool_captures;
 import :pool_engine;
 import :pool_options;
 import :pool_upstream;
@@ -53,6 +56,9 @@ public:
       return allocate_uncommon(key, bytes, alignment);
     return engine_->try_allocate(key, bytes, alignment);
   }
+  /// Serves a capturing stream from the graph memory of its capture scope.
+  expected<void*, failure> allocate_in_capture(stream_key const& key, std::size_t bytes,
+                                               std::size_t alignment) noexcept;
   [[gnu::always_inline]] inline void deallocate(stream_key const& key, void* pointer, std::size_t bytes,
                                                 std::size_t) noexcept {
     free(key, pointer, bytes);
@@ -83,6 +89,7 @@ public:
   live_blocks find_live();
   inline char const* resource_name() noexcept { return engine_->options().name.c_str(); }
   inline pool_engine& engine() noexcept { return *engine_; }
+  inline pool_captures& captures() noexcept { return captures_; }
 
 private:
   ~pool_state() = default;
@@ -114,6 +121,7 @@ private:
   std::unique_ptr<pass_through> const pass_through_;
   std::unique_ptr<hardening> const hardening_;
   std::atomic<std::int64_t> special_handles_{0};
+  pool_captures captures_;
   std::unique_ptr<leak_report> leaks_; // null unless leaks are reported; ends before the engine
 };
 
@@ -144,6 +152,18 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream);
 export template <class Self, class Upstream> class pool_base;
 
 } // namespace detail
+
+/// A capture scope of a pool; see pool_resource::capture. Its destructor closes it. Move-only.
+export class [[nodiscard]] capture_scope {
+public:
+  capture_scope(capture_scope&& other) noexcept = default;
+  capture_scope& operator=(capture_scope&& other) noexcept = default;
+
+private:
+  template <class, class> friend class detail::pool_base;
+  explicit capture_scope(std::unique_ptr<detail::open_capture> open) noexcept : open_{std::move(open)} {}
+  std::unique_ptr<detail::open_capture> open_;
+};
 
 /// Keeps a pressure callback registered (see pool_resource::on_pressure), and its pool alive. The destructor ends the
 /// registration: the function does not run afterwards, and the destructor waits while another thread runs it.
@@ -204,6 +224,31 @@ public:
   /// orders reuse after them. A block has room for the uses of three streams; for a fourth, its stream first waits for
   /// the work of one of them. Throws cuda_error, std::bad_alloc, std::invalid_argument.
   void record_use(void* pointer, stream_ref stream) { pool_record_use(*state_, pointer, stream); }
+
+  /// Opens a capture scope: until the result is destroyed, requests to this pool on capturing streams get graph memory.
+  /// That holds for the streams of the capture in which `stream` takes part: `stream` itself, and streams that joined
+  /// through events. The scope may be opened before or after the capture begins, however it is begun, and covers one
+  /// capture of the stream after another. All copies of the pool, and adaptors over it, allocate in it. Requests on the
+  /// streams of other captures fail with outcome::capture_unsupported; in the scope none waits.
+  ///
+  /// `memory` is a graph_resource over this very pool. Its blocks may be freed by the pool or by `memory`, on any
+  /// stream, also after the scope. `find` finds them, and `record_use` keeps their memory from reuse. Other blocks of
+  /// the pool that are freed on a capturing stream are deferred. While a scope is open in the process, gpumem asks the
+  /// driver for the capture of each stream, also of own ones: two driver calls for each allocation and free.
+  ///
+  /// The stream must live until the scope is closed. If it is `cudaStreamPerThread`, the scope serves its thread only.
+  /// Several scopes may be open on different streams, one per stream and pool. If two streams of one capture have
+  /// scopes, each is served by its own, and all others by the older scope. Throws std::invalid_argument for a second
+  /// scope of the stream, and for a graph memory of another upstream. Also for the legacy stream, and for handle 0
+  /// unless that means `per_thread`. Throws cuda_error, std::bad_alloc. Any thread.
+  template <class Memory>
+    requires std::same_as<typename Memory::state_type, graph_memory>
+  capture_scope capture(Memory& memory, stream_ref stream) {
+    if (!memory.valid()) throw_moved_from("capture");
+    auto& pool = *state_;
+    auto& serving = *static_cast<graph_memory*>(memory.services().state);
+    return capture_scope{std::make_unique<open_capture>(pool.captures(), &pool, serving, stream, pool.where())};
+  }
 
   /// Reserves memory in one piece until the pool has `bytes` in all, and prepares the host's records of a thousand
   /// blocks and sixteen streams. Returns the bytes that were missing. Memory beyond the release threshold may go back

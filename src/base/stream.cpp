@@ -62,6 +62,15 @@ bool captures_default(stream_timeline const& timeline, CUstream handle) noexcept
   } catch (...) { return true; }
 }
 
+// Whether an own or adopted stream captures, as far as gpumem knows; while a capture scope is open, as the driver says.
+// True also on an error.
+bool captures_owned(stream_timeline const& timeline, CUstream handle) noexcept {
+  if (!detail::owned_handles_hidden.load(std::memory_order_relaxed)) return timeline.capturing();
+  try {
+    return detail::is_capturing(handle);
+  } catch (...) { return true; }
+}
+
 // Waits for a stream, unless it captures: the wait would end the capture.
 CUresult wait_outside_capture(CUstream handle) noexcept {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -84,6 +93,8 @@ stream_key stream_key::by_identity() const noexcept {
 stream_key stream_key::at_end_of_other(detail::stream_timeline& timeline, CUstream handle) noexcept {
   if (detail::lost_error_of(timeline.device()) != CUDA_SUCCESS) return {timeline, handle, false, false};
   switch (timeline.kind()) {
+  case stream_kind::own:
+  case stream_kind::adopted: return {timeline, handle, true, captures_owned(timeline, handle)};
   case stream_kind::foreign: return {timeline, handle, detail::find_seen_timeline(handle) == &timeline, false};
   case stream_kind::per_thread:
   case stream_kind::null: {
@@ -215,7 +226,7 @@ detail::stream_timeline& stream::timeline() const {
 
 gpumem::device stream::device() const { return gpumem::device{timeline().device()}; }
 
-stream_key stream::key() const { return {timeline(), get(), true, timeline().capturing()}; }
+stream_key stream::key() const { return {timeline(), get(), true, captures_owned(timeline(), get())}; }
 
 void stream::synchronize() {
   device().throw_if_lost();

@@ -111,12 +111,11 @@ stream_timeline::stream_timeline(stream_kind kind, std::uint32_t index, std::uin
     : kind_{kind}, index_{index}, id_{id}, device_{device}, context_{context}, last_event_{last}, handle_{handle},
       completed_{kind == stream_kind::host ? ~epoch{0} : 0}, prepared_{kind == stream_kind::host} {}
 
-bool stream_timeline::adopt(bool promised) noexcept {
-  if (kind() == stream_kind::own) return true;
+void stream_timeline::adopt(bool promised) noexcept {
+  if (kind() == stream_kind::own) return;
   sync::lock const held{events_mutex_}; // when the promise ends, no other thread is using the handle in record()
   adoptions_ += promised ? 1 : -1;
   kind_.store(adoptions_ > 0 ? stream_kind::adopted : stream_kind::foreign, std::memory_order_relaxed);
-  return adoptions_ > 0;
 }
 
 bool stream_timeline::ordered_after(stream_timeline const& other, epoch e) const {

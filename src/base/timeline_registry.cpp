@@ -265,7 +265,7 @@ stream_timeline& timeline_registry::acquire_own(device where, int priority) {
     auto& timeline = make(stream_kind::own, id, where.ordinal(), where.context(), handle, false);
     timeline.set_priority(priority);
     put(handle, timeline);
-    owned_handles.put(handle, &timeline);
+    publish_owned(timeline);
     if (before) retire(*before);
     return timeline;
   } catch (...) {
@@ -281,7 +281,24 @@ void timeline_registry::release_own(stream_timeline& timeline) noexcept {
 
 void timeline_registry::adopt(stream_timeline& timeline, bool promised) noexcept {
   sync::lock const held{mutex_};
-  owned_handles.put(timeline.handle(), timeline.adopt(promised) ? &timeline : nullptr);
+  timeline.adopt(promised);
+  publish_owned(timeline);
+}
+
+void timeline_registry::publish_owned(stream_timeline& timeline) noexcept {
+  bool const found_by_handle = timeline.owns_handle() && capture_scopes_ == 0;
+  owned_handles.put(timeline.handle(), found_by_handle ? &timeline : nullptr);
+}
+
+void timeline_registry::change_capture_scopes(int by) noexcept {
+  sync::lock const held{mutex_};
+  capture_scopes_ += by;
+  bool const hidden = capture_scopes_ > 0;
+  if (owned_handles_hidden.exchange(hidden, std::memory_order_relaxed) == hidden) return;
+  for (auto const& each : timelines_) {
+    // A handle may have belonged to another stream before.
+    if (each->owns_handle() && find(each->handle()) == each.get()) publish_owned(*each);
+  }
 }
 
 std::size_t timeline_registry::size() const noexcept {

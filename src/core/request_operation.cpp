@@ -54,7 +54,8 @@ request_operation::try_part(request_part const& one, bool may_wait, queueing how
   auto const key = one.stream.waiting(may_wait).queueing_as(how);
   expected<void*, failure> checked = nullptr;
   try {
-    checked = checked_request(key, device_of(from_), one.bytes, one.alignment);
+    checked =
+        checked_request(key, device_of(from_), one.bytes, one.alignment, true); // the resource decides on captures
   } catch (...) { checked = unexpected<failure>{current_failure(one.bytes)}; }
   if (!checked) return checked;
   return from_.table->try_allocate_keyed(from_.state, &key, one.bytes, one.alignment);
@@ -68,7 +69,18 @@ expected<void*, failure> request_operation::try_parts(bool may_wait, queueing ho
                         });
 }
 
+bool request_operation::captures() noexcept {
+  bool any = false;
+  for (std::size_t i = 0; i < parts(); ++i) any = any || part(i).stream.capturing();
+  return any;
+}
+
+// A capture cannot wait: the memory that ends the wait may be freed by work that runs only after it.
 bool request_operation::park() noexcept {
+  if (captures()) {
+    complete(unexpected<failure>{failure{refusal(), 0, bytes()}});
+    return false;
+  }
   auto const from = from_;
   parked_ = true;
   if (from.table->admit(from.state, static_cast<waiter*>(this))) return true;

@@ -19,7 +19,7 @@ import :stream;
 namespace gpumem::detail {
 
 expected<void*, failure> explain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
-                                         std::size_t alignment) noexcept {
+                                         std::size_t alignment, bool may_capture) noexcept {
   auto const refuse = [bytes](outcome what, int code = 0) {
     return expected<void*, failure>{unexpect, failure{what, code, bytes}};
   };
@@ -27,7 +27,7 @@ expected<void*, failure> explain_request(stream_key const& key, std::optional<de
   if (bytes > PTRDIFF_MAX || alignment > PTRDIFF_MAX - bytes) return refuse(outcome::too_large);
   if (!driver_alive()) return refuse(outcome::device_lost, CUDA_ERROR_DEINITIALIZED);
   if (where && where->lost()) return refuse(outcome::device_lost, where->lost_error());
-  if (key.capturing()) return refuse(outcome::capture_unsupported);
+  if (key.capturing() && !may_capture) return refuse(outcome::capture_unsupported);
   return nullptr;
 }
 
@@ -104,6 +104,7 @@ void throw_failure_of(services_handle const& from, CUstream stream, failure cons
                            .quarantined = f.quarantined};
   try {
     device const where{facts.device};
+    relaxed_capture const relaxed; // the calls below belong to no capture
     if (auto const key = try_identify(stream_ref{stream}, where, why.requested)) facts.stream = key->id();
     auto const memory = where.memory();
     facts.device_free = memory.free;

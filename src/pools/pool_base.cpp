@@ -25,6 +25,7 @@ import :driver;
 import :error;
 import :executor;
 import :fork;
+import :graph_memory;
 import :hardening;
 import :holder;
 import :leak_report;
@@ -33,6 +34,7 @@ import :nvtx_heaps;
 import :pass_through;
 import :pool_engine;
 import :request_queue;
+import :pool_captures;
 import :pool_options;
 import :pool_upstream;
 import :pressure_call;
@@ -166,6 +168,9 @@ void pool_state::drop_handle() noexcept {
 
 void pool_state::finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                                 cached_free const& cached) noexcept {
+  // A block of a graph memory lies inside a live block of this pool, so it begins where none of them does.
+  auto& graphs = captures_.memories();
+  if (!cached.freed.that && graphs.any() && graphs.free(key, pointer, bytes)) return; // this pool may be gone
   if (engine_->free_slow(key, pointer, bytes, cached) == free_result::last) dispose();
 }
 
@@ -192,6 +197,17 @@ expected<void*, failure> pool_state::allocate_special(stream_key const& key, std
   return hardening_->try_allocate(key, bytes, alignment);
 }
 
+expected<void*, failure> pool_state::allocate_in_capture(stream_key const& key, std::size_t bytes,
+                                                         std::size_t alignment) noexcept {
+  auto const memory = captures_.find(key, bytes);
+  if (!memory) return unexpected<failure>{memory.error()};
+  auto const refuse = [bytes](outcome why) { return expected<void*, failure>{unexpect, failure{why, 0, bytes}}; };
+  if (engine_->refuses()) return refuse(outcome::closed);
+  auto const largest = engine_->options().largest_block;
+  if (largest && bytes > largest) return refuse(outcome::too_large);
+  return (*memory)->try_allocate(key, bytes, alignment);
+}
+
 expected<void*, failure> pool_state::allocate_region(stream_key const& key, std::size_t bytes,
                                                      std::size_t alignment) noexcept {
   auto const result = engine_->try_allocate(key, bytes, alignment);
@@ -202,6 +218,7 @@ expected<void*, failure> pool_state::allocate_region(stream_key const& key, std:
 
 // A region ends before its block is freed: afterwards another thread may get the memory, and make it a region.
 void pool_state::free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  if (captures_.memories().any() && captures_.memories().free(key, pointer, bytes)) return;
   if (pass_through_) return pass_through_->deallocate(key, pointer, bytes);
   if (hardening_) return hardening_->deallocate(key, pointer, bytes);
   engine_->upstream().heaps()->remove_region(pointer, bytes);
@@ -345,6 +362,7 @@ std::optional<std::size_t> pool_state::try_deallocate(void* pointer) noexcept {
 
 std::optional<block_info> pool_state::find(void const* pointer) {
   if (forked()) return std::nullopt;
+  if (auto const in_graph = captures_.memories().find(pointer)) return in_graph;
   if (pass_through_) return pass_through_->find(pointer);
   auto const guarded = hardening_ ? hardening_->find(pointer) : std::nullopt;
   return guarded ? guarded : engine_->statistics().find(pointer);
@@ -361,20 +379,14 @@ live_blocks pool_state::find_live() {
 }
 
 void pool_state::record_use(stream_key const& key, void* pointer) {
+  if (captures_.memories().any() && captures_.memories().record_use(key, pointer)) return;
   if (pass_through_) return pass_through_->record_use(key, pointer);
   if (hardening_) return hardening_->record_use(key, pointer);
   engine_->uses().record(key, pointer);
 }
 
 void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexcept {
-  if (!pointer || !may_free()) return;
-  if (auto const key = identify_for_free(stream, state.where(), 0)) {
-    state.deallocate(*key, pointer);
-  } else if (key.error().reason == outcome::device_lost) {
-    state.deallocate(stream_key::host(), pointer);
-  } else {
-    report_bad_stream(state.resource_name(), pointer, key.error());
-  }
+  deallocate_unsized(state, stream, pointer);
 }
 
 void pool_record_use(pool_state& state, void* pointer, stream_ref stream) {

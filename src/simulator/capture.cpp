@@ -17,7 +17,23 @@ void capture::add(const stream_ptr& on, operation&& node) {
   member& place = enter(on);
   const auto index = static_cast<std::uint32_t>(&place - members.data());
   place.order.set(index, ++place.nodes);
+  places.push_back({index, place.nodes});
   made->nodes.push_back(std::move(node));
+}
+
+std::optional<capture::clash> capture::clash_of(const stream_ptr& on, const operation& node) {
+  const vector_clock& order = enter(on).order;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const auto [member, number] = places[i];
+    if (members[member].on == on || order.covers(member, number)) continue;
+    for (const touched& mine : node.touches)
+      for (const touched& other : made->nodes[i].touches) {
+        const bool overlap = mine.address < other.address + other.bytes && other.address < mine.address + mine.bytes;
+        if (overlap && (mine.write || other.write))
+          return clash{{members[member].on->id, number, made->nodes[i].action}, mine};
+      }
+  }
+  return std::nullopt;
 }
 
 bool capture::joined() const {

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "driver_api.hpp"
+#include "report.hpp"
 #include "stream.hpp"
 
 namespace simulated {
@@ -30,11 +32,28 @@ struct capture {
   std::vector<member> members; // the first is the origin
   std::shared_ptr<graph> made = std::make_shared<graph>();
 
+  /// The place of a node: the `number`th of its member.
+  struct place {
+    std::uint32_t member;
+    std::uint64_t number;
+  };
+  std::vector<place> places; // of the nodes in `made`
+
+  /// An earlier node that touches bytes of a new one, of which one writes them, and that is in no order with it.
+  struct clash {
+    party earlier;
+    touched bytes;
+  };
+
   /// Returns the stream as a member. Adds it to the capture if it is not a member yet.
   member& enter(const stream_ptr& on);
 
   /// Adds an operation to the graph instead of enqueuing it.
   void add(const stream_ptr& on, operation&& node);
+
+  /// Returns the first clash of a node that the stream is about to add. Within one launch the graph runs such nodes at
+  /// the same time.
+  [[nodiscard]] std::optional<clash> clash_of(const stream_ptr& on, const operation& node);
 
   /// Returns whether the origin is ordered after all work of all members.
   [[nodiscard]] bool joined() const;

@@ -6,12 +6,14 @@ using namespace simulated;
 
 namespace {
 
-/// Runs `body(device, pool)` for a live pool.
+/// Runs `body(device, pool)` for a live pool. Drivers end a capture at calls for a pool's attributes (cccl#11360); the
+/// simulated one does so at each call for a pool.
 template <entry_name Name, class Body> CUresult enter_pool(CUmemoryPool handle, Body&& body) noexcept {
-  return enter<Name, quiet>([&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
-    memory_pool* const pool = device.pools.find(handle);
-    return pool == nullptr ? CUDA_ERROR_INVALID_VALUE : std::forward<Body>(body)(device, *pool);
-  });
+  return enter<Name, (quiet | unsafe_in_capture)>(
+      [&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
+        memory_pool* const pool = device.pools.find(handle);
+        return pool == nullptr ? CUDA_ERROR_INVALID_VALUE : std::forward<Body>(body)(device, *pool);
+      });
 }
 
 CUresult set_policy(bool& policy, const void* value) {
@@ -69,7 +71,7 @@ bool reaches(const memory_pool& pool, const CUmemLocation& location) {
 extern "C" {
 
 CUresult cuMemPoolCreate(CUmemoryPool* made, const CUmemPoolProps* properties) {
-  return enter<"cuMemPoolCreate">([&](simulation& device) {
+  return enter<"cuMemPoolCreate", unsafe_in_capture>([&](simulation& device) {
     if (made == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const CUresult judged = pool_table::judge(*properties, device.options().devices);
     if (judged == CUDA_SUCCESS) *made = device.pools.create(device, *properties).handle;

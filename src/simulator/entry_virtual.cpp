@@ -33,7 +33,7 @@ extern "C" {
 /// Ignores the address hint.
 CUresult cuMemAddressReserve(CUdeviceptr* pointer, size_t bytes, size_t alignment, CUdeviceptr hint,
                              unsigned long long flags) {
-  return enter_virtual<"cuMemAddressReserve">([&](simulation& device) {
+  return enter_virtual<"cuMemAddressReserve", unsafe_in_capture>([&](simulation& device) {
     if (pointer == nullptr || bytes == 0 || bytes % host_page != 0 || hint % host_page != 0 || flags != 0)
       return CUDA_ERROR_INVALID_VALUE;
     if ((alignment & (alignment - 1)) != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -43,7 +43,7 @@ CUresult cuMemAddressReserve(CUdeviceptr* pointer, size_t bytes, size_t alignmen
 }
 
 CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes) {
-  return enter_virtual<"cuMemAddressFree">([&](simulation& device) {
+  return enter_virtual<"cuMemAddressFree", unsafe_in_capture>([&](simulation& device) {
     return device.mappings.release(pointer, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
 }

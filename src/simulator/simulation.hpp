@@ -125,6 +125,8 @@ public:
   bool legacy_breaks_capture(const stream& on);
   /// Returns whether legacy_breaks_capture() would invalidate a capture; invalidates none.
   [[nodiscard]] bool legacy_meets_capture(const stream& on) const;
+  /// Adds work to the capture of its stream. Reports an earlier node without order that touches the same bytes.
+  CUresult add_to_capture(const stream_ptr& on, operation&& work);
   std::vector<std::shared_ptr<capture>> captures; // not ended yet
   std::uint64_t captures_made = 0;
 

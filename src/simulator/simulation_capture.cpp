@@ -1,6 +1,8 @@
 // simulation: the calls that captures forbid.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <string>
+#include <utility>
 
 #include "simulation.hpp"
 
@@ -32,6 +34,21 @@ bool simulation::breaks_captures_of(const context& home) {
     found = true;
   }
   return found;
+}
+
+CUresult simulation::add_to_capture(const stream_ptr& on, operation&& work) {
+  capture& open = *on->capturing;
+  if (open.invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (const auto found = open.clash_of(on, work)) {
+    const party later{on->id, open.enter(on).nodes + 1, work.action};
+    const block_name bytes{0, found->bytes.address, found->bytes.bytes};
+    findings.add({finding_kind::unordered_access, found->earlier, later, bytes,
+                  "stream " + std::to_string(on->id) + " is not ordered after " + describe(found->earlier),
+                  "unordered access in a captured graph to " + describe(bytes) + ": " + describe(later) +
+                      " is not ordered after " + describe(found->earlier)});
+  }
+  open.add(on, std::move(work));
+  return CUDA_SUCCESS;
 }
 
 bool simulation::legacy_breaks_capture(const stream& on) {

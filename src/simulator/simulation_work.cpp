@@ -49,11 +49,7 @@ void simulation::order_behind(stream& on, operation* work) {
 
 CUresult simulation::enqueue(const stream_ptr& on, operation&& work) {
   if (legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-  if (on->capturing) {
-    if (on->capturing->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    on->capturing->add(on, std::move(work));
-    return CUDA_SUCCESS;
-  }
+  if (on->capturing) return add_to_capture(on, std::move(work));
   order_behind(*on, &work);
   work.number = on->number;
   work.enqueued_at = host_time;

@@ -68,6 +68,7 @@ CUmemoryPool create(driver_pool_kind kind, device where, async_options const& op
   properties.maxSize = options.limit;
   if (options.hardware_decompression) properties.usage = CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS;
   CUmemoryPool made = nullptr;
+  relaxed_capture const relaxed; // here and below: without it, calls for a pool end a capture in global mode
   auto const result = driver().mem_pool_create(&made, &properties);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) throw_failure(refusal_of(result, options.initial_size));
   if (result != CUDA_SUCCESS) {
@@ -79,17 +80,20 @@ CUmemoryPool create(driver_pool_kind kind, device where, async_options const& op
 }
 
 template <class Value> void set(CUmemoryPool pool, CUmemPool_attribute which, Value value) {
+  relaxed_capture const relaxed;
   check(driver().mem_pool_set_attribute(pool, which, &value), "cuMemPoolSetAttribute");
 }
 
 std::size_t bytes_of(CUmemoryPool pool, CUmemPool_attribute which) {
   cuuint64_t value = 0;
+  relaxed_capture const relaxed;
   check(driver().mem_pool_get_attribute(pool, which, &value), "cuMemPoolGetAttribute");
   return value;
 }
 
 void give_access(CUmemoryPool pool, device peer, CUmemAccess_flags flags) {
   CUmemAccessDesc const access{{CU_MEM_LOCATION_TYPE_DEVICE, peer.ordinal()}, flags};
+  relaxed_capture const relaxed;
   check(driver().mem_pool_set_access(pool, &access, 1), "cuMemPoolSetAccess");
 }
 
@@ -126,6 +130,7 @@ driver_pool make_driver_pool(driver_pool_kind kind, class device where, async_op
   try {
     apply(kind, made, options);
   } catch (...) {
+    relaxed_capture const relaxed;
     driver().mem_pool_destroy(made.handle);
     throw;
   }
@@ -160,6 +165,7 @@ driver_pool current_driver_pool(class device where) {
 }
 
 void set_current_driver_pool(driver_pool const& pool) {
+  relaxed_capture const relaxed;
   check(driver().device_set_mem_pool(pool.where.ordinal(), pool.handle), "cuDeviceSetMemPool");
 }
 
@@ -172,6 +178,7 @@ std::size_t driver_pool_state::trim(std::size_t keep) {
   if (!driver_alive() || where().lost()) return 0;
   device_guard const scope{where()};
   auto const before = bytes_of(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+  relaxed_capture const relaxed;
   check(driver().mem_pool_trim_to(handle(), keep), "cuMemPoolTrimTo");
   auto const after = bytes_of(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
   return before - std::min(before, after); // other threads may have allocated meanwhile
@@ -205,6 +212,7 @@ bool driver_pool_state::access(class device peer) {
   where().require();
   CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, peer.ordinal()};
   CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  relaxed_capture const relaxed;
   check(driver().mem_pool_get_access(&flags, handle(), &location), "cuMemPoolGetAccess");
   return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 }

@@ -102,6 +102,7 @@ virtual_pages::virtual_pages(class device where, virtual_pages_options options)
   }
   auto status = CUDA_ERROR_OUT_OF_MEMORY;
   auto times = options_.address_space != 0 ? 1 : max_times;
+  detail::relaxed_capture const relaxed; // a pool may make its pages while a thread captures
   for (; times > 0 && status == CUDA_ERROR_OUT_OF_MEMORY; times /= 2) {
     address_space_ = round_up(times * once);
     status = driver().mem_address_reserve(&base_, address_space_, 0, 0, 0);
@@ -116,7 +117,9 @@ virtual_pages::~virtual_pages() {
   }
   unmap_all(pages_);
   retry_unreleased();
-  if (is_unmapped({0, address_space_}) && !is_gone()) driver().mem_address_free(base_, address_space_);
+  if (!is_unmapped({0, address_space_}) || is_gone()) return;
+  detail::relaxed_capture const relaxed;
+  driver().mem_address_free(base_, address_space_);
 }
 
 bool virtual_pages::supported(class device where) noexcept {

@@ -194,4 +194,48 @@ TEST_F(capture, query_of_the_legacy_stream_does_not_invalidate_a_capture) {
   EXPECT_EQ(told, CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
+TEST_F(capture, nodes_in_no_order_that_touch_the_same_bytes_are_found) {
+  char* memory = new_memory(128);
+  const CUevent fork = new_event();
+  const CUevent join = new_event();
+  const CUstream other = new_stream();
+  const CUstream s = begin();
+  cu().event_record(fork, s);
+  cu().stream_wait(other, fork, 0);
+  simulator::work(s, {simulator::write(memory, 64)});
+  simulator::work(other, {simulator::read(memory + 63, 2)});
+  const auto found = simulator::take_findings();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].kind, simulator::finding_kind::unordered_access);
+  EXPECT_EQ(found[0].block_address, address(memory + 63));
+  simulator::work(other, {simulator::write(memory + 64, 64)});
+  simulator::work(s, {simulator::read(memory, 64)});
+  cu().event_record(join, other);
+  cu().stream_wait(s, join, 0);
+  simulator::work(s, {simulator::write(memory, 128)}); // ordered after both
+  EXPECT_EQ(end(s), CUDA_SUCCESS);
+}
+
+TEST_F(capture, calls_for_pools_and_addresses_are_unsafe) {
+  CUmemoryPool pool = nullptr;
+  ASSERT_EQ(cu().default_pool(&pool, 0), CUDA_SUCCESS);
+  cuuint64_t value = 0;
+  CUdeviceptr reserved = 0;
+  const auto all_fail_with = [&](CUresult expected) {
+    EXPECT_EQ(cu().pool_get(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &value), expected);
+    EXPECT_EQ(cu().pool_trim(pool, 0), expected);
+    EXPECT_EQ(cu().reserve_addresses(&reserved, 2 << 20, 0, 0, 0), expected);
+    if (expected == CUDA_SUCCESS) EXPECT_EQ(cu().free_addresses(reserved, 2 << 20), expected);
+  };
+  CUstream s = begin();
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  cu().exchange_mode(&mode);
+  all_fail_with(CUDA_SUCCESS);
+  cu().exchange_mode(&mode);
+  EXPECT_EQ(end(s), CUDA_SUCCESS);
+  s = begin();
+  all_fail_with(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
 } // namespace

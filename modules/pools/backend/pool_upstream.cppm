@@ -21,6 +21,8 @@ public:
   /// The host may touch the memory at once, whatever stream it was allocated on.
   inline bool host_accessible() const noexcept { return host_accessible_; }
   inline bool device_accessible() const noexcept { return device_accessible_; }
+  /// Whether the upstream's calls reach this state.
+  inline bool is(void const* state) const noexcept { return services_.state == state; }
   inline int device() const noexcept { return services_.table->device(services_.state); }
 
   /// Returns whether the pool maps pages, in one run of addresses per shard; otherwise it allocates chunks.

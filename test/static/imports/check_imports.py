@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 LAYERS = ["bridge", "base", "core", "observe", "sources", "pools/ranges", "pools/caches", "pools/shards", "pools/search",
-          "pools/backend", "pools/parts", "pools/frees", "pools/waiting", "pools/engine", "pools/hardening", "pools", "adaptors", "containers", "coroutines", "thrust"]
+          "pools/backend", "pools/parts", "pools/frees", "pools/waiting", "pools/engine", "pools/hardening", "pools/captures",
+          "pools", "adaptors", "containers", "coroutines", "thrust"]
 # Outside the layers: plain C++ that belongs to no module; `c` imports the whole module, as users do.
 OUTSIDE = {"c", "simulator"}
 MODULE = re.compile(r"^\s*(export\s+)?module\s+([\w.]+)(?::([\w.]+))?\s*;")

@@ -1,0 +1,115 @@
+// Graph memory: the memory of captured graphs, which stays until no handle and no block of it is left.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <set>
+export module gpumem:graph_memory;
+import :block;
+import :block_info;
+import :chunk;
+import :cuda;
+import :device;
+import :error;
+import :intrusive_list;
+import :misuse;
+import :pool_upstream;
+import :range_allocator;
+import :services;
+import :shared_state;
+import :std;
+import :stream;
+import :stream_timeline;
+import :sync;
+
+namespace gpumem::detail {
+
+export class graph_memory_list;
+
+/// The state of a graph_resource: chunks of an upstream, which never go back before its end. A freed range serves only
+/// the stream that freed it, at once and without a test of completion, since captured work completes at each replay.
+/// Records no event, queries none, and waits for none. Any thread.
+export class graph_memory final : public shared_state {
+public:
+  explicit graph_memory(std::unique_ptr<pool_upstream> upstream);
+
+  /// Requests on capturing streams are requests as all others.
+  static constexpr bool forwards_captures = true;
+
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
+    free_or_report(key, pointer, bytes);
+  }
+  inline void deallocate(stream_key const& key, void* pointer) noexcept { free_or_report(key, pointer, std::nullopt); }
+  /// The memory of the block is not used again, unless the declared stream is also the one that frees it.
+  void record_use(stream_key const& key, void* pointer) noexcept;
+  inline std::optional<device> where() const noexcept { return device_; }
+  /// Gives nothing back: captured graphs may use all of it.
+  static std::size_t trim(std::size_t) noexcept { return 0; }
+  statistics read_statistics() noexcept;
+  std::optional<block_info> find(void const* pointer) noexcept;
+  static char const* resource_name() noexcept { return "graph_resource"; }
+  pool_upstream const& upstream() const noexcept { return *upstream_; }
+
+private:
+  friend class graph_memory_list;
+  friend class intrusive_list<graph_memory>;
+
+  // `foreign`: the pointer is not in this memory. `refused`: a misuse was reported.
+  enum class free_outcome : std::uint8_t { foreign, refused, done };
+
+  ~graph_memory() override;
+  void* take(stream_key const& key, std::size_t bytes, std::size_t alignment)
+      __attribute__((requires_capability(mutex_)));
+  expected<void*, failure> grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  expected<chunk, failure> draw(std::size_t bytes, std::size_t alignment) noexcept;
+  bool add(chunk const& drawn) noexcept;
+  void give_back(chunk const& drawn) noexcept;
+
+  void free_or_report(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
+  // After `done` the caller calls drop_live().
+  free_outcome free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
+  free_outcome report(stream_key const& key, void const* pointer, std::optional<std::size_t> bytes) const noexcept
+      __attribute__((requires_capability(mutex_)));
+  void end_use(block& freed, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
+  void keep_timeline(stream_timeline& timeline) __attribute__((requires_capability(mutex_)));
+  block* find_containing(void const* pointer) const noexcept __attribute__((requires_capability(mutex_)));
+  bool declare_use(stream_key const& key, void const* pointer) noexcept;
+
+  std::unique_ptr<pool_upstream> const upstream_; // keeps the pool alive, and with it `listed_in_`
+  std::optional<device> const device_;
+  sync::mutex growth_mutex_; // held while the upstream is called
+  sync::mutex mutex_;
+  range_allocator ranges_ __attribute__((guarded_by(mutex_)));
+  std::vector<std::unique_ptr<chunk>> chunks_ __attribute__((guarded_by(mutex_)));
+  std::set<stream_timeline*> timelines_ __attribute__((guarded_by(mutex_))); // none serves another stream meanwhile
+  statistics counts_ __attribute__((guarded_by(mutex_)));
+  graph_memory_list* listed_in_ = nullptr; // set once, under the lock of the list
+  list_links<graph_memory> links_;
+};
+
+/// The graph memories of a pool: a free through the pool's handle finds the one that the block belongs to. The lock of
+/// the list comes before that of a graph memory. Any thread.
+export class graph_memory_list {
+public:
+  /// Whether there is any. Without a lock.
+  inline bool any() const noexcept { return any_.load(std::memory_order_relaxed); }
+  /// Adds it, unless it is in the list. It leaves the list at its end.
+  void add(graph_memory& one) noexcept;
+
+  /// Frees a block or reports a misuse; false if the pointer is in none of them. The end of the last block may destroy
+  /// its graph memory, and with it the pool and this list.
+  bool free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
+  /// Returns the block that holds the address; nullopt if none of them does.
+  std::optional<block_info> find(void const* pointer) noexcept;
+  /// False if the pointer is in none of them. See graph_memory::record_use.
+  bool record_use(stream_key const& key, void const* pointer) noexcept;
+
+private:
+  friend class graph_memory;
+  void remove(graph_memory& one) noexcept;
+
+  std::atomic<bool> any_{false};
+  sync::mutex mutex_;
+  intrusive_list<graph_memory> items_ __attribute__((guarded_by(mutex_)));
+};
+
+} // namespace gpumem::detail

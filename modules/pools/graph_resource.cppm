@@ -1,0 +1,80 @@
+// graph_resource: memory for captured graphs.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <memory>
+#include <utility>
+export module gpumem:graph_resource;
+import :block_info;
+import :cuda;
+import :forwarding_base;
+import :graph_memory;
+import :pool_base;
+import :resource;
+import :shared_state;
+import :std;
+import :stream;
+
+namespace gpumem {
+
+namespace detail {
+// Identifies the stream of a use. Throws what `identify` throws.
+void record_graph_use(graph_memory& state, void* pointer, stream_ref stream);
+} // namespace detail
+
+/// Graph memory: memory that CUDA graphs use at each launch. It is given out inside a capture, by this resource or,
+/// while a capture_scope is open, by the pool; also on streams that do not capture. It is drawn from the upstream,
+/// normally a pool: the limit is the pool's, and the pool counts each chunk as one live block.
+///
+/// Reuse: a freed block serves later requests of the stream on which it was freed, at once, in this capture and in
+/// later ones. No other stream gets it, since captured work has no completion that one could test. The order between
+/// that stream and all uses is the caller's, as for each free. A block with a use that `record_use` declares on
+/// another stream is not used again. Nothing records an event or waits, also on the host, and requests never wait:
+/// without memory they are `exhausted`.
+///
+/// Launches: graphs that share one graph memory must be launched in the order of their captures and never at the same
+/// time, because their blocks share addresses.
+///
+/// Ownership: a handle; copies are the same memory and compare equal. Nothing goes back to the upstream, also by
+/// `trim`, until the last handle is gone and the last block is freed. Then all of it goes back at once; the caller
+/// guarantees that all launches are complete and that none follows. A program keeps a handle as long as its graphs.
+/// Any thread.
+export template <class Upstream>
+class graph_resource : public detail::forwarding_base<graph_resource<Upstream>, detail::graph_memory, Upstream> {
+  using base = detail::forwarding_base<graph_resource, detail::graph_memory, Upstream>;
+
+public:
+  static constexpr bool stream_ordered = true;
+
+  /// Allocates nothing yet. A request of up to 1 MiB gets memory from the upstream in chunks of 2 MiB, a larger one in
+  /// a chunk of its size. Throws std::invalid_argument for an upstream that was moved from, and std::bad_alloc.
+  explicit graph_resource(Upstream upstream)
+      : state_{new detail::graph_memory{std::make_unique<detail::held_upstream<Upstream>>(std::move(upstream))}} {}
+
+  using base::deallocate;
+  /// Frees a block whose size the caller does not know.
+  void deallocate(stream_ref stream, void* pointer) noexcept {
+    if (!has_state()) return detail::report_moved_from(pointer, 0);
+    detail::deallocate_unsized(state(), stream, pointer);
+  }
+
+  /// Declares that the stream uses the block, and that the free is not ordered after this use. Its memory then serves
+  /// no request any more, unless the same stream frees it. Throws cuda_error, std::invalid_argument, std::bad_alloc.
+  void record_use(void* pointer, stream_ref stream) { detail::record_graph_use(*state_, pointer, stream); }
+
+  /// Returns the block, live or free, that holds the address; nullopt if it is not in this memory.
+  std::optional<block_info> find(void const* pointer) const { return state_->find(pointer); }
+
+  Upstream const& upstream() const {
+    return static_cast<detail::held_upstream<Upstream> const&>(state_->upstream()).value;
+  }
+
+  friend bool operator==(graph_resource const& a, graph_resource const& b) noexcept { return a.state_ == b.state_; }
+
+private:
+  friend base;
+  bool has_state() const noexcept { return state_.get() != nullptr; }
+  detail::graph_memory& state() const noexcept { return *state_.get(); }
+  state_ptr<detail::graph_memory> state_;
+};
+
+} // namespace gpumem

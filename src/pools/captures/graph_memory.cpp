@@ -1,0 +1,310 @@
+// Allocates, frees and grows the memory of captured graphs, and gives it back at its end.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/statistics.hpp>
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+module gpumem:graph_memory.impl;
+import :graph_memory;
+import :block;
+import :block_info;
+import :chunk;
+import :cuda;
+import :device;
+import :driver;
+import :error;
+import :free_list;
+import :free_lists;
+import :intrusive_list;
+import :misuse;
+import :pool_upstream;
+import :range_allocator;
+import :shared_state;
+import :stream;
+import :stream_timeline;
+import :stream_uses;
+import :sync;
+
+namespace gpumem::detail {
+namespace {
+
+inline constexpr std::size_t small_chunk = std::size_t{2} << 20; // bytes
+inline constexpr std::size_t largest_small = small_chunk / 2;    // larger requests get a chunk of their own size
+// The first granule of each chunk is never given out. So no block begins at an address at which a live block of the
+// upstream begins, and a free through the upstream's handle can tell the two apart.
+inline constexpr std::size_t header = granule;
+// All uses have one epoch: the order within a stream is that of the calls.
+inline constexpr epoch any_epoch = 1;
+
+std::optional<device> device_of_upstream(pool_upstream const& upstream) {
+  auto const ordinal = upstream.device();
+  if (ordinal < 0) return std::nullopt;
+  return device{ordinal};
+}
+
+} // namespace
+
+graph_memory::graph_memory(std::unique_ptr<pool_upstream> upstream)
+    : shared_state{false}, upstream_{std::move(upstream)}, device_{device_of_upstream(*upstream_)} {}
+
+// The caller has promised that no launch of a graph is pending. Leaves the list first: until then other threads may
+// look for a block here.
+graph_memory::~graph_memory() {
+  if (listed_in_) listed_in_->remove(*this);
+  if (driver_alive()) {
+    for (auto const& each : chunks_) give_back(*each);
+  }
+  for (auto* const each : timelines_) each->release();
+}
+
+expected<void*, failure> graph_memory::try_allocate(stream_key const& key, std::size_t bytes,
+                                                    std::size_t alignment) noexcept {
+  expected<void*, failure> result{unexpect, failure{outcome::exhausted, 0, bytes}};
+  try {
+    sync::lock const held{mutex_};
+    result = take(key, bytes, alignment);
+  } catch (std::bad_alloc const&) { // the host is out of memory
+    return result;
+  }
+  if (!*result) result = grow(key, bytes, alignment);
+  if (result) {
+    add_live();
+  } else {
+    sync::lock const held{mutex_};
+    ++counts_.failures;
+  }
+  return result;
+}
+
+// Returns null if no range fits: the ranges that this stream has freed come first, then memory without any use.
+void* graph_memory::take(stream_key const& key, std::size_t bytes, std::size_t alignment) {
+  auto const rounded = (bytes + granule - 1) & ~(granule - 1);
+  auto& timeline = key.timeline();
+  keep_timeline(timeline);
+  auto* const own = ranges_.lists().find(timeline);
+  for (auto* const list : {own, &ranges_.lists().ready()}) {
+    std::size_t offset = 0;
+    auto* const range = list ? list->bins().find(rounded, std::max(alignment, granule), offset) : nullptr;
+    if (!range) continue;
+    auto& taken = ranges_.split_off(*range, offset, rounded);
+    taken.requested = bytes;
+    taken.stream = &timeline;
+    counts_.reuse_same_stream += list == own;
+    ++counts_.allocations;
+    counts_.live += bytes;
+    counts_.peak_live = std::max(counts_.peak_live, counts_.live);
+    counts_.allocated += rounded;
+    return taken.pointer();
+  }
+  return nullptr;
+}
+
+// One thread at a time calls the upstream. The others then find what it has added.
+expected<void*, failure> graph_memory::grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
+  auto const refuse = [bytes](outcome why, int code = 0) {
+    return expected<void*, failure>{unexpect, failure{why, code, bytes}};
+  };
+  auto const take_now = [&] {
+    sync::lock const held{mutex_};
+    return take(key, bytes, alignment);
+  };
+  sync::lock const growing{growth_mutex_};
+  try {
+    if (auto* const taken = take_now()) return taken;
+    auto const drawn = draw(bytes, alignment);
+    if (!drawn) return refuse(drawn.error().reason, drawn.error().code);
+    if (add(*drawn)) {
+      if (auto* const taken = take_now()) return taken;
+    } else {
+      give_back(*drawn);
+    }
+  } catch (std::bad_alloc const&) {
+    // The host is out of memory; a chunk that was added stays.
+  }
+  return refuse(outcome::exhausted);
+}
+
+// Gets memory as the host, so that it is ready for each stream and each replay. Its driver calls belong to no capture.
+expected<chunk, failure> graph_memory::draw(std::size_t bytes, std::size_t alignment) noexcept {
+  auto const slack = alignment > granule ? alignment : 0;
+  if (bytes > PTRDIFF_MAX - slack - 2 * granule) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
+  auto const exact = header + ((bytes + granule - 1) & ~(granule - 1)) + slack;
+  relaxed_capture const relaxed; // the upstream's calls may be unsafe in a capture
+  auto size = exact <= largest_small ? small_chunk : exact;
+  auto drawn = upstream_->allocate(stream_key::host(), size);
+  if (!drawn && size != exact) drawn = upstream_->allocate(stream_key::host(), size = exact);
+  if (!drawn) return unexpected<failure>{drawn.error()};
+  chunk made;
+  made.base = reinterpret_cast<std::uintptr_t>(*drawn) + header;
+  made.bytes = size - header;
+  return made;
+}
+
+void graph_memory::give_back(chunk const& drawn) noexcept {
+  relaxed_capture const mode; // another thread may be capturing
+  chunk whole;
+  whole.base = drawn.base - header;
+  whole.bytes = drawn.bytes + header;
+  upstream_->deallocate(whole);
+}
+
+// Returns false, and changes nothing, if the host is out of memory.
+bool graph_memory::add(chunk const& drawn) noexcept try {
+  sync::lock const held{mutex_};
+  chunks_.reserve(chunks_.size() + 1);
+  auto made = std::make_unique<chunk>(drawn);
+  ranges_.add(*made, {});
+  chunks_.push_back(std::move(made));
+  ++counts_.upstream_allocations;
+  counts_.reserved += drawn.bytes + header;
+  counts_.peak_reserved = counts_.reserved;
+  return true;
+} catch (std::bad_alloc const&) { return false; }
+
+// A timeline that is kept serves no other stream after the end of its own.
+void graph_memory::keep_timeline(stream_timeline& timeline) {
+  if (timelines_.insert(&timeline).second) timeline.retain();
+}
+
+void graph_memory::free_or_report(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  switch (free(key, pointer, bytes)) {
+  case free_outcome::done: return drop_live(); // may destroy this object
+  case free_outcome::refused: return;
+  case free_outcome::foreign:
+    report_misuse({misuse::kind::foreign_pointer, pointer, bytes.value_or(0), 0, key.id(), resource_name()});
+  }
+}
+
+graph_memory::free_outcome graph_memory::free(stream_key const& key, void* pointer,
+                                              std::optional<std::size_t> bytes) noexcept {
+  sync::lock const held{mutex_};
+  auto* const freed = ranges_.find_live(pointer);
+  if (!freed || (bytes && *bytes != freed->requested)) return report(key, pointer, bytes);
+  ++counts_.frees;
+  counts_.live -= freed->requested;
+  counts_.allocated -= freed->bytes;
+  end_use(*freed, key);
+  ranges_.free(*freed, range_allocator::coalescing::same_streams);
+  return free_outcome::done;
+}
+
+// A free by the host leaves the range to the stream that it was allocated on. A range with uses on two streams serves
+// none; so does one whose timeline the host has no memory to keep.
+void graph_memory::end_use(block& freed, stream_key const& key) noexcept {
+  auto& timeline = key.is_host() ? *freed.stream : key.timeline();
+  freed.uses.add({&timeline, any_epoch});
+  try {
+    keep_timeline(timeline);
+    ranges_.lists().reserve();
+  } catch (std::bad_alloc const&) { freed.uses.add({&stream_key::host().timeline(), any_epoch}); }
+}
+
+graph_memory::free_outcome graph_memory::report(stream_key const& key, void const* pointer,
+                                                std::optional<std::size_t> bytes) const noexcept {
+  auto const* const in = find_containing(pointer);
+  if (!in) return free_outcome::foreign;
+  std::size_t const requested = in->requested;
+  auto what = misuse::kind::double_free;
+  if (in->is_live()) what = in->pointer() == pointer ? misuse::kind::wrong_size : misuse::kind::foreign_pointer;
+  report_misuse({what, pointer, bytes.value_or(0), in->is_live() ? requested : 0, key.id(), resource_name()});
+  return free_outcome::refused;
+}
+
+block* graph_memory::find_containing(void const* pointer) const noexcept {
+  auto const address = reinterpret_cast<std::uintptr_t>(pointer);
+  for (auto const& each : chunks_) {
+    if (address >= each->base && address < each->end()) return range_allocator::find_containing(*each, pointer);
+  }
+  return nullptr;
+}
+
+std::optional<block_info> graph_memory::find(void const* pointer) noexcept {
+  sync::lock const held{mutex_};
+  auto const* const in = find_containing(pointer);
+  if (!in) return std::nullopt;
+  if (!in->is_live()) return block_info{in->pointer(), 0, in->bytes, 0, false};
+  return block_info{in->pointer(), in->requested, in->bytes, in->stream->id(), true};
+}
+
+bool graph_memory::declare_use(stream_key const& key, void const* pointer) noexcept {
+  sync::lock const held{mutex_};
+  auto* const used = find_containing(pointer);
+  if (!used) return false;
+  if (used->is_live() && used->pointer() == pointer) {
+    used->uses.add({&key.timeline(), any_epoch}); // a fifth stream changes nothing: two keep the range from reuse
+  } else {
+    report(key, pointer, std::nullopt);
+  }
+  return true;
+}
+
+void graph_memory::record_use(stream_key const& key, void* pointer) noexcept {
+  if (declare_use(key, pointer)) return;
+  report_misuse({misuse::kind::foreign_pointer, pointer, 0, 0, key.id(), resource_name()});
+}
+
+statistics graph_memory::read_statistics() noexcept {
+  sync::lock const held{mutex_};
+  auto now = counts_;
+  now.free = ranges_.free_bytes();
+  now.largest_free = ranges_.largest_free();
+  now.coalesces = ranges_.coalesces();
+  ranges_.lists().visit([&](free_list const& each) { now.free_ranges += each.size(); });
+  return now;
+}
+
+void graph_memory_list::add(graph_memory& one) noexcept {
+  sync::lock const held{mutex_};
+  if (one.listed_in_) return;
+  one.listed_in_ = this;
+  items_.push_back(one);
+  any_.store(true, std::memory_order_relaxed);
+}
+
+void graph_memory_list::remove(graph_memory& one) noexcept {
+  sync::lock const held{mutex_};
+  items_.remove(one);
+  any_.store(!items_.empty(), std::memory_order_relaxed);
+}
+
+// A live block keeps its graph memory alive, so drop_live() needs no lock.
+bool graph_memory_list::free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  graph_memory* owner = nullptr;
+  {
+    sync::lock const held{mutex_};
+    for (auto* each = items_.first(); each && !owner; each = each->links_.next) {
+      auto const result = each->free(key, pointer, bytes);
+      if (result == graph_memory::free_outcome::refused) return true;
+      if (result == graph_memory::free_outcome::done) owner = each;
+    }
+  }
+  if (!owner) return false;
+  owner->drop_live();
+  return true;
+}
+
+std::optional<block_info> graph_memory_list::find(void const* pointer) noexcept {
+  sync::lock const held{mutex_};
+  for (auto* each = items_.first(); each; each = each->links_.next) {
+    if (auto found = each->find(pointer)) return found;
+  }
+  return std::nullopt;
+}
+
+bool graph_memory_list::record_use(stream_key const& key, void const* pointer) noexcept {
+  sync::lock const held{mutex_};
+  for (auto* each = items_.first(); each; each = each->links_.next) {
+    if (each->declare_use(key, pointer)) return true;
+  }
+  return false;
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,108 @@
+// Opens and closes capture scopes, and finds the scope of a capturing stream.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cuda.h>
+#include <atomic>
+#include <cstddef>
+#include <optional>
+#include <stdexcept>
+module gpumem:pool_captures.impl;
+import :pool_captures;
+import :cuda;
+import :device;
+import :driver;
+import :error;
+import :fork;
+import :graph_memory;
+import :intrusive_list;
+import :shared_state;
+import :stream;
+import :stream_timeline;
+import :sync;
+import :timeline_registry;
+
+namespace gpumem::detail {
+namespace {
+
+// The capture in which a stream takes part, as the driver says.
+struct capture_state {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  inline bool is_active() const noexcept { return status == CU_STREAM_CAPTURE_STATUS_ACTIVE; }
+};
+
+// An error counts as no capture.
+capture_state capture_of(stream_key const& key) noexcept {
+  capture_state seen;
+  // On another thread the handle would mean another stream.
+  bool const elsewhere =
+      key.timeline().kind() == stream_kind::per_thread && !timeline_registry::is_own_default(key.timeline());
+  if (elsewhere || !key.has_handle()) return seen;
+  auto const result =
+      driver().stream_get_capture_info(key.handle(), &seen.status, &seen.id, nullptr, nullptr, nullptr, nullptr);
+  return result == CUDA_SUCCESS ? seen : capture_state{};
+}
+
+stream_key identify_for_capture(stream_ref stream, std::optional<device> where) {
+  throw_if_child();
+  auto const key = where ? identify(stream, *where) : identify(stream);
+  auto const kind = key.timeline().kind();
+  if (kind == stream_kind::legacy || kind == stream_kind::null)
+    throw std::invalid_argument{"gpumem: a capture scope needs a stream that can capture: not the legacy default "
+                                "stream, nor handle 0 unless set_default_stream() has set its meaning to per_thread"};
+  return key;
+}
+
+} // namespace
+
+expected<state_ptr<graph_memory>, failure> pool_captures::find(stream_key const& key, std::size_t bytes) noexcept {
+  sync::lock const held{mutex_};
+  if (!scopes_.empty()) {
+    auto const mine = capture_of(key);
+    for (auto* each = scopes_.first(); each; each = each->links_.next) {
+      if (!(each->key_ == key)) continue;
+      if (mine.is_active()) return each->memory_;
+      return unexpected<failure>{failure{outcome::driver_error, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, bytes}};
+    }
+    for (auto* each = scopes_.first(); each && mine.is_active(); each = each->links_.next) {
+      auto const other = capture_of(each->key_);
+      if (other.is_active() && other.id == mine.id) return each->memory_;
+    }
+  }
+  return unexpected<failure>{failure{outcome::capture_unsupported, 0, bytes}};
+}
+
+void pool_captures::open(open_capture& one) {
+  sync::lock const held{mutex_};
+  for (auto* each = scopes_.first(); each; each = each->links_.next) {
+    if (each->key_ == one.key_)
+      throw std::invalid_argument{"gpumem: the stream already has a capture scope of this pool"};
+  }
+  scopes_.push_back(one);
+}
+
+void pool_captures::close(open_capture& one) noexcept {
+  sync::lock const held{mutex_};
+  scopes_.remove(one);
+}
+
+open_capture::open_capture(pool_captures& in, void const* pool, graph_memory& memory, stream_ref stream,
+                           std::optional<device> where)
+    : memory_{&memory}, in_{in}, key_{identify_for_capture(stream, where)} {
+  if (!memory.upstream().is(pool))
+    throw std::invalid_argument{"gpumem: the upstream of a capture scope's graph memory must be the pool itself"};
+  in_.memories().add(memory);
+  in_.open(*this);
+  key_.timeline().retain();
+  timeline_registry::instance().open_capture_scope();
+}
+
+// Does nothing in a forked child, whose locks may be held by threads that do not exist there.
+open_capture::~open_capture() {
+  if (forked()) return;
+  timeline_registry::instance().close_capture_scope();
+  key_.timeline().release();
+  in_.close(*this);
+}
+
+} // namespace gpumem::detail

@@ -1,0 +1,18 @@
+// Identifies the stream of a use that is declared for a block of graph memory.
+// SPDX-License-Identifier: Apache-2.0
+module gpumem:graph_resource.impl;
+import :graph_resource;
+import :graph_memory;
+import :cuda;
+import :resource;
+import :stream;
+
+namespace gpumem::detail {
+
+void record_graph_use(graph_memory& state, void* pointer, stream_ref stream) {
+  if (!pointer || !may_free()) return;
+  auto const where = state.where();
+  state.record_use(where ? identify(stream, *where) : identify(stream), pointer);
+}
+
+} // namespace gpumem::detail
