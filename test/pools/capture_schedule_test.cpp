@@ -272,7 +272,7 @@ std::string run_seed(std::uint64_t seed, std::vector<std::unique_ptr<thread_stre
       });
     }
     gpumem::detail::schedule::run(seed, std::move(bodies), 1 + seed % 7);
-    simulator::run_until_idle();
+    for (auto const& each : streams) each->own.synchronize(); // all launches are complete
     for (auto& each : threads) {
       each->end();
       wrong += each->failure();

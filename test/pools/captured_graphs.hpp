@@ -17,6 +17,7 @@ import gpumem;
 
 namespace gpumem_test {
 
+namespace simulator = gpumem::simulator;
 inline gpumem::driver_api::driver_table const& cu() { return gpumem::driver_api::driver(); }
 
 // A graph that was captured; ends with this object.
@@ -65,6 +66,14 @@ protected:
   using graph_type = gpumem::graph_resource<pool_type>;
   static constexpr std::size_t KiB = std::size_t{1} << 10, MiB = KiB << 10;
 
+  // Graph memory may end only after the host has waited for all launches.
+  void TearDown() override {
+    simulator::run_until_idle();
+    a.synchronize();
+    b.synchronize();
+    simulated_test::TearDown();
+  }
+
   static gpumem::stream_ref make_foreign() {
     CUstream made = nullptr;
     gpumem::driver_api::check(cu().stream_create(&made, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
@@ -73,11 +82,11 @@ protected:
 
   // Work that writes a stamp, and work that checks one.
   static void write(gpumem::stream_ref on, void* p, std::size_t bytes, int stamp) {
-    gpumem::simulator::work(on, {gpumem::simulator::write(p, bytes)}, std::chrono::microseconds{1},
-                            [=] { std::memset(p, stamp, bytes); });
+    simulator::work(on, {simulator::write(p, bytes)}, std::chrono::microseconds{1},
+                    [=] { std::memset(p, stamp, bytes); });
   }
   void check(gpumem::stream_ref on, void const* p, std::size_t bytes, int stamp) {
-    gpumem::simulator::work(on, {gpumem::simulator::read(p, bytes)}, std::chrono::microseconds{1}, [=, this] {
+    simulator::work(on, {simulator::read(p, bytes)}, std::chrono::microseconds{1}, [=, this] {
       auto const* const seen = static_cast<unsigned char const*>(p);
       for (std::size_t i = 0; i < bytes; i += 64) wrong += seen[i] != stamp;
       ++checks;
@@ -89,6 +98,20 @@ protected:
   pool_type pool{device};
   int wrong = 0;  // stamps that other work has overwritten
   int checks = 0; // that have run
+};
+
+// A graph memory of the pool.
+class scope_test : public capture_test {
+protected:
+  bool in_graph(void const* p) const { return memory.find(p).has_value(); }
+  // The outcome of a request to the pool.
+  gpumem::outcome refusal(gpumem::stream_ref on) {
+    auto const got = pool.try_allocate(on, KiB);
+    if (!got) return got.error().reason;
+    pool.deallocate(on, *got, KiB);
+    return gpumem::outcome::granted;
+  }
+  graph_type memory{pool};
 };
 
 } // namespace gpumem_test

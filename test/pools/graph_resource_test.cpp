@@ -129,8 +129,8 @@ TEST_F(graph_resource, no_call_reaches_the_driver_without_growth) {
   for (int i = 0; i < 100; ++i) {
     auto* const p = memory.allocate(a, 100 + i * KiB);
     auto* const q = memory.allocate(b, 300);
-    memory.deallocate(b, p, 100 + i * KiB);
-    memory.deallocate(a, q, 300);
+    memory.deallocate(a, p, 100 + i * KiB);
+    memory.deallocate(b, q, 300);
   }
   EXPECT_EQ(driver_calls(), before);
 }

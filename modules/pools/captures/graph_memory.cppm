@@ -43,7 +43,7 @@ public:
   void record_use(stream_key const& key, void* pointer) noexcept;
   inline std::optional<device> where() const noexcept { return device_; }
   /// Gives nothing back: captured graphs may use all of it.
-  static std::size_t trim(std::size_t) noexcept { return 0; }
+  std::size_t trim(std::size_t keep) noexcept;
   statistics read_statistics() noexcept;
   std::optional<block_info> find(void const* pointer) noexcept;
   static char const* resource_name() noexcept { return "graph_resource"; }

@@ -21,6 +21,7 @@ import :cuda;
 import :device;
 import :driver;
 import :error;
+import :fork;
 import :free_list;
 import :free_lists;
 import :intrusive_list;
@@ -174,6 +175,8 @@ void graph_memory::keep_timeline(stream_timeline& timeline) {
   if (timelines_.insert(&timeline).second) timeline.retain();
 }
 
+std::size_t graph_memory::trim(std::size_t) noexcept { return 0; }
+
 void graph_memory::free_or_report(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   switch (free(key, pointer, bytes)) {
   case free_outcome::done: return drop_live(); // may destroy this object
@@ -227,6 +230,7 @@ block* graph_memory::find_containing(void const* pointer) const noexcept {
 }
 
 std::optional<block_info> graph_memory::find(void const* pointer) noexcept {
+  if (forked()) return std::nullopt;
   sync::lock const held{mutex_};
   auto const* const in = find_containing(pointer);
   if (!in) return std::nullopt;
@@ -252,6 +256,7 @@ void graph_memory::record_use(stream_key const& key, void* pointer) noexcept {
 }
 
 statistics graph_memory::read_statistics() noexcept {
+  if (forked()) return {};
   sync::lock const held{mutex_};
   auto now = counts_;
   now.free = ranges_.free_bytes();
