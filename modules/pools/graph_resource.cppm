@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 export module gpumem:graph_resource;
 import :block_info;
 import :cuda;
@@ -63,6 +65,17 @@ public:
 
   /// Returns the block, live or free, that holds the address; nullopt if it is not in this memory.
   std::optional<block_info> find(void const* pointer) const { return state_->find(pointer); }
+
+  /// As pool_resource::bytes_of, try_deallocate, reset_peaks and memory_map.
+  std::optional<std::size_t> bytes_of(void const* pointer) const noexcept {
+    auto const found = has_state() && pointer ? state_->find_owned(pointer) : std::nullopt;
+    return found ? std::optional{found->bytes} : std::nullopt;
+  }
+  std::optional<std::size_t> try_deallocate(void* pointer) noexcept {
+    return has_state() && pointer ? state_->try_deallocate(pointer) : std::nullopt;
+  }
+  void reset_peaks() { state_->reset_peaks(); }
+  std::vector<memory_range> memory_map() const { return state_->memory_map(); }
 
   Upstream const& upstream() const {
     return static_cast<detail::held_upstream<Upstream> const&>(state_->upstream()).value;

@@ -87,6 +87,7 @@ public:
   std::optional<block_info> find(void const* pointer);
   std::vector<block_event> history(void const* pointer);
   live_blocks find_live();
+  std::vector<memory_range> memory_map();
   inline char const* resource_name() noexcept { return engine_->options().name.c_str(); }
   inline pool_engine& engine() noexcept { return *engine_; }
   inline pool_captures& captures() noexcept { return captures_; }
@@ -315,6 +316,11 @@ public:
 
   /// Returns the block, live or free, that holds the address; nullopt if it is not the pool's.
   std::optional<block_info> find(void const* pointer) const { return state_->find(pointer); }
+
+  /// Returns all reserved memory by address. The ranges tile each region, which is a chunk, or pages without a hole in
+  /// between. A hardened pool's live blocks have their guards. Takes time in proportion to the number of blocks. Throws
+  /// std::bad_alloc. Any thread.
+  std::vector<memory_range> memory_map() const { return state_->memory_map(); }
 
   /// Returns the allocations and frees of blocks that held the address, the oldest first, as far as a hardened pool
   /// remembers them; nothing for other pools. Throws std::bad_alloc. Any thread.

@@ -141,6 +141,10 @@ void recorded_pool::reset_peaks() {
   throw std::invalid_argument{"gpumem: only a pool, fixed or arena can reset its peaks, not a stack over one"};
 }
 
+void recorded_pool::visit_ranges(std::function<void(gpumem_range const&)> const&) {
+  throw std::invalid_argument{"gpumem: only a pool, fixed or arena knows its ranges, not a stack over one"};
+}
+
 gpumem_pool::found_block recorded_pool::find(void const* pointer) {
   support::scoped_lock const held{mutex_};
   auto const found = live_.lower_bound(pointer); // the greatest address up to the pointer

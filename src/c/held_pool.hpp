@@ -32,6 +32,12 @@ void* try_allocate_keyed(R& resource, void const* key, std::size_t bytes, std::s
   return made ? *made : nullptr;
 }
 
+inline void visit_map(std::vector<memory_range> const& map, std::function<void(gpumem_range const&)> const& visit) {
+  for (auto const& one : map)
+    visit(
+        {sizeof(gpumem_range), one.base, one.bytes, one.requested, one.stream, one.live, one.region, one.region_bytes});
+}
+
 /// A pool that knows its blocks.
 template <class R> class held_pool final : public gpumem_pool {
 public:
@@ -57,10 +63,17 @@ public:
   }
   void free_sync(void* pointer, std::size_t bytes) override { resource_.deallocate_sync(pointer, bytes); }
   void record_use(void* pointer, stream_ref stream) override { resource_.record_use(pointer, stream); }
-  bool synchronize(std::chrono::nanoseconds longest) override { return resource_.synchronize(longest); }
+  bool synchronize(std::chrono::nanoseconds longest) override {
+    if constexpr (has_limit) return resource_.synchronize(longest);
+    return true;
+  }
   std::size_t trim(std::size_t keep) override { return resource_.trim(keep); }
-  void reserve(std::size_t bytes) override { resource_.reserve(bytes); }
-  void set_limit(std::size_t bytes) override { resource_.set_limit(bytes); }
+  void reserve(std::size_t bytes) override {
+    if constexpr (has_limit) resource_.reserve(bytes);
+  }
+  void set_limit(std::size_t bytes) override {
+    if constexpr (has_limit) resource_.set_limit(bytes);
+  }
   void reset_peaks() override { resource_.reset_peaks(); }
   int device() override { return ordinal_; }
   gpumem::statistics statistics() override { return resource_.statistics(); }
@@ -69,7 +82,15 @@ public:
     return found ? found_block{found->base, found->bytes, found->allocated, found->stream, found->live} : found_block{};
   }
 
+  void visit_ranges(std::function<void(gpumem_range const&)> const& visit) override {
+    visit_map(resource_.memory_map(), visit);
+  }
+  any_pool resource() override { return resource_; }
+
 private:
+  // The memory of graphs has none of its own.
+  static constexpr bool has_limit = requires(R& resource, std::size_t n) { resource.set_limit(n); };
+
   int ordinal_;
   R resource_;
 };
@@ -89,7 +110,7 @@ public:
   void* allocate_sync(std::size_t bytes, std::size_t alignment) override;
   void free_sync(void* pointer, std::size_t bytes) override;
   void record_use(void* pointer, stream_ref stream) override;
-  /// These four throw std::invalid_argument: only a pool has them.
+  /// These four, and visit_ranges(), throw std::invalid_argument: only a pool has them.
   bool synchronize(std::chrono::nanoseconds longest) override;
   void reserve(std::size_t bytes) override;
   void set_limit(std::size_t bytes) override;
@@ -99,6 +120,8 @@ public:
   /// Throws std::invalid_argument if the outermost resource keeps none.
   gpumem::statistics statistics() override;
   found_block find(void const* pointer) override;
+  void visit_ranges(std::function<void(gpumem_range const&)> const& visit) override;
+  any_pool resource() override { return resource_; }
 
 private:
   struct record {

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -18,6 +19,7 @@
 #include "copy_known.hpp"
 #include "failure.hpp"
 #include "made_pools.hpp"
+#include "options.hpp"
 #include "stack.hpp"
 
 import gpumem;
@@ -86,6 +88,26 @@ std::unique_ptr<gpumem_pool> gpumem::c::make_plain_pool(int device, pool_options
       device, pool_resource{gpumem::device{device}, std::move(options)});
 }
 
+bool gpumem::c::draws_pages(int device, pool_options const& options) {
+  auto const* const passing = std::getenv("GPUMEM_PASS_THROUGH");
+  bool const small = options.limit && options.limit < (std::size_t{2} << 20);
+  return options.pages && !options.chunk_size && !options.pass_through && !small && !passing &&
+         extend::virtual_pages::supported(gpumem::device{device});
+}
+
+std::unique_ptr<gpumem_pool> gpumem::c::make_observed_pool(int device, pool_options options, page_observer observer) {
+  catch_misuse();
+  if (!draws_pages(device, options)) throw std::invalid_argument{"gpumem: a pool without pages cannot be observed"};
+  virtual_pages_options pages;
+  pages.on_mapped = [observer](void* address, std::size_t bytes) {
+    observer(address, bytes, true);
+    return true;
+  };
+  pages.on_unmapping = [observer](void* address, std::size_t bytes) { observer(address, bytes, false); };
+  return std::make_unique<held_pool<pool_resource<cuda_resource>>>(
+      device, pool_resource{gpumem::device{device}, std::move(options), std::move(pages)});
+}
+
 uint32_t gpumem_version(void) noexcept {
   static_assert(GPUMEM_VERSION == GPUMEM_BUILT_VERSION, "gpumem.h is of another version than the project");
   return GPUMEM_VERSION;
@@ -115,6 +137,21 @@ gpumem_outcome gpumem_make_pool_over(int device, gpumem_callbacks const* callbac
   if (!pool) return refuse("gpumem_make_pool_over", "the out-pointer is NULL");
   return outcome_of(
       [&] { *pool = registered(gpumem::c::make_stack_over(device, *callbacks, options ? options : "")); });
+}
+
+gpumem_outcome gpumem_make_observed_pool(int device, gpumem_page_observer const* observer, char const* options,
+                                         gpumem_pool** pool) noexcept {
+  if (!observer) return refuse("gpumem_make_observed_pool", "the observer is NULL");
+  if (!pool) return refuse("gpumem_make_observed_pool", "the out-pointer is NULL");
+  if (observer->size < sizeof *observer || !observer->changed)
+    return refuse("gpumem_make_observed_pool", "the observer has no function, or its size is too small");
+  return outcome_of([&] {
+    auto const told = *observer;
+    auto made = gpumem::c::make_observed_pool(
+        device, gpumem::c::parse_options(options ? options : ""),
+        [told](void* address, std::size_t bytes, bool mapped) { told.changed(told.context, address, bytes, mapped); });
+    *pool = registered(std::move(made));
+  });
 }
 
 gpumem_outcome gpumem_retain(gpumem_pool* pool) noexcept {
@@ -232,6 +269,13 @@ gpumem_outcome gpumem_read_statistics(gpumem_pool* pool, gpumem_statistics* stat
   auto const outcome = outcome_of([&] { copied = copy_known(outside(pool->statistics()), statistics); });
   if (outcome != GPUMEM_GRANTED || copied) return outcome;
   return refuse("gpumem_read_statistics", "the size in the statistics is too small: write sizeof(gpumem_statistics)");
+}
+
+gpumem_outcome gpumem_visit_ranges(gpumem_pool* pool, void (*visit)(void* context, gpumem_range const* range),
+                                   void* context) noexcept {
+  if (!pool) return refuse("gpumem_visit_ranges", no_pool);
+  if (!visit) return refuse("gpumem_visit_ranges", "the function is NULL");
+  return outcome_of([&] { pool->visit_ranges([&](gpumem_range const& one) { visit(context, &one); }); });
 }
 
 gpumem_outcome gpumem_find(gpumem_pool* pool, void const* pointer, gpumem_block* block) noexcept {

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -57,6 +58,10 @@ struct gpumem_pool {
   virtual int device() = 0;
   virtual gpumem::statistics statistics() = 0;
   virtual found_block find(void const* pointer) = 0;
+  /// Calls `visit` for all reserved memory by address.
+  virtual void visit_ranges(std::function<void(gpumem_range const&)> const& visit) = 0;
+  /// Returns a handle of the outermost resource.
+  virtual gpumem::any_pool resource() = 0;
 
   std::atomic<std::size_t> references{1};
 };
@@ -65,5 +70,13 @@ namespace gpumem::c {
 
 /// Returns a pool over a device's virtual pages, or over chunks. Throws what the pool's constructor throws.
 std::unique_ptr<gpumem_pool> make_plain_pool(int device, pool_options options);
+
+/// Called after pages were mapped, and before they are unmapped. Does not throw.
+using page_observer = std::function<void(void* address, std::size_t bytes, bool mapped)>;
+
+/// Whether make_plain_pool draws pages.
+bool draws_pages(int device, pool_options const& options);
+/// The same over pages, of which the observer is told. Throws std::invalid_argument if it would not draw pages.
+std::unique_ptr<gpumem_pool> make_observed_pool(int device, pool_options options, page_observer observer);
 
 } // namespace gpumem::c

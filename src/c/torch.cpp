@@ -4,6 +4,7 @@
 
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 #include "copy_known.hpp"
 #include "failure.hpp"
@@ -106,6 +107,30 @@ gpumem_outcome gpumem_torch_set_memory_fraction(double fraction, int device) noe
   return outcome_with_pools([&](torch_pools& all) { all.set_fraction(fraction, device); });
 }
 
+gpumem_outcome gpumem_torch_describe_block(void const* pointer, gpumem_torch_block* block) noexcept {
+  if (!block) return gpumem::c::refuse("gpumem_torch_describe_block", "the out-pointer is NULL");
+  gpumem_torch_block found{sizeof found, -1, 0, {0, 0}};
+  auto const asked = outcome_with_pools([&](torch_pools& all) { found = all.describe(pointer); });
+  if (asked != GPUMEM_GRANTED || gpumem::c::copy_known(found, block)) return asked;
+  return gpumem::c::refuse("gpumem_torch_describe_block",
+                           "the size in the block is too small: write sizeof(gpumem_torch_block)");
+}
+
+void gpumem_torch_observe_pages(void (*changed)(int device, void* address, size_t bytes, int mapped)) noexcept {
+  torch_pools::instance().observe_pages(changed);
+}
+
+gpumem_outcome gpumem_torch_visit_ranges(int device,
+                                         void (*visit)(void* context, gpumem_range const* range,
+                                                       unsigned long long first, unsigned long long second),
+                                         void* context) noexcept {
+  if (!visit) return gpumem::c::refuse("gpumem_torch_visit_ranges", "the function is NULL");
+  return outcome_with_device(device, [&](torch_device& known) {
+    known.visit_ranges(
+        [&](gpumem_torch_pool_id pool, gpumem_range const& one) { visit(context, &one, pool.first, pool.second); });
+  });
+}
+
 gpumem_outcome gpumem_torch_read_statistics(int device, gpumem_torch_statistics* statistics) noexcept {
   if (!statistics) return gpumem::c::refuse("gpumem_torch_read_statistics", "the out-pointer is NULL");
   gpumem_torch_statistics now{};
@@ -141,14 +166,41 @@ void gpumem_torch_memory_fraction(double fraction, int device) {
   raise_unless_granted(gpumem_torch_set_memory_fraction(fraction, device));
 }
 
-void gpumem_torch_begin_allocate_to_pool(int device, gpumem_torch_pool_id pool, std::function<bool(CUstream_st*)>) {
-  raise_unless_granted(outcome_with_pools([&](torch_pools& all) { all.begin_graph(device, pool); }));
+void gpumem_torch_begin_allocate_to_pool(int device, gpumem_torch_pool_id pool,
+                                         std::function<bool(CUstream_st*)> filter) {
+  raise_unless_granted(
+      outcome_with_pools([&](torch_pools& all) { all.of(device).mem_pools().begin(pool, std::move(filter)); }));
 }
 
 void gpumem_torch_end_allocate_to_pool(int device, gpumem_torch_pool_id pool) {
-  raise_unless_granted(outcome_with_pools([&](torch_pools& all) { all.end_graph(device, pool); }));
+  raise_unless_granted(outcome_with_pools([&](torch_pools& all) { all.of(device).mem_pools().end(pool); }));
 }
 
-void gpumem_torch_release_pool(int device, gpumem_torch_pool_id pool) {
-  outcome_with_pools([&](torch_pools& all) { all.release_graph(device, pool); });
+void gpumem_torch_release_pool(int device, gpumem_torch_pool_id pool) noexcept {
+  outcome_with_device(device, [&](torch_device& known) { known.mem_pools().release(pool); });
+}
+
+gpumem_outcome gpumem_torch_retain_pool(int device, gpumem_torch_pool_id pool,
+                                        gpumem_callbacks const* segments) noexcept {
+  return outcome_with_pools([&](torch_pools& all) { all.of(device).mem_pools().retain(pool, segments); });
+}
+
+gpumem_outcome gpumem_torch_pool_use_count(int device, gpumem_torch_pool_id pool, int* count) noexcept {
+  if (!count) return gpumem::c::refuse("gpumem_torch_pool_use_count", "the out-pointer is NULL");
+  return outcome_with_pools([&](torch_pools& all) { *count = all.of(device).mem_pools().use_count(pool); });
+}
+
+gpumem_outcome gpumem_torch_use_pool_on_out_of_memory(int device, gpumem_torch_pool_id pool, int use) noexcept {
+  return outcome_with_device(device,
+                             [&](torch_device& known) { known.mem_pools().set_use_on_out_of_memory(pool, use != 0); });
+}
+
+gpumem_outcome gpumem_torch_set_pool_unsplit(int device, gpumem_torch_pool_id pool) noexcept {
+  return outcome_with_pools([&](torch_pools& all) { all.of(device).mem_pools().set_unsplit(pool); });
+}
+
+gpumem_outcome gpumem_torch_empty_pool(int device, gpumem_torch_pool_id pool) noexcept {
+  return outcome_with_device(device, [&](torch_device& known) {
+    if (!known.mem_pools().routes()) known.mem_pools().reclaim(pool);
+  });
 }

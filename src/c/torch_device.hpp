@@ -4,11 +4,14 @@
 
 #include "pool.hpp"
 #include "torch_counters.hpp"
+#include "torch_mem_pools.hpp"
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <vector>
 
 namespace gpumem::c {
 
@@ -21,6 +24,7 @@ public:
   int ordinal() const noexcept { return ordinal_; }
   gpumem_pool& pool() const noexcept { return pool_; }
   torch_counters& counters() noexcept { return counters_; }
+  torch_mem_pools& mem_pools() noexcept { return mem_pools_; }
   /// Sets the most that may be reserved to a share of the device's memory, and at most to the limit of the options.
   /// Throws std::invalid_argument if the outermost resource is not a pool.
   void set_share(double fraction);
@@ -28,19 +32,39 @@ public:
   /// Allocates in the order of the stream. `promises`: see gpumem_torch_allocate_block.
   void* allocate(std::size_t bytes, void* stream, int promises);
 
+  /// Frees a block in the order of its stream and of the `users`, the streams that were recorded for it. While a pool
+  /// of PyTorch serves allocations, a block with users waits for a later call. False if it is no live block.
+  bool free(void* pointer, std::vector<void*> users);
+  /// Returns the requested bytes of a live block. Only the block's owner may ask.
+  std::optional<std::size_t> bytes_of(void const* pointer);
+  /// Gives unused memory back, unless a pool of PyTorch serves allocations.
+  void trim();
+  /// Calls `visit` for all reserved memory, by address, with the id of PyTorch's pool that has it.
+  void visit_ranges(std::function<void(torch_mem_pools::id, gpumem_range const&)> const& visitor);
+
   /// Writes all figures.
   void read_statistics(gpumem_torch_statistics& into);
   void reset_peaks();
   void reset_totals();
 
 private:
+  struct waiting_free {
+    void* pointer;
+    std::vector<void*> users;
+  };
   void* try_allocate(std::size_t bytes, void* stream, int promises);
+  void* allocate_slow(std::size_t bytes, void* stream);
+  void free_after(void* pointer, gpumem_pool& owner, std::vector<void*> const& users);
+  void free_waiting();
   gpumem::statistics pool_statistics();
 
   int const ordinal_;
   gpumem_pool& pool_;
   std::size_t const limit_;
   torch_counters counters_;
+  torch_mem_pools mem_pools_;
+  std::atomic<bool> any_waiting_{false};
+  std::vector<waiting_free> waiting_ __attribute__((guarded_by(mutex_)));
   std::atomic<void*> legacy_{nullptr}; // the timeline of the device's legacy stream
   support::guarded_mutex mutex_;
   // The figures that pools keep only since they were made: their values at the last reset of totals.

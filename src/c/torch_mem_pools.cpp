@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -31,7 +32,7 @@ bool captures(void* stream) {
   return asked == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-std::size_t live_of(std::unique_ptr<gpumem_pool> const& pool) { return pool ? pool->statistics().live : 0; }
+std::size_t live_of(std::shared_ptr<gpumem_pool> const& pool) { return pool ? pool->statistics().live : 0; }
 
 } // namespace
 
@@ -107,7 +108,7 @@ gpumem_pool& torch_mem_pools::memory_for(mem_pool& of, void* stream) {
   auto& memory = graph ? of.graph : of.ordered;
   if (!memory && graph) {
     auto upstream = of.segments ? make_ordered(of)->resource() : parent_.resource();
-    memory = std::make_unique<held_graph_memory>(device_, std::move(upstream));
+    memory = std::make_shared<held_pool<graph_resource<any_pool>>>(device_, graph_resource{std::move(upstream)});
   }
   if (!memory) memory = make_ordered(of);
   return *memory;
@@ -116,39 +117,44 @@ gpumem_pool& torch_mem_pools::memory_for(mem_pool& of, void* stream) {
 std::unique_ptr<gpumem_pool> torch_mem_pools::make_ordered(mem_pool const& of) const {
   constexpr std::size_t chunk = std::size_t{2} << 20;
   if (of.segments) {
-    auto const* const text = of.unsplit ? "binning(callbacks,min_exponent=21,max_exponent=37,blocks_per_chunk=1)"
-                                        : "pool(callbacks,chunk_size=2MiB,name=torch pool)";
-    return make_stack_over(device_, *of.segments, text);
+    std::string const text = "pool(callbacks,chunk_size=2MiB,name=torch pool";
+    return make_stack_over(device_, *of.segments, text + (of.unsplit ? ",pass_through=on)" : ")"));
   }
   pool_options options;
+  options.pass_through = of.unsplit;
   options.name = "torch pool of cuda:" + std::to_string(device_);
   options.chunk_size = chunk;
-  options.release_threshold = 0;
+  if (!of.unsplit) options.release_threshold = 0;
   return std::make_unique<held_pool<pool_resource<any_pool>>>(device_, pool_resource{parent_.resource(), options});
 }
 
-template <class Visit> void torch_mem_pools::visit(Visit visitor) {
-  for (auto& [pool, one] : pools_) {
-    if (one.ordered) visitor(*one.ordered);
-    if (one.graph) visitor(*one.graph);
+torch_mem_pools::memory torch_mem_pools::owner_of(void const* pointer) {
+  support::scoped_lock const held{mutex_};
+  for (auto const& [pool, one] : pools_) {
+    if (one.ordered && one.ordered->bytes_of(pointer)) return {one.ordered.get(), false};
+    if (one.graph && one.graph->bytes_of(pointer)) return {one.graph.get(), true};
+  }
+  return {};
+}
+
+torch_mem_pools::id torch_mem_pools::id_of(void const* pointer) {
+  support::scoped_lock const held{mutex_};
+  for (auto const& [pool, one] : pools_) {
+    if ((one.ordered && one.ordered->bytes_of(pointer)) || (one.graph && one.graph->bytes_of(pointer))) return pool;
+  }
+  return {};
+}
+
+void torch_mem_pools::visit_ranges(std::function<void(id, gpumem_range const&)> const& visitor) {
+  support::scoped_lock const held{mutex_};
+  for (auto const& [pool, one] : pools_) {
+    for (auto const& memory : {&one.ordered, &one.graph}) {
+      if (*memory) (*memory)->visit_ranges([&](gpumem_range const& range) { visitor(pool, range); });
+    }
   }
 }
 
-gpumem_pool* torch_mem_pools::owner_of(void const* pointer) {
-  support::scoped_lock const held{mutex_};
-  gpumem_pool* found = nullptr;
-  visit([&](gpumem_pool& one) {
-    if (one.bytes_of(pointer)) found = &one;
-  });
-  return found;
-}
-
-std::optional<std::size_t> torch_mem_pools::try_free(void* pointer) {
-  auto* const owner = owner_of(pointer);
-  return owner ? owner->try_free(pointer) : std::nullopt;
-}
-
-void torch_mem_pools::reclaim(id only) noexcept {
+bool torch_mem_pools::reclaim(id only) noexcept {
   std::vector<mem_pool> ended; // destroyed without the lock
   outcome_of([&] {
     support::scoped_lock const held{mutex_};
@@ -165,22 +171,29 @@ void torch_mem_pools::reclaim(id only) noexcept {
     }
     count_.store(static_cast<int>(pools_.size()), std::memory_order_relaxed);
   });
-  if (ended.empty()) return;
+  if (ended.empty()) return false;
   outcome_of([&] { // launches of the graphs may still use the memory
     device_guard const scope{device{device_}};
     driver_api::check(driver_api::driver().ctx_synchronize(), "cuCtxSynchronize");
   });
+  return true;
 }
 
-bool torch_mem_pools::reclaim_for_request() noexcept {
-  bool any = false;
-  outcome_of([&] {
+// Without the lock, since functions of the caller may wait for a thread that frees a block.
+void* torch_mem_pools::allocate_at_last(void* stream, std::size_t bytes) {
+  std::vector<std::shared_ptr<gpumem_pool>> last;
+  {
     support::scoped_lock const held{mutex_};
-    for (auto& [pool, one] : pools_) {
-      if (one.use_on_out_of_memory && one.ordered) any |= one.ordered->trim(0) > 0;
+    for (auto const& [pool, one] : pools_) {
+      if (one.use_on_out_of_memory && one.ordered) last.push_back(one.ordered);
     }
-  });
-  return any;
+  }
+  for (auto const& each : last) {
+    try {
+      return each->allocate(stream_ref{static_cast<CUstream>(stream)}, bytes, GPUMEM_ALIGNMENT);
+    } catch (std::bad_alloc const&) {} // the next one may have memory
+  }
+  return nullptr;
 }
 
 std::size_t torch_mem_pools::reserved_elsewhere() {

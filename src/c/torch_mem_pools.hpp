@@ -42,21 +42,27 @@ public:
   /// Ends a use. After the last one the pool ends once its blocks are freed and `reclaim` is called.
   void release(id pool) noexcept;
   int use_count(id pool);
-  /// Lets `reclaim` give back the memory of the pool also while it is used.
+  /// Lets `allocate_at_last` use the memory of the pool, or not any more.
   void set_use_on_out_of_memory(id pool, bool on);
   /// Makes each block of the pool one chunk. Must come before the first allocation.
   void set_unsplit(id pool);
 
   /// Returns the memory that serves the stream; null if no pool does.
   gpumem_pool* serving(void* stream);
-  /// Frees a block of one of the pools; returns its requested bytes. Empty if the address is not that of a live block.
-  std::optional<std::size_t> try_free(void* pointer);
-  /// Returns the memory of a live block; null if it belongs to no pool.
-  gpumem_pool* owner_of(void const* pointer);
-  /// Gives unused memory of released pools back; of `only` alone if that is not {0, 0}. Waits for the device.
-  void reclaim(id only) noexcept;
-  /// The same for pools that serve others when memory runs out. Returns whether any has such memory.
-  bool reclaim_for_request() noexcept;
+  /// The memory of a live block; null if the address is not that of a block of a pool. Only the block's owner may ask.
+  struct memory {
+    gpumem_pool* pool = nullptr;
+    bool graph = false;
+  };
+  memory owner_of(void const* pointer);
+  /// Returns the id of the pool that has the block; {0, 0} if none has it.
+  id id_of(void const* pointer);
+  void visit_ranges(std::function<void(id, gpumem_range const&)> const& visitor);
+  /// Gives the memory of pools without uses and blocks back; of `only` alone if that is not {0, 0}. Waits for the
+  /// device. Returns whether there was such a pool.
+  bool reclaim(id only) noexcept;
+  /// Returns memory of a pool that serves others when memory runs out; null if there is none.
+  void* allocate_at_last(void* stream, std::size_t bytes);
   /// Returns the bytes that pools have got from functions of the caller.
   std::size_t reserved_elsewhere();
 
@@ -66,8 +72,8 @@ private:
     bool use_on_out_of_memory = false;
     bool unsplit = false;
     std::optional<gpumem_callbacks> segments;
-    std::unique_ptr<gpumem_pool> ordered; // serves streams that do not capture
-    std::unique_ptr<gpumem_pool> graph;   // serves capturing streams
+    std::shared_ptr<gpumem_pool> ordered; // serves streams that do not capture
+    std::shared_ptr<gpumem_pool> graph;   // serves capturing streams
   };
   struct route {
     id pool;
@@ -78,7 +84,6 @@ private:
   mem_pool& add_use(id pool, gpumem_callbacks const* segments) __attribute__((requires_capability(mutex_)));
   gpumem_pool& memory_for(mem_pool& of, void* stream) __attribute__((requires_capability(mutex_)));
   std::unique_ptr<gpumem_pool> make_ordered(mem_pool const& of) const;
-  template <class Visit> void visit(Visit visitor) __attribute__((requires_capability(mutex_)));
 
   int const device_;
   gpumem_pool& parent_;

@@ -25,8 +25,6 @@ import gpumem;
 namespace gpumem::c {
 namespace {
 
-constexpr std::uint64_t max_sync_time = 1'000'000'000; // nanoseconds, as long as a pool waits at out-of-memory
-
 /// PyTorch's handle 0 is the legacy stream on every thread; gpumem's handle 0 is a different stream on each.
 void* named(void* stream) noexcept { return stream ? stream : GPUMEM_STREAM_LEGACY; }
 bool is_default(void* stream) noexcept { return stream == GPUMEM_STREAM_LEGACY || stream == GPUMEM_STREAM_PER_THREAD; }
@@ -144,7 +142,7 @@ torch_device& torch_pools::make(int device) {
     if (stack) text = "limiting(" + text + ",limit=" + std::to_string(share_limit) + ")";
     options.limit = options.limit ? std::min(options.limit, share_limit) : share_limit;
   }
-  auto pool = stack ? make_stack(device, text, options) : make_plain_pool(device, std::move(options));
+  auto pool = stack ? make_stack(device, text, options) : make_pages(device, std::move(options));
   auto made = std::make_unique<torch_device>(device, *pool, stack ? std::nullopt : std::optional{limit});
   made_pools::instance().add(*pool);
   pool.release();
@@ -153,12 +151,19 @@ torch_device& torch_pools::make(int device) {
   return *made.release();
 }
 
+std::unique_ptr<gpumem_pool> torch_pools::make_pages(int device, pool_options options) {
+  if (!draws_pages(device, options)) return make_plain_pool(device, std::move(options));
+  return make_observed_pool(device, std::move(options), [this, device](void* address, std::size_t bytes, bool mapped) {
+    if (auto const told = observer_.load(std::memory_order_acquire)) told(device, address, bytes, mapped);
+  });
+}
+
 // Only the block's owner may ask.
 torch_device* torch_pools::owner_of(void const* pointer) {
   auto const count = count_.load(std::memory_order_acquire);
   for (int device = 0; device < count; ++device) {
     auto* const known = made(device);
-    if (known && known->pool().bytes_of(pointer)) return known;
+    if (known && known->bytes_of(pointer)) return known;
   }
   return nullptr;
 }
@@ -177,10 +182,13 @@ void torch_pools::free(void* pointer, std::size_t bytes, int device, void* strea
     if (!known) throw std::invalid_argument{"gpumem: the device has no pool"};
     device_of_stream const scope{device, on};
     auto users = recorded_.take(pointer);
-    if (record_uses(*known, pointer, on, users)) outcome = gpumem_free_sized(&known->pool(), on, pointer, bytes);
+    auto const owner = known->mem_pools().any() ? known->mem_pools().owner_of(pointer) : torch_mem_pools::memory{};
+    auto& from = owner.pool ? *owner.pool : known->pool();
+    if (owner.graph) users.clear(); // the order of its launches is that of the captures
+    if (record_uses(from, device, pointer, on, users)) outcome = gpumem_free_sized(&from, on, pointer, bytes);
     if (outcome != GPUMEM_GRANTED) {
       users.push_back(on);
-      outcome = free_when_idle(&known->pool(), pointer, bytes, device, users);
+      outcome = free_when_idle(&from, pointer, bytes, device, users);
     }
     if (outcome == GPUMEM_GRANTED) known->counters().count_free(bytes);
   });
@@ -191,31 +199,37 @@ void torch_pools::free(void* pointer, std::size_t bytes, int device, void* strea
 
 void torch_pools::free(void* pointer) {
   if (!pointer || !driver_api::driver_alive()) return;
-  auto users = recorded_.take(pointer);
-  if (!users.empty()) {
-    auto* const owner = owner_of(pointer);
-    if (owner && !record_uses(*owner, pointer, nullptr, users)) {
-      for (auto* const each : users) wait_for(owner->ordinal(), each);
-    }
-  }
+  auto const users = recorded_.take(pointer);
   auto const count = count_.load(std::memory_order_acquire);
   for (int device = 0; device < count; ++device) {
     auto* const known = made(device);
-    if (!known) continue;
-    if (auto const bytes = known->pool().try_free(pointer)) return known->counters().count_free(*bytes);
+    if (known && known->free(pointer, users)) return;
   }
   throw std::invalid_argument{"gpumem: the pointer is no live block of a device's pool"};
 }
 
+gpumem_torch_block torch_pools::describe(void const* pointer) {
+  gpumem_torch_block block{sizeof block, -1, 0, {0, 0}};
+  auto* const owner = pointer ? owner_of(pointer) : nullptr;
+  if (!owner) return block;
+  auto const pool = owner->mem_pools().id_of(pointer);
+  block.device = owner->ordinal();
+  block.bytes = owner->bytes_of(pointer).value_or(0);
+  block.pool[0] = pool.first;
+  block.pool[1] = pool.second;
+  return block;
+}
+
 // Makes the reuse of the block wait for the work that the recorded streams have been given so far. False if that failed
 // for a stream.
-bool torch_pools::record_uses(torch_device& of, void* pointer, void* stream, std::span<void* const> users) noexcept {
+bool torch_pools::record_uses(gpumem_pool& of, int device, void* pointer, void* stream,
+                              std::span<void* const> users) noexcept {
   bool all = true;
   for (auto* const other : users) {
     if (other == stream) continue;
     auto const recorded = outcome_of([&] {
-      device_of_stream const scope{of.ordinal(), other};
-      require(gpumem_record_use(&of.pool(), pointer, other));
+      device_of_stream const scope{device, other};
+      require(gpumem_record_use(&of, pointer, other));
     });
     all = all && recorded == GPUMEM_GRANTED;
   }
@@ -233,41 +247,10 @@ void torch_pools::record_stream(void* pointer, void* stream) {
   }
 }
 
-void torch_pools::begin_graph(int device, gpumem_torch_pool_id graph) {
-  slot_of(device);
-  support::scoped_lock const held{mutex_};
-  auto& use = graphs_[{device, graph}];
-  ++use.captures;
-  ++use.holders;
-}
-
-void torch_pools::end_graph(int device, gpumem_torch_pool_id graph) {
-  support::scoped_lock const held{mutex_};
-  auto const found = graphs_.find({device, graph});
-  if (found == graphs_.end() || found->second.captures == 0) {
-    throw std::invalid_argument{"gpumem: end_allocate_to_pool without begin_allocate_to_pool"};
-  }
-  --found->second.captures;
-}
-
-void torch_pools::release_graph(int device, gpumem_torch_pool_id graph) noexcept {
-  support::scoped_lock const held{mutex_};
-  auto const found = graphs_.find({device, graph});
-  if (found != graphs_.end() && --found->second.holders == 0) graphs_.erase(found);
-}
-
-bool torch_pools::holds_graphs(int device) {
-  support::scoped_lock const held{mutex_};
-  return std::ranges::any_of(graphs_, [&](auto const& each) { return each.first.first == device; });
-}
-
 void torch_pools::trim() noexcept {
   for (auto const& each : devices_) {
     auto* const known = each.load(std::memory_order_acquire);
-    std::size_t given_back = 0;
-    if (!known || holds_graphs(known->ordinal())) continue;
-    gpumem_synchronize(&known->pool(), max_sync_time); // memory whose uses are not complete by then stays
-    gpumem_trim(&known->pool(), 0, &given_back);
+    if (known) outcome_of([&] { known->trim(); });
   }
 }
 

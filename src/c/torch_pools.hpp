@@ -7,11 +7,10 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
-#include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 
 #include "../support/guarded_mutex.hpp"
 #include "recorded_streams.hpp"
@@ -26,6 +25,8 @@ public:
   static torch_pools& instance();
 
   void configure(char const* options);
+  using observer = void (*)(int device, void* address, std::size_t bytes, int mapped);
+  void observe_pages(observer changed) noexcept { observer_.store(changed, std::memory_order_release); }
   void set_fraction(double fraction, int device);
 
   /// Makes the pool that of its device.
@@ -43,24 +44,19 @@ public:
   void free(void* pointer);
   void record_stream(void* pointer, void* stream);
 
-  void begin_graph(int device, gpumem_torch_pool_id graph);
-  void end_graph(int device, gpumem_torch_pool_id graph);
-  void release_graph(int device, gpumem_torch_pool_id graph) noexcept;
-  /// Gives unused memory back on devices without graphs.
+  /// Describes a live block; its device is -1 if the address is not that of one.
+  gpumem_torch_block describe(void const* pointer);
+  /// Gives unused memory back.
   void trim() noexcept;
 
 private:
   static constexpr int max_devices = 64;
-  struct graph_use {
-    int captures = 0; // begun and not ended
-    int holders = 0;  // begun and not released
-  };
-
   static std::size_t slot_of(int device);
   torch_device& make(int device);
+  std::unique_ptr<gpumem_pool> make_pages(int device, pool_options options);
   torch_device* owner_of(void const* pointer);
-  bool holds_graphs(int device);
-  bool record_uses(torch_device& of, void* pointer, void* stream, std::span<void* const> users) noexcept;
+  static bool record_uses(gpumem_pool& of, int device, void* pointer, void* stream,
+                          std::span<void* const> users) noexcept;
 
   std::array<std::atomic<torch_device*>, max_devices> devices_{};
   std::atomic<int> count_{0};    // one more than the highest device that has a pool
@@ -68,8 +64,8 @@ private:
   std::array<double, max_devices> fractions_ __attribute__((guarded_by(mutex_))){};
   std::optional<std::string> options_ __attribute__((guarded_by(mutex_)));
   bool options_used_ __attribute__((guarded_by(mutex_))) = false; // a pool was made; a shared one was not
-  std::map<std::pair<int, gpumem_torch_pool_id>, graph_use> graphs_ __attribute__((guarded_by(mutex_)));
   recorded_streams recorded_;
+  std::atomic<observer> observer_{nullptr};
 
   void keep(std::size_t slot, torch_device& device) __attribute__((requires_capability(mutex_)));
 };

@@ -378,6 +378,11 @@ live_blocks pool_state::find_live() {
   return hardening_ ? hardening_->find_live() : engine_->statistics().find_live();
 }
 
+std::vector<memory_range> pool_state::memory_map() {
+  if (forked()) return {};
+  return pass_through_ ? pass_through_->memory_map() : engine_->statistics().memory_map();
+}
+
 void pool_state::record_use(stream_key const& key, void* pointer) {
   if (captures_.memories().any() && captures_.memories().record_use(key, pointer)) return;
   if (pass_through_) return pass_through_->record_use(key, pointer);

@@ -57,7 +57,7 @@ allocator& allocator::instance() {
   return *one;
 }
 
-allocator::allocator() : enabled_{!caching_disabled()} {}
+allocator::allocator() : enabled_{!caching_disabled()} { gpumem_torch_observe_pages(&allocator::tell_pages); }
 
 void check(gpumem_outcome outcome) { TORCH_CHECK(outcome == GPUMEM_GRANTED, gpumem_last_error()); }
 
@@ -102,18 +102,19 @@ void* allocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) {
 }
 
 void* allocator::malloc(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises) {
-  history::context where;
-  if (C10_UNLIKELY(history_.active())) where = history_.gather(torch_cuda::RecordContext::STATE);
-  void* pointer = nullptr;
-  auto const outcome = gpumem_torch_allocate_block(bytes, device, stream, promises, &pointer);
-  if (C10_UNLIKELY(outcome != GPUMEM_GRANTED)) {
-    if (outcome != GPUMEM_EXHAUSTED && outcome != GPUMEM_TOO_LARGE) check(outcome);
-    pointer = retry(bytes, device, stream, promises);
-  }
+  auto* const pointer = C10_UNLIKELY(history_.active()) ? malloc_recorded(bytes, device, stream, promises)
+                                                        : malloc_unrecorded(bytes, device, stream, promises);
   trace_allocation(pointer);
-  if (C10_UNLIKELY(history_.active())) tell_allocated(pointer, bytes, device, stream, std::move(where));
   if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report(pointer, static_cast<std::int64_t>(bytes), device);
   return pointer;
+}
+
+void* allocator::malloc_unrecorded(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises) {
+  void* pointer = nullptr;
+  auto const outcome = gpumem_torch_allocate_block(bytes, device, stream, promises, &pointer);
+  if (C10_LIKELY(outcome == GPUMEM_GRANTED)) return pointer;
+  if (outcome != GPUMEM_EXHAUSTED && outcome != GPUMEM_TOO_LARGE) check(outcome);
+  return retry(bytes, device, stream, promises);
 }
 
 void allocator::raw_delete(void* pointer) {
@@ -121,8 +122,10 @@ void allocator::raw_delete(void* pointer) {
   if (C10_UNLIKELY(!isEnabled())) return delete_uncached(pointer);
   trace_free(pointer);
   if (C10_UNLIKELY(history_.active())) tell_freed(pointer);
-  TORCH_CHECK(gpumem_torch_free_block(pointer) == GPUMEM_GRANTED, "invalid device pointer: ", pointer, " (",
-              gpumem_last_error(), ")");
+  auto const outcome = gpumem_torch_free_block(pointer);
+  TORCH_CHECK(outcome != GPUMEM_INVALID_ARGUMENT, "invalid device pointer: ", pointer, " (", gpumem_last_error(), ")");
+  if (C10_UNLIKELY(outcome != GPUMEM_GRANTED)) // destructors of tensors cannot throw
+    TORCH_WARN("gpumem keeps the memory at ", pointer, ": ", gpumem_last_error());
 }
 
 void allocator::recordStream(c10::DataPtr const& data, CUDAStream stream) {

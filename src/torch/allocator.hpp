@@ -112,6 +112,8 @@ private:
   static constexpr int max_devices = 64;
 
   allocator();
+  void* malloc_unrecorded(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises);
+  void* malloc_recorded(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises);
   void* malloc(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises);
   void* retry(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises);
   static void report(void* pointer, std::int64_t bytes, DeviceIndex device);
@@ -120,6 +122,7 @@ private:
   void tell_allocated(void* pointer, std::size_t bytes, DeviceIndex device, cudaStream_t stream,
                       history::context where);
   void tell_freed(void* pointer);
+  static void tell_pages(int device, void* address, std::size_t bytes, int mapped);
   void check_device(DeviceIndex device) const;
   [[noreturn]] void refuse(char const* function);
 

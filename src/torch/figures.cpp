@@ -110,7 +110,8 @@ void* allocator::retry(std::size_t bytes, DeviceIndex device, cudaStream_t strea
   for (auto const& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
     freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
   void* pointer = nullptr;
-  auto const outcome = freed ? gpumem_torch_allocate_block(bytes, device, stream, promises, &pointer) : GPUMEM_EXHAUSTED;
+  auto const outcome =
+      freed ? gpumem_torch_allocate_block(bytes, device, stream, promises, &pointer) : GPUMEM_EXHAUSTED;
   if (outcome == GPUMEM_GRANTED) return pointer;
   if (outcome != GPUMEM_EXHAUSTED && outcome != GPUMEM_TOO_LARGE) check(outcome);
   throw_out_of_memory(bytes, device, stream);

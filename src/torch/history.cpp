@@ -16,16 +16,15 @@ thread_local std::vector<std::string> compile_contexts;
 
 // The actions by the names that PyTorch's Python uses.
 int action_of(std::string const& name) {
-  static auto const* const names = new std::map<std::string, int>{
-      {"alloc", TraceEntry::ALLOC},
-      {"free_requested", TraceEntry::FREE_REQUESTED},
-      {"free_completed", TraceEntry::FREE_COMPLETED},
-      {"segment_alloc", TraceEntry::SEGMENT_ALLOC},
-      {"segment_free", TraceEntry::SEGMENT_FREE},
-      {"segment_map", TraceEntry::SEGMENT_MAP},
-      {"segment_unmap", TraceEntry::SEGMENT_UNMAP},
-      {"snapshot", TraceEntry::SNAPSHOT},
-      {"oom", TraceEntry::OOM}};
+  static auto const* const names = new std::map<std::string, int>{{"alloc", TraceEntry::ALLOC},
+                                                                  {"free_requested", TraceEntry::FREE_REQUESTED},
+                                                                  {"free_completed", TraceEntry::FREE_COMPLETED},
+                                                                  {"segment_alloc", TraceEntry::SEGMENT_ALLOC},
+                                                                  {"segment_free", TraceEntry::SEGMENT_FREE},
+                                                                  {"segment_map", TraceEntry::SEGMENT_MAP},
+                                                                  {"segment_unmap", TraceEntry::SEGMENT_UNMAP},
+                                                                  {"snapshot", TraceEntry::SNAPSHOT},
+                                                                  {"oom", TraceEntry::OOM}};
   auto const found = names->find(name);
   TORCH_CHECK(found != names->end(), "Unknown TraceEntry action: ", name);
   return found->second;
@@ -120,13 +119,18 @@ void history::freed(void* pointer, block_description const& block, context where
 
 void history::told(TraceEntry::Action action, DeviceIndex device, std::size_t address, std::size_t bytes,
                    cudaStream_t stream, MempoolId_t pool, context where) {
-  TraceEntry entry{action, device,
-                   address, bytes,
-                   stream, pool,
-                   c10::getApproximateTime(), std::move(where),
+  TraceEntry entry{action,
+                   device,
+                   address,
+                   bytes,
+                   stream,
+                   pool,
+                   c10::getApproximateTime(),
+                   std::move(where),
                    compile_contexts.empty() ? "N/A" : compile_contexts.back()
 #if GPUMEM_TORCH_AT_LEAST(11)
-                   , user_metadata()
+                       ,
+                   user_metadata()
 #endif
   };
   decltype(trackers_) trackers;
@@ -136,7 +140,8 @@ void history::told(TraceEntry::Action action, DeviceIndex device, std::size_t ad
   }
   for (auto const& tracker : trackers) tracker(entry);
   std::lock_guard const held{mutex_};
-  if (recording_.load(std::memory_order_relaxed) && skipped_.count(action) == 0) rings_[device].add(std::move(entry), most_);
+  if (recording_.load(std::memory_order_relaxed) && skipped_.count(action) == 0)
+    rings_[device].add(std::move(entry), most_);
 }
 
 void history::annotate(DeviceIndex device, std::vector<std::pair<std::string, std::string>> const& pairs) {

@@ -88,4 +88,13 @@ private:
   std::vector<torch_cuda::AllocatorTraceTracker> trackers_;
 };
 
+/// While it lives, pages that the calling thread maps or unmaps have this context in the record.
+class call_context {
+public:
+  explicit call_context(history::context where);
+  call_context(call_context const&) = delete;
+  call_context& operator=(call_context const&) = delete;
+  ~call_context();
+};
+
 } // namespace gpumem_torch

@@ -92,9 +92,7 @@ void allocator::setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use) {
   check(gpumem_torch_use_pool_on_out_of_memory(device, pool, use));
 }
 
-void allocator::setNoSplit(DeviceIndex device, MempoolId_t pool) {
-  check(gpumem_torch_set_pool_unsplit(device, pool));
-}
+void allocator::setNoSplit(DeviceIndex device, MempoolId_t pool) { check(gpumem_torch_set_pool_unsplit(device, pool)); }
 #else
 void allocator::createOrIncrefPool(DeviceIndex device, MempoolId_t pool, CUDAAllocator* segments) {
   retain(device, pool, nullptr, segments);
@@ -106,6 +104,7 @@ void allocator::setUseOnOOM(DeviceIndex device, MempoolId_t pool) {
 #endif
 
 void allocator::emptyCache(MempoolId_t pool) {
+  call_context const of_pages{history_.gather(torch_cuda::RecordContext::ALL)};
   if (pool == MempoolId_t{0, 0}) return gpumem_torch_empty_cache();
   for (int device = 0; device < devices_.load(); ++device) check(gpumem_torch_empty_pool(device, pool));
 }

@@ -25,7 +25,8 @@ struct collector {
   void add(gpumem_range const& range, MempoolId_t of) {
     auto const address = reinterpret_cast<std::size_t>(range.base);
     if (asked != MempoolId_t{0, 0} && asked != of) return;
-    if (segments.empty() || range.region != region || of != pool || address != end || segments.back().device != device) {
+    if (segments.empty() || range.region != region || of != pool || address != end ||
+        segments.back().device != device) {
       SegmentInfo segment;
       segment.device = device;
       segment.address = address;
@@ -61,7 +62,21 @@ torch_cuda::AllocatorConfigInfo config() {
   return info;
 }
 
+// The context of the thread's call, for the pages that it maps or unmaps.
+thread_local history::context context_of_call;
+
 } // namespace
+
+call_context::call_context(history::context where) { context_of_call = std::move(where); }
+call_context::~call_context() { context_of_call.reset(); }
+
+void allocator::tell_pages(int device, void* address, std::size_t bytes, int mapped) {
+  auto& history = instance().history_;
+  if (!history.active()) return;
+  auto const action = mapped ? torch_cuda::TraceEntry::SEGMENT_MAP : torch_cuda::TraceEntry::SEGMENT_UNMAP;
+  history.told(action, static_cast<DeviceIndex>(device), reinterpret_cast<std::size_t>(address), bytes, nullptr, {0, 0},
+               context_of_call);
+}
 
 SnapshotInfo allocator::snapshot_of(MempoolId_t pool, bool include_traces) {
   SnapshotInfo made;
@@ -82,8 +97,7 @@ SnapshotInfo allocator::snapshot_of(MempoolId_t pool, bool include_traces) {
         &to));
   }
   for (auto const& segment : made.segments) active += segment.active_size;
-  if (history_.active())
-    history_.told(torch_cuda::TraceEntry::SNAPSHOT, 0, 0, active, nullptr, pool, nullptr);
+  if (history_.active()) history_.told(torch_cuda::TraceEntry::SNAPSHOT, 0, 0, active, nullptr, pool, nullptr);
   return made;
 }
 
@@ -119,6 +133,17 @@ void allocator::popCompileContext() {
   if (history_.recording()) history::pop_compile_context();
 }
 
+void* allocator::malloc_recorded(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises) {
+  auto where = history_.gather(torch_cuda::RecordContext::STATE);
+  void* pointer = nullptr;
+  {
+    call_context const of_pages{where};
+    pointer = malloc_unrecorded(bytes, device, stream, promises);
+  }
+  tell_allocated(pointer, bytes, device, stream, std::move(where));
+  return pointer;
+}
+
 void allocator::tell_allocated(void* pointer, std::size_t bytes, DeviceIndex device, cudaStream_t stream,
                                history::context where) {
   gpumem_torch_block block{};
@@ -133,7 +158,8 @@ void allocator::tell_freed(void* pointer) {
   block.size = sizeof block;
   TORCH_CHECK(gpumem_torch_describe_block(pointer, &block) == GPUMEM_GRANTED && block.device >= 0,
               "invalid device pointer: ", pointer);
-  history_.freed(pointer, {static_cast<DeviceIndex>(block.device), block.bytes, nullptr, {block.pool[0], block.pool[1]}},
+  history_.freed(pointer,
+                 {static_cast<DeviceIndex>(block.device), block.bytes, nullptr, {block.pool[0], block.pool[1]}},
                  history_.gather(torch_cuda::RecordContext::ALL));
 }
 

@@ -4,31 +4,6 @@
 
 namespace {
 
-class torch_blocks : public torch {
-protected:
-  static gpumem_torch_statistics figures(int device) {
-    gpumem_torch_statistics now{};
-    now.size = sizeof now;
-    EXPECT_EQ(gpumem_torch_read_statistics(device, &now), GPUMEM_GRANTED) << gpumem_last_error();
-    return now;
-  }
-  static void* allocate_block(std::size_t bytes, int device, CUstream stream, int promises = GPUMEM_TORCH_STREAM_LIVES + GPUMEM_TORCH_DEVICE_CURRENT) {
-    void* pointer = nullptr;
-    EXPECT_EQ(gpumem_torch_allocate_block(bytes, device, stream, promises, &pointer), GPUMEM_GRANTED)
-        << gpumem_last_error();
-    return pointer;
-  }
-  static void free_block(void* pointer) {
-    EXPECT_EQ(gpumem_torch_free_block(pointer), GPUMEM_GRANTED) << gpumem_last_error();
-  }
-  static void expect(gpumem_torch_figure const& figure, gpumem_torch_figure const& expected) {
-    EXPECT_EQ(figure.current, expected.current);
-    EXPECT_EQ(figure.peak, expected.peak);
-    EXPECT_EQ(figure.allocated, expected.allocated);
-    EXPECT_EQ(figure.freed, expected.freed);
-  }
-};
-
 TEST_F(torch_blocks, figures_count_blocks_by_size) {
   auto* const stream = make_stream(13);
   EXPECT_EQ(figures(13).bytes[GPUMEM_TORCH_ALL].current, 0u);

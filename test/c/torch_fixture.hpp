@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 
 namespace simulator = gpumem::simulator;
@@ -74,8 +75,9 @@ protected:
     gpumem_torch_free(pointer, bytes, device, stream);
   }
 
-private:
   template <class Function> static Function driver(char const* name);
+
+private:
   static CUresult cuInit_(unsigned flags) { return driver<decltype(&cuInit)>("cuInit")(flags); }
   std::uint64_t judge_ = simulator::detail::new_owner();
 };
@@ -85,3 +87,30 @@ template <class Function> Function torch::driver(char const* name) {
   if (!lookup) throw std::runtime_error{name};
   return lookup;
 }
+
+/// Allocates and frees as PyTorch's allocator class does.
+class torch_blocks : public torch {
+protected:
+  static gpumem_torch_statistics figures(int device) {
+    gpumem_torch_statistics now{};
+    now.size = sizeof now;
+    EXPECT_EQ(gpumem_torch_read_statistics(device, &now), GPUMEM_GRANTED) << gpumem_last_error();
+    return now;
+  }
+  static void* allocate_block(std::size_t bytes, int device, CUstream stream,
+                              int promises = GPUMEM_TORCH_STREAM_LIVES + GPUMEM_TORCH_DEVICE_CURRENT) {
+    void* pointer = nullptr;
+    EXPECT_EQ(gpumem_torch_allocate_block(bytes, device, stream, promises, &pointer), GPUMEM_GRANTED)
+        << gpumem_last_error();
+    return pointer;
+  }
+  static void free_block(void* pointer) {
+    EXPECT_EQ(gpumem_torch_free_block(pointer), GPUMEM_GRANTED) << gpumem_last_error();
+  }
+  static void expect(gpumem_torch_figure const& figure, gpumem_torch_figure const& expected) {
+    EXPECT_EQ(figure.current, expected.current);
+    EXPECT_EQ(figure.peak, expected.peak);
+    EXPECT_EQ(figure.allocated, expected.allocated);
+    EXPECT_EQ(figure.freed, expected.freed);
+  }
+};

@@ -147,28 +147,6 @@ TEST_F(torch, use_on_a_default_stream_is_recorded_while_another_device_is_curren
   simulator::run_until_idle(); // while the memory that the work writes still exists
 }
 
-TEST_F(torch, memory_is_not_released_while_a_graph_lives) {
-  auto* const stream = make_stream(8);
-  free(allocate(mib, 8, stream), mib, 8, stream);
-  gpumem_torch_pool_id const graph{1, 0}, other{2, 0};
-  gpumem_torch_begin_allocate_to_pool(8, graph, [](CUstream) { return true; });
-  gpumem_torch_begin_allocate_to_pool(9, other, [](CUstream) { return true; });
-  gpumem_torch_empty_cache();
-  EXPECT_GT(statistics(8).reserved, 0u);
-  gpumem_torch_end_allocate_to_pool(8, graph);
-  gpumem_torch_empty_cache();
-  EXPECT_GT(statistics(8).reserved, 0u) << "the graph may be launched";
-  EXPECT_THROW(gpumem_torch_end_allocate_to_pool(8, graph), std::invalid_argument);
-  EXPECT_THROW(gpumem_torch_end_allocate_to_pool(8, other), std::invalid_argument);
-  EXPECT_THROW(gpumem_torch_begin_allocate_to_pool(-1, graph, {}), std::invalid_argument);
-  gpumem_torch_release_pool(8, graph);
-  gpumem_torch_release_pool(8, graph); // once more than it was begun
-  simulator::run_until_idle();
-  gpumem_torch_empty_cache();
-  EXPECT_EQ(statistics(8).reserved, 0u);
-  gpumem_torch_release_pool(9, other);
-}
-
 TEST_F(torch, misuse_is_reported_and_ignored) {
   auto* const stream = make_stream(10);
   auto* const block = allocate(mib, 10, stream);

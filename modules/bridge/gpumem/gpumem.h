@@ -124,6 +124,15 @@ typedef struct gpumem_callbacks {
   void (*free)(void* context, void* stream, void* pointer, size_t bytes, size_t alignment);
 } gpumem_callbacks;
 
+/// A function of the caller that is told of a pool's pages: see gpumem_make_observed_pool.
+typedef struct gpumem_page_observer {
+  size_t size;   ///< sizeof(gpumem_page_observer) of the caller
+  void* context; ///< passed to the function; must live as long as the pool and its blocks
+  /// `mapped` is 1 after the bytes at the address were mapped, 0 before they are unmapped. Any thread calls it while it
+  /// holds a lock of the pool, so the function must not call the pool.
+  void (*changed)(void* context, void* address, size_t bytes, int mapped);
+} gpumem_page_observer;
+
 /// The block in which a pointer lies; `size` as in gpumem_statistics.
 typedef struct gpumem_block {
   size_t size;        ///< sizeof(gpumem_block) of the caller
@@ -136,7 +145,7 @@ typedef struct gpumem_block {
 
 /// A part of a pool's reserved memory; `size` as in gpumem_statistics.
 typedef struct gpumem_range {
-  size_t size;           ///< sizeof(gpumem_range) of the library
+  size_t size; ///< sizeof(gpumem_range) of the library
   void* base;
   uint64_t bytes;
   uint64_t requested;    ///< of a live block; otherwise 0
@@ -227,6 +236,11 @@ gpumem_outcome gpumem_make_pool(int device, char const* options, gpumem_pool** p
 /// too small, gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_make_pool_over(int device, gpumem_callbacks const* callbacks, char const* options,
                                      gpumem_pool** pool) GPUMEM_NOEXCEPT;
+
+/// The same as gpumem_make_pool, and the observer is told of the pages: for libraries that register memory. A stack, a
+/// pool without pages, and a device without virtual memory give GPUMEM_INVALID_ARGUMENT.
+gpumem_outcome gpumem_make_observed_pool(int device, gpumem_page_observer const* observer, char const* options,
+                                         gpumem_pool** pool) GPUMEM_NOEXCEPT;
 
 /// Adds a reference.
 gpumem_outcome gpumem_retain(gpumem_pool* pool) GPUMEM_NOEXCEPT;

@@ -101,6 +101,11 @@ gpumem_outcome gpumem_torch_set_memory_fraction(double fraction, int device) GPU
 /// Writes the fields that both sides know. Only the block's owner may rely on the result.
 gpumem_outcome gpumem_torch_describe_block(void const* pointer, gpumem_torch_block* block) GPUMEM_NOEXCEPT;
 
+/// Makes the function be told of the pages of all devices: `mapped` is 1 after the bytes at the address were mapped, 0
+/// before they are unmapped. NULL ends that. Pools over chunks, and stacks, tell nothing. The function may be called
+/// while a lock of gpumem is held, so it must not call gpumem.
+void gpumem_torch_observe_pages(void (*changed)(int device, void* address, size_t bytes, int mapped)) GPUMEM_NOEXCEPT;
+
 /// Calls `visit` for all reserved memory of PyTorch on the device, by address. `first` and `second` are the id of
 /// PyTorch's pool that has the memory; 0, 0: none. The function must not allocate or free memory of the device.
 gpumem_outcome gpumem_torch_visit_ranges(int device,

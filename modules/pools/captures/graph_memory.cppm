@@ -46,6 +46,12 @@ public:
   std::size_t trim(std::size_t keep) noexcept;
   statistics read_statistics() noexcept;
   std::optional<block_info> find(void const* pointer) noexcept;
+  /// See pool_engine::find_owned.
+  std::optional<owned_block> find_owned(void const* pointer) noexcept;
+  std::optional<std::size_t> try_deallocate(void* pointer) noexcept;
+  void reset_peaks() noexcept;
+  /// Throws std::bad_alloc.
+  std::vector<memory_range> memory_map();
   static char const* resource_name() noexcept { return "graph_resource"; }
   pool_upstream const& upstream() const noexcept { return *upstream_; }
 

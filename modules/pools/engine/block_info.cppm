@@ -1,6 +1,7 @@
 // The description of the memory in which a pointer lies.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_info;
+import :block;
 import :std;
 import :stream_timeline;
 
@@ -15,7 +16,38 @@ export struct block_info {
   bool live = false;
 };
 
+/// A part of a pool's reserved memory: a live block, or memory that is free or in a cache.
+export struct memory_range {
+  void* base = nullptr;
+  std::size_t bytes = 0;
+  std::size_t requested = 0; ///< of a live block; otherwise 0
+  std::uint64_t stream = 0;  ///< id of the stream for which a live block was allocated; otherwise 0
+  bool live = false;
+  void* region = nullptr; ///< start of the contiguous memory, got as a chunk or as pages, that holds the range
+  std::size_t region_bytes = 0;
+};
+
 namespace detail {
+
+inline memory_range range_of(block const& one) noexcept {
+  memory_range range{one.pointer(), one.bytes};
+  if (!one.is_live()) return range;
+  range.requested = one.requested;
+  range.stream = one.stream->id();
+  range.live = true;
+  return range;
+}
+
+// Ends the region to which the ranges from `first` on belong.
+inline void end_region(std::span<memory_range> ranges) noexcept {
+  if (ranges.empty()) return;
+  auto& last = ranges.back();
+  auto* const end = static_cast<char*>(last.base) + last.bytes;
+  for (auto& each : ranges) {
+    each.region = ranges.front().base;
+    each.region_bytes = static_cast<std::size_t>(end - static_cast<char*>(ranges.front().base));
+  }
+}
 
 /// A live block, found by its owner.
 export struct owned_block {

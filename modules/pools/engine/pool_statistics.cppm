@@ -26,6 +26,8 @@ public:
   std::optional<block_info> find(void const* pointer);
   /// Takes time in proportion to the number of blocks. Throws std::bad_alloc.
   live_blocks find_live();
+  /// Returns all reserved memory by address. Takes time in proportion to the number of blocks. Throws std::bad_alloc.
+  std::vector<memory_range> memory_map();
 
 private:
   std::int64_t add_shards(statistics& sum);

@@ -38,6 +38,7 @@ public:
   void reset_peaks();
   /// Throws std::bad_alloc.
   live_blocks find_live();
+  std::vector<memory_range> memory_map();
   statistics read_statistics();
   /// Called when no handle is left.
   void drop_last_handle() noexcept;

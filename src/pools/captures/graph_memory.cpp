@@ -10,6 +10,7 @@ module;
 #include <new>
 #include <optional>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 module gpumem:graph_memory.impl;
@@ -167,6 +168,7 @@ bool graph_memory::add(chunk const& drawn) noexcept try {
   ++counts_.upstream_allocations;
   counts_.reserved += drawn.bytes + header;
   counts_.peak_reserved = counts_.reserved;
+  counts_.reserved_in_all += drawn.bytes + header;
   return true;
 } catch (std::bad_alloc const&) { return false; }
 
@@ -236,6 +238,41 @@ std::optional<block_info> graph_memory::find(void const* pointer) noexcept {
   if (!in) return std::nullopt;
   if (!in->is_live()) return block_info{in->pointer(), 0, in->bytes, 0, false};
   return block_info{in->pointer(), in->requested, in->bytes, in->stream->id(), true};
+}
+
+std::optional<owned_block> graph_memory::find_owned(void const* pointer) noexcept {
+  if (forked()) return std::nullopt;
+  sync::lock const held{mutex_};
+  auto const* const found = ranges_.find_live(pointer);
+  if (!found || !found->is_live()) return std::nullopt;
+  return owned_block{found->requested, found->stream};
+}
+
+std::optional<std::size_t> graph_memory::try_deallocate(void* pointer) noexcept {
+  auto const found = find_owned(pointer);
+  if (!found) return std::nullopt;
+  deallocate(stream_key::of(*found->stream, found->stream->handle()), pointer);
+  return found->bytes;
+}
+
+void graph_memory::reset_peaks() noexcept {
+  if (forked()) return;
+  sync::lock const held{mutex_};
+  counts_.peak_live = counts_.live;
+  counts_.peak_reserved = counts_.reserved;
+}
+
+std::vector<memory_range> graph_memory::memory_map() {
+  std::vector<memory_range> map;
+  if (forked()) return map;
+  sync::lock const held{mutex_};
+  for (auto const& each : chunks_) {
+    auto const first = map.size();
+    range_allocator::visit(*each, [&](block const& one) { map.push_back(range_of(one)); });
+    end_region(std::span{map}.subspan(first));
+  }
+  std::ranges::sort(map, {}, &memory_range::base);
+  return map;
 }
 
 bool graph_memory::declare_use(stream_key const& key, void const* pointer) noexcept {

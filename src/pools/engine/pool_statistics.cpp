@@ -7,6 +7,7 @@ module;
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 module gpumem:pool_statistics.impl;
 import :pool_statistics;
@@ -160,6 +161,26 @@ live_blocks pool_statistics::find_live() {
     });
   });
   return found;
+}
+
+// Holes divide the pages of a shard into regions.
+std::vector<memory_range> pool_statistics::memory_map() {
+  all_shards_lock const held{parts_.shards};
+  frees_.drain_all_remote_frees();
+  std::vector<memory_range> map;
+  parts_.chunks.visit([&](chunk const& parent) {
+    auto first = map.size();
+    auto const end = [&] {
+      end_region(std::span{map}.subspan(first));
+      first = map.size();
+    };
+    range_allocator::visit(parent, [&](block const& one) {
+      if (one.state() == block_state::hole) return end();
+      map.push_back(range_of(one));
+    });
+    end();
+  });
+  return map;
 }
 
 } // namespace gpumem::detail

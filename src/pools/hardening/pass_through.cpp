@@ -180,6 +180,16 @@ live_blocks pass_through::find_live() {
   return found;
 }
 
+std::vector<memory_range> pass_through::memory_map() {
+  sync::lock const held{mutex_};
+  std::vector<memory_range> map;
+  for (auto const& [base, one] : live_) {
+    auto* const pointer = reinterpret_cast<void*>(base);
+    map.push_back({pointer, one.bytes, one.bytes, one.stream, true, pointer, one.bytes});
+  }
+  return map;
+}
+
 statistics pass_through::read_statistics() {
   sync::lock const held{mutex_};
   auto now = counts_;

@@ -1,0 +1,314 @@
+// Pools of PyTorch: which allocations they serve, memory of graphs, memory of the caller's functions, ranges.
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_fixture.hpp"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using id = gpumem_torch_pool_id;
+constexpr auto promises = GPUMEM_TORCH_STREAM_LIVES + GPUMEM_TORCH_DEVICE_CURRENT;
+
+class torch_mem_pools : public torch_blocks {
+protected:
+  void SetUp() override {
+    torch_blocks::SetUp();
+    stream = make_stream(device);
+  }
+  void TearDown() override {
+    simulator::run_until_idle();
+    gpumem_torch_empty_cache();
+    EXPECT_EQ(figures(device).reserved.current, 0u);
+    EXPECT_EQ(figures(device).blocks[GPUMEM_TORCH_ALL].current, 0u);
+    torch_blocks::TearDown();
+  }
+
+  static constexpr auto everything = [](CUstream) { return true; };
+  static void begin(id pool, std::function<bool(CUstream)> filter = everything) {
+    gpumem_torch_begin_allocate_to_pool(device, pool, std::move(filter));
+  }
+  static void end(id pool) { gpumem_torch_end_allocate_to_pool(device, pool); }
+  static void release(id pool) { gpumem_torch_release_pool(device, pool); }
+  static int uses(id pool) {
+    int count = -1;
+    EXPECT_EQ(gpumem_torch_pool_use_count(device, pool, &count), GPUMEM_GRANTED) << gpumem_last_error();
+    return count;
+  }
+  void* block(std::size_t bytes) const { return allocate_block(bytes, device, stream, promises); }
+  static id pool_of(void const* pointer) {
+    gpumem_torch_block found{};
+    found.size = sizeof found;
+    EXPECT_EQ(gpumem_torch_describe_block(pointer, &found), GPUMEM_GRANTED);
+    EXPECT_EQ(found.device, device);
+    return {found.pool[0], found.pool[1]};
+  }
+  void begin_capture() const {
+    ASSERT_EQ(driver<decltype(&cuStreamBeginCapture)>("cuStreamBeginCapture_v2")(stream, CU_STREAM_CAPTURE_MODE_GLOBAL),
+              CUDA_SUCCESS);
+  }
+  CUgraph end_capture() const {
+    CUgraph graph = nullptr;
+    EXPECT_EQ(driver<decltype(&cuStreamEndCapture)>("cuStreamEndCapture")(stream, &graph), CUDA_SUCCESS);
+    EXPECT_NE(graph, nullptr) << "a call has ended the capture";
+    return graph;
+  }
+  static void destroy_graph(CUgraph graph) {
+    EXPECT_EQ(driver<decltype(&cuGraphDestroy)>("cuGraphDestroy")(graph), CUDA_SUCCESS);
+  }
+
+  static constexpr int device = 1;
+  CUstream stream = nullptr;
+  id const first{0, 1}, second{0, 2};
+};
+
+TEST_F(torch_mem_pools, pools_serve_the_streams_of_their_filters_the_newest_first) {
+  begin(first);
+  auto* const in_first = block(mib);
+  begin(second, [this](CUstream on) { return on == stream; });
+  auto* const in_second = block(mib);
+  auto* const other = make_stream(device);
+  auto* const on_other = allocate_block(mib, device, other, promises);
+  EXPECT_EQ(pool_of(in_first), first);
+  EXPECT_EQ(pool_of(in_second), second);
+  EXPECT_EQ(pool_of(on_other), first);
+  end(first);
+  auto* const outside = allocate_block(mib, device, other, promises);
+  EXPECT_EQ(pool_of(outside), id{});
+  end(second);
+  EXPECT_EQ((std::pair{uses(first), uses(second)}), (std::pair{1, 1}));
+  for (auto* const each : {in_first, in_second, on_other, outside}) free_block(each);
+  release(first);
+  release(second);
+}
+
+TEST_F(torch_mem_pools, misuse_is_refused) {
+  begin(first);
+  EXPECT_THROW(begin(first), std::invalid_argument);
+  end(first);
+  EXPECT_THROW(end(first), std::invalid_argument);
+  EXPECT_THROW(end(second), std::invalid_argument);
+  EXPECT_THROW(gpumem_torch_begin_allocate_to_pool(-1, first, everything), std::invalid_argument);
+  release(first);
+  release(first); // once more than it was begun
+  release(second);
+  int count = 0;
+  EXPECT_EQ(gpumem_torch_pool_use_count(device, second, &count), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_THAT(gpumem_last_error(), HasSubstr("there is no pool 0, 2"));
+  EXPECT_EQ(gpumem_torch_pool_use_count(device, first, nullptr), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_EQ(gpumem_torch_set_pool_unsplit(device, second), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_EQ(gpumem_torch_describe_block(&count, nullptr), GPUMEM_INVALID_ARGUMENT);
+  gpumem_torch_block found{};
+  found.size = sizeof found;
+  EXPECT_EQ(gpumem_torch_describe_block(&count, &found), GPUMEM_GRANTED);
+  EXPECT_EQ(found.device, -1);
+}
+
+TEST_F(torch_mem_pools, pools_live_until_they_have_neither_uses_nor_blocks) {
+  begin(first);
+  auto* const kept = block(3 * mib);
+  end(first);
+  EXPECT_EQ(gpumem_torch_retain_pool(device, first, nullptr), GPUMEM_GRANTED);
+  EXPECT_EQ(uses(first), 2);
+  release(first);
+  release(first);
+  gpumem_torch_empty_cache();
+  EXPECT_EQ(pool_of(kept), first) << "it has a block";
+  free_block(kept);
+  EXPECT_EQ(uses(first), 0);
+  EXPECT_EQ(gpumem_torch_empty_pool(device, first), GPUMEM_GRANTED);
+  int count = 0;
+  EXPECT_EQ(gpumem_torch_pool_use_count(device, first, &count), GPUMEM_INVALID_ARGUMENT);
+}
+
+// Memory that a capture gets stays the graph's, and is reused in the order of its stream within the pool.
+TEST_F(torch_mem_pools, captures_get_memory_that_stays) {
+  auto* const before = block(mib);
+  std::vector<CUgraph> graphs;
+  std::vector<void*> addresses;
+  for (int i = 0; i < 2; ++i) {
+    begin(first);
+    begin_capture();
+    auto* const one = block(4 * mib);
+    free_block(one);
+    auto* const two = block(4 * mib);
+    EXPECT_EQ(one, two);
+    EXPECT_EQ(pool_of(two), first);
+    if (i == 0) free_block(before); // of memory outside
+    gpumem_torch_empty_cache();
+    graphs.push_back(end_capture());
+    end(first);
+    addresses.push_back(two);
+    free_block(two);
+  }
+  EXPECT_EQ(addresses[0], addresses[1]);
+  simulator::run_until_idle();
+  gpumem_torch_empty_cache();
+  EXPECT_GE(figures(device).reserved.current, 4 * mib) << "the graphs may be launched";
+  release(first);
+  release(first);
+  for (auto* const each : graphs) destroy_graph(each);
+}
+
+TEST_F(torch_mem_pools, blocks_with_recorded_streams_wait_for_the_end_of_a_capture) {
+  auto* const side = make_stream(device);
+  auto* const outside = block(3 * mib);
+  ASSERT_EQ(gpumem_torch_record_block_stream(outside, side), GPUMEM_GRANTED);
+  begin(first);
+  begin_capture();
+  auto* const inside = block(3 * mib);
+  ASSERT_EQ(gpumem_torch_record_block_stream(inside, side), GPUMEM_GRANTED);
+  free_block(outside);
+  free_block(inside);
+  EXPECT_EQ(figures(device).blocks[GPUMEM_TORCH_ALL].current, 0u);
+  auto* const next = block(3 * mib);
+  EXPECT_NE(next, inside);
+  auto* const graph = end_capture();
+  end(first);
+  free_block(next);
+  free_block(block(1000)); // completes the frees
+  EXPECT_EQ(statistics(device).live, figures(device).reserved.current - figures(device).free.current);
+  release(first);
+  destroy_graph(graph);
+}
+
+struct functions {
+  static void* allocate(void* context, void*, std::size_t bytes, std::size_t) {
+    auto& self = *static_cast<functions*>(context);
+    if (bytes > self.room) return nullptr;
+    CUdeviceptr made = 0;
+    if (self.make(&made, bytes) != CUDA_SUCCESS) return nullptr;
+    self.sizes.push_back(bytes);
+    return reinterpret_cast<void*>(made);
+  }
+  static void free(void* context, void*, void* pointer, std::size_t, std::size_t) {
+    auto& self = *static_cast<functions*>(context);
+    ++self.freed;
+    self.destroy(reinterpret_cast<CUdeviceptr>(pointer));
+  }
+  gpumem_callbacks table() { return {sizeof(gpumem_callbacks), this, &allocate, &free}; }
+
+  CUresult (*make)(CUdeviceptr*, std::size_t);
+  CUresult (*destroy)(CUdeviceptr);
+  std::size_t room = SIZE_MAX;
+  std::vector<std::size_t> sizes = {};
+  std::size_t freed = 0;
+};
+
+TEST_F(torch_mem_pools, pools_draw_from_functions_of_the_caller) {
+  functions from{driver<decltype(&cuMemAlloc)>("cuMemAlloc_v2"), driver<decltype(&cuMemFree)>("cuMemFree_v2")};
+  auto const table = from.table();
+  ASSERT_EQ(gpumem_torch_retain_pool(device, first, &table), GPUMEM_GRANTED);
+  begin(first);
+  auto* const one = block(5 * mib);
+  free_block(one);
+  auto* const two = block(5 * mib);
+  EXPECT_EQ(one, two);
+  EXPECT_EQ(from.sizes, (std::vector{5 * mib}));
+  end(first);
+  EXPECT_EQ(figures(device).reserved.current, 5 * mib + statistics(device).reserved);
+  from.room = mib;
+  begin(first);
+  void* none = nullptr;
+  EXPECT_EQ(gpumem_torch_allocate_block(9 * mib, device, stream, promises, &none), GPUMEM_EXHAUSTED);
+  end(first);
+  free_block(two);
+  for (int i = 0; i < 3; ++i) release(first);
+  simulator::run_until_idle();
+  gpumem_torch_empty_cache();
+  EXPECT_EQ(from.freed, 1u);
+}
+
+TEST_F(torch_mem_pools, blocks_of_an_unsplit_pool_are_single_allocations) {
+  functions from{driver<decltype(&cuMemAlloc)>("cuMemAlloc_v2"), driver<decltype(&cuMemFree)>("cuMemFree_v2")};
+  auto const table = from.table();
+  for (auto const pool : {first, second}) {
+    ASSERT_EQ(gpumem_torch_retain_pool(device, pool, pool == first ? &table : nullptr), GPUMEM_GRANTED);
+    ASSERT_EQ(gpumem_torch_set_pool_unsplit(device, pool), GPUMEM_GRANTED);
+    begin(pool);
+    for (auto* const each : {block(1000), block(2000)}) free_block(each);
+    end(pool);
+    release(pool);
+    release(pool);
+  }
+  EXPECT_EQ(from.sizes, (std::vector<std::size_t>{1000, 2000}));
+}
+
+TEST_F(torch_mem_pools, memory_of_a_pool_serves_requests_that_find_none) {
+  functions from{driver<decltype(&cuMemAlloc)>("cuMemAlloc_v2"), driver<decltype(&cuMemFree)>("cuMemFree_v2")};
+  auto const table = from.table();
+  ASSERT_EQ(gpumem_torch_retain_pool(device, first, &table), GPUMEM_GRANTED);
+  begin(first);
+  auto* const own = block(64 * mib);
+  end(first);
+  free_block(own);
+  free_block(block(mib)); // the device's pool
+  gpumem_torch_memory_fraction(32.0 / (80 << 10), device);
+  void* none = nullptr;
+  EXPECT_EQ(gpumem_torch_allocate_block(64 * mib, device, stream, promises, &none), GPUMEM_TOO_LARGE);
+  ASSERT_EQ(gpumem_torch_use_pool_on_out_of_memory(device, first, 1), GPUMEM_GRANTED);
+  auto* const last = block(64 * mib);
+  EXPECT_EQ(last, own);
+  free_block(last);
+  ASSERT_EQ(gpumem_torch_use_pool_on_out_of_memory(device, first, 0), GPUMEM_GRANTED);
+  EXPECT_EQ(gpumem_torch_allocate_block(64 * mib, device, stream, promises, &none), GPUMEM_TOO_LARGE);
+  gpumem_torch_memory_fraction(1, device);
+  release(first);
+  release(first);
+}
+
+TEST_F(torch_mem_pools, ranges_show_each_byte_once_with_its_pool) {
+  struct range {
+    char* base;
+    std::size_t bytes;
+    bool live;
+    id pool;
+  };
+  std::vector<range> seen;
+  auto* const outside = block(3 * mib);
+  begin(first);
+  auto* const inside = block(5 * mib);
+  end(first);
+  auto* const freed = block(7 * mib);
+  free_block(freed);
+  auto const visit = [](void* to, gpumem_range const* one, unsigned long long a, unsigned long long b) {
+    static_cast<std::vector<range>*>(to)->push_back(
+        {static_cast<char*>(one->base), one->bytes, one->live != 0, {a, b}});
+  };
+  ASSERT_EQ(gpumem_torch_visit_ranges(device, visit, &seen), GPUMEM_GRANTED);
+  std::size_t sum = 0;
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    sum += seen[i].bytes;
+    if (i > 0) EXPECT_LE(seen[i - 1].base + seen[i - 1].bytes, seen[i].base);
+  }
+  EXPECT_EQ(sum, figures(device).reserved.current);
+  auto const at = [&](void* pointer) {
+    return *std::ranges::find_if(seen, [&](range const& one) { return one.base == pointer; });
+  };
+  EXPECT_TRUE(at(outside).live && at(outside).pool == id{});
+  EXPECT_TRUE(at(inside).live && at(inside).pool == first);
+  EXPECT_EQ(std::ranges::count_if(seen, [](range const& one) { return one.live; }), 2);
+  EXPECT_EQ(gpumem_torch_visit_ranges(device, nullptr, nullptr), GPUMEM_INVALID_ARGUMENT);
+  free_block(outside);
+  free_block(inside);
+  release(first);
+}
+
+TEST_F(torch_mem_pools, pages_are_told) {
+  static std::ptrdiff_t mapped;
+  mapped = static_cast<std::ptrdiff_t>(figures(device).reserved.current);
+  gpumem_torch_observe_pages([](int of, void*, std::size_t bytes, int now) {
+    if (of == device) mapped += now ? static_cast<std::ptrdiff_t>(bytes) : -static_cast<std::ptrdiff_t>(bytes);
+  });
+  auto* const one = block(33 * mib);
+  EXPECT_EQ(mapped, static_cast<std::ptrdiff_t>(figures(device).reserved.current));
+  free_block(one);
+  simulator::run_until_idle();
+  gpumem_torch_empty_cache();
+  EXPECT_EQ(mapped, 0);
+  gpumem_torch_observe_pages(nullptr);
+}
+
+} // namespace
