@@ -41,7 +41,7 @@ TEST_F(graph_resource, freed_range_serves_no_other_stream) {
   memory.deallocate(a, p, 2 * MiB);
   simulator::run_until_idle();
   auto* const other = memory.allocate(b, 2 * MiB);
-  EXPECT_NE(other, p) << "also not after the work of the first stream";
+  ASSERT_NE(other, p) << "also not after the work of the first stream";
   EXPECT_EQ(memory.allocate(a, 2 * MiB), p);
   memory.deallocate(a, p, 2 * MiB);
   memory.deallocate(b, other, 2 * MiB);
