@@ -28,9 +28,15 @@ if(IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
 endif()
 configure_file("${PROJECT_SOURCE_DIR}/cmake/gpumem_c.pc.in" "${PROJECT_BINARY_DIR}/gpumem_c.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/gpumem_c.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
-# The Python module looks for the library two folders up.
+# The Python module looks for the library two folders up, and for the sources of PyTorch's allocator beside itself.
+set(gpumem_python "${CMAKE_INSTALL_LIBDIR}/gpumem/python")
 install(FILES "${PROJECT_SOURCE_DIR}/modules/bridge/python/gpumem_torch.py"
-  DESTINATION "${CMAKE_INSTALL_LIBDIR}/gpumem/python")
+  "${PROJECT_SOURCE_DIR}/modules/bridge/python/gpumem_torch_build.py" DESTINATION "${gpumem_python}")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/src/torch/" DESTINATION "${gpumem_python}/gpumem_torch.sources"
+  FILES_MATCHING PATTERN "*.cpp" PATTERN "*.hpp")
+install(FILES "${PROJECT_SOURCE_DIR}/modules/bridge/gpumem/gpumem.h"
+  "${PROJECT_SOURCE_DIR}/modules/bridge/gpumem/gpumem_torch.h" "${PROJECT_SOURCE_DIR}/modules/bridge/gpumem/version.h"
+  DESTINATION "${gpumem_python}/gpumem_torch.sources/gpumem")
 
 # The simulated driver is loaded by name at run time and never linked. Programs that use it contain its path; the tools
 # find it from their own folder.

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-# Makes the wheel gpumem-torch: the C library of a build, and the Python module that finds the library beside itself.
+# Makes the wheel gpumem-torch: the C library of a build, the Python modules that find the library beside themselves, and
+# the sources of the class that they compile for the PyTorch at hand.
 # SPDX-License-Identifier: Apache-2.0
 # usage: wheel.py --build build/release --output dist
 import argparse
@@ -20,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "libgpumem_c.so.0"
 FOLDER = "gpumem_torch.libs"
+SOURCES = "gpumem_torch.sources"
 # PEP 600 lets a wheel rely on these libraries of the system.
 SYSTEM = re.compile(r"(libc|libm|libdl|libpthread|librt|libstdc\+\+|libgcc_s|ld-linux-[\w-]+)\.so\.\d+")
 # The newest GLIBCXX_3.4.N that systems with a glibc 2.M have, as (M, N); auditwheel's policies say the same.
@@ -73,8 +75,18 @@ Description-Content-Type: text/plain
 
 The library in this wheel needs glibc 2.{glibc}, a libstdc++ with GLIBCXX_3.4.{runtime}, and an NVIDIA driver of
 CUDA 13.0, or newer ones.
-The module is imported without PyTorch; `install` and `mem_pool` import it.
+The module is imported without PyTorch; `install` and `mem_pool` import it. `install` compiles a class for the PyTorch
+that is there, which takes a C++20 compiler and the headers of the CUDA runtime; `python -m gpumem_torch_build` does so in
+advance.
 """
+
+
+def sources():
+    """The files of the class that takes the place of PyTorch's allocator, by their names in the wheel."""
+    bridge = ROOT / "modules/bridge/gpumem"
+    files = {path.name: path for path in sorted((ROOT / "src/torch").glob("*.[ch]pp"))}
+    files.update({f"gpumem/{name}": bridge / name for name in ("gpumem.h", "gpumem_torch.h", "version.h")})
+    return {f"{SOURCES}/{name}": path.read_bytes() for name, path in files.items()}
 
 
 def write_wheel(path, files):
@@ -115,7 +127,9 @@ def make(build, output):
     output.mkdir(parents=True, exist_ok=True)
     path = output / f"gpumem_torch-{version}-{tag}.whl"
     write_wheel(path, {
-        "gpumem_torch.py": (ROOT / "modules/bridge/python/gpumem_torch.py").read_bytes(),
+        **{name: (ROOT / "modules/bridge/python" / name).read_bytes()
+           for name in ("gpumem_torch.py", "gpumem_torch_build.py")},
+        **sources(),
         f"{FOLDER}/{LIBRARY}": stripped,
         f"{about}/METADATA": metadata(version, newest(versions, "GLIBC_2."), newest(versions, "GLIBCXX_3.4.")).encode(),
         f"{about}/WHEEL": description.encode(),

@@ -22,12 +22,15 @@ public:
   /// Returns the timeline of the stream that now has this handle, as its id tells. If there is none, makes one or
   /// reuses that of a dead stream. Throws std::bad_alloc, cuda_error.
   stream_timeline& of_handle(CUstream handle);
+  /// Returns the timeline of the last stream seen with this handle; if there is none, makes one without an id. For a
+  /// stream that captures: the driver refuses its id and ends the capture. Throws std::bad_alloc, cuda_error.
+  stream_timeline& of_capturing(CUstream handle, device where);
   /// Returns the timeline of the last stream seen with this handle, if the table of handles has no room for it;
   /// otherwise null.
   stream_timeline* find_beyond_table(CUstream handle) const noexcept;
   /// Returns the timeline of a default stream of the device, which must be current. All threads share that of the
   /// legacy stream; the others belong to the calling thread. Throws std::bad_alloc, cuda_error.
-  stream_timeline& of_default(stream_kind kind, device where, CUstream handle);
+  stream_timeline& of_default(stream_kind kind, device where, CUstream handle, bool capturing = false);
   /// Records events that cover the frees on the calling thread's default streams, whose handles this thread may use at
   /// any time.
   static void cover_own_defaults() noexcept;

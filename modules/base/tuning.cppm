@@ -90,7 +90,6 @@ export inline constexpr std::size_t event_fraction = 2, event_fraction_near_limi
 /// one for each 64 frees that events have covered, at most 63 frees and 64 MiB.
 /// Utilization, covered_frees_per_silent: no change; max_silent_frees: no change.
 export inline constexpr std::uint32_t covered_frees_per_silent = 64, max_silent_frees = 63;
-/// Also the least bytes after which a free of another stream records an event, except near the limit.
 /// Utilization: no change.
 export inline constexpr std::size_t max_silent_bytes = std::size_t{64} << 20;
 /// Spare events that a context, and a stream, keep.

@@ -3,6 +3,7 @@
 module;
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 export module gpumem:graph_resource;
@@ -66,16 +67,25 @@ public:
   /// Returns the block, live or free, that holds the address; nullopt if it is not in this memory.
   std::optional<block_info> find(void const* pointer) const { return state_->find(pointer); }
 
-  /// As pool_resource::bytes_of, try_deallocate, reset_peaks and memory_map.
+  /// As pool_resource::bytes_of, find_owned, try_deallocate, reset_peaks and memory_map.
   std::optional<std::size_t> bytes_of(void const* pointer) const noexcept {
-    auto const found = has_state() && pointer ? state_->find_owned(pointer) : std::nullopt;
+    auto const found = find_owned(pointer);
     return found ? std::optional{found->bytes} : std::nullopt;
+  }
+  std::optional<detail::owned_block> find_owned(void const* pointer) const noexcept {
+    return has_state() && pointer ? state_->find_owned(pointer) : std::nullopt;
   }
   std::optional<std::size_t> try_deallocate(void* pointer) noexcept {
     return has_state() && pointer ? state_->try_deallocate(pointer) : std::nullopt;
   }
   void reset_peaks() { state_->reset_peaks(); }
   std::vector<memory_range> memory_map() const { return state_->memory_map(); }
+
+  /// Makes exactly the live ranges of an earlier memory_map() live again, at their addresses, and frees all other
+  /// blocks: for programs that go back to an earlier state of their captures. The caller guarantees that the launches
+  /// so far come before those of later captures. Throws std::invalid_argument for ranges that are not of this memory,
+  /// std::bad_alloc; then some of the blocks may be missing.
+  void restore(std::span<memory_range const> live) { state_->restore(live); }
 
   Upstream const& upstream() const {
     return static_cast<detail::held_upstream<Upstream> const&>(state_->upstream()).value;

@@ -76,6 +76,7 @@ public:
   bool synchronize(std::chrono::nanoseconds longest);
   bool pin(void const* pointer, std::size_t bytes);
   void unpin(void const* pointer, std::size_t bytes);
+  void open_to(class device peer);
   expected<int, failure> export_page(void const* pointer);
   statistics read_statistics();
   std::string describe_waiting();
@@ -217,8 +218,12 @@ public:
   /// Returns the requested bytes of the live block that starts at the address; nullopt if there is none. Takes no lock
   /// unless the pool is hardened, so only the block's owner may rely on the result. Any thread.
   std::optional<std::size_t> bytes_of(void const* pointer) const noexcept {
-    auto const found = has_state() && pointer ? state().find_owned(pointer) : std::nullopt;
+    auto const found = find_owned(pointer);
     return found ? std::optional{found->bytes} : std::nullopt;
+  }
+  /// The same, with the stream for which the block was allocated.
+  std::optional<owned_block> find_owned(void const* pointer) const noexcept {
+    return has_state() && pointer ? state().find_owned(pointer) : std::nullopt;
   }
 
   /// Declares that all uses of the block on this stream are enqueued. Its free need not be ordered after them; the pool
@@ -305,6 +310,10 @@ public:
   /// pool over chunks live memory stays in any case. Any thread.
   bool pin(void const* pointer, std::size_t bytes) { return state_->pin(pointer, bytes); }
   void unpin(void const* pointer, std::size_t bytes) { state_->unpin(pointer, bytes); }
+
+  /// Lets another device read and write the memory that the pool has and gets, if the pool is over pages. Memory of
+  /// chunks follows cuCtxEnablePeerAccess. Throws cuda_error if the device cannot reach it; std::bad_alloc. Any thread.
+  void open_to(device peer) { state_->open_to(peer); }
 
   /// Returns a file descriptor by which another process can map the page that holds the address; the caller closes it.
   /// Pins the page. Needs a pool over pages with `exportable`. Throws what `throw_failure` throws.

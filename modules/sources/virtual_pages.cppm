@@ -132,6 +132,10 @@ public:
   /// none if too few addresses are left.
   std::optional<std::size_t> find_extent(std::size_t bytes) const noexcept;
 
+  /// Lets another device read and write the memory that is mapped now, and all that is mapped later. Returns the
+  /// driver's answer.
+  CUresult open_to(gpumem::device peer) noexcept;
+
   /// Maps new pages, readable and writable by the device and its peers, at a run of unmapped addresses. Rounds `bytes`
   /// up to the granularity. Pages have next_page_size() bytes, or `page` bytes if that is not 0; the last one may be
   /// smaller. `page` is a multiple of the granularity; one page is made if it covers the run. Maps all or nothing.

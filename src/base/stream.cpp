@@ -44,14 +44,13 @@ void require_current(device where) {
   if (device::current() != where) { throw detail::rule_error{broken_rule::other_device}; }
 }
 
-stream_timeline& foreign_timeline_of(CUstream handle, device where) {
+stream_timeline& foreign_timeline_of(CUstream handle, device where, bool capturing) {
   auto& all = timeline_registry::instance();
-  if (!is_default(handle)) return all.of_handle(handle);
-  require_current(where);
+  if (!is_default(handle)) return capturing ? all.of_capturing(handle, where) : all.of_handle(handle);
   auto const kind = handle == nullptr            ? stream_kind::null
                     : handle == CU_STREAM_LEGACY ? stream_kind::legacy
                                                  : stream_kind::per_thread;
-  return all.of_default(kind, where, handle);
+  return all.of_default(kind, where, handle, capturing);
 }
 
 // Whether a default stream captures, or another stream's capture forbids calls on it; true also on an error.
@@ -111,11 +110,12 @@ detail::stream_timeline* detail::find_seen_timeline(CUstream handle) noexcept tr
   auto const& ask = driver();
   auto* found = seen_handles.find(handle);
   if (!found) found = timeline_registry::instance().find_beyond_table(handle);
-  unsigned long long id = 0;
-  if (!found || ask.stream_get_id(handle, &id) != CUDA_SUCCESS || found->id() != id) return nullptr;
+  if (!found) return nullptr;
   auto status = CU_STREAM_CAPTURE_STATUS_NONE;
   bool const known = ask.stream_is_capturing(handle, &status) == CUDA_SUCCESS;
-  if (!known || status != CU_STREAM_CAPTURE_STATUS_NONE) return nullptr;
+  if (!known || status != CU_STREAM_CAPTURE_STATUS_NONE) return nullptr; // the next question would end the capture
+  unsigned long long id = 0;
+  if (ask.stream_get_id(handle, &id) != CUDA_SUCCESS || found->id() != id) return nullptr;
   if (found->cover_requested()) [[unlikely]]
     found->record_requested(handle);
   return found;
@@ -146,8 +146,9 @@ bool detail::is_capturing(CUstream handle) {
 stream_key extend::identify(stream_ref stream, device where) {
   auto const handle = resolve_default(stream.get());
   if (auto* const timeline = detail::find_owned_timeline(handle)) return stream_key::of(*timeline, handle);
-  auto& timeline = foreign_timeline_of(handle, where);
-  bool const capturing = detail::is_capturing(handle);
+  if (is_default(handle)) require_current(where);
+  bool const capturing = detail::is_capturing(handle); // first, since the question for the id would end a capture
+  auto& timeline = foreign_timeline_of(handle, where, capturing);
   if (timeline.cover_requested() && !capturing) [[unlikely]]
     timeline.record_requested(handle);
   return {timeline, handle, true, capturing};
@@ -212,6 +213,7 @@ void stream::retire() noexcept {
 
 stream stream::adopt(CUstream handle) {
   if (is_default(handle)) throw std::invalid_argument{"gpumem: a default stream cannot be adopted"};
+  if (detail::is_capturing(handle)) throw_failure({outcome::capture_unsupported, 0, 0});
   auto& timeline = timeline_registry::instance().of_handle(handle);
   timeline.prepare();
   timeline_registry::instance().adopt(timeline, true);

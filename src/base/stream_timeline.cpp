@@ -283,6 +283,7 @@ bool stream_timeline::insert_wait(stream_timeline& waiting, CUstream caller_hand
     auto const* const found = find_waitable(e);
     if (!found) return false;
     relaxed_capture const relaxed;
+    if (waiting.captures(caller_handle)) return false; // the wait would end a capture that was begun on the handle
     if (driver().stream_wait_event(caller_handle, found->event->handle, 0) != CUDA_SUCCESS) return false;
   }
   try {

@@ -113,7 +113,16 @@ stream_timeline& timeline_registry::of_handle(CUstream handle) {
   return timeline;
 }
 
-stream_timeline& timeline_registry::of_default(stream_kind kind, device where, CUstream handle) {
+// Its work belongs to the graph, so only the order of calls depends on which stream it is.
+stream_timeline& timeline_registry::of_capturing(CUstream handle, device where) {
+  sync::lock const held{mutex_};
+  if (auto* const found = find(handle)) return *found;
+  auto& timeline = take(stream_kind::foreign, 0, where.ordinal(), where.context(), handle);
+  put(handle, timeline);
+  return timeline;
+}
+
+stream_timeline& timeline_registry::of_default(stream_kind kind, device where, CUstream handle, bool capturing) {
   auto const device = static_cast<std::size_t>(where.ordinal());
   if (kind == stream_kind::legacy) {
     sync::lock const held{mutex_};
@@ -121,9 +130,9 @@ stream_timeline& timeline_registry::of_default(stream_kind kind, device where, C
     if (!legacy_[device]) legacy_[device] = &make(kind, 0, where.ordinal(), where.context(), handle, false);
     return *legacy_[device];
   }
-  auto const id = kind == stream_kind::per_thread ? id_of(handle) : 0;
+  auto const id = kind == stream_kind::per_thread && !capturing ? id_of(handle) : 0;
   for (auto* each = own_defaults; each; each = each->next) {
-    if (each->kind() == kind && each->device() == where.ordinal() && each->id() == id) return *each;
+    if (each->kind() == kind && each->device() == where.ordinal() && (each->id() == id || capturing)) return *each;
   }
   // This happens again after end_thread() if the destructor of a thread_local object uses a default stream.
   if (!own_defaults) sync::at_thread_exit(end_thread);

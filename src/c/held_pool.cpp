@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -68,15 +69,17 @@ void* recorded_pool::try_allocate_keyed(void const* key, std::size_t bytes, std:
   }
 }
 
-std::optional<std::size_t> recorded_pool::bytes_of(void const* pointer) {
+std::optional<gpumem_pool::owned_block> recorded_pool::find_owned(void const* pointer) {
   support::scoped_lock const held{mutex_};
   auto const found = live_.find(pointer);
-  return found == live_.end() ? std::nullopt : std::optional{found->second.bytes};
+  if (found == live_.end()) return std::nullopt;
+  return owned_block{found->second.bytes, found->second.stream.timeline().handle()};
 }
 
 std::optional<std::size_t> recorded_pool::try_free(void* pointer) {
-  auto const bytes = bytes_of(pointer);
-  if (!bytes) return std::nullopt;
+  auto const found = find_owned(pointer);
+  if (!found) return std::nullopt;
+  auto const bytes = std::optional{found->bytes};
   auto const block = take(pointer, bytes);
   auto const key = block.mapped().stream.by_identity();
   for (auto const& use : block.mapped().uses) {
@@ -143,6 +146,10 @@ void recorded_pool::reset_peaks() {
 
 void recorded_pool::visit_ranges(std::function<void(gpumem_range const&)> const&) {
   throw std::invalid_argument{"gpumem: only a pool, fixed or arena knows its ranges, not a stack over one"};
+}
+
+void recorded_pool::restore(std::span<gpumem_range const>) {
+  throw std::invalid_argument{"gpumem: only graph memory can be restored"};
 }
 
 gpumem_pool::found_block recorded_pool::find(void const* pointer) {

@@ -6,6 +6,8 @@
 
 #include <functional>
 #include <map>
+#include <span>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -53,7 +55,10 @@ public:
     return c::try_allocate_keyed(resource_, key, bytes, alignment);
   }
   std::optional<std::size_t> try_free(void* pointer) override { return resource_.try_deallocate(pointer); }
-  std::optional<std::size_t> bytes_of(void const* pointer) override { return resource_.bytes_of(pointer); }
+  std::optional<owned_block> find_owned(void const* pointer) override {
+    auto const found = resource_.find_owned(pointer);
+    return found ? std::optional{owned_block{found->bytes, found->stream->handle()}} : std::nullopt;
+  }
   void* acquire(stream_ref stream, std::size_t bytes, std::size_t alignment,
                 std::chrono::nanoseconds longest) override {
     return acquire_from(resource_, stream, bytes, alignment, longest);
@@ -75,6 +80,9 @@ public:
     if constexpr (has_limit) resource_.set_limit(bytes);
   }
   void reset_peaks() override { resource_.reset_peaks(); }
+  void open_to(int device) override {
+    if constexpr (has_limit) resource_.open_to(gpumem::device{device});
+  }
   int device() override { return ordinal_; }
   gpumem::statistics statistics() override { return resource_.statistics(); }
   found_block find(void const* pointer) override {
@@ -84,6 +92,16 @@ public:
 
   void visit_ranges(std::function<void(gpumem_range const&)> const& visit) override {
     visit_map(resource_.memory_map(), visit);
+  }
+  void restore(std::span<gpumem_range const> live) override {
+    if constexpr (requires { resource_.restore({}); }) {
+      std::vector<memory_range> ranges;
+      for (auto const& one : live)
+        ranges.push_back({one.base, one.bytes, one.requested, one.stream, one.live != 0, one.region, one.region_bytes});
+      resource_.restore(ranges);
+    } else {
+      throw std::invalid_argument{"gpumem: only graph memory can be restored"};
+    }
   }
   any_pool resource() override { return resource_; }
 
@@ -105,22 +123,24 @@ public:
   void free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) override;
   void* try_allocate_keyed(void const* key, std::size_t bytes, std::size_t alignment) noexcept override;
   std::optional<std::size_t> try_free(void* pointer) override;
-  std::optional<std::size_t> bytes_of(void const* pointer) override;
+  std::optional<owned_block> find_owned(void const* pointer) override;
   void* acquire(stream_ref stream, std::size_t bytes, std::size_t alignment, std::chrono::nanoseconds longest) override;
   void* allocate_sync(std::size_t bytes, std::size_t alignment) override;
   void free_sync(void* pointer, std::size_t bytes) override;
   void record_use(void* pointer, stream_ref stream) override;
-  /// These four, and visit_ranges(), throw std::invalid_argument: only a pool has them.
+  /// These four, visit_ranges() and restore() throw std::invalid_argument: only a pool has them.
   bool synchronize(std::chrono::nanoseconds longest) override;
   void reserve(std::size_t bytes) override;
   void set_limit(std::size_t bytes) override;
   void reset_peaks() override;
+  void open_to(int) override {} // the resources inside decide that
   int device() override { return device_.ordinal(); }
   std::size_t trim(std::size_t keep) override { return gpumem::trim(resource_, keep); }
   /// Throws std::invalid_argument if the outermost resource keeps none.
   gpumem::statistics statistics() override;
   found_block find(void const* pointer) override;
   void visit_ranges(std::function<void(gpumem_range const&)> const& visit) override;
+  void restore(std::span<gpumem_range const>) override;
   any_pool resource() override { return resource_; }
 
 private:

@@ -5,13 +5,16 @@
 #include "pool.hpp"
 
 #include <algorithm>
+#include <ranges>
 #include <vector>
 
 #include "../support/guarded_mutex.hpp"
 
 namespace gpumem::c {
 
-/// The pools that have a reference. Any thread.
+/// The pools that have a reference. A pool over another one is newer than that; its first block may begin at the
+/// address of a chunk, which is a block of the other. So the newest pools are asked first. Any thread, but not in a
+/// forked child.
 class made_pools {
 public:
   /// Returns the one instance of the process; never destroyed, since programs free blocks until the process ends.
@@ -25,16 +28,22 @@ public:
     support::scoped_lock const held{mutex_};
     pools_.push_back(&made);
   }
-  void remove(gpumem_pool const& gone) noexcept {
+  /// Drops a reference. Returns whether it was the last one; then the pool is not in the list any more.
+  bool drop(gpumem_pool& one) noexcept {
     support::scoped_lock const held{mutex_};
-    std::erase(pools_, &gone);
+    if (one.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
+    std::erase(pools_, &one);
+    return true;
   }
-  /// Returns the pool of which a live block starts at the address; null if there is none.
-  gpumem_pool* find(void const* pointer) {
+  /// Returns the pool of which a live block starts at the address; null if there is none. `retain`: adds a reference.
+  gpumem_pool* find(void const* pointer, bool retain) {
     support::scoped_lock const held{mutex_};
-    auto const found =
-        std::ranges::find_if(pools_, [&](auto* const each) { return each->bytes_of(pointer).has_value(); });
-    return found == pools_.end() ? nullptr : *found;
+    for (auto* const each : pools_ | std::views::reverse) {
+      if (!each->find_owned(pointer)) continue;
+      if (retain) each->references.fetch_add(1, std::memory_order_relaxed);
+      return each;
+    }
+    return nullptr;
   }
 
 private:

@@ -162,8 +162,8 @@ gpumem_outcome gpumem_retain(gpumem_pool* pool) noexcept {
 
 gpumem_outcome gpumem_release(gpumem_pool* pool) noexcept {
   if (!pool) return refuse("gpumem_release", no_pool);
-  if (pool->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return GPUMEM_GRANTED;
-  gpumem::c::made_pools::instance().remove(*pool);
+  if (gpumem::detail::forked()) return GPUMEM_GRANTED; // the pool belongs to the parent
+  if (!gpumem::c::made_pools::instance().drop(*pool)) return GPUMEM_GRANTED;
   outcome_of([&] { delete pool; }); // takes a misuse that a block of the pool reports now
   return GPUMEM_GRANTED;
 }
@@ -242,17 +242,26 @@ gpumem_outcome gpumem_reset_peaks(gpumem_pool* pool) noexcept {
 
 gpumem_outcome gpumem_pool_of(void const* pointer, gpumem_pool** pool) noexcept {
   if (!pool) return refuse("gpumem_pool_of", "the out-pointer is NULL");
-  return outcome_of([&] { *pool = gpumem::c::made_pools::instance().find(pointer); });
+  return outcome_of(
+      [&] { *pool = gpumem::detail::forked() ? nullptr : gpumem::c::made_pools::instance().find(pointer, false); });
 }
 
 gpumem_outcome gpumem_free_pointer(void* pointer) noexcept {
-  if (!pointer) return GPUMEM_GRANTED;
-  return outcome_of([&] {
+  if (!pointer || gpumem::detail::forked()) return GPUMEM_GRANTED;
+  gpumem_pool* owner = nullptr;
+  auto const freed = outcome_of([&] {
     if (!gpumem::driver_api::driver_alive()) return;
-    auto* const pool = gpumem::c::made_pools::instance().find(pointer);
-    if (pool && pool->try_free(pointer)) return;
+    owner = gpumem::c::made_pools::instance().find(pointer, true);
+    if (owner && owner->try_free(pointer)) return;
     throw std::invalid_argument{"gpumem: no pool has a live block at this address"};
   });
+  if (owner) gpumem_release(owner);
+  return freed;
+}
+
+gpumem_outcome gpumem_open_to(gpumem_pool* pool, int device) noexcept {
+  if (!pool) return refuse("gpumem_open_to", no_pool);
+  return outcome_of([&] { pool->open_to(device); });
 }
 
 gpumem_outcome gpumem_device(gpumem_pool* pool, int* device) noexcept {

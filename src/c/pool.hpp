@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 
 /// The pool to which a C caller has a pointer. Its functions throw exceptions that outcome_of() makes outcomes of. Any
 /// thread.
@@ -41,8 +42,12 @@ struct gpumem_pool {
   /// Frees on the stream of the allocation; returns the requested bytes. Empty if the address is not that of a live
   /// block, and then does nothing.
   virtual std::optional<std::size_t> try_free(void* pointer) = 0;
-  /// Returns the requested bytes of the live block that starts at the address; empty if there is none.
-  virtual std::optional<std::size_t> bytes_of(void const* pointer) = 0;
+  /// The live block that starts at an address, for its owner.
+  struct owned_block {
+    std::size_t bytes = 0;  ///< requested
+    void* stream = nullptr; ///< for which it was allocated; null: the host
+  };
+  virtual std::optional<owned_block> find_owned(void const* pointer) = 0;
   /// Waits until the time has passed; max(): without end.
   virtual void* acquire(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment,
                         std::chrono::nanoseconds longest) = 0;
@@ -55,11 +60,14 @@ struct gpumem_pool {
   virtual void reserve(std::size_t bytes) = 0;
   virtual void set_limit(std::size_t bytes) = 0;
   virtual void reset_peaks() = 0;
+  virtual void open_to(int device) = 0;
   virtual int device() = 0;
   virtual gpumem::statistics statistics() = 0;
   virtual found_block find(void const* pointer) = 0;
   /// Calls `visit` for all reserved memory by address.
   virtual void visit_ranges(std::function<void(gpumem_range const&)> const& visit) = 0;
+  /// Makes exactly these blocks live, in graph memory. Others throw std::invalid_argument.
+  virtual void restore(std::span<gpumem_range const> live) = 0;
   /// Returns a handle of the outermost resource.
   virtual gpumem::any_pool resource() = 0;
 

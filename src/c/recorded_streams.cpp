@@ -7,15 +7,15 @@
 
 namespace gpumem::c {
 
-void recorded_streams::add(void* block, void* stream) {
+void recorded_streams::add(void* block, stream used) {
   support::scoped_lock const held{mutex_};
   auto& streams = streams_[block];
   blocks_.store(streams_.size(), std::memory_order_release);
-  if (std::ranges::find(streams, stream) == streams.end()) streams.push_back(stream);
+  if (std::ranges::find(streams, used) == streams.end()) streams.push_back(used);
 }
 
 // The free of a block is ordered after all recordings for it, so the free cannot read a zero that is out of date.
-std::vector<void*> recorded_streams::take(void* block) noexcept {
+std::vector<recorded_streams::stream> recorded_streams::take(void* block) noexcept {
   if (blocks_.load(std::memory_order_acquire) == 0) return {};
   support::scoped_lock const held{mutex_};
   auto const found = streams_.find(block);

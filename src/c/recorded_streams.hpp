@@ -15,15 +15,20 @@ namespace gpumem::c {
 /// promises to wait for the work that they have been given by then, not by the time of the recording. Any thread.
 class recorded_streams {
 public:
+  struct stream {
+    void* handle;
+    int device;
+    friend bool operator==(stream const&, stream const&) = default;
+  };
   /// Adds a stream of a block; a second time changes nothing. Throws std::bad_alloc.
-  void add(void* block, void* stream);
+  void add(void* block, stream used);
 
   /// Removes and returns the streams of the block. Costs one load if no block has any.
-  std::vector<void*> take(void* block) noexcept;
+  std::vector<stream> take(void* block) noexcept;
 
 private:
   support::guarded_mutex mutex_;
-  std::unordered_map<void*, std::vector<void*>> streams_ __attribute__((guarded_by(mutex_)));
+  std::unordered_map<void*, std::vector<stream>> streams_ __attribute__((guarded_by(mutex_)));
   std::atomic<std::size_t> blocks_{0};
 };
 

@@ -95,12 +95,19 @@ gpumem_outcome gpumem_torch_allocate_block(size_t bytes, int device, CUstream_st
   return allocate(bytes, device, stream, promises, *pointer);
 }
 
-gpumem_outcome gpumem_torch_free_block(void* pointer) noexcept {
-  return outcome_with_pools([&](torch_pools& all) { all.free(pointer); });
+gpumem_outcome gpumem_torch_free_block(void* pointer, size_t* bytes) noexcept {
+  size_t freed = 0;
+  auto const done = outcome_with_pools([&](torch_pools& all) { freed = all.free(pointer); });
+  if (bytes && done == GPUMEM_GRANTED) *bytes = freed;
+  return done;
 }
 
-gpumem_outcome gpumem_torch_record_block_stream(void* pointer, CUstream_st* stream) noexcept {
-  return outcome_with_pools([&](torch_pools& all) { all.record_stream(pointer, stream); });
+gpumem_outcome gpumem_torch_record_block_stream(void* pointer, CUstream_st* stream, int device) noexcept {
+  return outcome_with_pools([&](torch_pools& all) { all.record_stream(pointer, stream, device); });
+}
+
+gpumem_outcome gpumem_torch_open_to(int device, int accessed) noexcept {
+  return outcome_with_pools([&](torch_pools& all) { all.of(accessed).pool().open_to(device); });
 }
 
 gpumem_outcome gpumem_torch_set_memory_fraction(double fraction, int device) noexcept {
@@ -109,7 +116,7 @@ gpumem_outcome gpumem_torch_set_memory_fraction(double fraction, int device) noe
 
 gpumem_outcome gpumem_torch_describe_block(void const* pointer, gpumem_torch_block* block) noexcept {
   if (!block) return gpumem::c::refuse("gpumem_torch_describe_block", "the out-pointer is NULL");
-  gpumem_torch_block found{sizeof found, -1, 0, {0, 0}};
+  gpumem_torch_block found{sizeof found, -1, 0, {0, 0}, nullptr};
   auto const asked = outcome_with_pools([&](torch_pools& all) { found = all.describe(pointer); });
   if (asked != GPUMEM_GRANTED || gpumem::c::copy_known(found, block)) return asked;
   return gpumem::c::refuse("gpumem_torch_describe_block",
@@ -159,7 +166,7 @@ void* gpumem_torch_allocate(size_t bytes, int device, CUstream_st* stream) {
 }
 
 void gpumem_torch_record_stream(void* pointer, CUstream_st* stream) {
-  raise_unless_granted(gpumem_torch_record_block_stream(pointer, stream));
+  raise_unless_granted(gpumem_torch_record_block_stream(pointer, stream, -1));
 }
 
 void gpumem_torch_memory_fraction(double fraction, int device) {
@@ -202,5 +209,15 @@ gpumem_outcome gpumem_torch_set_pool_unsplit(int device, gpumem_torch_pool_id po
 gpumem_outcome gpumem_torch_empty_pool(int device, gpumem_torch_pool_id pool) noexcept {
   return outcome_with_device(device, [&](torch_device& known) {
     if (!known.mem_pools().routes()) known.mem_pools().reclaim(pool);
+  });
+}
+
+gpumem_outcome gpumem_torch_restore_pool(int device, gpumem_torch_pool_id pool, gpumem_range const* live, size_t count,
+                                         void (*changed)(void* context, gpumem_range const* range, int now),
+                                         void* context) noexcept {
+  if ((!live && count > 0) || !changed) return gpumem::c::refuse("gpumem_torch_restore_pool", "an argument is NULL");
+  return outcome_with_pools([&](torch_pools& all) {
+    all.of(device).restore(pool, {live, count},
+                           [&](gpumem_range const& one, bool now) { changed(context, &one, now); });
   });
 }

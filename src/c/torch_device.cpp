@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_device.hpp"
 
+#include "failure.hpp"
+
 #include <cuda.h>
 
 #include <algorithm>
@@ -23,6 +25,15 @@ stream_ref named(void* stream) noexcept {
   return stream_ref{static_cast<CUstream>(stream ? stream : GPUMEM_STREAM_LEGACY)};
 }
 
+bool is_default(CUstream stream) noexcept { return stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD; }
+
+/// Whether the stream takes part in a capture; false also on an error.
+bool captures(void* stream) noexcept {
+  auto status = CU_STREAM_CAPTURE_STATUS_NONE;
+  auto const asked = driver_api::driver().stream_is_capturing(static_cast<CUstream>(stream), &status);
+  return asked == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 /// Sets a figure of which only the current value and a peak are known.
 void set_read(gpumem_torch_figure& figure, std::uint64_t now, std::uint64_t& peak) noexcept {
   peak = std::max(peak, now);
@@ -42,10 +53,15 @@ gpumem::statistics torch_device::pool_statistics() {
   } catch (std::exception const&) { return {}; }
 }
 
-void torch_device::set_share(double fraction) {
-  auto const share = static_cast<std::size_t>(fraction * static_cast<double>(device{ordinal_}.memory().total));
-  if (fraction < 1) return pool_.set_limit(limit_ ? std::min(limit_, share) : share);
-  pool_.set_limit(limit_);
+void torch_device::set_fraction(double fraction) {
+  auto const bytes = limit_of(fraction, ordinal_);
+  pool_.set_limit(limit_ && bytes ? std::min(limit_, bytes) : std::max(limit_, bytes));
+}
+
+std::size_t torch_device::limit_of(double fraction, int ordinal) {
+  if (fraction >= 1) return 0;
+  auto const total = static_cast<double>(device{ordinal}.memory().total);
+  return std::max(static_cast<std::size_t>(fraction * total), std::size_t{1});
 }
 
 void* torch_device::allocate(std::size_t bytes, void* stream, int promises) {
@@ -53,11 +69,10 @@ void* torch_device::allocate(std::size_t bytes, void* stream, int promises) {
   if (any_waiting_.load(std::memory_order_acquire)) [[unlikely]]
     free_waiting();
   auto const on = named(stream);
-  std::optional<device_guard> current; // a legacy stream belongs to the current device
+  std::optional<device_guard> current; // a default stream belongs to the current device
   bool const known = (promises & GPUMEM_TORCH_DEVICE_CURRENT) != 0;
-  if (on.get() == CU_STREAM_LEGACY && !known && device::current().ordinal() != ordinal_)
-    current.emplace(device{ordinal_});
-  auto* const serving = mem_pools_.routes() ? mem_pools_.serving(stream) : nullptr;
+  if (is_default(on.get()) && !known && device::current().ordinal() != ordinal_) current.emplace(device{ordinal_});
+  auto const serving = mem_pools_.routes() ? mem_pools_.serving(stream) : nullptr;
   auto* pointer = serving ? serving->allocate(on, bytes, GPUMEM_ALIGNMENT) : try_allocate(bytes, on.get(), promises);
   if (!pointer) pointer = allocate_slow(bytes, on.get());
   counters_.count_allocation(bytes);
@@ -92,67 +107,101 @@ void* torch_device::try_allocate(std::size_t bytes, void* stream, int promises) 
     return first;
   }();
   if (key.capturing() || device{ordinal_}.lost()) return nullptr;
-  if ((promises & GPUMEM_TORCH_STREAM_LIVES) != 0 && handle != CU_STREAM_LEGACY && !key.timeline().owns_handle())
+  if ((promises & GPUMEM_TORCH_STREAM_LIVES) != 0 && !is_default(handle) && !key.timeline().owns_handle())
     static_cast<void>(*new gpumem::stream{gpumem::stream::adopt(handle)}); // the promise is never taken back
   return pool_.try_allocate_keyed(&key, bytes, GPUMEM_ALIGNMENT);
 }
 
-std::optional<std::size_t> torch_device::bytes_of(void const* pointer) {
-  auto const owner = mem_pools_.any() ? mem_pools_.owner_of(pointer) : torch_mem_pools::memory{};
-  return (owner.pool ? *owner.pool : pool_).bytes_of(pointer);
+std::optional<gpumem_pool::owned_block> torch_device::find_owned(void const* pointer, torch_mem_pools::memory& owner) {
+  owner = mem_pools_.any() ? mem_pools_.owner_of(pointer) : torch_mem_pools::memory{};
+  if (!owner.pool) owner.pool = &pool_;
+  return owner.pool->find_owned(pointer);
 }
 
-// A chunk of a pool of PyTorch is a block of the device's pool, and may begin at the address of its first block.
-bool torch_device::free(void* pointer, std::vector<void*> users) {
-  auto const owner = mem_pools_.any() ? mem_pools_.owner_of(pointer) : torch_mem_pools::memory{};
-  auto& from = owner.pool ? *owner.pool : pool_;
-  if (!users.empty()) [[unlikely]] {
-    auto const bytes = from.bytes_of(pointer);
-    if (!bytes) return false;
-    counters_.count_free(*bytes);
-    if (mem_pools_.routes()) { // a stream may capture
-      support::scoped_lock const held{mutex_};
-      waiting_.push_back({pointer, std::move(users)});
-      any_waiting_.store(true, std::memory_order_release);
-      return true;
-    }
-    if (owner.graph) users.clear(); // the order of its launches is that of the captures
-    free_after(pointer, from, users);
-    return true;
+std::optional<gpumem_torch_block> torch_device::describe(void const* pointer) {
+  torch_mem_pools::memory owner;
+  auto const found = find_owned(pointer, owner);
+  if (!found) return std::nullopt;
+  auto* const stream = found->stream == GPUMEM_STREAM_LEGACY ? nullptr : found->stream;
+  return gpumem_torch_block{sizeof(gpumem_torch_block),
+                            ordinal_,
+                            found->bytes,
+                            {owner.of.first, owner.of.second},
+                            static_cast<CUstream_st*>(stream)};
+}
+
+std::optional<std::size_t> torch_device::free(void* pointer, std::vector<recorded_streams::stream> users) {
+  torch_mem_pools::memory owner;
+  if (users.empty() && !mem_pools_.any()) [[likely]] {
+    auto const bytes = pool_.try_free(pointer);
+    if (bytes) counters_.count_free(*bytes);
+    return bytes;
   }
-  auto const bytes = from.try_free(pointer);
-  if (bytes) counters_.count_free(*bytes);
-  return bytes.has_value();
+  auto const found = find_owned(pointer, owner);
+  if (!found) return std::nullopt;
+  std::erase(users, recorded_streams::stream{found->stream, ordinal_});
+  if (std::ranges::any_of(users, [](auto const& one) { return captures(one.handle); })) {
+    support::scoped_lock const held{mutex_};
+    waiting_.push_back({pointer, std::move(users)});
+    any_waiting_.store(true, std::memory_order_release);
+  } else {
+    order_after(pointer, owner, users);
+    owner.pool->try_free(pointer);
+  }
+  counters_.count_free(found->bytes);
+  return found->bytes;
 }
 
-// If the reuse cannot be ordered after a stream, waits for the stream.
-void torch_device::free_after(void* pointer, gpumem_pool& owner, std::vector<void*> const& users) {
-  device const where{ordinal_};
-  device_guard const scope{where};
-  for (auto* const each : users) {
-    stream_ref const on{static_cast<CUstream>(each)};
+// Makes the reuse of the block wait for the work that the streams have been given so far. Waits on the host for streams
+// after which the reuse cannot be ordered, as for all where the block is graph memory.
+void torch_device::order_after(void* pointer, torch_mem_pools::memory const& owner,
+                               std::vector<recorded_streams::stream> const& users) {
+  for (auto const& each : users) {
+    device const where{each.device};
+    device_guard const scope{where};
+    stream_ref const on{static_cast<CUstream>(each.handle)};
     try {
-      owner.record_use(pointer, on);
-    } catch (std::exception const&) {
-      driver_api::check(extend::identify(on, where).wait_on_host(), "cuStreamSynchronize");
-    }
+      if (!owner.graph) {
+        owner.pool->record_use(pointer, on);
+        continue;
+      }
+    } catch (std::exception const&) {} // the stream is gone, or the host has no memory
+    driver_api::check(extend::identify(on, where).wait_on_host(), "cuStreamSynchronize");
   }
-  owner.try_free(pointer);
 }
 
-void torch_device::free_waiting() {
-  if (mem_pools_.routes()) return;
+// Blocks whose streams still capture, and those after which nothing can be ordered, stay.
+void torch_device::free_waiting() noexcept {
   std::vector<waiting_free> waiting;
   {
     support::scoped_lock const held{mutex_};
     std::swap(waiting, waiting_);
     any_waiting_.store(false, std::memory_order_release);
   }
-  for (auto& [pointer, users] : waiting) {
-    auto const owner = mem_pools_.owner_of(pointer);
-    if (owner.graph) users.clear();
-    free_after(pointer, owner.pool ? *owner.pool : pool_, users);
+  for (auto& one : waiting) {
+    auto const freed = outcome_of([&] {
+      if (std::ranges::any_of(one.users, [](auto const& user) { return captures(user.handle); }))
+        throw std::invalid_argument{"gpumem: the stream captures"};
+      torch_mem_pools::memory owner;
+      find_owned(one.pointer, owner);
+      order_after(one.pointer, owner, one.users);
+      owner.pool->try_free(one.pointer);
+    });
+    if (freed == GPUMEM_GRANTED) continue;
+    outcome_of([&] {
+      support::scoped_lock const held{mutex_};
+      waiting_.push_back(std::move(one));
+      any_waiting_.store(true, std::memory_order_release);
+    });
   }
+}
+
+void torch_device::restore(torch_mem_pools::id pool, std::span<gpumem_range const> live,
+                           std::function<void(gpumem_range const&, bool now)> const& changed) {
+  mem_pools_.restore(pool, live, [&](gpumem_range const& one, bool now) {
+    now ? counters_.count_allocation(one.requested) : counters_.count_free(one.requested);
+    changed(one, now);
+  });
 }
 
 void torch_device::trim() {
@@ -175,11 +224,32 @@ void torch_device::visit_ranges(std::function<void(torch_mem_pools::id, gpumem_r
   auto const show_before = [&](void const* end) {
     for (; part != parts.end() && part->second.base < end; ++part) visitor(part->first, part->second);
   };
+  // Shows the chunk of a pool, with the bytes around its ranges.
+  auto const show_chunk = [&](gpumem_range const& whole) {
+    auto const pool = part->first;
+    auto* at = static_cast<char*>(whole.base);
+    auto* const end = at + whole.bytes;
+    auto const show_gap = [&](char* until) {
+      if (at < until)
+        visitor(pool,
+                {sizeof(gpumem_range), at, static_cast<std::uint64_t>(until - at), 0, 0, 0, whole.base, whole.bytes});
+    };
+    for (; part != parts.end() && part->second.base < end; ++part) {
+      auto one = part->second;
+      show_gap(static_cast<char*>(one.base));
+      one.region = whole.base;
+      one.region_bytes = whole.bytes;
+      visitor(part->first, one);
+      at = static_cast<char*>(one.base) + one.bytes;
+    }
+    show_gap(end);
+  };
   pool_.visit_ranges([&](gpumem_range const& one) {
-    auto* const end = static_cast<char const*>(one.base) + one.bytes;
+    auto const* const end = static_cast<char const*>(one.base) + one.bytes;
     show_before(one.base);
     bool const holds = part != parts.end() && part->second.base < end;
-    holds ? show_before(end) : visitor({}, one);
+    if (!holds) return visitor({}, one);
+    show_chunk(one);
   });
   show_before(reinterpret_cast<void const*>(~std::uintptr_t{0}));
 }
@@ -204,7 +274,9 @@ void torch_device::read_statistics(gpumem_torch_statistics& into) {
 
 void torch_device::reset_peaks() {
   counters_.reset_peaks();
-  pool_.reset_peaks();
+  try {
+    pool_.reset_peaks();
+  } catch (std::invalid_argument const&) {} // a stack over a pool keeps its peaks
   support::scoped_lock const held{mutex_};
   peak_pages_ = peak_free_ranges_ = peak_free_ = 0;
 }

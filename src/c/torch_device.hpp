@@ -3,6 +3,7 @@
 #pragma once
 
 #include "pool.hpp"
+#include "recorded_streams.hpp"
 #include "torch_counters.hpp"
 #include "torch_mem_pools.hpp"
 
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace gpumem::c {
@@ -25,18 +27,23 @@ public:
   gpumem_pool& pool() const noexcept { return pool_; }
   torch_counters& counters() noexcept { return counters_; }
   torch_mem_pools& mem_pools() noexcept { return mem_pools_; }
-  /// Sets the most that may be reserved to a share of the device's memory, and at most to the limit of the options.
+  /// Sets the most that may be reserved to a fraction of the device's memory, and at most to the limit of the options.
   /// Throws std::invalid_argument if the outermost resource is not a pool.
-  void set_share(double fraction);
+  void set_fraction(double fraction);
+  /// Returns the bytes of a fraction of the device's memory, as a limit: 0, no limit, for the whole.
+  static std::size_t limit_of(double fraction, int ordinal);
 
   /// Allocates in the order of the stream. `promises`: see gpumem_torch_allocate_block.
   void* allocate(std::size_t bytes, void* stream, int promises);
 
-  /// Frees a block in the order of its stream and of the `users`, the streams that were recorded for it. While a pool
-  /// of PyTorch serves allocations, a block with users waits for a later call. False if it is no live block.
-  bool free(void* pointer, std::vector<void*> users);
-  /// Returns the requested bytes of a live block. Only the block's owner may ask.
-  std::optional<std::size_t> bytes_of(void const* pointer);
+  /// Frees a block in the order of its stream and of the `users`, the streams that were recorded for it. If one of them
+  /// captures, the block waits for a later call. Returns the requested bytes; empty if it is no live block.
+  std::optional<std::size_t> free(void* pointer, std::vector<recorded_streams::stream> users);
+  /// Describes a live block; empty if the address is not that of one. Only the block's owner may ask.
+  std::optional<gpumem_torch_block> describe(void const* pointer);
+  /// See torch_mem_pools::restore.
+  void restore(torch_mem_pools::id pool, std::span<gpumem_range const> live,
+               std::function<void(gpumem_range const&, bool now)> const& changed);
   /// Gives unused memory back, unless a pool of PyTorch serves allocations.
   void trim();
   /// Calls `visit` for all reserved memory, by address, with the id of PyTorch's pool that has it.
@@ -50,12 +57,14 @@ public:
 private:
   struct waiting_free {
     void* pointer;
-    std::vector<void*> users;
+    std::vector<recorded_streams::stream> users;
   };
   void* try_allocate(std::size_t bytes, void* stream, int promises);
+  std::optional<gpumem_pool::owned_block> find_owned(void const* pointer, torch_mem_pools::memory& owner);
   void* allocate_slow(std::size_t bytes, void* stream);
-  void free_after(void* pointer, gpumem_pool& owner, std::vector<void*> const& users);
-  void free_waiting();
+  void order_after(void* pointer, torch_mem_pools::memory const& owner,
+                   std::vector<recorded_streams::stream> const& users);
+  void free_waiting() noexcept;
   gpumem::statistics pool_statistics();
 
   int const ordinal_;

@@ -5,7 +5,7 @@
 #include <cuda.h>
 
 #include <algorithm>
-#include <new>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -32,7 +32,23 @@ bool captures(void* stream) {
   return asked == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-std::size_t live_of(std::shared_ptr<gpumem_pool> const& pool) { return pool ? pool->statistics().live : 0; }
+bool is_used(std::shared_ptr<gpumem_pool> const& memory) {
+  return memory && (memory.use_count() > 1 || memory->statistics().live > 0);
+}
+
+/// Memory of the parent, without its first granule: so no block begins at an address at which a block of the parent
+/// begins, and a free by the address alone finds the right one.
+callback_resource<mr::device_accessible> chunks_of(int device, any_pool const& parent) {
+  constexpr std::size_t header = GPUMEM_ALIGNMENT;
+  return callback_resource{
+      gpumem::device{device},
+      [parent = any_pool{parent}](stream_ref stream, std::size_t bytes, std::size_t alignment) mutable -> void* {
+        return static_cast<char*>(parent.allocate(stream, bytes + header, alignment)) + header;
+      },
+      [parent = any_pool{parent}](stream_ref stream, void* chunk, std::size_t bytes, std::size_t alignment) mutable {
+        parent.deallocate(stream, static_cast<char*>(chunk) - header, bytes + header, alignment);
+      }};
+}
 
 } // namespace
 
@@ -43,6 +59,8 @@ torch_mem_pools::mem_pool& torch_mem_pools::find(id pool) {
 }
 
 torch_mem_pools::mem_pool& torch_mem_pools::add_use(id pool, gpumem_callbacks const* segments) {
+  if (segments && (segments->size < sizeof *segments || !segments->allocate || !segments->free))
+    throw std::invalid_argument{"gpumem: the callbacks lack a function, or their size is too small"};
   auto& found = pools_[pool];
   count_.store(static_cast<int>(pools_.size()), std::memory_order_relaxed);
   if (found.uses++ == 0 && segments) found.segments = *segments;
@@ -55,6 +73,7 @@ void torch_mem_pools::retain(id pool, gpumem_callbacks const* segments) {
 }
 
 void torch_mem_pools::begin(id pool, filter serves) {
+  support::scoped_lock const beside_no_end{captures_};
   support::scoped_lock const held{mutex_};
   if (std::ranges::any_of(open_, [&](route const& one) { return one.pool == pool; }))
     throw std::invalid_argument{"beginAllocateToPool: already recording to mempool_id"};
@@ -90,28 +109,30 @@ void torch_mem_pools::set_use_on_out_of_memory(id pool, bool on) {
 
 void torch_mem_pools::set_unsplit(id pool) {
   support::scoped_lock const held{mutex_};
-  find(pool).unsplit = true;
+  auto& found = find(pool);
+  if (found.ordered || found.graph) throw std::invalid_argument{"gpumem: the pool has given out memory already"};
+  found.unsplit = true;
 }
 
 // The filters of PyTorch ask the runtime about the stream; they allocate nothing.
-gpumem_pool* torch_mem_pools::serving(void* stream) {
+std::shared_ptr<gpumem_pool> torch_mem_pools::serving(void* stream) {
   support::scoped_lock const held{mutex_};
   auto* const handle = static_cast<CUstream_st*>(stream);
   for (auto const& one : open_) {
-    if (one.serves && one.serves(handle)) return &memory_for(find(one.pool), stream);
+    if (one.serves && one.serves(handle)) return memory_for(find(one.pool), stream);
   }
   return nullptr;
 }
 
-gpumem_pool& torch_mem_pools::memory_for(mem_pool& of, void* stream) {
-  bool const graph = captures(stream);
-  auto& memory = graph ? of.graph : of.ordered;
-  if (!memory && graph) {
+// Once a pool has graph memory, that serves all requests: what is freed outside a capture is then used again inside.
+std::shared_ptr<gpumem_pool> torch_mem_pools::memory_for(mem_pool& of, void* stream) {
+  if (!of.graph && captures(stream)) {
     auto upstream = of.segments ? make_ordered(of)->resource() : parent_.resource();
-    memory = std::make_shared<held_pool<graph_resource<any_pool>>>(device_, graph_resource{std::move(upstream)});
+    of.graph = std::make_shared<held_pool<graph_resource<any_pool>>>(device_, graph_resource{std::move(upstream)});
   }
-  if (!memory) memory = make_ordered(of);
-  return *memory;
+  if (of.graph) return of.graph;
+  if (!of.ordered) of.ordered = make_ordered(of);
+  return of.ordered;
 }
 
 std::unique_ptr<gpumem_pool> torch_mem_pools::make_ordered(mem_pool const& of) const {
@@ -125,24 +146,36 @@ std::unique_ptr<gpumem_pool> torch_mem_pools::make_ordered(mem_pool const& of) c
   options.name = "torch pool of cuda:" + std::to_string(device_);
   options.chunk_size = chunk;
   if (!of.unsplit) options.release_threshold = 0;
-  return std::make_unique<held_pool<pool_resource<any_pool>>>(device_, pool_resource{parent_.resource(), options});
+  return std::make_unique<held_pool<pool_resource<any_pool>>>(
+      device_, pool_resource{any_pool{chunks_of(device_, parent_.resource())}, options});
 }
 
 torch_mem_pools::memory torch_mem_pools::owner_of(void const* pointer) {
   support::scoped_lock const held{mutex_};
   for (auto const& [pool, one] : pools_) {
-    if (one.ordered && one.ordered->bytes_of(pointer)) return {one.ordered.get(), false};
-    if (one.graph && one.graph->bytes_of(pointer)) return {one.graph.get(), true};
+    if (one.ordered && one.ordered->find_owned(pointer)) return {one.ordered.get(), pool, false};
+    if (one.graph && one.graph->find_owned(pointer)) return {one.graph.get(), pool, true};
   }
   return {};
 }
 
-torch_mem_pools::id torch_mem_pools::id_of(void const* pointer) {
+// Blocks outside the graph memory stay as they are.
+void torch_mem_pools::restore(id pool, std::span<gpumem_range const> live,
+                              std::function<void(gpumem_range const&, bool now)> const& changed) {
   support::scoped_lock const held{mutex_};
-  for (auto const& [pool, one] : pools_) {
-    if ((one.ordered && one.ordered->bytes_of(pointer)) || (one.graph && one.graph->bytes_of(pointer))) return pool;
+  auto const& memory = find(pool).graph;
+  if (!memory) throw std::invalid_argument{"gpumem: the pool has no graph memory to restore"};
+  std::vector<gpumem_range> inside;
+  for (auto const& one : live) {
+    if (one.live && memory->find(one.base).base) inside.push_back(one);
   }
-  return {};
+  std::vector<gpumem_range> before;
+  memory->visit_ranges([&](gpumem_range const& one) {
+    if (one.live) before.push_back(one);
+  });
+  memory->restore(inside);
+  for (auto const& one : before) changed(one, false);
+  for (auto const& one : inside) changed(one, true);
 }
 
 void torch_mem_pools::visit_ranges(std::function<void(id, gpumem_range const&)> const& visitor) {
@@ -154,29 +187,42 @@ void torch_mem_pools::visit_ranges(std::function<void(id, gpumem_range const&)> 
   }
 }
 
-bool torch_mem_pools::reclaim(id only) noexcept {
-  std::vector<mem_pool> ended; // destroyed without the lock
-  outcome_of([&] {
-    support::scoped_lock const held{mutex_};
-    for (auto at = pools_.begin(); at != pools_.end();) {
-      auto& [pool, one] = *at;
-      bool const asked = only == id{} || only == pool;
-      bool const used = one.uses > 0 || live_of(one.graph) > 0 || live_of(one.ordered) > 0;
-      if (!asked || used) {
-        ++at;
-        continue;
-      }
+std::vector<torch_mem_pools::mem_pool> torch_mem_pools::take_ended(id only) {
+  std::vector<mem_pool> ended;
+  for (auto at = pools_.begin(); at != pools_.end();) {
+    auto& [pool, one] = *at;
+    bool const asked = only == id{} || only == pool;
+    if (asked && one.uses == 0 && !is_used(one.graph) && !is_used(one.ordered)) {
       ended.push_back(std::move(one));
       at = pools_.erase(at);
+    } else {
+      ++at;
     }
-    count_.store(static_cast<int>(pools_.size()), std::memory_order_relaxed);
-  });
-  if (ended.empty()) return false;
-  outcome_of([&] { // launches of the graphs may still use the memory
+  }
+  count_.store(static_cast<int>(pools_.size()), std::memory_order_relaxed);
+  return ended;
+}
+
+// Launches of the graphs may still use their memory. The wait would end a capture, so none may begin meanwhile.
+bool torch_mem_pools::reclaim(id only) noexcept {
+  std::vector<mem_pool> ended; // destroyed without the locks
+  auto const done = outcome_of([&] {
+    support::scoped_lock const beside_no_begin{captures_};
+    if (routes()) return;
+    {
+      support::scoped_lock const held{mutex_};
+      bool const graphs = std::ranges::any_of(pools_, [](auto const& one) { return one.second.graph != nullptr; });
+      if (!graphs) {
+        ended = take_ended(only);
+        return;
+      }
+    }
     device_guard const scope{device{device_}};
     driver_api::check(driver_api::driver().ctx_synchronize(), "cuCtxSynchronize");
+    support::scoped_lock const held{mutex_};
+    ended = take_ended(only);
   });
-  return true;
+  return done == GPUMEM_GRANTED && !ended.empty();
 }
 
 // Without the lock, since functions of the caller may wait for a thread that frees a block.
@@ -191,7 +237,7 @@ void* torch_mem_pools::allocate_at_last(void* stream, std::size_t bytes) {
   for (auto const& each : last) {
     try {
       return each->allocate(stream_ref{static_cast<CUstream>(stream)}, bytes, GPUMEM_ALIGNMENT);
-    } catch (std::bad_alloc const&) {} // the next one may have memory
+    } catch (std::exception const&) {} // the next one may have memory
   }
   return nullptr;
 }
@@ -199,7 +245,10 @@ void* torch_mem_pools::allocate_at_last(void* stream, std::size_t bytes) {
 std::size_t torch_mem_pools::reserved_elsewhere() {
   support::scoped_lock const held{mutex_};
   std::size_t sum = 0;
-  for (auto const& [pool, one] : pools_) sum += one.segments && one.ordered ? one.ordered->statistics().reserved : 0;
+  for (auto const& [pool, one] : pools_) {
+    if (!one.segments) continue;
+    for (auto const& memory : {one.ordered, one.graph}) sum += memory ? memory->statistics().reserved : 0;
+  }
   return sum;
 }
 

@@ -13,6 +13,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "../support/guarded_mutex.hpp"
 
@@ -44,19 +46,22 @@ public:
   int use_count(id pool);
   /// Lets `allocate_at_last` use the memory of the pool, or not any more.
   void set_use_on_out_of_memory(id pool, bool on);
-  /// Makes each block of the pool one chunk. Must come before the first allocation.
+  /// Makes each block of the pool one chunk. Throws std::invalid_argument after the first allocation.
   void set_unsplit(id pool);
 
   /// Returns the memory that serves the stream; null if no pool does.
-  gpumem_pool* serving(void* stream);
-  /// The memory of a live block; null if the address is not that of a block of a pool. Only the block's owner may ask.
+  std::shared_ptr<gpumem_pool> serving(void* stream);
+  /// The pool and memory of a live block; null if the address is not that of one. Only the block's owner may ask.
   struct memory {
     gpumem_pool* pool = nullptr;
+    id of{};
     bool graph = false;
   };
   memory owner_of(void const* pointer);
-  /// Returns the id of the pool that has the block; {0, 0} if none has it.
-  id id_of(void const* pointer);
+  /// Makes exactly the live ranges, which `visit_ranges` has told before, live again in the graph memory of the pool.
+  /// `changed` is called with each range that was live before (false) and with those that are live now (true).
+  void restore(id pool, std::span<gpumem_range const> live,
+               std::function<void(gpumem_range const&, bool now)> const& changed);
   void visit_ranges(std::function<void(id, gpumem_range const&)> const& visitor);
   /// Gives the memory of pools without uses and blocks back; of `only` alone if that is not {0, 0}. Waits for the
   /// device. Returns whether there was such a pool.
@@ -72,8 +77,8 @@ private:
     bool use_on_out_of_memory = false;
     bool unsplit = false;
     std::optional<gpumem_callbacks> segments;
-    std::shared_ptr<gpumem_pool> ordered; // serves streams that do not capture
-    std::shared_ptr<gpumem_pool> graph;   // serves capturing streams
+    std::shared_ptr<gpumem_pool> ordered; // serves streams that do not capture, until there is graph memory
+    std::shared_ptr<gpumem_pool> graph;   // made for the first capturing stream
   };
   struct route {
     id pool;
@@ -82,13 +87,15 @@ private:
 
   mem_pool& find(id pool) __attribute__((requires_capability(mutex_)));
   mem_pool& add_use(id pool, gpumem_callbacks const* segments) __attribute__((requires_capability(mutex_)));
-  gpumem_pool& memory_for(mem_pool& of, void* stream) __attribute__((requires_capability(mutex_)));
+  std::shared_ptr<gpumem_pool> memory_for(mem_pool& of, void* stream) __attribute__((requires_capability(mutex_)));
   std::unique_ptr<gpumem_pool> make_ordered(mem_pool const& of) const;
+  std::vector<mem_pool> take_ended(id only) __attribute__((requires_capability(mutex_)));
 
   int const device_;
   gpumem_pool& parent_;
   std::atomic<int> count_{0};
   std::atomic<int> routes_{0};
+  support::guarded_mutex captures_; // held while a pool begins to serve, and while memory of graphs ends
   support::guarded_mutex mutex_;
   std::map<id, mem_pool> pools_ __attribute__((guarded_by(mutex_)));
   std::list<route> open_ __attribute__((guarded_by(mutex_))); // the newest first

@@ -45,10 +45,6 @@ std::string text_of_environment() {
   return text ? text : "";
 }
 
-std::size_t share(double fraction, std::size_t total) {
-  return static_cast<std::size_t>(fraction * static_cast<double>(total));
-}
-
 /// Waits on the host for a stream's work.
 void wait_for(int device, void* stream) {
   gpumem::device const where{device};
@@ -58,10 +54,10 @@ void wait_for(int device, void* stream) {
 }
 
 /// Waits until the streams have completed all work, then frees. Used if the free could not be ordered after them.
-gpumem_outcome free_when_idle(gpumem_pool* pool, void* pointer, std::size_t bytes, int device,
-                              std::span<void* const> streams) noexcept {
+gpumem_outcome free_when_idle(gpumem_pool* pool, void* pointer, std::size_t bytes,
+                              std::span<recorded_streams::stream const> streams) noexcept {
   auto const waited = outcome_of([&] {
-    for (auto* const each : streams) wait_for(device, each);
+    for (auto const& each : streams) wait_for(each.device, each.handle);
   });
   return waited == GPUMEM_GRANTED ? gpumem_free_sync(pool, pointer, bytes) : waited;
 }
@@ -91,12 +87,10 @@ void torch_pools::configure(char const* options) {
 
 void torch_pools::set_fraction(double fraction, int device) {
   auto const slot = slot_of(device);
-  if (!(fraction > 0 && fraction <= 1)) {
-    throw std::invalid_argument{"gpumem: the memory fraction must be more than 0 and at most 1"};
-  }
+  if (!(fraction >= 0 && fraction <= 1)) throw std::invalid_argument{"gpumem: the memory fraction must be from 0 to 1"};
   support::scoped_lock const held{mutex_};
-  if (auto* const known = made(device)) return known->set_share(fraction);
-  fractions_[slot] = fraction;
+  if (auto* const known = made(device)) return known->set_fraction(fraction);
+  limits_[slot] = torch_device::limit_of(fraction, device);
 }
 
 void torch_pools::share_pool(int device, gpumem_pool* pool) {
@@ -137,10 +131,9 @@ torch_device& torch_pools::make(int device) {
   bool const stack = layer_text::describes_stack(text);
   if (!stack) options = parse_options(text, options);
   auto const limit = options.limit;
-  if (fractions_[slot] > 0) {
-    auto const share_limit = share(fractions_[slot], gpumem::device{device}.memory().total);
-    if (stack) text = "limiting(" + text + ",limit=" + std::to_string(share_limit) + ")";
-    options.limit = options.limit ? std::min(options.limit, share_limit) : share_limit;
+  if (auto const most = limits_[slot]) {
+    if (stack) text = "limiting(" + text + ",limit=" + std::to_string(most) + ")";
+    options.limit = options.limit ? std::min(options.limit, most) : most;
   }
   auto pool = stack ? make_stack(device, text, options) : make_pages(device, std::move(options));
   auto made = std::make_unique<torch_device>(device, *pool, stack ? std::nullopt : std::optional{limit});
@@ -163,7 +156,7 @@ torch_device* torch_pools::owner_of(void const* pointer) {
   auto const count = count_.load(std::memory_order_acquire);
   for (int device = 0; device < count; ++device) {
     auto* const known = made(device);
-    if (known && known->bytes_of(pointer)) return known;
+    if (known && known->describe(pointer)) return known;
   }
   return nullptr;
 }
@@ -184,11 +177,11 @@ void torch_pools::free(void* pointer, std::size_t bytes, int device, void* strea
     auto users = recorded_.take(pointer);
     auto const owner = known->mem_pools().any() ? known->mem_pools().owner_of(pointer) : torch_mem_pools::memory{};
     auto& from = owner.pool ? *owner.pool : known->pool();
-    if (owner.graph) users.clear(); // the order of its launches is that of the captures
-    if (record_uses(from, device, pointer, on, users)) outcome = gpumem_free_sized(&from, on, pointer, bytes);
+    std::erase(users, recorded_streams::stream{on, device});
+    if (record_uses(from, pointer, users)) outcome = gpumem_free_sized(&from, on, pointer, bytes);
     if (outcome != GPUMEM_GRANTED) {
-      users.push_back(on);
-      outcome = free_when_idle(&from, pointer, bytes, device, users);
+      users.push_back({on, device});
+      outcome = free_when_idle(&from, pointer, bytes, users);
     }
     if (outcome == GPUMEM_GRANTED) known->counters().count_free(bytes);
   });
@@ -197,53 +190,47 @@ void torch_pools::free(void* pointer, std::size_t bytes, int device, void* strea
                gpumem_last_error());
 }
 
-void torch_pools::free(void* pointer) {
-  if (!pointer || !driver_api::driver_alive()) return;
+std::size_t torch_pools::free(void* pointer) {
+  if (!pointer || !driver_api::driver_alive()) return 0;
   auto const users = recorded_.take(pointer);
   auto const count = count_.load(std::memory_order_acquire);
   for (int device = 0; device < count; ++device) {
     auto* const known = made(device);
-    if (known && known->free(pointer, users)) return;
+    if (auto const bytes = known ? known->free(pointer, users) : std::nullopt) return *bytes;
   }
   throw std::invalid_argument{"gpumem: the pointer is no live block of a device's pool"};
 }
 
 gpumem_torch_block torch_pools::describe(void const* pointer) {
-  gpumem_torch_block block{sizeof block, -1, 0, {0, 0}};
   auto* const owner = pointer ? owner_of(pointer) : nullptr;
-  if (!owner) return block;
-  auto const pool = owner->mem_pools().id_of(pointer);
-  block.device = owner->ordinal();
-  block.bytes = owner->bytes_of(pointer).value_or(0);
-  block.pool[0] = pool.first;
-  block.pool[1] = pool.second;
-  return block;
+  auto const found = owner ? owner->describe(pointer) : std::nullopt;
+  return found ? *found : gpumem_torch_block{sizeof(gpumem_torch_block), -1, 0, {0, 0}, nullptr};
 }
 
 // Makes the reuse of the block wait for the work that the recorded streams have been given so far. False if that failed
 // for a stream.
-bool torch_pools::record_uses(gpumem_pool& of, int device, void* pointer, void* stream,
-                              std::span<void* const> users) noexcept {
+bool torch_pools::record_uses(gpumem_pool& of, void* pointer,
+                              std::span<recorded_streams::stream const> users) noexcept {
   bool all = true;
-  for (auto* const other : users) {
-    if (other == stream) continue;
+  for (auto const& other : users) {
     auto const recorded = outcome_of([&] {
-      device_of_stream const scope{device, other};
-      require(gpumem_record_use(&of, pointer, other));
+      device_of_stream const scope{other.device, other.handle};
+      require(gpumem_record_use(&of, pointer, other.handle));
     });
     all = all && recorded == GPUMEM_GRANTED;
   }
   return all;
 }
 
-void torch_pools::record_stream(void* pointer, void* stream) {
+void torch_pools::record_stream(void* pointer, void* stream, int device) {
   if (!pointer) return;
-  if (owner_of(pointer)) return recorded_.add(pointer, named(stream));
+  if (auto* const owner = owner_of(pointer))
+    return recorded_.add(pointer, {named(stream), device < 0 ? owner->ordinal() : device});
   auto const count = count_.load(std::memory_order_acquire);
-  for (int device = 0; device < count; ++device) { // an address inside a block
-    auto* const known = made(device);
+  for (int at = 0; at < count; ++at) { // an address inside a block
+    auto* const known = made(at);
     auto const found = known ? known->pool().find(pointer) : gpumem_pool::found_block{};
-    if (found.live) return recorded_.add(found.base, named(stream));
+    if (found.live) return recorded_.add(found.base, {named(stream), device < 0 ? at : device});
   }
 }
 

@@ -40,9 +40,11 @@ public:
   /// See torch_device::allocate.
   void* allocate(std::size_t bytes, int device, void* stream, int promises);
   void free(void* pointer, std::size_t bytes, int device, void* stream) noexcept;
-  /// Frees on the stream of the allocation. Throws std::invalid_argument if the pointer is no live block.
-  void free(void* pointer);
-  void record_stream(void* pointer, void* stream);
+  /// Frees on the stream of the allocation, and returns the requested bytes. Throws std::invalid_argument if the
+  /// pointer is no live block.
+  std::size_t free(void* pointer);
+  /// `device`: that of the stream; -1: that of the block.
+  void record_stream(void* pointer, void* stream, int device);
 
   /// Describes a live block; its device is -1 if the address is not that of one.
   gpumem_torch_block describe(void const* pointer);
@@ -55,13 +57,12 @@ private:
   torch_device& make(int device);
   std::unique_ptr<gpumem_pool> make_pages(int device, pool_options options);
   torch_device* owner_of(void const* pointer);
-  static bool record_uses(gpumem_pool& of, int device, void* pointer, void* stream,
-                          std::span<void* const> users) noexcept;
+  static bool record_uses(gpumem_pool& of, void* pointer, std::span<recorded_streams::stream const> users) noexcept;
 
   std::array<std::atomic<torch_device*>, max_devices> devices_{};
   std::atomic<int> count_{0};    // one more than the highest device that has a pool
   support::guarded_mutex mutex_; // not held while a pool is called, but while a pool is made
-  std::array<double, max_devices> fractions_ __attribute__((guarded_by(mutex_))){};
+  std::array<std::size_t, max_devices> limits_ __attribute__((guarded_by(mutex_))){};
   std::optional<std::string> options_ __attribute__((guarded_by(mutex_)));
   bool options_used_ __attribute__((guarded_by(mutex_))) = false; // a pool was made; a shared one was not
   recorded_streams recorded_;

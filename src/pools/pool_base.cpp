@@ -320,67 +320,13 @@ void pool_state::unpin(void const* pointer, std::size_t bytes) {
   if (!forked()) engine_->unpin(pointer, bytes);
 }
 
+void pool_state::open_to(class device peer) {
+  if (!forked()) engine_->open_to(peer);
+}
+
 expected<int, failure> pool_state::export_page(void const* pointer) {
   if (forked()) return unexpected<failure>{failure{outcome::device_lost, CUDA_ERROR_DEINITIALIZED, 0}};
   return engine_->export_page(pointer);
-}
-
-statistics pool_state::read_statistics() {
-  if (forked()) return {};
-  if (pass_through_) return pass_through_->read_statistics();
-  auto const seen = engine_->statistics().read();
-  return hardening_ ? hardening_->amend(seen) : seen;
-}
-
-std::string pool_state::describe_waiting() {
-  return forked() ? std::string{} : engine_->requests().describe(read_statistics().live);
-}
-
-std::string pool_state::describe_memory() { return forked() ? std::string{} : engine_->describe_memory(); }
-
-void pool_state::reset_peaks() {
-  if (forked()) return;
-  if (pass_through_) return pass_through_->reset_peaks();
-  if (hardening_) hardening_->reset_peaks();
-  engine_->reset_peaks();
-}
-
-std::optional<owned_block> pool_state::find_owned(void const* pointer) {
-  if (pass_through_) return pass_through_->find_owned(pointer);
-  return hardening_ ? hardening_->find_owned(pointer) : engine_->find_owned(pointer);
-}
-
-std::optional<std::size_t> pool_state::try_deallocate(void* pointer) noexcept {
-  if (!pointer || !may_free()) return std::nullopt;
-  auto const found = find_owned(pointer);
-  if (!found) return std::nullopt;
-  // The call did not get the handle: only that of a stream that is known to live may be used.
-  auto const key = stream_key::of(*found->stream, found->stream->handle());
-  free(found->stream->owns_handle() ? key : key.by_identity(), pointer, found->bytes);
-  return found->bytes;
-}
-
-std::optional<block_info> pool_state::find(void const* pointer) {
-  if (forked()) return std::nullopt;
-  if (auto const in_graph = captures_.memories().find(pointer)) return in_graph;
-  if (pass_through_) return pass_through_->find(pointer);
-  auto const guarded = hardening_ ? hardening_->find(pointer) : std::nullopt;
-  return guarded ? guarded : engine_->statistics().find(pointer);
-}
-
-std::vector<block_event> pool_state::history(void const* pointer) {
-  if (!hardening_ || forked()) return {};
-  return hardening_->history(pointer);
-}
-
-live_blocks pool_state::find_live() {
-  if (pass_through_) return pass_through_->find_live();
-  return hardening_ ? hardening_->find_live() : engine_->statistics().find_live();
-}
-
-std::vector<memory_range> pool_state::memory_map() {
-  if (forked()) return {};
-  return pass_through_ ? pass_through_->memory_map() : engine_->statistics().memory_map();
 }
 
 void pool_state::record_use(stream_key const& key, void* pointer) {

@@ -30,6 +30,22 @@ template <class T, class Value> CUresult answer(T* place, Value value) {
 
 } // namespace
 
+namespace {
+
+// Answers a question about a stream. While the stream captures, the question ends the capture, in each capture mode
+// (seen on an H100 and an H200).
+template <auto Name, class Value, class Read> CUresult tell(CUstream handle, Value* value, Read read) {
+  return enter_on<Name>(handle, [&](simulation& device, const stream_ptr& on) {
+    if (on->capturing) {
+      device.invalidate(*on->capturing);
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    return answer(value, read(*on));
+  });
+}
+
+} // namespace
+
 extern "C" {
 
 CUresult cuStreamCreate(CUstream* made, unsigned flags) {
@@ -78,7 +94,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
 }
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
-  return enter_on<"cuStreamGetId">(handle, [&](simulation&, const stream_ptr& on) { return answer(id, on->id); });
+  return tell<"cuStreamGetId">(handle, id, [](const stream& on) { return on.id; });
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext* home) {
@@ -87,15 +103,12 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext* home) {
 }
 
 CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext* home, CUgreenCtx* green) {
-  return enter_on<"cuStreamGetCtx">(handle, [&](simulation&, const stream_ptr& on) {
-    if (green != nullptr) *green = nullptr;
-    return answer(home, on->home->handle());
-  });
+  if (green != nullptr) *green = nullptr;
+  return cuStreamGetCtx(handle, home);
 }
 
 CUresult cuStreamGetDevice(CUstream handle, CUdevice* ordinal) {
-  return enter_on<"cuStreamGetDevice">(
-      handle, [&](simulation&, const stream_ptr& on) { return answer(ordinal, on->home->device); });
+  return tell<"cuStreamGetDevice">(handle, ordinal, [](const stream& on) { return on.home->device; });
 }
 
 CUresult cuStreamGetPriority(CUstream handle, int* priority) {
@@ -104,8 +117,7 @@ CUresult cuStreamGetPriority(CUstream handle, int* priority) {
 }
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned* flags) {
-  return enter_on<"cuStreamGetFlags">(handle,
-                                      [&](simulation&, const stream_ptr& on) { return answer(flags, on->flags); });
+  return tell<"cuStreamGetFlags">(handle, flags, [](const stream& on) { return on.flags; });
 }
 
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {

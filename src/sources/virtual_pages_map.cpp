@@ -154,6 +154,23 @@ CUresult virtual_pages::map_all(page_map& made, page_extent run) noexcept {
   return driver().mem_set_access(base_ + run.offset, run.bytes, rights_.data(), rights_.size());
 }
 
+CUresult virtual_pages::open_to(gpumem::device peer) noexcept try {
+  CUmemAccessDesc const right{{CU_MEM_LOCATION_TYPE_DEVICE, peer.ordinal()}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  auto const of_peer = [&](CUmemAccessDesc const& one) { return one.location.id == peer.ordinal(); };
+  if (std::ranges::any_of(rights_, of_peer)) return CUDA_SUCCESS;
+  rights_.reserve(rights_.size() + 1);
+  auto result = CUDA_SUCCESS;
+  auto const entered = on_device([&] {
+    for (auto const& [offset, page] : pages_) {
+      if (result == CUDA_SUCCESS) result = driver().mem_set_access(base_ + offset, page.of->bytes, &right, 1);
+    }
+    return result;
+  });
+  if (entered != CUDA_SUCCESS) result = entered;
+  if (result == CUDA_SUCCESS) rights_.push_back(right);
+  return device_.interpret(result);
+} catch (std::bad_alloc const&) { return CUDA_ERROR_OUT_OF_MEMORY; }
+
 CUresult virtual_pages::create(memory& of) noexcept {
   auto const result = driver().mem_create(&of.handle, of.bytes, &properties_, 0);
   full_ = result == CUDA_ERROR_OUT_OF_MEMORY;

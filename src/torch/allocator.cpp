@@ -8,6 +8,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -17,11 +18,8 @@ namespace {
 
 using c10::cuda::CUDAStream;
 
-// The one deleter of all tensors: PyTorch compares it.
-void delete_block(void* pointer) { allocator::instance().raw_delete(pointer); }
-
-// The deleter while the allocator is not enabled.
-void delete_uncached(void* pointer) { C10_CUDA_CHECK(cudaFree(pointer)); }
+// The deleter of all blocks: PyTorch compares it. Tensors keep theirs when the allocator is disabled.
+void delete_block(void* pointer) { allocator::instance().free(pointer); }
 
 // PyTorch destroys none of its own streams. The id of a stream from outside is its handle. All allocations are for the
 // current device.
@@ -50,6 +48,12 @@ void trace_free(void* pointer) {
     (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<std::uintptr_t>(pointer));
 }
 
+// The deleter of memory that was allocated while the allocator was disabled.
+void delete_uncached(void* pointer) {
+  trace_free(pointer);
+  C10_CUDA_CHECK(cudaFree(pointer));
+}
+
 } // namespace
 
 allocator& allocator::instance() {
@@ -57,7 +61,11 @@ allocator& allocator::instance() {
   return *one;
 }
 
-allocator::allocator() : enabled_{!caching_disabled()} { gpumem_torch_observe_pages(&allocator::tell_pages); }
+allocator::allocator() : enabled_{!caching_disabled()}, process_{getpid()} {
+  gpumem_torch_observe_pages(&allocator::tell_pages);
+}
+
+bool allocator::forked() const { return getpid() != process_; }
 
 void check(gpumem_outcome outcome) { TORCH_CHECK(outcome == GPUMEM_GRANTED, gpumem_last_error()); }
 
@@ -105,7 +113,7 @@ void* allocator::malloc(std::size_t bytes, DeviceIndex device, cudaStream_t stre
   auto* const pointer = C10_UNLIKELY(history_.active()) ? malloc_recorded(bytes, device, stream, promises)
                                                         : malloc_unrecorded(bytes, device, stream, promises);
   trace_allocation(pointer);
-  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report(pointer, static_cast<std::int64_t>(bytes), device);
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report(pointer, static_cast<std::int64_t>(rounded(bytes)), device);
   return pointer;
 }
 
@@ -117,21 +125,26 @@ void* allocator::malloc_unrecorded(std::size_t bytes, DeviceIndex device, cudaSt
   return retry(bytes, device, stream, promises);
 }
 
-void allocator::raw_delete(void* pointer) {
-  if (!pointer) return;
-  if (C10_UNLIKELY(!isEnabled())) return delete_uncached(pointer);
+void allocator::raw_delete(void* pointer) { isEnabled() ? free(pointer) : delete_uncached(pointer); }
+
+void allocator::free(void* pointer) {
+  if (!pointer || forked()) return; // the memory belongs to the parent
   trace_free(pointer);
+  bool const profiled = c10::memoryProfilingEnabled();
   if (C10_UNLIKELY(history_.active())) tell_freed(pointer);
-  auto const outcome = gpumem_torch_free_block(pointer);
+  auto const device = C10_UNLIKELY(profiled) ? device_of(pointer) : DeviceIndex{0};
+  std::size_t bytes = 0;
+  auto const outcome = gpumem_torch_free_block(pointer, &bytes);
   TORCH_CHECK(outcome != GPUMEM_INVALID_ARGUMENT, "invalid device pointer: ", pointer, " (", gpumem_last_error(), ")");
   if (C10_UNLIKELY(outcome != GPUMEM_GRANTED)) // destructors of tensors cannot throw
     TORCH_WARN("gpumem keeps the memory at ", pointer, ": ", gpumem_last_error());
+  if (C10_UNLIKELY(profiled)) report(pointer, -static_cast<std::int64_t>(rounded(bytes)), device);
 }
 
 void allocator::recordStream(c10::DataPtr const& data, CUDAStream stream) {
   // Memory of others, such as that of another process, has another deleter.
   if (data.get() && data.get_deleter() == &delete_block)
-    check(gpumem_torch_record_block_stream(data.get(), stream.stream()));
+    check(gpumem_torch_record_block_stream(data.get(), stream.stream(), stream.device_index()));
 }
 
 void allocator::copy_data(void* to, void const* from, std::size_t bytes) const {

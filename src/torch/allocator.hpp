@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 namespace gpumem_torch {
@@ -37,6 +38,9 @@ public:
   void recordStream(c10::DataPtr const& data, c10::cuda::CUDAStream stream) override;
   using CUDAAllocator::recordStream;
   void copy_data(void* to, void const* from, std::size_t bytes) const override;
+
+  /// Frees a block, whether or not the allocator is enabled.
+  void free(void* pointer);
 
   // State of the allocator.
   void init(int device_count) override;
@@ -89,6 +93,8 @@ public:
   void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override;
   void releasePool(DeviceIndex device, MempoolId_t pool) override;
   int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override;
+  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool,
+                                std::unordered_set<void*> const& expected) override;
 #if GPUMEM_TORCH_AT_LEAST(11)
   void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator> segments) override;
   void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use) override;
@@ -112,6 +118,8 @@ private:
   static constexpr int max_devices = 64;
 
   allocator();
+  bool forked() const;
+  static DeviceIndex device_of(void const* pointer);
   void* malloc_unrecorded(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises);
   void* malloc_recorded(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises);
   void* malloc(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises);
@@ -128,6 +136,7 @@ private:
 
   std::atomic<int> devices_{0};
   std::atomic<bool> enabled_{true};
+  pid_t const process_;
   struct device_state {
     std::atomic<double> fraction{1};
     std::atomic<std::int64_t> retries{0};
@@ -141,6 +150,9 @@ private:
 
 /// Throws c10::Error with the text of gpumem_last_error unless the outcome is GPUMEM_GRANTED.
 void check(gpumem_outcome outcome);
+
+/// Returns the size that PyTorch's statistics show.
+inline std::size_t rounded(std::size_t bytes) { return (bytes + 511) / 512 * 512; }
 
 /// Returns the figures of the device; zeros before its first allocation.
 gpumem_torch_statistics statistics_of(DeviceIndex device);

@@ -44,8 +44,6 @@ StatArray undivided(gpumem_torch_figure const& figure) {
   return made;
 }
 
-std::size_t rounded(std::size_t bytes) { return (bytes + 511) / 512 * 512; }
-
 } // namespace
 
 gpumem_torch_statistics statistics_of(DeviceIndex device) {

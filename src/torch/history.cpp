@@ -32,7 +32,8 @@ int action_of(std::string const& name) {
 
 } // namespace
 
-template <class Entry> void history::ring<Entry>::add(Entry entry, std::size_t most) {
+// Leaves the entry that it evicts in `entry`.
+template <class Entry> void history::ring<Entry>::add(Entry& entry, std::size_t most) {
   if (entries.size() < most) return entries.push_back(std::move(entry));
   next %= most;
   std::swap(entries[next++], entry);
@@ -66,7 +67,7 @@ void history::record(bool enabled, torch_cuda::CreateContextFn recorder, std::si
     }
     if (enabled && !clear && max_entries != most_) { // keep the newest entries that fit
       for (auto& [device, entries] : old) {
-        for (auto& entry : entries.in_order()) rings_[device].add(std::move(entry), max_entries);
+        for (auto& entry : entries.in_order()) rings_[device].add(entry, max_entries);
       }
     }
     most_ = max_entries;
@@ -90,7 +91,7 @@ void history::allocated(void* pointer, block_description const& block, context w
   {
     std::lock_guard const held{mutex_};
     if (!recording_.load() && trackers_.empty()) return; // only the frees of recorded blocks are still of interest
-    live_[pointer] = {where, block.stream};
+    live_[pointer] = where;
   }
   if (when_.load(std::memory_order_relaxed) < RecordContext::ALLOC) where = nullptr;
   told(TraceEntry::ALLOC, block.device, reinterpret_cast<std::size_t>(pointer), block.bytes, block.stream, block.pool,
@@ -98,7 +99,7 @@ void history::allocated(void* pointer, block_description const& block, context w
 }
 
 void history::freed(void* pointer, block_description const& block, context where) {
-  live_block before{};
+  context before;
   {
     std::lock_guard const held{mutex_};
     auto const found = live_.find(pointer);
@@ -111,10 +112,10 @@ void history::freed(void* pointer, block_description const& block, context where
       return;
     }
   }
-  if (!where && when_.load(std::memory_order_relaxed) >= RecordContext::ALLOC) where = before.where;
+  if (!where && when_.load(std::memory_order_relaxed) >= RecordContext::ALLOC) where = before;
   auto const address = reinterpret_cast<std::size_t>(pointer);
-  told(TraceEntry::FREE_REQUESTED, block.device, address, block.bytes, before.stream, block.pool, where);
-  told(TraceEntry::FREE_COMPLETED, block.device, address, block.bytes, before.stream, block.pool, std::move(where));
+  told(TraceEntry::FREE_REQUESTED, block.device, address, block.bytes, block.stream, block.pool, where);
+  told(TraceEntry::FREE_COMPLETED, block.device, address, block.bytes, block.stream, block.pool, std::move(where));
 }
 
 void history::told(TraceEntry::Action action, DeviceIndex device, std::size_t address, std::size_t bytes,
@@ -140,8 +141,7 @@ void history::told(TraceEntry::Action action, DeviceIndex device, std::size_t ad
   }
   for (auto const& tracker : trackers) tracker(entry);
   std::lock_guard const held{mutex_};
-  if (recording_.load(std::memory_order_relaxed) && skipped_.count(action) == 0)
-    rings_[device].add(std::move(entry), most_);
+  if (recording_.load(std::memory_order_relaxed) && skipped_.count(action) == 0) rings_[device].add(entry, most_);
 }
 
 void history::annotate(DeviceIndex device, std::vector<std::pair<std::string, std::string>> const& pairs) {
@@ -149,13 +149,13 @@ void history::annotate(DeviceIndex device, std::vector<std::pair<std::string, st
   annotation_entry entry{device, c10::getApproximateTime()};
   for (auto const& [name, value] : pairs) entry.recordUserMetadata(name, value);
   std::lock_guard const held{mutex_};
-  annotations_.add(std::move(entry), most_);
+  annotations_.add(entry, most_);
 }
 
 history::context history::context_of(void const* pointer) {
   std::lock_guard const held{mutex_};
   auto const found = live_.find(pointer);
-  return found == live_.end() ? nullptr : found->second.where;
+  return found == live_.end() ? nullptr : found->second;
 }
 
 std::vector<std::vector<TraceEntry>> history::traces(int devices) {

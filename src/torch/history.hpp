@@ -40,7 +40,7 @@ public:
               torch_cuda::RecordContext when, bool clear, std::vector<std::string> const& skipped);
   void attach(torch_cuda::AllocatorTraceTracker tracker);
 
-  /// Returns the context of the caller if the level asks for it; otherwise null.
+  /// Returns the context of the caller; null unless the level asks for it.
   context gather(torch_cuda::RecordContext level) const;
 
   void allocated(void* pointer, block_description const& block, context where);
@@ -66,7 +66,7 @@ private:
   template <class Entry> struct ring {
     std::vector<Entry> entries;
     std::size_t next = 0;
-    void add(Entry entry, std::size_t most);
+    void add(Entry& entry, std::size_t most);
     std::vector<Entry> in_order() const;
   };
 
@@ -80,11 +80,7 @@ private:
   std::unordered_set<int> skipped_;
   std::unordered_map<DeviceIndex, ring<torch_cuda::TraceEntry>> rings_;
   ring<annotation_entry> annotations_;
-  struct live_block {
-    context where;
-    cudaStream_t stream;
-  };
-  std::unordered_map<void const*, live_block> live_; // those allocated while something recorded or listened
+  std::unordered_map<void const*, context> live_; // blocks allocated while something recorded or listened
   std::vector<torch_cuda::AllocatorTraceTracker> trackers_;
 };
 

@@ -6,8 +6,11 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <algorithm>
 #include <exception>
+#include <memory>
 #include <utility>
+#include <vector>
 
 namespace gpumem_torch {
 namespace {
@@ -109,23 +112,79 @@ void allocator::emptyCache(MempoolId_t pool) {
   for (int device = 0; device < devices_.load(); ++device) check(gpumem_torch_empty_pool(device, pool));
 }
 
-std::shared_ptr<torch_cuda::AllocatorState> allocator::getCheckpointState(DeviceIndex, MempoolId_t) {
-  refuse("getCheckpointState");
+// The live blocks of a pool at one moment.
+struct checkpoint final : torch_cuda::AllocatorState {
+  MempoolId_t pool;
+  std::vector<gpumem_range> live;
+};
+
+std::vector<gpumem_range> live_of(DeviceIndex device, MempoolId_t pool) {
+  struct collector {
+    MempoolId_t pool;
+    std::vector<gpumem_range> live;
+  } to{pool, {}};
+  check(gpumem_torch_visit_ranges(
+      device,
+      [](void* context, gpumem_range const* range, unsigned long long first, unsigned long long second) {
+        auto& all = *static_cast<collector*>(context);
+        if (range->live && all.pool == MempoolId_t{first, second}) all.live.push_back(*range);
+      },
+      &to));
+  return std::move(to.live);
 }
 
-torch_cuda::CheckpointDelta allocator::setCheckpointPoolState(DeviceIndex,
-                                                              std::shared_ptr<torch_cuda::AllocatorState>) {
-  refuse("setCheckpointPoolState");
+bool allocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool,
+                                         std::unordered_set<void*> const& expected) {
+  int count = 0;
+  TORCH_CHECK(gpumem_torch_pool_use_count(device, pool, &count) == GPUMEM_GRANTED, "Could not find pool of id");
+  auto const live = live_of(device, pool);
+  auto const is_expected = [&](gpumem_range const& one) { return expected.count(one.base) > 0; };
+  return live.size() == expected.size() && std::all_of(live.begin(), live.end(), is_expected);
+}
+
+std::shared_ptr<torch_cuda::AllocatorState> allocator::getCheckpointState(DeviceIndex device, MempoolId_t pool) {
+  int count = 0;
+  TORCH_CHECK(gpumem_torch_pool_use_count(device, pool, &count) == GPUMEM_GRANTED, "Could not find pool of id");
+  TORCH_CHECK(count > 0, "Not expected to checkpoint freeable graph");
+  auto state = std::make_shared<checkpoint>();
+  state->pool = pool;
+  state->live = live_of(device, pool);
+  return state;
+}
+
+torch_cuda::CheckpointDelta allocator::setCheckpointPoolState(DeviceIndex device,
+                                                              std::shared_ptr<torch_cuda::AllocatorState> state) {
+  auto* const wanted = dynamic_cast<checkpoint*>(state.get());
+  TORCH_CHECK(wanted, "Expected PrivatePoolState");
+  struct collector {
+    c10::Device device;
+    torch_cuda::CheckpointDelta delta;
+  } to{c10::Device(c10::DeviceType::CUDA, device), {}};
+  check(gpumem_torch_restore_pool(
+      device, wanted->pool, wanted->live.data(), wanted->live.size(),
+      [](void* context, gpumem_range const* range, int now) {
+        auto& all = *static_cast<collector*>(context);
+        if (now) {
+          all.delta.dataptrs_allocd.emplace_back(range->base, range->base, instance().raw_deleter(), all.device);
+        } else {
+          all.delta.ptrs_freed.push_back(range->base);
+        }
+      },
+      &to));
+  return std::move(to.delta);
 }
 
 void allocator::enablePeerAccess(DeviceIndex device, DeviceIndex accessed) {
-  c10::cuda::CUDAGuard const guard{device};
-  auto const enabled = cudaDeviceEnablePeerAccess(accessed, 0);
-  if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
-    static_cast<void>(cudaGetLastError());
-  } else {
-    C10_CUDA_CHECK(enabled);
+  {
+    c10::cuda::CUDAGuard const guard{device};
+    auto const enabled = cudaDeviceEnablePeerAccess(accessed, 0);
+    if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
+      static_cast<void>(cudaGetLastError());
+    } else {
+      C10_CUDA_CHECK(enabled);
+    }
   }
+  check(gpumem_torch_open_to(device, accessed)); // memory that is mapped page by page
 }
 
 // Copies between devices of memory that is mapped page by page need the peer form; for other memory it is as good.
@@ -138,6 +197,22 @@ cudaError_t allocator::memcpyAsync(void* to, int to_device, void const* from, in
 torch_cuda::ShareableHandle allocator::shareIpcHandle(void*) { refuse("shareIpcHandle"); }
 std::shared_ptr<void> allocator::getIpcDevPtr(std::string) { refuse("getIpcDevPtr"); }
 
-void* allocator::getBaseAllocation(void* pointer, std::size_t*) { return pointer; }
+void* allocator::getBaseAllocation(void* pointer, std::size_t* bytes) {
+  struct finder {
+    void* pointer;
+    void* base;
+    std::size_t bytes;
+  } found{pointer, nullptr, 0};
+  check(gpumem_torch_visit_ranges(
+      device_of(pointer),
+      [](void* context, gpumem_range const* range, unsigned long long, unsigned long long) {
+        auto& to = *static_cast<finder*>(context);
+        if (range->base == to.pointer) to = {to.pointer, range->region, range->region_bytes};
+      },
+      &found));
+  TORCH_CHECK(found.base, "invalid device pointer: ", pointer);
+  if (bytes) *bytes = found.bytes;
+  return found.base;
+}
 
 } // namespace gpumem_torch

@@ -4,6 +4,7 @@
 
 #include <c10/cuda/CUDAFunctions.h>
 
+#include <exception>
 #include <utility>
 
 namespace gpumem_torch {
@@ -70,12 +71,22 @@ thread_local history::context context_of_call;
 call_context::call_context(history::context where) { context_of_call = std::move(where); }
 call_context::~call_context() { context_of_call.reset(); }
 
+// Called under a lock of the pool, perhaps on gpumem's own thread, so no exception may leave it.
 void allocator::tell_pages(int device, void* address, std::size_t bytes, int mapped) {
   auto& history = instance().history_;
   if (!history.active()) return;
-  auto const action = mapped ? torch_cuda::TraceEntry::SEGMENT_MAP : torch_cuda::TraceEntry::SEGMENT_UNMAP;
-  history.told(action, static_cast<DeviceIndex>(device), reinterpret_cast<std::size_t>(address), bytes, nullptr, {0, 0},
-               context_of_call);
+  try {
+    auto const action = mapped ? torch_cuda::TraceEntry::SEGMENT_MAP : torch_cuda::TraceEntry::SEGMENT_UNMAP;
+    history.told(action, static_cast<DeviceIndex>(device), reinterpret_cast<std::size_t>(address), bytes, nullptr,
+                 {0, 0}, context_of_call);
+  } catch (std::exception const& error) { TORCH_WARN("gpumem: a tracker of pages has failed: ", error.what()); }
+}
+
+DeviceIndex allocator::device_of(void const* pointer) {
+  gpumem_torch_block block{};
+  block.size = sizeof block;
+  check(gpumem_torch_describe_block(pointer, &block));
+  return static_cast<DeviceIndex>(block.device);
 }
 
 SnapshotInfo allocator::snapshot_of(MempoolId_t pool, bool include_traces) {
@@ -159,7 +170,7 @@ void allocator::tell_freed(void* pointer) {
   TORCH_CHECK(gpumem_torch_describe_block(pointer, &block) == GPUMEM_GRANTED && block.device >= 0,
               "invalid device pointer: ", pointer);
   history_.freed(pointer,
-                 {static_cast<DeviceIndex>(block.device), block.bytes, nullptr, {block.pool[0], block.pool[1]}},
+                 {static_cast<DeviceIndex>(block.device), block.bytes, block.stream, {block.pool[0], block.pool[1]}},
                  history_.gather(torch_cuda::RecordContext::ALL));
 }
 

@@ -1,4 +1,4 @@
-// What differs between the versions of PyTorch.
+// Names that differ between the versions of PyTorch.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

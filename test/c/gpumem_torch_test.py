@@ -262,8 +262,9 @@ class Wiring(Plugged):
     def test_install_gives_all_hooks_and_then_changes_the_allocator(self):
         torch = StandIn(gpumem_torch.HOOKS)
         self.assertFalse(gpumem_torch.installed())
-        allocator = gpumem_torch.install("limit=1GiB")
+        gpumem_torch.install("limit=1GiB", plug_in=True)
         self.assertTrue(gpumem_torch.installed())
+        allocator = gpumem_torch._kept["installed"]
         self.assertEqual(allocator.names, ("gpumem_torch_allocate", "gpumem_torch_free"))
         self.assertEqual(os.path.realpath(allocator.path), os.path.realpath(os.environ["GPUMEM_LIBRARY"]))
         self.assertEqual(torch.asked[:-1], [(hook, self.address(name)) for hook, name in gpumem_torch.HOOKS.items()])
@@ -273,13 +274,13 @@ class Wiring(Plugged):
     def test_install_refuses_a_torch_that_would_ignore_record_stream(self):
         torch = StandIn([])
         with self.assertRaisesRegex(RuntimeError, "record_stream"):
-            gpumem_torch.install()
+            gpumem_torch.install(plug_in=True)
         self.assertEqual((torch.asked, gpumem_torch.installed()), ([], False))
 
     @alone
     def test_install_refuses_options_before_it_changes_anything(self):
         torch = StandIn(gpumem_torch.HOOKS)
-        self.assert_refused("invalid_argument", "'limt'", gpumem_torch.install, "limt=1GiB")
+        self.assert_refused("invalid_argument", "'limt'", lambda: gpumem_torch.install("limt=1GiB", plug_in=True))
         self.assertEqual(torch.asked, [])
 
     @alone

@@ -30,8 +30,7 @@ TEST_F(torch_blocks, figures_count_blocks_by_size) {
   EXPECT_EQ(now.reserved.allocated + now.reserved.freed, 0u);
   EXPECT_EQ(now.reserved.peak, now.reserved.current);
   free_block(small);
-  simulator::run_until_idle();
-  gpumem_torch_empty_cache();
+  empty_cache();
   now = figures(13);
   expect(now.reserved, {0, now.reserved.peak, 0, now.reserved.peak});
   EXPECT_EQ(now.pages.freed - now.pages.allocated, now.pages.peak);
@@ -41,16 +40,16 @@ TEST_F(torch_blocks, pointers_that_are_no_blocks_are_refused) {
   auto* const stream = make_stream(14);
   auto* const block = allocate_block(mib, 14, stream);
   int foreign = 0;
-  EXPECT_EQ(gpumem_torch_free_block(&foreign), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_EQ(gpumem_torch_free_block(&foreign, nullptr), GPUMEM_INVALID_ARGUMENT);
   EXPECT_THAT(gpumem_last_error(), HasSubstr("no live block"));
-  EXPECT_EQ(gpumem_torch_free_block(static_cast<char*>(block) + 256), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_EQ(gpumem_torch_free_block(static_cast<char*>(block) + 256, nullptr), GPUMEM_INVALID_ARGUMENT);
   gpumem_pool* pool = nullptr;
   gpumem_pool* expected = nullptr;
   EXPECT_EQ(gpumem_torch_pool(14, &expected), GPUMEM_GRANTED);
   EXPECT_EQ(gpumem_pool_of(block, &pool), GPUMEM_GRANTED);
   EXPECT_EQ(pool, expected);
   free_block(block);
-  EXPECT_EQ(gpumem_torch_free_block(block), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_EQ(gpumem_torch_free_block(block, nullptr), GPUMEM_INVALID_ARGUMENT);
   EXPECT_EQ(gpumem_pool_of(block, &pool), GPUMEM_GRANTED);
   EXPECT_EQ(pool, nullptr);
   free_block(nullptr);
@@ -78,7 +77,7 @@ TEST_F(torch_blocks, memory_is_reused_behind_the_work_of_recorded_streams) {
   auto* const main = make_stream(15);
   auto* const side = make_stream(15);
   auto* const block = allocate_block(3 * mib, 15, main);
-  ASSERT_EQ(gpumem_torch_record_block_stream(static_cast<char*>(block) + mib, side), GPUMEM_GRANTED);
+  ASSERT_EQ(gpumem_torch_record_block_stream(static_cast<char*>(block) + mib, side, -1), GPUMEM_GRANTED);
   bool done = false;
   simulator::work(side, {simulator::write(block, mib)}, milliseconds{1}, [&] { done = true; });
   free_block(block);

@@ -10,11 +10,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <stdexcept>
+#include <thread>
 
 namespace simulator = gpumem::simulator;
 using std::chrono::milliseconds;
@@ -105,7 +107,17 @@ protected:
     return pointer;
   }
   static void free_block(void* pointer) {
-    EXPECT_EQ(gpumem_torch_free_block(pointer), GPUMEM_GRANTED) << gpumem_last_error();
+    EXPECT_EQ(gpumem_torch_free_block(pointer, nullptr), GPUMEM_GRANTED) << gpumem_last_error();
+  }
+  /// Runs the devices meanwhile, since gpumem waits for work that keeps memory.
+  static void empty_cache() {
+    std::atomic<bool> over{false};
+    std::thread device{[&] {
+      while (!over) simulator::run_until_idle();
+    }};
+    gpumem_torch_empty_cache();
+    over = true;
+    device.join();
   }
   static void expect(gpumem_torch_figure const& figure, gpumem_torch_figure const& expected) {
     EXPECT_EQ(figure.current, expected.current);

@@ -19,8 +19,7 @@ protected:
     stream = make_stream(device);
   }
   void TearDown() override {
-    simulator::run_until_idle();
-    gpumem_torch_empty_cache();
+    empty_cache();
     EXPECT_EQ(figures(device).reserved.current, 0u);
     EXPECT_EQ(figures(device).blocks[GPUMEM_TORCH_ALL].current, 0u);
     torch_blocks::TearDown();
@@ -144,8 +143,7 @@ TEST_F(torch_mem_pools, captures_get_memory_that_stays) {
     free_block(two);
   }
   EXPECT_EQ(addresses[0], addresses[1]);
-  simulator::run_until_idle();
-  gpumem_torch_empty_cache();
+  empty_cache();
   EXPECT_GE(figures(device).reserved.current, 4 * mib) << "the graphs may be launched";
   release(first);
   release(first);
@@ -155,11 +153,11 @@ TEST_F(torch_mem_pools, captures_get_memory_that_stays) {
 TEST_F(torch_mem_pools, blocks_with_recorded_streams_wait_for_the_end_of_a_capture) {
   auto* const side = make_stream(device);
   auto* const outside = block(3 * mib);
-  ASSERT_EQ(gpumem_torch_record_block_stream(outside, side), GPUMEM_GRANTED);
+  ASSERT_EQ(gpumem_torch_record_block_stream(outside, side, -1), GPUMEM_GRANTED);
   begin(first);
   begin_capture();
   auto* const inside = block(3 * mib);
-  ASSERT_EQ(gpumem_torch_record_block_stream(inside, side), GPUMEM_GRANTED);
+  ASSERT_EQ(gpumem_torch_record_block_stream(inside, side, -1), GPUMEM_GRANTED);
   free_block(outside);
   free_block(inside);
   EXPECT_EQ(figures(device).blocks[GPUMEM_TORCH_ALL].current, 0u);
@@ -199,7 +197,10 @@ struct functions {
 
 TEST_F(torch_mem_pools, pools_draw_from_functions_of_the_caller) {
   functions from{driver<decltype(&cuMemAlloc)>("cuMemAlloc_v2"), driver<decltype(&cuMemFree)>("cuMemFree_v2")};
-  auto const table = from.table();
+  auto table = from.table();
+  table.free = nullptr;
+  EXPECT_EQ(gpumem_torch_retain_pool(device, first, &table), GPUMEM_INVALID_ARGUMENT);
+  table = from.table();
   ASSERT_EQ(gpumem_torch_retain_pool(device, first, &table), GPUMEM_GRANTED);
   begin(first);
   auto* const one = block(5 * mib);
@@ -216,8 +217,7 @@ TEST_F(torch_mem_pools, pools_draw_from_functions_of_the_caller) {
   end(first);
   free_block(two);
   for (int i = 0; i < 3; ++i) release(first);
-  simulator::run_until_idle();
-  gpumem_torch_empty_cache();
+  empty_cache();
   EXPECT_EQ(from.freed, 1u);
 }
 
@@ -229,6 +229,7 @@ TEST_F(torch_mem_pools, blocks_of_an_unsplit_pool_are_single_allocations) {
     ASSERT_EQ(gpumem_torch_set_pool_unsplit(device, pool), GPUMEM_GRANTED);
     begin(pool);
     for (auto* const each : {block(1000), block(2000)}) free_block(each);
+    EXPECT_EQ(gpumem_torch_set_pool_unsplit(device, pool), GPUMEM_INVALID_ARGUMENT) << "it has given out memory";
     end(pool);
     release(pool);
     release(pool);
@@ -256,6 +257,55 @@ TEST_F(torch_mem_pools, memory_of_a_pool_serves_requests_that_find_none) {
   EXPECT_EQ(gpumem_torch_allocate_block(64 * mib, device, stream, promises, &none), GPUMEM_TOO_LARGE);
   gpumem_torch_memory_fraction(1, device);
   release(first);
+  release(first);
+}
+
+// A program goes back to an earlier state of its captures.
+TEST_F(torch_mem_pools, blocks_of_a_graph_are_restored) {
+  begin(first);
+  begin_capture();
+  auto* const kept = block(3 * mib);
+  auto* const gone = block(1000);
+  std::vector<gpumem_range> live;
+  auto const visit = [](void* to, gpumem_range const* one, unsigned long long a, unsigned long long b) {
+    if (one->live && a == 0 && b == 1) static_cast<std::vector<gpumem_range>*>(to)->push_back(*one);
+  };
+  ASSERT_EQ(gpumem_torch_visit_ranges(device, visit, &live), GPUMEM_GRANTED);
+  EXPECT_EQ(live.size(), 2u);
+  free_block(gone);
+  auto* const later = block(500);
+  auto* const more = block(7 * mib);
+  static std::vector<std::pair<void*, int>> changes;
+  changes.clear();
+  auto const changed = [](void*, gpumem_range const* one, int now) { changes.emplace_back(one->base, now); };
+  ASSERT_EQ(gpumem_torch_restore_pool(device, first, live.data(), live.size(), changed, nullptr), GPUMEM_GRANTED)
+      << gpumem_last_error();
+  EXPECT_EQ(changes.size(), 5u);
+  EXPECT_EQ(std::ranges::count(changes, std::pair{static_cast<void*>(more), 0}), 1);
+  EXPECT_EQ(std::ranges::count(changes, std::pair{static_cast<void*>(later), 0}), 1);
+  EXPECT_EQ(std::ranges::count(changes, std::pair{static_cast<void*>(gone), 1}), 1);
+  EXPECT_EQ(figures(device).requested[GPUMEM_TORCH_ALL].current, 3 * mib + 1000);
+  EXPECT_EQ(gpumem_torch_free_block(more, nullptr), GPUMEM_INVALID_ARGUMENT);
+  auto* const graph = end_capture();
+  end(first);
+  live[0].base = static_cast<char*>(live[0].base) + 256; // overlaps the other
+  EXPECT_EQ(gpumem_torch_restore_pool(device, second, live.data(), live.size(), changed, nullptr),
+            GPUMEM_INVALID_ARGUMENT);
+  EXPECT_EQ(gpumem_torch_restore_pool(device, first, nullptr, 1, changed, nullptr), GPUMEM_INVALID_ARGUMENT);
+  free_block(kept);
+  free_block(gone);
+  release(first);
+  destroy_graph(graph);
+}
+
+TEST_F(torch_mem_pools, double_frees_of_a_chunk_are_refused) {
+  begin(first);
+  auto* const one = block(5 * mib);
+  auto* const two = block(5 * mib);
+  end(first);
+  free_block(one);
+  EXPECT_EQ(gpumem_torch_free_block(one, nullptr), GPUMEM_INVALID_ARGUMENT);
+  free_block(two);
   release(first);
 }
 
@@ -305,8 +355,7 @@ TEST_F(torch_mem_pools, pages_are_told) {
   auto* const one = block(33 * mib);
   EXPECT_EQ(mapped, static_cast<std::ptrdiff_t>(figures(device).reserved.current));
   free_block(one);
-  simulator::run_until_idle();
-  gpumem_torch_empty_cache();
+  empty_cache();
   EXPECT_EQ(mapped, 0);
   gpumem_torch_observe_pages(nullptr);
 }

@@ -25,6 +25,8 @@ assert "torch" not in sys.modules
 block = g.library().gpumem_torch_try_allocate(1 << 20, 0, None)
 assert block, g.library().gpumem_last_error()
 print(g.library()._name, g.version(), g.statistics(0)["live"])
+import gpumem_torch_build as b
+assert all(path.exists() for path in b._sources()) and b._folders()[0].name == "gpumem_torch.sources"
 """
 
 
@@ -52,6 +54,11 @@ class Wheel(unittest.TestCase):
         digest = lambda data: base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         self.assertEqual(rows, {name: ("sha256=" + digest(data), str(len(data))) for name, data in self.files.items()
                                 if name != f"{self.about}/RECORD"})
+
+    def test_it_has_all_sources_of_the_allocator_class(self):
+        names = {path.name for path in (SOURCE / "src/torch").iterdir()}
+        inside = {name.removeprefix(f"{wheel.SOURCES}/") for name in self.files if name.startswith(f"{wheel.SOURCES}/")}
+        self.assertEqual(inside, names | {"gpumem/gpumem.h", "gpumem/gpumem_torch.h", "gpumem/version.h"})
 
     def test_two_builds_of_it_are_equal(self):
         again = wheel.make(BUILD, Path(self.folder.name) / "again")

@@ -59,6 +59,29 @@ TEST_F(capture, queries_and_waits_invalidate_a_capture) {
   EXPECT_EQ(status(s), CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
+TEST_F(capture, questions_about_a_capturing_stream_invalidate_its_capture) {
+  for (auto const mode :
+       {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
+    for (int question = 0; question < 3; ++question) {
+      const CUstream s = begin(mode);
+      unsigned long long id = 0;
+      unsigned flags = 0;
+      CUdevice device = 0;
+      const CUresult answer = question == 0   ? cu().stream_id(s, &id)
+                              : question == 1 ? cu().stream_flags(s, &flags)
+                                              : cu().stream_device(s, &device);
+      EXPECT_EQ(answer, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+      EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    }
+    const CUstream s = begin(mode);
+    CUcontext context = nullptr;
+    int priority = 0;
+    EXPECT_EQ(cu().stream_context(s, &context), CUDA_SUCCESS);
+    EXPECT_EQ(cu().stream_priority(s, &priority), CUDA_SUCCESS);
+    EXPECT_EQ(end(s), CUDA_SUCCESS);
+  }
+}
+
 TEST_F(capture, event_of_a_capture_cannot_be_queried) {
   const CUevent e = new_event();
   const CUstream s = begin(CU_STREAM_CAPTURE_MODE_RELAXED);

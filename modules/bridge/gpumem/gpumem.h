@@ -148,8 +148,8 @@ typedef struct gpumem_range {
   size_t size; ///< sizeof(gpumem_range) of the library
   void* base;
   uint64_t bytes;
-  uint64_t requested;    ///< of a live block; otherwise 0
-  uint64_t stream;       ///< id of the stream for which a live block was allocated; otherwise 0
+  uint64_t requested;    ///< of a live block; 0 for other memory
+  uint64_t stream;       ///< id of the stream for which a live block was allocated; 0 for other memory
   uint64_t live;         ///< 1: a live block; 0: free or cached
   void* region;          ///< start of the contiguous memory, got as a chunk or as pages, that holds the range
   uint64_t region_bytes; ///< bytes of that memory
@@ -310,6 +310,10 @@ gpumem_outcome gpumem_set_limit(gpumem_pool* pool, size_t bytes) GPUMEM_NOEXCEPT
 /// Makes `peak_live` and `peak_reserved` of the statistics count from now on. A stack whose outermost resource is not a
 /// pool gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_reset_peaks(gpumem_pool* pool) GPUMEM_NOEXCEPT;
+
+/// Lets another device read and write the memory that the pool has and gets. In a stack, and for memory of chunks, does
+/// nothing: see cuCtxEnablePeerAccess. A device that cannot reach the memory gives GPUMEM_DRIVER_ERROR.
+gpumem_outcome gpumem_open_to(gpumem_pool* pool, int device) GPUMEM_NOEXCEPT;
 
 /// Writes the ordinal of the pool's device.
 gpumem_outcome gpumem_device(gpumem_pool* pool, int* device) GPUMEM_NOEXCEPT;

@@ -48,9 +48,10 @@ typedef struct gpumem_torch_statistics {
 /// A block of PyTorch; `size` as above.
 typedef struct gpumem_torch_block {
   size_t size;
-  int64_t device;   ///< -1: no live block starts at the address
-  uint64_t bytes;   ///< requested
-  uint64_t pool[2]; ///< id of PyTorch's pool; 0, 0: none
+  int64_t device;             ///< -1: no live block starts at the address
+  uint64_t bytes;             ///< requested
+  uint64_t pool[2];           ///< id of PyTorch's pool; 0, 0: none
+  struct CUstream_st* stream; ///< for which it was allocated; NULL: the legacy stream, or no stream
 } gpumem_torch_block;
 // NOLINTEND(modernize-use-using)
 
@@ -83,19 +84,23 @@ enum {
 };
 
 /// Allocates for PyTorch's allocator class, and frees by the pointer alone, as gpumem_torch_try_allocate and
-/// gpumem_torch_free. The stream of a free is that of the allocation. A pointer that is no live block of a device's
-/// pool gives GPUMEM_INVALID_ARGUMENT.
+/// gpumem_torch_free. The stream of a free is that of the allocation; it must still live. `bytes`, if not NULL, gets
+/// the requested bytes. A pointer that is no live block of a device's pool gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_torch_allocate_block(size_t bytes, int device, struct CUstream_st* stream, int promises,
                                            void** pointer) GPUMEM_NOEXCEPT;
-gpumem_outcome gpumem_torch_free_block(void* pointer) GPUMEM_NOEXCEPT;
+gpumem_outcome gpumem_torch_free_block(void* pointer, size_t* bytes) GPUMEM_NOEXCEPT;
 
 /// Promises more than gpumem_record_use, as PyTorch does: the block is not reused before the work is complete that the
-/// stream has been given by the time of the free. Ignores pointers that are not gpumem's.
-gpumem_outcome gpumem_torch_record_block_stream(void* pointer, struct CUstream_st* stream) GPUMEM_NOEXCEPT;
+/// stream has been given by the time of the free. Ignores pointers that are not gpumem's, and the block's own stream.
+/// `device`: that of the stream; -1: that of the block.
+gpumem_outcome gpumem_torch_record_block_stream(void* pointer, struct CUstream_st* stream, int device) GPUMEM_NOEXCEPT;
 
-/// Sets the most that the device's pool may reserve, as a fraction of the device's memory, more than 0 and at most 1.
-/// The smaller of this and the option `limit` counts. If the pool exists already, it must be the outermost resource of
-/// its stack.
+/// Lets a device read and write the memory that the pool of the device `accessed` has and gets.
+gpumem_outcome gpumem_torch_open_to(int device, int accessed) GPUMEM_NOEXCEPT;
+
+/// Sets the most that the device's pool may reserve, as a fraction of the device's memory, from 0 to 1, which means no
+/// limit. The smaller of this and the option `limit` counts. If the pool exists already, it must be the outermost
+/// resource of its stack.
 gpumem_outcome gpumem_torch_set_memory_fraction(double fraction, int device) GPUMEM_NOEXCEPT;
 
 /// Writes the fields that both sides know. Only the block's owner may rely on the result.
@@ -159,13 +164,19 @@ gpumem_outcome gpumem_torch_retain_pool(int device, gpumem_torch_pool_id pool,
                                         gpumem_callbacks const* segments) GPUMEM_NOEXCEPT;
 /// Writes the number of uses. A pool that does not exist gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_torch_pool_use_count(int device, gpumem_torch_pool_id pool, int* count) GPUMEM_NOEXCEPT;
-/// Lets requests that find no memory get the unused memory of the pool, or not any more.
+/// Lets requests that find no memory be served by the pool, which may grow for that; or not any more.
 gpumem_outcome gpumem_torch_use_pool_on_out_of_memory(int device, gpumem_torch_pool_id pool, int use) GPUMEM_NOEXCEPT;
-/// Makes each block of the pool one allocation of the functions `segments`, rounded up to a power of two of at least
-/// 2 MiB. Must come before the pool's first allocation. A pool that does not exist gives GPUMEM_INVALID_ARGUMENT.
+/// Makes each block of the pool one allocation of the functions `segments`, or one block of the device's pool. Captures
+/// ignore that. Gives GPUMEM_INVALID_ARGUMENT after the pool's first allocation, and for a pool that does not exist.
 gpumem_outcome gpumem_torch_set_pool_unsplit(int device, gpumem_torch_pool_id pool) GPUMEM_NOEXCEPT;
 /// Ends the pool if it has no use and no block.
 gpumem_outcome gpumem_torch_empty_pool(int device, gpumem_torch_pool_id pool) GPUMEM_NOEXCEPT;
+/// Makes exactly these ranges, which gpumem_torch_visit_ranges has told earlier, live in the graph memory of the pool.
+/// `changed` is called with each range that was live (`now` is 0), then with each that is live now (1); it must not
+/// allocate or free memory of the device. See gpumem::graph_resource::restore.
+gpumem_outcome gpumem_torch_restore_pool(int device, gpumem_torch_pool_id pool, gpumem_range const* live, size_t count,
+                                         void (*changed)(void* context, gpumem_range const* range, int now),
+                                         void* context) GPUMEM_NOEXCEPT;
 #endif
 
 #pragma GCC visibility pop

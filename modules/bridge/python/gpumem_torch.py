@@ -277,6 +277,8 @@ def install(options=None, *, plug_in=False):
     used a GPU."""
     import torch
     with _lock:
+        if installed() and options is None:
+            return
         if plug_in:
             configure(options)
             allocator = _allocator("gpumem_torch_allocate")

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from pathlib import Path
 
 __all__ = ["BuildError", "build", "library_path"]
 
-OLDEST, NEWEST = (2, 9), (2, 15)  # the versions of PyTorch with which the sources were tried
+OLDEST, NEWEST = (2, 9), (2, 15)  # versions of PyTorch; 2.9, 2.11 and 2.15 were tried
 HERE = Path(__file__).resolve().parent
 
 
@@ -116,7 +117,7 @@ def library_path(torch):
     digest = hashlib.sha256()
     for path in [*_sources(), *sorted(sources.glob("*.hpp")), *sorted((headers / "gpumem").glob("*.h"))]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    digest.update(f"{torch.__version__} {torch.version.git_version} {torch.version.cuda}".encode())
+    digest.update(f"{torch.__version__} {torch.version.git_version} {torch.version.cuda} {platform.machine()}".encode())
     return _cache() / f"torch-{torch.__version__}-{digest.hexdigest()[:16]}.so"
 
 

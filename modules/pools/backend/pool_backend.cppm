@@ -66,7 +66,8 @@ public:
   [[clang::requires_capability(all_shards)]] void set_closed() noexcept { parts_.closed = true; }
   [[clang::requires_shared_capability(all_shards)]] inline bool closed() const noexcept { return parts_.closed; }
 
-  /// See pool_engine. All three wait as wait_for_growth() does.
+  /// See pool_engine. All four wait as wait_for_growth() does.
+  [[clang::requires_capability(one_shard, all_shards)]] CUresult open_to(device peer);
   [[clang::requires_capability(one_shard, all_shards)]] bool pin(void const* pointer, std::size_t bytes);
   [[clang::requires_capability(one_shard, all_shards)]] void unpin(void const* pointer, std::size_t bytes);
   [[clang::requires_capability(one_shard, all_shards)]] expected<int, failure> export_page(void const* pointer);

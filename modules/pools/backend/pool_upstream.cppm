@@ -27,6 +27,8 @@ public:
 
   /// Returns whether the pool maps pages, in one run of addresses per shard; otherwise it allocates chunks.
   inline bool paged() const noexcept { return paged_.has_value(); }
+  /// Lets another device use the pages of all runs that are made from now on.
+  void add_peer(gpumem::device peer) { paged_->options.peers.push_back(peer); }
   /// Makes the run of addresses of one shard. Throws what the constructor of virtual_pages throws.
   std::unique_ptr<virtual_pages> make_pages() const;
 

@@ -52,6 +52,8 @@ public:
   void reset_peaks() noexcept;
   /// Throws std::bad_alloc.
   std::vector<memory_range> memory_map();
+  /// See graph_resource::restore. Throws std::invalid_argument, std::bad_alloc.
+  void restore(std::span<memory_range const> live);
   static char const* resource_name() noexcept { return "graph_resource"; }
   pool_upstream const& upstream() const noexcept { return *upstream_; }
 
@@ -78,6 +80,8 @@ private:
   void end_use(block& freed, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
   void keep_timeline(stream_timeline& timeline) __attribute__((requires_capability(mutex_)));
   block* find_containing(void const* pointer) const noexcept __attribute__((requires_capability(mutex_)));
+  void free_everything() __attribute__((requires_capability(mutex_)));
+  void make_live(memory_range const& one) __attribute__((requires_capability(mutex_)));
   bool declare_use(stream_key const& key, void const* pointer) noexcept;
 
   std::unique_ptr<pool_upstream> const upstream_; // keeps the pool alive, and with it `listed_in_`
@@ -106,6 +110,8 @@ public:
   bool free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   /// Returns the block that holds the address; nullopt if none of them does.
   std::optional<block_info> find(void const* pointer) noexcept;
+  /// See pool_engine::find_owned.
+  std::optional<owned_block> find_owned(void const* pointer) noexcept;
   /// False if the pointer is in none of them. See graph_memory::record_use.
   bool record_use(stream_key const& key, void const* pointer) noexcept;
 

@@ -20,8 +20,8 @@ export struct block_info {
 export struct memory_range {
   void* base = nullptr;
   std::size_t bytes = 0;
-  std::size_t requested = 0; ///< of a live block; otherwise 0
-  std::uint64_t stream = 0;  ///< id of the stream for which a live block was allocated; otherwise 0
+  std::size_t requested = 0; ///< of a live block; 0 for other memory
+  std::uint64_t stream = 0;  ///< id of the stream for which a live block was allocated; 0 for other memory
   bool live = false;
   void* region = nullptr; ///< start of the contiguous memory, got as a chunk or as pages, that holds the range
   std::size_t region_bytes = 0;

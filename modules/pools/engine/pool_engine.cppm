@@ -116,6 +116,8 @@ public:
   void unpin(void const* pointer, std::size_t bytes);
   /// Makes the peaks of the statistics those of this moment.
   void reset_peaks();
+  /// Lets another device read and write all memory of the pool. Throws cuda_error, std::bad_alloc.
+  void open_to(device peer);
   /// As virtual_pages::export_page; outcome::invalid_argument for a pointer outside the pages of the pool.
   expected<int, failure> export_page(void const* pointer);
   /// Waits until all work is complete that keeps free memory in the pool. Returns false if some was not seen complete.

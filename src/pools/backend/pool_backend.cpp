@@ -76,6 +76,18 @@ void pool_backend::unpin(void const* pointer, std::size_t bytes) {
   if (auto* const pages = pages_.pages_of(pointer)) pages->unpin(pointer, bytes);
 }
 
+// Chunks of cuMemAlloc are open to the devices for which the program enables access.
+CUresult pool_backend::open_to(device peer) {
+  parts_.lock.wait();
+  if (!paged()) return CUDA_SUCCESS;
+  for (auto const& each : parts_.shards.all()) {
+    if (!each->pages) continue;
+    if (auto const result = each->pages->open_to(peer); result != CUDA_SUCCESS) return result;
+  }
+  parts_.upstream.add_peer(peer);
+  return CUDA_SUCCESS;
+}
+
 expected<int, failure> pool_backend::export_page(void const* pointer) {
   if (auto* const pages = pages_.pages_of(pointer)) return pages->export_page(pointer);
   return unexpected<failure>{failure{outcome::invalid_argument, 0, 0}};

@@ -11,6 +11,7 @@ module;
 #include <optional>
 #include <set>
 #include <span>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 module gpumem:graph_memory.impl;
@@ -268,11 +269,70 @@ std::vector<memory_range> graph_memory::memory_map() {
   sync::lock const held{mutex_};
   for (auto const& each : chunks_) {
     auto const first = map.size();
+    map.push_back({reinterpret_cast<void*>(each->base - header), header}); // never given out
     range_allocator::visit(*each, [&](block const& one) { map.push_back(range_of(one)); });
     end_region(std::span{map}.subspan(first));
   }
   std::ranges::sort(map, {}, &memory_range::base);
   return map;
+}
+
+void graph_memory::restore(std::span<memory_range const> live) {
+  std::int64_t before = 0;
+  {
+    sync::lock const held{mutex_};
+    for (auto const& one : live) {
+      auto const* const in = one.live ? find_containing(one.base) : nullptr;
+      if (one.live && !in) throw std::invalid_argument{"gpumem: a block to restore is not in the graph memory"};
+    }
+    before = static_cast<std::int64_t>(counts_.allocations - counts_.frees);
+    free_everything();
+    for (auto const& one : live) {
+      if (one.live) make_live(one);
+    }
+    before -= static_cast<std::int64_t>(counts_.allocations - counts_.frees);
+  }
+  for (; before < 0; ++before) add_live();
+  for (; before > 0; --before) drop_live(); // the caller has a handle
+}
+
+// Joins all memory of each chunk: the captures that used it are launched before those that come.
+void graph_memory::free_everything() {
+  for (auto const& each : chunks_) {
+    std::vector<block*> all;
+    range_allocator::visit(*each, [&](block& one) { all.push_back(&one); });
+    auto const is_used = [](block const* one) { return one->is_live() || !one->uses.empty(); };
+    for (auto used = std::ranges::find_if(all, is_used); used != all.end(); used = std::ranges::find_if(all, is_used)) {
+      auto& one = **used;
+      if (one.is_live()) {
+        ++counts_.frees;
+        counts_.live -= one.requested;
+        counts_.allocated -= one.bytes;
+        one.uses.clear();
+        ranges_.free(one, range_allocator::coalescing::any);
+      } else {
+        ranges_.mark_complete(one);
+      }
+      all.clear(); // neighbours were joined
+      range_allocator::visit(*each, [&](block& left) { all.push_back(&left); });
+    }
+  }
+}
+
+void graph_memory::make_live(memory_range const& one) {
+  auto* const in = find_containing(one.base);
+  auto const offset = reinterpret_cast<std::uintptr_t>(one.base) - in->base;
+  auto const of_stream = [&](stream_timeline const* each) { return each->id() == one.stream; };
+  auto const stream = std::ranges::find_if(timelines_, of_stream);
+  if (!in->is_free() || in->bytes - offset < one.bytes || stream == timelines_.end())
+    throw std::invalid_argument{"gpumem: a block to restore overlaps another one, or is not of this graph memory"};
+  auto& made = ranges_.split_off(*in, offset, one.bytes);
+  made.requested = one.requested;
+  made.stream = *stream;
+  ++counts_.allocations;
+  counts_.live += one.requested;
+  counts_.peak_live = std::max(counts_.peak_live, counts_.live);
+  counts_.allocated += one.bytes;
 }
 
 bool graph_memory::declare_use(stream_key const& key, void const* pointer) noexcept {
@@ -301,52 +361,6 @@ statistics graph_memory::read_statistics() noexcept {
   now.coalesces = ranges_.coalesces();
   ranges_.lists().visit([&](free_list const& each) { now.free_ranges += each.size(); });
   return now;
-}
-
-void graph_memory_list::add(graph_memory& one) noexcept {
-  sync::lock const held{mutex_};
-  if (one.listed_in_) return;
-  one.listed_in_ = this;
-  items_.push_back(one);
-  any_.store(true, std::memory_order_relaxed);
-}
-
-void graph_memory_list::remove(graph_memory& one) noexcept {
-  sync::lock const held{mutex_};
-  items_.remove(one);
-  any_.store(!items_.empty(), std::memory_order_relaxed);
-}
-
-// A live block keeps its graph memory alive, so drop_live() needs no lock.
-bool graph_memory_list::free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
-  graph_memory* owner = nullptr;
-  {
-    sync::lock const held{mutex_};
-    for (auto* each = items_.first(); each && !owner; each = each->links_.next) {
-      auto const result = each->free(key, pointer, bytes);
-      if (result == graph_memory::free_outcome::refused) return true;
-      if (result == graph_memory::free_outcome::done) owner = each;
-    }
-  }
-  if (!owner) return false;
-  owner->drop_live();
-  return true;
-}
-
-std::optional<block_info> graph_memory_list::find(void const* pointer) noexcept {
-  sync::lock const held{mutex_};
-  for (auto* each = items_.first(); each; each = each->links_.next) {
-    if (auto found = each->find(pointer)) return found;
-  }
-  return std::nullopt;
-}
-
-bool graph_memory_list::record_use(stream_key const& key, void const* pointer) noexcept {
-  sync::lock const held{mutex_};
-  for (auto* each = items_.first(); each; each = each->links_.next) {
-    if (each->declare_use(key, pointer)) return true;
-  }
-  return false;
 }
 
 } // namespace gpumem::detail

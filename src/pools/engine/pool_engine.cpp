@@ -101,6 +101,11 @@ void pool_engine::unpin(void const* pointer, std::size_t bytes) {
   queue_.wake_next(woken);
 }
 
+void pool_engine::open_to(device peer) {
+  all_shards_lock const held{parts_.shards};
+  check(parts_.backend.open_to(peer), "cuMemSetAccess");
+}
+
 void pool_engine::reset_peaks() {
   all_shards_lock const held{parts_.shards};
   parts_.chunks.reset_peak();

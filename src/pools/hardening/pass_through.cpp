@@ -62,6 +62,7 @@ expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::
       live_.insert_or_assign(address_of(*result), block{bytes, alignment, key.id(), &key.timeline(), {}});
       ++held_;
       ++counts_.allocations;
+      counts_.reserved_in_all += bytes;
       counts_.live += bytes;
       counts_.peak_live = std::max(counts_.peak_live, counts_.live);
       return result;
