@@ -1,4 +1,4 @@
-# Installs what the probes did not find: Debian packages with apt-get, wheels from PyPI into .tools/.
+# Installs what the probes did not find: Debian packages with apt-get; wheels, or parts of them, from PyPI into .tools/.
 # SPDX-License-Identifier: Apache-2.0
 
 # Prints the command that becomes root; empty for root itself. Fails if there is none.
@@ -30,6 +30,7 @@ say_plan() {
   printf '  %s\n' "${missing[@]}"
   if ((${#packages[@]})); then printf 'gpumem: Debian packages: %s\n' "${packages[*]}"; fi
   if ((${#wheels[@]})); then printf 'gpumem: wheels from PyPI, into %s: %s\n' "$wheel_root" "${wheels[*]}"; fi
+  if [[ -n $torch_parts ]]; then printf "gpumem: parts of PyTorch's wheels from PyPI, into %s\n" "$torch_parts"; fi
 }
 
 # stop REASON: ends the set-up on systems where the packages of the plan cannot be installed from here.
@@ -65,9 +66,16 @@ install_wheels() {
   fi
 }
 
+# pip's Python, so that its configuration counts.
+install_torch_parts() {
+  pip_command || pip=(python3)
+  "${pip[0]}" cmake/setup/torch_parts.py "$torch_parts" || exit 1
+}
+
 install_missing() {
   want_pip
   say_plan
   if ((${#packages[@]})); then install_packages; fi
   if ((${#wheels[@]})); then install_wheels; fi
+  if [[ -n $torch_parts ]]; then install_torch_parts; fi
 }

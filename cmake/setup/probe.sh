@@ -1,6 +1,7 @@
 # Finds the tools by trying them: each probe compiles, links or runs something that the project needs.
 # SPDX-License-Identifier: Apache-2.0
-# Results: found_* (paths) and the arrays missing (for people), packages (Debian), wheels (PyPI).
+# Results: found_* (paths), the arrays missing (for people), packages (Debian), wheels (PyPI), and torch_parts (a folder
+# if parts of PyTorch are missing from it).
 
 wheel_cuda=(nvidia-cuda-cccl==13.3.5.0.6 'cuda-toolkit[nvcc,nvvm,crt,cudart,nvtx]==13.0.2')
 wheel_cccl=nvidia-cuda-cccl==13.3.5.0.6
@@ -173,6 +174,14 @@ probe_sanitizer_runtime() {
   packages+=("libclang-rt-$major-dev")
 }
 
+# The parts of PyTorch with which src/torch is compiled and tested; PyPI has them for x86_64 only.
+probe_torch_parts() {
+  [[ $(uname -m) == x86_64 && ${GPUMEM_SETUP_TORCH-} != off ]] || return 0
+  quietly python3 cmake/setup/torch_parts.py .tools/torch --check && return
+  lacks "parts of PyTorch's wheels, for tests (headers of several versions, two libraries)"
+  torch_parts=.tools/torch
+}
+
 probe_lint_tools() {
   local major=$clang_to_install tool
   [[ -z $found_cxx ]] || major=$(clang_major "$found_cxx")
@@ -183,14 +192,17 @@ probe_lint_tools() {
 
 # probe_all install|build|test|lint: runs the probes for a command.
 probe_all() {
-  missing=() packages=() wheels=()
+  missing=() packages=() wheels=() torch_parts=''
   mkdir -p .tools
   scratch=$(mktemp -d)
   : >.tools/probe.log
   probe_build_tools
   probe_compilers
   if [[ $1 != install ]]; then probe_libraries; fi
-  if [[ $1 == test ]]; then probe_sanitizer_runtime; fi
+  if [[ $1 == test ]]; then
+    probe_sanitizer_runtime
+    probe_torch_parts
+  fi
   if [[ $1 == lint ]]; then probe_lint_tools; fi
   rm -rf "$scratch"
 }
