@@ -74,13 +74,16 @@ static void take_all(void) {
   take(&driver.destroy_graph, "cuGraphDestroy");
 }
 
-void simulated_reset(int devices) {
-  struct gpumem_simulator_options const options = {devices, (size_t)8 << 30, 1, 1, 10000, 1, 0, 1};
+static void reset(int devices, int stepping) {
+  struct gpumem_simulator_options const options = {devices, (size_t)8 << 30, 1, stepping, 10000, 1, 0, 1};
   take_all();
   require(driver.reset(&options), "the reset");
   require(driver.init(0), "cuInit");
   owner = driver.new_owner();
 }
+
+void simulated_reset(int devices) { reset(devices, GPUMEM_STEPPING_MANUAL); }
+void simulated_reset_running(int devices) { reset(devices, GPUMEM_STEPPING_AUTOMATIC); }
 
 void simulated_write(void* stream, void* pointer, size_t bytes) {
   struct gpumem_simulator_touch const touch = {pointer, bytes, 1};

@@ -9,6 +9,8 @@
 /// Resets everything, with that many devices. The device runs only in simulated_run, simulated_finish and in calls that
 /// wait. Call it first.
 void simulated_reset(int devices);
+/// The same, but the device runs by itself.
+void simulated_reset_running(int devices);
 
 /// Runs the device until no work is left.
 void simulated_run(void);

@@ -1,0 +1,202 @@
+// gpumem as PyTorch's allocator: its pools and graphs, several devices.
+// SPDX-License-Identifier: Apache-2.0
+#include "checks.hpp"
+
+#include <cstdint>
+#include <memory>
+
+namespace {
+
+constexpr MempoolId_t first{0, 1};
+constexpr MempoolId_t second{0, 2};
+
+bool always(cudaStream_t) { return true; }
+
+/// Returns whether the pool's memory has the address.
+bool holds(CUDAAllocator& torch, MempoolId_t pool, void const* pointer) {
+  auto const address = reinterpret_cast<std::size_t>(pointer);
+  for (auto const& segment : torch.snapshot(pool, false).segments) {
+    if (segment.address <= address && address < segment.address + segment.total_size) return true;
+  }
+  return false;
+}
+
+void counts_uses() {
+  auto& torch = installed();
+  EXPECT_THROWN(torch.getPoolUseCount(0, first), "there is no pool 0, 1");
+  torch.createOrIncrefPool(0, first, nullptr);
+  EXPECT_EQUAL(torch.getPoolUseCount(0, first), 1);
+  torch.createOrIncrefPool(0, first, nullptr);
+  torch.beginAllocateToPool(0, first, always);
+  EXPECT_EQUAL(torch.getPoolUseCount(0, first), 3);
+  torch.endAllocateToPool(0, first);
+  EXPECT_EQUAL(torch.getPoolUseCount(0, first), 3);
+  for (int i = 0; i < 3; ++i) torch.releasePool(0, first);
+  torch.releasePool(0, second); // there is none
+  EXPECT_EQUAL(torch.getPoolUseCount(0, first), 0);
+  torch.emptyCache(first);
+  EXPECT_THROWN(torch.getPoolUseCount(0, first), "there is no pool 0, 1");
+}
+
+void nested_pools() {
+  auto& torch = installed();
+  auto const other = new_stream();
+  EXPECT_THROWN(torch.endAllocateToPool(0, first), "endAllocatePool: not currently recording to mempool_id");
+  torch.beginAllocateToPool(0, first, always);
+  auto const in_first = torch.allocate(mib);
+  torch.beginAllocateToPool(0, second, [&](cudaStream_t stream) { return stream == other.stream(); });
+  EXPECT_THROWN(torch.beginAllocateToPool(0, first, always), "beginAllocateToPool: already recording to mempool_id");
+  auto const also_in_first = torch.allocate(mib);
+  auto* const in_second = torch.raw_alloc_with_stream(mib, other.stream());
+  torch.endAllocateToPool(0, first); // not the last that began
+  auto const outside = torch.allocate(mib);
+  torch.endAllocateToPool(0, second);
+  for (auto const* const each : {&in_first, &also_in_first}) EXPECT(holds(torch, first, each->get()));
+  EXPECT(holds(torch, second, in_second));
+  EXPECT(!holds(torch, first, outside.get()) && !holds(torch, second, outside.get()));
+  torch.raw_delete(in_second); // outside of begin and end
+  EXPECT_EQUAL(torch.getDeviceStats(0).allocation[0].current, 3);
+}
+
+void pools_end() {
+  auto& torch = installed();
+  torch.beginAllocateToPool(0, first, always);
+  auto data = torch.allocate(8 * mib);
+  torch.emptyCache(); // does nothing before the end
+  torch.endAllocateToPool(0, first);
+  torch.releasePool(0, first);
+  torch.emptyCache();
+  EXPECT(holds(torch, first, data.get()));
+  data.clear();
+  EXPECT(reserved(torch) >= static_cast<std::int64_t>(8 * mib));
+  torch.emptyCache(second);
+  EXPECT(reserved(torch) >= static_cast<std::int64_t>(8 * mib));
+  torch.emptyCache();
+  EXPECT_EQUAL(reserved(torch), 0);
+  EXPECT_THROWN(torch.getPoolUseCount(0, first), "there is no pool 0, 1");
+}
+
+void pools_lend_at_out_of_memory() {
+  auto& torch = installed();
+  torch.setMemoryFraction(0.5, 0);
+  torch.createOrIncrefPool(0, first, nullptr);
+  torch.beginAllocateToPool(0, first, always);
+  torch.allocate(3 * gib).clear();
+  torch.endAllocateToPool(0, first);
+  EXPECT_OUT_OF_MEMORY(torch.allocate(2 * gib), "Tried to allocate 2.00 GiB");
+  torch.setUseOnOOM(0, first, true);
+  EXPECT(torch.allocate(2 * gib).get() != nullptr);
+  torch.setUseOnOOM(0, first, false);
+  torch.setUseOnOOM(0, second, false); // there is none; destructors of PyTorch call it
+  EXPECT_OUT_OF_MEMORY(torch.allocate(2 * gib), "Tried to allocate 2.00 GiB");
+}
+
+// The memory of a graph stays the graph's until its pool ends.
+void captures() {
+  auto& torch = installed();
+  auto const stream = new_stream();
+  c10::cuda::setCurrentCUDAStream(stream);
+  torch.beginAllocateToPool(0, {3, 0}, [&](cudaStream_t one) {
+    auto status = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(one, &status) == cudaSuccess && status == cudaStreamCaptureStatusActive;
+  });
+  auto const before = torch.allocate(mib);
+  simulated_begin_capture(stream.stream());
+  auto captured = torch.allocate(4 * mib);
+  auto* const pointer = captured.get();
+  torch.recordStream(captured, new_stream());
+  captured.clear();
+  auto again = torch.allocate(4 * mib);
+  EXPECT(holds(torch, {3, 0}, pointer));
+  EXPECT(holds(torch, {3, 0}, again.get()));
+  simulated_end_capture(stream.stream());
+  torch.endAllocateToPool(0, {3, 0});
+  EXPECT(!holds(torch, {3, 0}, before.get()));
+  again.clear();
+  auto const later = torch.allocate(4 * mib);
+  EXPECT(!holds(torch, {3, 0}, later.get()));
+  torch.emptyCache();
+  EXPECT(holds(torch, {3, 0}, pointer));
+  torch.releasePool(0, {3, 0});
+  torch.emptyCache();
+  EXPECT(!holds(torch, {3, 0}, pointer));
+}
+
+// A second allocator of PyTorch: its own one.
+void own_allocators() {
+  auto* const native = torch_cuda::get();
+  auto& torch = installed();
+  native->init(2);
+  auto const live = [&] { return native->getDeviceStats(0).allocated_bytes[0].current; };
+  std::shared_ptr<CUDAAllocator> const shared{native, [](auto*) {}};
+  torch.createOrIncrefPool(0, first, shared);
+  torch.beginAllocateToPool(0, first, always);
+  auto data = torch.allocate(3 * mib);
+  torch.endAllocateToPool(0, first);
+  EXPECT(live() >= static_cast<std::int64_t>(3 * mib));
+  EXPECT(holds(torch, first, data.get()));
+  EXPECT_EQUAL(reserved(torch), live());
+  data.clear();
+  for (int i = 0; i < 2; ++i) torch.releasePool(0, first);
+  torch.emptyCache(first);
+  EXPECT_EQUAL(live(), 0);
+
+  torch.createOrIncrefPool(0, second, shared);
+  torch.setNoSplit(0, second);
+  torch.beginAllocateToPool(0, second, always);
+  data = torch.allocate(100);
+  EXPECT_EQUAL(native->getDeviceStats(0).allocation[0].current, 1);
+  auto const another = torch.allocate(100);
+  EXPECT_EQUAL(native->getDeviceStats(0).allocation[0].current, 2);
+  torch.endAllocateToPool(0, second);
+  EXPECT_THROWN(torch.setNoSplit(0, first), "there is no pool 0, 1");
+}
+
+void peers() {
+  auto& torch = installed();
+  torch.enablePeerAccess(0, 1);
+  torch.enablePeerAccess(0, 1);
+  EXPECT(cudaGetLastError() == cudaSuccess);
+  EXPECT_EQUAL(c10::cuda::current_device(), 0);
+  EXPECT_THROWN(torch.enablePeerAccess(0, 0), "CUDA error");
+  char text[8] = "content";
+  char back[8] = "";
+  auto const here = torch.allocate(sizeof text);
+  torch.enable(false); // the simulated copies between devices ask for access to mapped memory, real ones do not
+  auto const near = torch.allocate(sizeof text);
+  auto const there = [&] {
+    c10::cuda::CUDAGuard const guard{1};
+    return torch.allocate(sizeof text);
+  }();
+  EXPECT(cudaMemcpy(here.get(), text, sizeof text, cudaMemcpyHostToDevice) == cudaSuccess);
+  EXPECT(torch.memcpyAsync(near.get(), 0, here.get(), 0, sizeof text, nullptr, false) == cudaSuccess);
+  EXPECT(torch.memcpyAsync(there.get(), 1, near.get(), 0, sizeof text, nullptr, true) == cudaSuccess);
+  EXPECT(cudaDeviceSynchronize() == cudaSuccess);
+  EXPECT(cudaMemcpy(back, there.get(), sizeof back, cudaMemcpyDeviceToHost) == cudaSuccess);
+  EXPECT(std::strcmp(back, text) == 0);
+  torch.enable(true);
+}
+
+void missing_functions() {
+  auto& torch = installed();
+  auto const data = torch.allocate(mib);
+  EXPECT_THROWN(torch.getCheckpointState(0, first), "gpumem does not yet support getCheckpointState");
+  EXPECT_THROWN(torch.setCheckpointPoolState(0, nullptr), "gpumem does not yet support setCheckpointPoolState");
+  EXPECT_THROWN(torch.shareIpcHandle(data.get()), "gpumem does not yet support shareIpcHandle");
+  EXPECT_THROWN(torch.getIpcDevPtr("handle"), "gpumem does not yet support getIpcDevPtr");
+}
+
+constexpr test tests[] = {
+    {"counts_uses", counts_uses},
+    {"nested_pools", nested_pools},
+    {"pools_end", pools_end},
+    {"pools_lend_at_out_of_memory", pools_lend_at_out_of_memory},
+    {"captures", captures},
+    {"own_allocators", own_allocators},
+    {"peers", peers},
+    {"missing_functions", missing_functions},
+};
+
+} // namespace
+
+int main(int count, char** arguments) { return run_test(tests, count, arguments); }
