@@ -159,8 +159,7 @@ history::context history::context_of(void const* pointer) {
 }
 
 std::vector<std::vector<TraceEntry>> history::traces(int devices) {
-  c10::ApproximateClockToUnixTimeConverter clock;
-  auto const nanoseconds = clock.makeConverter();
+  auto const nanoseconds = clock_.makeConverter();
   std::vector<std::vector<TraceEntry>> all(static_cast<std::size_t>(devices));
   std::lock_guard const held{mutex_};
   for (auto const& [device, entries] : rings_) {
@@ -172,8 +171,7 @@ std::vector<std::vector<TraceEntry>> history::traces(int devices) {
 }
 
 std::vector<annotation_entry> history::annotations() {
-  c10::ApproximateClockToUnixTimeConverter clock;
-  auto const nanoseconds = clock.makeConverter();
+  auto const nanoseconds = clock_.makeConverter();
   std::lock_guard const held{mutex_};
   auto all = annotations_.in_order();
   for (auto& entry : all) entry.time_.t_ = nanoseconds(entry.time_.approx_t_) / 1000;

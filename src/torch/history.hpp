@@ -75,6 +75,9 @@ private:
   std::atomic<torch_cuda::CreateContextFn> recorder_{nullptr};
   std::atomic<torch_cuda::RecordContext> when_{torch_cuda::RecordContext::NEVER};
 
+  // Times before its construction cannot be converted.
+  c10::ApproximateClockToUnixTimeConverter clock_;
+
   std::mutex mutex_;
   std::size_t most_ = 1;
   std::unordered_set<int> skipped_;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <ctime>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -90,6 +92,8 @@ void records_in_order() {
     EXPECT(entry.compile_context_ == "N/A" && entry.user_metadata_.empty() && !entry.context_);
   }
   EXPECT(std::is_sorted(all.begin(), all.end(), [](auto& a, auto& b) { return a.time_.t_ < b.time_.t_; }));
+  constexpr time_t per_second = 1000000;
+  EXPECT(std::abs(all.at(0).time_.t_ - std::time(nullptr) * per_second) < 100 * per_second);
   EXPECT(trace(torch, 1).empty());
 
   c10::cuda::setCurrentCUDAStream(c10::cuda::getDefaultCUDAStream());
