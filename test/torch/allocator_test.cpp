@@ -330,7 +330,9 @@ void largest_free_block() {
 
 void uncached() {
   auto& torch = installed();
+  auto cached = torch.allocate(mib);
   auto* const deleter = torch.raw_deleter();
+  torch.emptyCache();
   auto const before = simulated_device_bytes();
   torch.enable(false);
   EXPECT(!torch.isEnabled());
@@ -346,12 +348,16 @@ void uncached() {
     torch.recordStream(data, new_stream());
   }
   EXPECT_EQUAL(simulated_device_bytes(), before);
-  EXPECT_EQUAL(torch.getDeviceStats(0).allocation[0].allocated, 0);
+  EXPECT_EQUAL(torch.getDeviceStats(0).allocation[0].allocated, 1);
   auto uncached = torch.allocate(100);
+  cached.clear(); // its deleter is that of cached memory
+  EXPECT_EQUAL(torch.getDeviceStats(0).allocation[0].current, 0);
   torch.enable(true);
   uncached.clear();
   EXPECT_EQUAL(simulated_device_bytes(), before);
   EXPECT(torch.raw_deleter() == deleter);
+  torch.emptyCache();
+  EXPECT_EQUAL(simulated_device_bytes(), 0);
 }
 
 void uncached_by_the_environment() {
