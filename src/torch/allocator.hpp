@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -152,7 +153,10 @@ private:
 void check(gpumem_outcome outcome);
 
 /// Returns the size that PyTorch's statistics show.
-inline std::size_t rounded(std::size_t bytes) { return (bytes + 511) / 512 * 512; }
+inline std::size_t rounded(std::size_t bytes) {
+  constexpr std::size_t step = 512;
+  return bytes > std::numeric_limits<std::size_t>::max() - step ? bytes : (bytes + step - 1) / step * step;
+}
 
 /// Returns the figures of the device; zeros before its first allocation.
 gpumem_torch_statistics statistics_of(DeviceIndex device);

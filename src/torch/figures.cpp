@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace gpumem_torch {
 namespace {

@@ -95,6 +95,8 @@ void sizes_beyond_memory() {
   EXPECT_OUT_OF_MEMORY(torch.allocate(exabyte), "CUDA out of memory. Tried to allocate more than 1EB memory.");
   EXPECT_OUT_OF_MEMORY(torch.allocate(std::numeric_limits<std::size_t>::max()), "more than 1EB");
   EXPECT_OUT_OF_MEMORY(torch.allocate(exabyte - 1), "Tried to allocate 1073741824.00 GiB. GPU 0 has");
+  EXPECT_OUT_OF_MEMORY(torch.raw_alloc(std::numeric_limits<std::size_t>::max()),
+                       "Tried to allocate 17179869184.00 GiB");
   EXPECT_EQUAL(torch.getDeviceStats(0).allocation[0].allocated, 0);
   EXPECT(torch.allocate(mib).get() != nullptr);
 }
