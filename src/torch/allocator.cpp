@@ -12,6 +12,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 namespace gpumem_torch {
 namespace {
@@ -206,7 +207,8 @@ extern "C" __attribute__((visibility("default"))) char const* gpumem_torch_insta
     TORCH_CHECK(!current->initialized(), "PyTorch has used CUDA already: install gpumem before its first use of a GPU");
     std::shared_ptr<torch_cuda::CUDAAllocator> const shared{&mine, [](auto*) {}}; // it is never destroyed
     if (!tell_python(shared)) torch_cuda::allocator.store(&mine);
-    c10::SetAllocator(c10::DeviceType::CUDA, &mine, 0); // for torch.accelerator
+    // For torch.accelerator. PyTorch's own allocator has priority 0 up to 2.11 and 1 in 2.15.
+    c10::SetAllocator(c10::DeviceType::CUDA, &mine, std::numeric_limits<std::uint8_t>::max());
     return nullptr;
   } catch (c10::Error const& error) { failure = error.what_without_backtrace(); } catch (std::exception const& error) {
     failure = error.what();
