@@ -178,7 +178,7 @@ probe_sanitizer_runtime() {
 probe_torch_parts() {
   [[ $(uname -m) == x86_64 && ${GPUMEM_SETUP_TORCH-} != off ]] || return 0
   quietly python3 cmake/setup/torch_parts.py .tools/torch --check && return
-  lacks "parts of PyTorch's wheels, for tests (headers of several versions, two libraries)"
+  lacks "parts of PyTorch's wheels, for tests (headers and two libraries)"
   torch_parts=.tools/torch
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Puts the headers of several versions of PyTorch, and two libraries of one, into .tools/torch for the tests.
+"""Puts the headers of several versions of PyTorch, and two of their libraries, into .tools/torch for the tests.
 
 usage: torch_parts.py FOLDER [--check]     # --check only says whether all parts are there
 
@@ -33,7 +33,7 @@ from pathlib import Path
 HEADERS = ["torch/include/c10/*.h", "torch/include/torch/headeronly/*.h",
            "torch/include/torch/csrc/api/include/torch/version.h"]
 LIBRARIES = ["torch/lib/libc10.so", "torch/lib/libc10_cuda.so"]
-PARTS = {"2.9.1": HEADERS, "2.11.0": HEADERS + LIBRARIES, "2.15.0": HEADERS}
+PARTS = {"2.9.1": HEADERS, "2.11.0": HEADERS + LIBRARIES, "2.15.0": HEADERS + LIBRARIES}  # 2.9.1 is of CUDA 12
 
 READ_AHEAD = 5 << 20  # holds the wheel's directory, or nearly all of the parts
 ATTEMPTS = 4

@@ -2,8 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checks.hpp"
 
-#include <torch/headeronly/version.h>
-
 #include <array>
 #include <cstdint>
 #include <limits>

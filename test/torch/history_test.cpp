@@ -183,6 +183,9 @@ void gathers_contexts() {
       for (auto const& block : segment.blocks) of_block += number_of(block.context_when_allocated);
     }
     EXPECT_EQUAL(of_block, level.of_block);
+#if TORCH_VERSION_MINOR >= 15
+    EXPECT_EQUAL(number_of(torch.getContextForPointer(data.get())), level.of_block);
+#endif
     data.clear();
     auto const entries = trace(torch);
     EXPECT_EQUAL(number_of(entries.at(0).context_), level.of_allocation);
@@ -214,6 +217,9 @@ void texts_of_the_thread() {
   torch.popCompileContext();
   torch.popCompileContext(); // one too many does no harm
   EXPECT(torch.getUserMetadata() == "note");
+#if TORCH_VERSION_MINOR >= 15
+  EXPECT(torch.supportsUserMetadata());
+#endif
   std::thread{[&] { torch.allocate(mib); }}.join();
   auto const entries = trace(torch);
   EXPECT(entries.at(0).compile_context_ == "1/0" && entries[0].user_metadata_ == "note");
