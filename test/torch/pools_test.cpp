@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <thread>
 
 namespace {
 
@@ -71,15 +72,21 @@ void pools_end() {
   EXPECT(reserved(torch) >= static_cast<std::int64_t>(8 * mib));
   torch.emptyCache(second);
   EXPECT(reserved(torch) >= static_cast<std::int64_t>(8 * mib));
-  torch.emptyCache();
+  for (int i = 0; i < 10000 && reserved(torch) > 0; ++i) { // the pool itself may be giving it back just now
+    torch.emptyCache();
+    std::this_thread::yield();
+  }
   EXPECT_EQUAL(reserved(torch), 0);
   EXPECT_THROWN(torch.getPoolUseCount(0, first), "there is no pool 0, 1");
 }
 
+// A pool over gpumem's memory may have given it back by then, one over another allocator keeps it.
 void pools_lend_at_out_of_memory() {
+  auto* const native = torch_cuda::get();
   auto& torch = installed();
-  torch.setMemoryFraction(0.5, 0);
-  torch.createOrIncrefPool(0, first, nullptr);
+  native->init(2);
+  torch.setMemoryFraction(0.125, 0);
+  torch.createOrIncrefPool(0, first, std::shared_ptr<CUDAAllocator>{native, [](auto*) {}});
   torch.beginAllocateToPool(0, first, always);
   torch.allocate(3 * gib).clear();
   torch.endAllocateToPool(0, first);
