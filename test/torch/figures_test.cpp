@@ -1,6 +1,8 @@
-// gpumem as PyTorch's allocator: statistics and out of memory.
+// gpumem as PyTorch's allocator: statistics, out of memory, and the profiler.
 // SPDX-License-Identifier: Apache-2.0
 #include "checks.hpp"
+
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <array>
 #include <cstddef>
@@ -185,6 +187,49 @@ void largest_free_block() {
   EXPECT_THROWN(torch.cacheInfo(2, &largest), "did you call init?");
 }
 
+struct profiler : c10::MemoryReportingInfoBase {
+  struct report {
+    void* pointer;
+    std::int64_t bytes;
+    std::size_t allocated, reserved;
+    int device;
+  };
+  void reportMemoryUsage(void* pointer, std::int64_t bytes, std::size_t allocated, std::size_t reserved,
+                         c10::Device device) override {
+    reports.push_back({pointer, bytes, allocated, reserved, device.index()});
+  }
+  void reportOutOfMemory(std::int64_t bytes, std::size_t allocated, std::size_t reserved, c10::Device device) override {
+    failures.push_back({nullptr, bytes, allocated, reserved, device.index()});
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  std::vector<report> reports, failures;
+};
+
+void reports_to_the_profiler() {
+  auto& torch = installed_on_running_device();
+  auto const before = torch.allocate(mib);
+  auto const heard = std::make_shared<profiler>();
+  {
+    c10::DebugInfoGuard const guard{c10::DebugInfoKind::PROFILER_STATE, heard};
+    c10::cuda::CUDAGuard const device{1};
+    auto data = torch.allocate(1000);
+    auto* const pointer = data.get();
+    auto const bytes = static_cast<std::size_t>(reserved(torch, 1));
+    data.clear();
+    EXPECT_EQUAL(heard->reports.size(), 2);
+    for (auto const& report : heard->reports)
+      EXPECT(report.pointer == pointer && report.device == 1 && report.reserved == bytes);
+    EXPECT(heard->reports.at(0).bytes == 1024 && heard->reports[0].allocated == 1024);
+    EXPECT(heard->reports.at(1).bytes == -1024 && heard->reports[1].allocated == 0);
+    EXPECT_OUT_OF_MEMORY(torch.allocate(9 * gib), "Tried to allocate 9.00 GiB");
+    EXPECT_EQUAL(heard->failures.size(), 1);
+    EXPECT(heard->failures.at(0).bytes == 9 * gib && heard->failures[0].device == 1);
+    EXPECT_THROWN(torch.raw_delete(pointer), "invalid device pointer: ");
+  }
+  torch.allocate(mib).clear();
+  EXPECT_EQUAL(heard->reports.size(), 2);
+}
+
 constexpr test tests[] = {
     {"statistics", statistics},
     {"statistics_of_threads", statistics_of_threads},
@@ -193,6 +238,7 @@ constexpr test tests[] = {
     {"observers_may_throw", observers_may_throw},
     {"callbacks_free_memory", callbacks_free_memory},
     {"largest_free_block", largest_free_block},
+    {"reports_to_the_profiler", reports_to_the_profiler},
 };
 
 } // namespace
