@@ -81,9 +81,9 @@ public:
   void reset_peaks() { state_->reset_peaks(); }
   std::vector<memory_range> memory_map() const { return state_->memory_map(); }
 
-  /// Makes exactly the live ranges of an earlier memory_map() live again, at their addresses, and frees all other
-  /// blocks: for programs that go back to an earlier state of their captures. The caller guarantees that the launches
-  /// so far come before those of later captures. Throws std::invalid_argument for ranges that are not of this memory,
+  /// Makes exactly the live ranges of an earlier memory_map() live again, at their addresses. Frees all other blocks.
+  /// For programs that go back to an earlier state of their captures. The caller guarantees that the launches so far
+  /// come before those of later captures. Throws std::invalid_argument for ranges that are not of this memory,
   /// std::bad_alloc; then some of the blocks may be missing.
   void restore(std::span<memory_range const> live) { state_->restore(live); }
 

@@ -34,6 +34,13 @@ bool captures(void* stream) noexcept {
   return asked == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+/// Takes the promise that a stream lives, for ever: gpumem may then record events on it at any time.
+void adopt(extend::stream_key const& key, CUstream handle, int promises) {
+  bool const lives = (promises & GPUMEM_TORCH_STREAM_LIVES) != 0;
+  if (lives && !is_default(handle) && !key.capturing() && !key.timeline().owns_handle())
+    static_cast<void>(*new gpumem::stream{gpumem::stream::adopt(handle)});
+}
+
 /// Sets a figure of which only the current value and a peak are known.
 void set_read(gpumem_torch_figure& figure, std::uint64_t now, std::uint64_t& peak) noexcept {
   peak = std::max(peak, now);
@@ -61,7 +68,7 @@ void torch_device::set_fraction(double fraction) {
 std::size_t torch_device::limit_of(double fraction, int ordinal) {
   if (fraction >= 1) return 0;
   auto const total = static_cast<double>(device{ordinal}.memory().total);
-  return std::max(static_cast<std::size_t>(fraction * total), std::size_t{1});
+  return std::max(static_cast<std::size_t>(fraction * total), std::size_t{GPUMEM_ALIGNMENT}); // the least limit
 }
 
 void* torch_device::allocate(std::size_t bytes, void* stream, int promises) {
@@ -73,6 +80,7 @@ void* torch_device::allocate(std::size_t bytes, void* stream, int promises) {
   bool const known = (promises & GPUMEM_TORCH_DEVICE_CURRENT) != 0;
   if (is_default(on.get()) && !known && device::current().ordinal() != ordinal_) current.emplace(device{ordinal_});
   auto const serving = mem_pools_.routes() ? mem_pools_.serving(stream) : nullptr;
+  if (serving) adopt(extend::identify(on, device{ordinal_}), on.get(), promises);
   auto* pointer = serving ? serving->allocate(on, bytes, GPUMEM_ALIGNMENT) : try_allocate(bytes, on.get(), promises);
   if (!pointer) pointer = allocate_slow(bytes, on.get());
   counters_.count_allocation(bytes);
@@ -107,11 +115,12 @@ void* torch_device::try_allocate(std::size_t bytes, void* stream, int promises) 
     return first;
   }();
   if (key.capturing() || device{ordinal_}.lost()) return nullptr;
-  if ((promises & GPUMEM_TORCH_STREAM_LIVES) != 0 && !is_default(handle) && !key.timeline().owns_handle())
-    static_cast<void>(*new gpumem::stream{gpumem::stream::adopt(handle)}); // the promise is never taken back
+  adopt(key, handle, promises);
   return pool_.try_allocate_keyed(&key, bytes, GPUMEM_ALIGNMENT);
 }
 
+// A chunk of a pool of PyTorch is a block of the device's pool, and may begin at the address of its own first block. So
+// the pools of PyTorch are asked first.
 std::optional<gpumem_pool::owned_block> torch_device::find_owned(void const* pointer, torch_mem_pools::memory& owner) {
   owner = mem_pools_.any() ? mem_pools_.owner_of(pointer) : torch_mem_pools::memory{};
   if (!owner.pool) owner.pool = &pool_;
@@ -224,13 +233,13 @@ void torch_device::visit_ranges(std::function<void(torch_mem_pools::id, gpumem_r
   auto const show_before = [&](void const* end) {
     for (; part != parts.end() && part->second.base < end; ++part) visitor(part->first, part->second);
   };
-  // Shows the chunk of a pool, with the bytes around its ranges.
+  // Shows the chunk of a pool, with the bytes around its ranges but for the granule that no pool gives out.
   auto const show_chunk = [&](gpumem_range const& whole) {
     auto const pool = part->first;
     auto* at = static_cast<char*>(whole.base);
     auto* const end = at + whole.bytes;
     auto const show_gap = [&](char* until) {
-      if (at < until)
+      if (until - at > GPUMEM_ALIGNMENT)
         visitor(pool,
                 {sizeof(gpumem_range), at, static_cast<std::uint64_t>(until - at), 0, 0, 0, whole.base, whole.bytes});
     };

@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -34,20 +35,6 @@ bool captures(void* stream) {
 
 bool is_used(std::shared_ptr<gpumem_pool> const& memory) {
   return memory && (memory.use_count() > 1 || memory->statistics().live > 0);
-}
-
-/// Memory of the parent, without its first granule: so no block begins at an address at which a block of the parent
-/// begins, and a free by the address alone finds the right one.
-callback_resource<mr::device_accessible> chunks_of(int device, any_pool const& parent) {
-  constexpr std::size_t header = GPUMEM_ALIGNMENT;
-  return callback_resource{
-      gpumem::device{device},
-      [parent = any_pool{parent}](stream_ref stream, std::size_t bytes, std::size_t alignment) mutable -> void* {
-        return static_cast<char*>(parent.allocate(stream, bytes + header, alignment)) + header;
-      },
-      [parent = any_pool{parent}](stream_ref stream, void* chunk, std::size_t bytes, std::size_t alignment) mutable {
-        parent.deallocate(stream, static_cast<char*>(chunk) - header, bytes + header, alignment);
-      }};
 }
 
 } // namespace
@@ -135,6 +122,8 @@ std::shared_ptr<gpumem_pool> torch_mem_pools::memory_for(mem_pool& of, void* str
   return of.ordered;
 }
 
+// Keeps what it has got as long as the pool is used: a graph may use memory that was allocated outside the capture and
+// freed, such as that of its inputs.
 std::unique_ptr<gpumem_pool> torch_mem_pools::make_ordered(mem_pool const& of) const {
   constexpr std::size_t chunk = std::size_t{2} << 20;
   if (of.segments) {
@@ -145,9 +134,7 @@ std::unique_ptr<gpumem_pool> torch_mem_pools::make_ordered(mem_pool const& of) c
   options.pass_through = of.unsplit;
   options.name = "torch pool of cuda:" + std::to_string(device_);
   options.chunk_size = chunk;
-  if (!of.unsplit) options.release_threshold = 0;
-  return std::make_unique<held_pool<pool_resource<any_pool>>>(
-      device_, pool_resource{any_pool{chunks_of(device_, parent_.resource())}, options});
+  return std::make_unique<held_pool<pool_resource<any_pool>>>(device_, pool_resource{parent_.resource(), options});
 }
 
 torch_mem_pools::memory torch_mem_pools::owner_of(void const* pointer) {
@@ -222,6 +209,13 @@ bool torch_mem_pools::reclaim(id only) noexcept {
     support::scoped_lock const held{mutex_};
     ended = take_ended(only);
   });
+  for (auto const& one : ended) { // so that the memory goes back at once
+    if (!one.ordered || one.unsplit) continue;
+    outcome_of([&] {
+      one.ordered->synchronize(std::chrono::seconds{1});
+      one.ordered->trim(0);
+    });
+  }
   return done == GPUMEM_GRANTED && !ended.empty();
 }
 

@@ -34,7 +34,7 @@ namespace {
 
 // Answers a question about a stream. While the stream captures, the question ends the capture, in each capture mode
 // (seen on an H100 and an H200).
-template <auto Name, class Value, class Read> CUresult tell(CUstream handle, Value* value, Read read) {
+template <entry_name Name, class Value, class Read> CUresult tell(CUstream handle, Value* value, Read read) {
   return enter_on<Name>(handle, [&](simulation& device, const stream_ptr& on) {
     if (on->capturing) {
       device.invalidate(*on->capturing);

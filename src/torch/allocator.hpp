@@ -133,7 +133,6 @@ private:
   void tell_freed(void* pointer);
   static void tell_pages(int device, void* address, std::size_t bytes, int mapped);
   void check_device(DeviceIndex device) const;
-  [[noreturn]] void refuse(char const* function);
 
   std::atomic<int> devices_{0};
   std::atomic<bool> enabled_{true};
@@ -142,6 +141,7 @@ private:
     std::atomic<double> fraction{1};
     std::atomic<std::int64_t> retries{0};
     std::atomic<std::int64_t> out_of_memory{0};
+    std::atomic<std::int64_t> synchronizations{0};
   };
   device_state states_[max_devices];
   class history history_;

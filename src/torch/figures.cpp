@@ -68,6 +68,7 @@ DeviceStats allocator::getDeviceStats(DeviceIndex device) {
   stats.inactive_split_bytes = undivided(now.free);
   stats.num_alloc_retries = states_[device].retries.load();
   stats.num_ooms = states_[device].out_of_memory.load();
+  stats.num_sync_all_streams = states_[device].synchronizations.load();
   stats.num_device_alloc = static_cast<std::int64_t>(now.pages.allocated);
   stats.num_device_free = static_cast<std::int64_t>(now.pages.freed);
   stats.max_split_size = -1; // blocks of all sizes are split
@@ -78,6 +79,7 @@ void allocator::resetAccumulatedStats(DeviceIndex device) {
   check_device(device);
   check(gpumem_torch_reset_totals(device));
   states_[device].retries = 0;
+  states_[device].synchronizations = 0;
   states_[device].out_of_memory = 0;
 }
 

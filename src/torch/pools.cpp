@@ -64,11 +64,6 @@ void retain(DeviceIndex device, MempoolId_t pool, std::shared_ptr<torch_cuda::CU
 
 } // namespace
 
-void allocator::refuse(char const* function) {
-  TORCH_CHECK(false, name(), " does not yet support ", function,
-              ". If you need it, please file an issue describing your use case.");
-}
-
 void allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) {
   run([&] { gpumem_torch_begin_allocate_to_pool(device, pool, std::move(filter)); });
 }
@@ -108,7 +103,10 @@ void allocator::setUseOnOOM(DeviceIndex device, MempoolId_t pool) {
 
 void allocator::emptyCache(MempoolId_t pool) {
   call_context const of_pages{history_.gather(torch_cuda::RecordContext::ALL)};
-  if (pool == MempoolId_t{0, 0}) return gpumem_torch_empty_cache();
+  if (pool == MempoolId_t{0, 0}) {
+    for (int device = 0; device < devices_.load(); ++device) ++states_[device].synchronizations;
+    return gpumem_torch_empty_cache();
+  }
   for (int device = 0; device < devices_.load(); ++device) check(gpumem_torch_empty_pool(device, pool));
 }
 
@@ -194,17 +192,16 @@ cudaError_t allocator::memcpyAsync(void* to, int to_device, void const* from, in
   return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
 }
 
-torch_cuda::ShareableHandle allocator::shareIpcHandle(void*) { refuse("shareIpcHandle"); }
-std::shared_ptr<void> allocator::getIpcDevPtr(std::string) { refuse("getIpcDevPtr"); }
-
 void* allocator::getBaseAllocation(void* pointer, std::size_t* bytes) {
+  auto const owner = device_of(pointer);
+  TORCH_CHECK(owner >= 0, "invalid device pointer: ", pointer);
   struct finder {
     void* pointer;
     void* base;
     std::size_t bytes;
   } found{pointer, nullptr, 0};
   check(gpumem_torch_visit_ranges(
-      device_of(pointer),
+      owner,
       [](void* context, gpumem_range const* range, unsigned long long, unsigned long long) {
         auto& to = *static_cast<finder*>(context);
         if (range->base == to.pointer) to = {to.pointer, range->region, range->region_bytes};

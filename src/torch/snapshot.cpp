@@ -50,7 +50,7 @@ struct collector {
     if (range.live) block.context_when_allocated = contexts.context_of(range.base);
     segment.total_size += block.size;
     segment.requested_size += block.requested_size;
-    segment.allocated_size += range.live ? block.size : 0;
+    segment.allocated_size += range.live ? rounded(block.requested_size) : 0; // as the statistics count
     segment.active_size = segment.allocated_size;
     segment.blocks.push_back(std::move(block));
   }

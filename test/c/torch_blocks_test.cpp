@@ -7,8 +7,8 @@ namespace {
 TEST_F(torch_blocks, figures_count_blocks_by_size) {
   auto* const stream = make_stream(13);
   EXPECT_EQ(figures(13).bytes[GPUMEM_TORCH_ALL].current, 0u);
-  auto* const small = allocate_block(1000, 13, stream, 0);
-  auto* const large = allocate_block(mib + 1, 13, stream, 0);
+  auto* const small = allocate_block(1000, 13, stream);
+  auto* const large = allocate_block(mib + 1, 13, stream);
   auto now = figures(13);
   expect(now.blocks[GPUMEM_TORCH_ALL], {2, 2, 2, 0});
   expect(now.blocks[GPUMEM_TORCH_SMALL], {1, 1, 1, 0});
@@ -21,7 +21,7 @@ TEST_F(torch_blocks, figures_count_blocks_by_size) {
   free_block(large);
   gpumem_torch_reset_peaks(13);
   gpumem_torch_reset_totals(13);
-  auto* const next = allocate_block(100, 13, stream, 0);
+  auto* const next = allocate_block(100, 13, stream);
   free_block(next);
   now = figures(13);
   expect(now.blocks[GPUMEM_TORCH_ALL], {1, 2, 1, 1});

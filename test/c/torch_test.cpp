@@ -36,7 +36,7 @@ TEST_F(torch, zero_bytes_give_a_null_pointer_without_a_failure) {
 }
 
 TEST_F(torch, memory_fraction_can_change_while_the_pool_is_used) {
-  EXPECT_THROW(gpumem_torch_memory_fraction(0, 2), std::invalid_argument);
+  EXPECT_THROW(gpumem_torch_memory_fraction(-0.1, 2), std::invalid_argument);
   EXPECT_THROW(gpumem_torch_memory_fraction(1.1, 2), std::invalid_argument);
   EXPECT_THROW(gpumem_torch_memory_fraction(0.5, -1), std::invalid_argument);
   auto* const stream = make_stream(2);
@@ -44,6 +44,8 @@ TEST_F(torch, memory_fraction_can_change_while_the_pool_is_used) {
   EXPECT_EQ(statistics(2).limit, 0u);
   gpumem_torch_memory_fraction(0.5, 2);
   EXPECT_EQ(statistics(2).limit, std::size_t{40} << 30);
+  gpumem_torch_memory_fraction(0, 2);
+  EXPECT_EQ(gpumem_torch_try_allocate(64 * mib, 2, stream), nullptr);
   gpumem_torch_memory_fraction(1, 2);
   EXPECT_EQ(statistics(2).limit, 0u);
   EXPECT_EQ(gpumem_torch_configure("limit=1GiB"), GPUMEM_INVALID_ARGUMENT);

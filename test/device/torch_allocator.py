@@ -194,6 +194,171 @@ def raw_allocations():
         assert "invalid device pointer" in str(error), error
 
 
+def graph_of(work, pool=None):
+    """Captures the work on a side stream; returns the graph and the result."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = work()
+    return graph, result
+
+
+@case
+def graphs_that_share_a_pool():
+    x = torch.arange(MIB, dtype=torch.float32, device="cuda")
+
+    def work(factor):
+        y = x
+        for _ in range(10):
+            y = torch.relu(y * factor + 1)  # each step allocates and frees
+        return y
+
+    pool, graphs = torch.cuda.graph_pool_handle(), []
+    for factor in (0.5, 0.25, 2.0):
+        graphs.append((factor, *graph_of(lambda: work(factor), pool)))
+    before = torch.cuda.memory_allocated()
+    for fill in (1.0, 3.0):
+        x.fill_(fill)
+        for factor, graph, result in graphs:
+            graph.replay()
+            expected = work(factor)
+            assert torch.equal(result, expected), factor
+            del expected
+    equal(torch.cuda.memory_allocated(), before)
+    del graphs, graph, result
+    torch.cuda.empty_cache()
+    equal(torch.cuda.memory_allocated(), 4 * MIB)
+
+
+@case
+def graph_of_a_training_step():
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1)).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+    x, y = torch.rand(256, 64, device="cuda"), torch.rand(256, 1, device="cuda")
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graph, loss = graph_of(step)
+    graph.replay()
+    first = float(loss)
+    for _ in range(100):
+        torch.rand(300_000, device="cuda")  # other memory comes and goes
+        graph.replay()
+    assert float(loss) < first / 2, (first, float(loss))
+
+
+@case
+def memory_pools():
+    outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(outer):
+        one = bytes_on(size=3 * MIB).fill_(1)
+        with torch.cuda.use_mem_pool(inner):
+            two = bytes_on(size=3 * MIB).fill_(2)
+        three = bytes_on(size=3 * MIB).fill_(3)
+    four = bytes_on(size=3 * MIB).fill_(4)
+    where = {}
+    for segment in torch.cuda.memory_snapshot():
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                where[block["address"]] = tuple(segment["segment_pool_id"])
+    equal([where[t.data_ptr()] for t in (one, two, three, four)], [outer.id, inner.id, outer.id, (0, 0)])
+    equal([int(t.max()) for t in (one, two, three, four)], [1, 2, 3, 4])
+    equal(outer.use_count(), 1)
+    kept = one.data_ptr()
+    del outer, inner, two, three
+    torch.cuda.empty_cache()
+    equal((int(one.min()), one.data_ptr()), (1, kept))
+
+
+@case
+def history_and_snapshots():
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    kept = bytes_on(size=5 * MIB)
+    bytes_on(size=1000)
+    torch.cuda.memory._dump_snapshot("/tmp/gpumem_torch_snapshot.pickle")
+    snapshot = torch.cuda.memory._snapshot()
+    torch.cuda.memory._record_memory_history(enabled=None)
+    entries = snapshot["device_traces"][0]
+    actions = [(entry["action"], entry["size"]) for entry in entries
+               if entry["size"] in (5 * MIB, 1000) and entry["action"] != "snapshot"]
+    equal(actions, [("alloc", 5 * MIB), ("alloc", 1000), ("free_requested", 1000), ("free_completed", 1000)])
+    assert any(entry["action"] == "segment_map" for entry in entries)
+    assert any("torch_allocator.py" in frame["filename"] for frame in entries[0]["frames"])
+    sizes = [(s["total_size"], sum(b["size"] for b in s["blocks"])) for s in snapshot["segments"]]
+    assert sizes and all(total == blocks for total, blocks in sizes)
+    equal(sum(total for total, _ in sizes), torch.cuda.memory_reserved())
+    assert kept.numel() == 5 * MIB
+
+
+@case
+def profiler():
+    with torch.profiler.profile(profile_memory=True) as seen:
+        bytes_on(size=MIB)
+    changes = [event.device_memory_usage for event in seen.events() if event.device_memory_usage]
+    equal(sum(changes), 0)
+
+
+@case
+def compiled_with_graph_trees():
+    @torch.compile(mode="reduce-overhead")
+    def work(x):
+        return (x @ x).relu().sum(dim=0)
+
+    for number in range(6):
+        x = torch.full((64, 64), float(number), device="cuda")
+        assert torch.allclose(work(x), torch.full((64,), 64.0 * 64 * number * number, device="cuda"))
+
+
+@case
+def disabled_cache():
+    kept = bytes_on()
+    torch.cuda.caching_allocator_enable(False)
+    other = bytes_on().fill_(7)
+    del kept
+    equal(int(other.sum()), 7 * MIB)
+    del other
+    torch.cuda.caching_allocator_enable(True)
+    equal(torch.cuda.memory_allocated(), 0)
+
+
+@case
+def fork_with_history():
+    torch.cuda.memory._record_memory_history()
+    held = [bytes_on()]
+    child = os.fork()
+    if child == 0:
+        held.clear()
+        os._exit(0)
+    equal(os.waitpid(child, 0)[1], 0)
+
+
+@case
+def two_devices():
+    if torch.cuda.device_count() < 2:
+        return
+    x = torch.rand(512, 300, device="cuda:0")
+    expected = x.cpu()
+    assert torch.equal(x.t().to("cuda:1").cpu(), expected.t())  # a kernel reads the other device's memory
+    assert torch.equal(x.to("cuda:1", torch.float64).cpu(), expected.double())
+    assert torch.equal(x.to("cuda:1").cpu(), expected)
+    x.record_stream(torch.cuda.default_stream(1))
+    y = x.to("cuda:1", non_blocking=True)
+    del x
+    torch.full((512, 300), -1.0, device="cuda:0")
+    assert torch.equal(y.cpu(), expected)
+    assert torch.cuda.memory_allocated(1) > 0
+
+
 def run(name):
     if name == "install_is_too_late":
         torch.ones(1, device="cuda")

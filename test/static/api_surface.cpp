@@ -78,6 +78,7 @@ using gpumem::logging_adaptor;
 using gpumem::logging_options;
 using gpumem::managed_resource;
 using gpumem::memory_location;
+using gpumem::memory_range;
 using gpumem::misuse;
 using gpumem::misuse_handler;
 using gpumem::monotonic_options;

@@ -88,7 +88,10 @@ void memory_fraction() {
   auto& torch = installed_on_running_device();
   EXPECT(torch.getMemoryFraction(0) == 1);
   EXPECT_THROWN(torch.setMemoryFraction(1.5, 0), "invalid fraction:1.5. Please set within [0, 1].");
-  EXPECT_THROWN(torch.setMemoryFraction(0, 0), "gpumem: the memory fraction must be more than 0");
+  torch.raw_delete(torch.raw_alloc(1));
+  torch.setMemoryFraction(0, 0);
+  EXPECT_THROWN(torch.raw_alloc(64 << 20), "CUDA out of memory");
+  torch.setMemoryFraction(1, 0);
   EXPECT_THROWN(torch.setMemoryFraction(-0.5, 0), "invalid fraction:-0.5. Please set within [0, 1].");
   EXPECT_THROWN(torch.setMemoryFraction(0.5, 2), "Allocator not initialized for device 2: did you call init?");
   EXPECT_THROWN(torch.getMemoryFraction(2), "Allocator not initialized for device 2: did you call init?");

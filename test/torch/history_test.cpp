@@ -287,8 +287,9 @@ std::vector<torch_cuda::SegmentInfo> tiled(CUDAAllocator& torch, MempoolId_t poo
     std::size_t size = 0, allocated = 0, active = 0, requested = 0;
     for (auto const& block : segment.blocks) {
       size += block.size;
-      allocated += block.allocated ? block.size : 0;
-      active += block.active ? block.size : 0;
+      auto const counted = (block.requested_size + 511) / 512 * 512; // as by the statistics
+      allocated += block.allocated ? counted : 0;
+      active += block.active ? counted : 0;
       requested += block.requested_size;
       EXPECT(block.requested_size <= block.size && block.size > 0);
     }

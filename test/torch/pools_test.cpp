@@ -169,7 +169,6 @@ void peers() {
   char text[8] = "content";
   char back[8] = "";
   auto const here = torch.allocate(sizeof text);
-  torch.enable(false); // the simulated copies between devices ask for access to mapped memory, real ones do not
   auto const near = torch.allocate(sizeof text);
   auto const there = [&] {
     c10::cuda::CUDAGuard const guard{1};
@@ -181,16 +180,29 @@ void peers() {
   EXPECT(cudaDeviceSynchronize() == cudaSuccess);
   EXPECT(cudaMemcpy(back, there.get(), sizeof back, cudaMemcpyDeviceToHost) == cudaSuccess);
   EXPECT(std::strcmp(back, text) == 0);
-  torch.enable(true);
 }
 
-void missing_functions() {
+void checkpoints() {
+  auto& torch = installed();
+  EXPECT_THROWN(torch.getCheckpointState(0, first), "Could not find pool of id");
+  EXPECT_THROWN(torch.setCheckpointPoolState(0, nullptr), "Expected PrivatePoolState");
+  EXPECT_THROWN(torch.checkPoolLiveAllocations(0, first, {}), "Could not find pool of id");
+  torch.createOrIncrefPool(0, first);
+  EXPECT(torch.checkPoolLiveAllocations(0, first, {}));
+  EXPECT(torch.getCheckpointState(0, first) != nullptr);
+  torch.releasePool(0, first);
+  EXPECT_THROWN(torch.getCheckpointState(0, first), "Not expected to checkpoint freeable graph");
+}
+
+void memory_of_other_processes() {
   auto& torch = installed();
   auto const data = torch.allocate(mib);
-  EXPECT_THROWN(torch.getCheckpointState(0, first), "gpumem does not yet support getCheckpointState");
-  EXPECT_THROWN(torch.setCheckpointPoolState(0, nullptr), "gpumem does not yet support setCheckpointPoolState");
-  EXPECT_THROWN(torch.shareIpcHandle(data.get()), "gpumem does not yet support shareIpcHandle");
-  EXPECT_THROWN(torch.getIpcDevPtr("handle"), "gpumem does not yet support getIpcDevPtr");
+  EXPECT_THROWN(torch.shareIpcHandle(data.get()), "page by page");
+  EXPECT_THROWN(torch.getIpcDevPtr("handle"), "unexpected or illformed shareable handle type");
+  std::size_t bytes = 0;
+  auto const base = static_cast<char*>(torch.getBaseAllocation(data.get(), &bytes));
+  EXPECT(base <= data.get() && static_cast<char*>(data.get()) + mib <= base + bytes);
+  EXPECT_THROWN(torch.getBaseAllocation(&bytes, nullptr), "invalid device pointer");
 }
 
 constexpr test tests[] = {
@@ -201,7 +213,8 @@ constexpr test tests[] = {
     {"captures", captures},
     {"own_allocators", own_allocators},
     {"peers", peers},
-    {"missing_functions", missing_functions},
+    {"checkpoints", checkpoints},
+    {"memory_of_other_processes", memory_of_other_processes},
 };
 
 } // namespace

@@ -125,7 +125,7 @@ gpumem_outcome gpumem_torch_read_statistics(int device, gpumem_torch_statistics*
 gpumem_outcome gpumem_torch_reset_peaks(int device) GPUMEM_NOEXCEPT;
 gpumem_outcome gpumem_torch_reset_totals(int device) GPUMEM_NOEXCEPT;
 
-/// Gives the unused memory of all devices back, and ends pools of PyTorch without uses and blocks; skips devices on
+/// Gives the unused memory of all devices back, and ends pools of PyTorch without uses and blocks. Skips devices on
 /// which a pool serves allocations, since a capture may have begun. Waits up to a second per device for work that uses
 /// the memory. For set_reset_fn.
 void gpumem_torch_empty_cache(void) GPUMEM_NOEXCEPT;

@@ -70,8 +70,8 @@ def _cuda_folders(torch):
     nvcc = shutil.which("nvcc")
     if nvcc:
         yield Path(nvcc).resolve().parent.parent / "include"
-    yield Path(f"/usr/local/cuda-{torch.version.cuda}/include")
-    yield Path("/usr/local/cuda/include")
+    for name in (f"cuda-{torch.version.cuda}", "cuda"):  # where NVIDIA's packages put a toolkit
+        yield Path("/usr/local") / name / "include"
 
 
 def _cuda_headers(torch):

@@ -269,7 +269,6 @@ std::vector<memory_range> graph_memory::memory_map() {
   sync::lock const held{mutex_};
   for (auto const& each : chunks_) {
     auto const first = map.size();
-    map.push_back({reinterpret_cast<void*>(each->base - header), header}); // never given out
     range_allocator::visit(*each, [&](block const& one) { map.push_back(range_of(one)); });
     end_region(std::span{map}.subspan(first));
   }

@@ -1,6 +1,7 @@
 // The graph memories of a pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <atomic>
 #include <cstddef>
 #include <optional>
 module gpumem:graph_memory_list.impl;

@@ -9,7 +9,7 @@ LAYERS = ["bridge", "base", "core", "observe", "sources", "pools/ranges", "pools
           "pools/backend", "pools/parts", "pools/frees", "pools/waiting", "pools/engine", "pools/hardening", "pools/captures",
           "pools", "adaptors", "containers", "coroutines", "thrust"]
 # Outside the layers: plain C++ that belongs to no module; `c` imports the whole module, as users do.
-OUTSIDE = {"c", "simulator"}
+OUTSIDE = {"c", "simulator", "torch"}
 MODULE = re.compile(r"^\s*(export\s+)?module\s+([\w.]+)(?::([\w.]+))?\s*;")
 IMPORT = re.compile(r"^\s*(?:export\s+)?import\s+(?:([\w.]+)|:([\w.]+))\s*;")
 
