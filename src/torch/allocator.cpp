@@ -130,11 +130,16 @@ void* allocator::malloc_unrecorded(std::size_t bytes, DeviceIndex device, cudaSt
 void allocator::raw_delete(void* pointer) { isEnabled() ? free(pointer) : delete_uncached(pointer); }
 
 void allocator::free(void* pointer) {
-  if (!pointer || forked()) return; // the memory belongs to the parent
+  if (!pointer) return;
   trace_free(pointer);
   bool const profiled = c10::memoryProfilingEnabled();
-  if (C10_UNLIKELY(history_.active())) tell_freed(pointer);
-  auto const device = C10_UNLIKELY(profiled) ? device_of(pointer) : DeviceIndex{0};
+  bool const told = history_.active();
+  auto device = DeviceIndex{0};
+  if (C10_UNLIKELY(profiled || told)) {
+    if (forked()) return; // the memory belongs to the parent; gpumem's own functions do nothing there
+    if (told) tell_freed(pointer);
+    if (profiled) device = device_of(pointer);
+  }
   std::size_t bytes = 0;
   auto const outcome = gpumem_torch_free_block(pointer, &bytes);
   TORCH_CHECK(outcome != GPUMEM_INVALID_ARGUMENT, "invalid device pointer: ", pointer, " (", gpumem_last_error(), ")");
