@@ -79,7 +79,7 @@ live_blocks pool_state::find_live() {
 }
 
 std::vector<memory_range> pool_state::memory_map() {
-  if (forked()) return {};
+  if (forked()) return std::vector<memory_range>{};
   return pass_through_ ? pass_through_->memory_map() : engine_->statistics().memory_map();
 }
 
