@@ -8,6 +8,7 @@ import :block;
 import :pool_shard;
 import :shard_roles;
 import :std;
+import :stream_timeline;
 import :virtual_pages;
 
 namespace gpumem::detail {
@@ -29,6 +30,8 @@ export struct page_query {
   pool_shard* in = nullptr;    ///< only pages of this shard; null: of all shards
   std::size_t smallest = 0;    ///< bytes of a page
   std::size_t max_pages = SIZE_MAX;
+  /// Counts memory as idle if only this stream still uses it; such pages must not be detached yet. Null: none.
+  stream_timeline const* in_use_by = nullptr;
 };
 
 /// Finds idle pages, and takes them out of the pool. Called under the locks of all shards.
@@ -54,7 +57,7 @@ private:
     inline std::size_t bytes() const noexcept { return end - begin; }
   };
   [[clang::requires_capability(one_shard, all_shards)]] void coalesce_complete(pool_shard& in);
-  [[clang::requires_capability(one_shard, all_shards)]] std::vector<idle_run> find_runs(std::uintptr_t excluded);
+  [[clang::requires_capability(one_shard, all_shards)]] std::vector<idle_run> find_runs(page_query const& query);
 
   backend_parts& parts_;
 };

@@ -46,6 +46,7 @@ private:
   [[clang::requires_capability(one_shard, all_shards)]] placement move(allocation_request const& request,
                                                                        bool at_limit);
   [[clang::requires_capability(one_shard, all_shards)]] bool may_move(allocation_request const& request) const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] bool wait_for_own_work(allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure>
   map(pool_shard& into, growth_plan const& plan, stream_uses const& uses);
   expected<page_extent, failure> map_unlocked(pool_shard& into, growth_plan const& plan,

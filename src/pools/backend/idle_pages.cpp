@@ -18,6 +18,7 @@ import :pool_shard;
 import :range_allocator;
 import :reuse_rules;
 import :shard_list;
+import :stream_timeline;
 import :stream_uses;
 import :virtual_pages;
 
@@ -49,26 +50,32 @@ void idle_pages::coalesce_complete(pool_shard& in) {
 
 // Coalesces complete ranges, and returns the runs of free memory whose uses the host has seen complete, by address.
 // Leaves out the block that holds the address `excluded`, unless that is 0.
-std::vector<idle_pages::idle_run> idle_pages::find_runs(std::uintptr_t excluded) {
+std::vector<idle_pages::idle_run> idle_pages::find_runs(page_query const& query) {
   std::vector<idle_run> found;
   bool const gone = parts_.device_gone();
+  auto const is_idle = [&](block const& range) {
+    return gone || std::ranges::all_of(range.uses, [&](stream_use const& use) {
+      return use.completed() || use.timeline == query.in_use_by;
+    });
+  };
   // After promotion all complete ranges are on the ready list, so that a large pool need not visit all its blocks.
-  bool const on_one_list = !parts_.closed && !gone && parts_.options.cross_stream != reuse_policy::ordered;
+  bool const on_one_list =
+      !parts_.closed && !gone && !query.in_use_by && parts_.options.cross_stream != reuse_policy::ordered;
   if (on_one_list)
     parts_.rules.promote_completed(shard_list::search_order{parts_.shards, *parts_.shards.all().front()});
   for (auto const& in : parts_.shards.all()) {
     if (on_one_list) {
       in->ranges.lists().ready().bins().visit_from(smallest_page, [&](block& range) {
         assert_shard_held();
-        bool const stays = excluded - range.base < range.bytes;
+        bool const stays = query.excluded - range.base < range.bytes;
         if (!stays && range.parent == in->paged) found.push_back({in.get(), &range, range.base, range.end()});
       });
       continue;
     }
     coalesce_complete(*in);
     for (auto* at = in->paged ? in->paged->last : nullptr; at; at = at->lower) {
-      bool const stays = excluded - at->base < at->bytes;
-      if (!at->is_free() || stays || !(gone || at->uses.completed())) continue;
+      bool const stays = query.excluded - at->base < at->bytes;
+      if (!at->is_free() || stays || !is_idle(*at)) continue;
       if (!found.empty() && found.back().in == in.get() && found.back().begin == at->end()) {
         found.back().begin = at->base;
       } else {
@@ -86,7 +93,7 @@ std::vector<idle_pages::idle_run> idle_pages::find_runs(std::uintptr_t excluded)
 std::vector<page_run> idle_pages::find(page_query const& query) {
   std::vector<page_run> found;
   std::size_t sum = 0, pages = 0;
-  for (auto const& run : find_runs(query.excluded)) {
+  for (auto const& run : find_runs(query)) {
     auto& in = *run.in;
     if (query.in && query.in != &in) continue;
     auto const base = reinterpret_cast<std::byte const*>(in.pages->base());

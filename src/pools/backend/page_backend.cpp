@@ -15,6 +15,7 @@ import :page_backend;
 import :allocation_request;
 import :attempt;
 import :backend_parts;
+import :backoff;
 import :block;
 import :chunk_list;
 import :error;
@@ -61,6 +62,7 @@ attempt<placement> page_backend::grow(allocation_request const& request, bool ex
   bool moving = !exact && parts_.shards.single() && may_move(request) && affordable_pages() > 0;
   if (moving) {
     if (auto const place = move(request, false)) return place;
+    if (wait_for_own_work(request)) return attempt<placement>::retry();
   }
   auto plan = parts_.growth.plan(request, shard, exact);
   // Unmaps free pages in place of those that it will map. Not at the limit: there move_at_limit() moves pages once all
@@ -89,6 +91,30 @@ attempt<placement> page_backend::grow(allocation_request const& request, bool ex
 bool page_backend::may_move(allocation_request const& request) const noexcept {
   bool const page_is_free = request.shard->ranges.free_bytes() >= smallest_page;
   return page_is_free && parts_.options.cross_stream != reuse_policy::ordered;
+}
+
+// Waits until the work of the request's stream is complete, so that pages that it has freed can move. A program that
+// runs ahead of the device would make new pages instead. Does so only if no other stream uses free memory: otherwise
+// the wait would keep the caller from giving work to those streams. The wait is paid from the time for moves. Returns
+// whether the work is complete.
+bool page_backend::wait_for_own_work(allocation_request const& request) {
+  auto const* const own = &request.key.timeline();
+  auto const open = reuse_rules::streams_in_use(false, shard_list::search_order{parts_.shards, *request.shard});
+  if (open.size() != 1 || open.front() != own) return false;
+  auto const plan = parts_.growth.plan(request, *request.shard, false);
+  if (!plan || idle_.find({.wanted = plan->bytes, .excluded = plan->beside, .in_use_by = own}).empty()) return false;
+  auto const begin = sync::now();
+  auto const longest = move_budget_.unlimited() ? tuning::max_move_burst : move_budget_.left(begin);
+  bool complete = false;
+  parts_.lock.begin();
+  {
+    all_shards_unlock const during{parts_.shards};
+    backoff pause{tuning::max_poll_pause};
+    while (!(complete = !request.key.timeline().poll()) && sync::now() - begin < longest) sync::sleep_for(pause.next());
+  }
+  parts_.lock.end();
+  move_budget_.spend(sync::now() - begin);
+  return complete;
 }
 
 placement page_backend::move_at_limit(allocation_request const& request) {
