@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# Reads the user guide: its programs are those of test/examples, its links lead somewhere, the names that it quotes
+# Reads the user guide: its programs are files that tests run, its links lead somewhere, the names that it quotes
 # exist, and it lists the variables of the environment that the sources read.
 # SPDX-License-Identifier: Apache-2.0
 import re
@@ -13,9 +13,9 @@ from check_maps import LINK, check_page, words_of  # noqa: E402
 GUIDE, EXAMPLES, VARIABLES = "modules/guide", "test/examples", "environment.md"
 MAX_PROGRAM, MAX_PAGE = 40, 120
 FOREIGN = {"from_rmm.md"}  # quotes names of another library
-PROGRAMS = {"c", "cpp", "cuda", "python"}
-OTHERS = {"cmake", "mermaid", "sh", "text"}  # also "cpp foreign": code of another library
-BLOCK = re.compile(r"^(.*)\n```([^\n]*)\n(.*?)^```$", re.S | re.M)
+PROGRAMS = {"c", "cmake", "cpp", "cuda", "python"}
+OTHERS = {"mermaid", "sh", "text"}  # also "cpp foreign": code of another library
+BLOCK = re.compile(r"^([^\n]*)\n```([^\n]*)\n(.*?)^```$", re.S | re.M)
 READ = re.compile(r"""(?:getenv\(|is_set_in_environment\(|environ\.get\(|environ\[)["'](GPUMEM_\w+)|"""
                   r"\$ENV\{(GPUMEM_\w+)\}|\$\{(GPUMEM_\w+)[-:]")
 READERS = {".cppm", ".cpp", ".hpp", ".py", ".sh", ".cmake"}
@@ -23,7 +23,7 @@ READERS = {".cppm", ".cpp", ".hpp", ".py", ".sh", ".cmake"}
 
 def blocks_of(text):
     """Each code block as the line above it, its language and its content."""
-    return [(above.rpartition("\n")[2], *rest) for above, *rest in BLOCK.findall("\n" + text)]
+    return BLOCK.findall("\n" + text)
 
 
 def headings_of(text):
@@ -34,14 +34,14 @@ def headings_of(text):
 
 def check_blocks(root, page, text, shown):
     for above, language, content in blocks_of(text):
-        named = re.search(rf"`{EXAMPLES}/([\w.]+)`", above)
+        named = re.search(r"`(test/[\w./]+)`", above)
         if language in PROGRAMS and not named:
-            yield f"{page}: the line above a program names no file of {EXAMPLES}: {content.splitlines()[0]}"
+            yield f"{page}: the line above a program names no file of test/: {content.partition(chr(10))[0]}"
         elif language in PROGRAMS:
             shown.add(named[1])
-            path = root / EXAMPLES / named[1]
+            path = root / named[1]
             if not path.exists() or path.read_text() != content:
-                yield f"{page}: the program differs from {EXAMPLES}/{named[1]}"
+                yield f"{page}: the program differs from {named[1]}"
         elif language.split()[-1:] != ["foreign"] and language not in OTHERS:
             yield f"{page}: unknown kind of code block: '{language}'"
 
@@ -63,7 +63,7 @@ def check_examples(root, shown):
         lines = len(path.read_text().splitlines())
         if lines > MAX_PROGRAM:
             yield f"{path.name}: {lines} lines, at most {MAX_PROGRAM}"
-        if path.name not in shown:
+        if f"{EXAMPLES}/{path.name}" not in shown:
             yield f"{path.name}: no page shows it"
         if path.name not in added:
             yield f"{path.name}: no test runs it"
