@@ -5,7 +5,7 @@ import gpumem;
 void report(gpumem::misuse const& found) noexcept {
   char text[2000];
   gpumem::describe(found, text, sizeof text);
-  std::printf("%s: %s\n", gpumem::to_string(found.what), text);
+  std::printf("%s\n", text);
 }
 
 int main() {

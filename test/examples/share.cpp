@@ -15,6 +15,6 @@ int main() {
 
   gpumem::scope request{serving, "request 17"}; // names a unit of work, and serves older work first
   auto const cache = request.acquire(stream, 200_MiB).wait();
-  std::printf("%s", pool.describe_waiting().c_str());
+  std::printf("%s\n", pool.describe_waiting().c_str());
   std::printf("training %zu MiB, serving %zu MiB\n", training.in_use() >> 20, serving.in_use() >> 20);
 }
