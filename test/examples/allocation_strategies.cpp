@@ -8,6 +8,7 @@ using namespace gpumem::literals;
 auto in_use() { return gpumem::device{0}.memory().total - gpumem::device{0}.memory().free; } // by all programs
 
 void walk(char const* name, bool keeps, auto make) {
+  gpumem::stream stream{gpumem::device{0}};
   auto const before = in_use();
   auto const tell = [&](char const* when, bool kept, auto give_back) {
     for (int i = 0; i < 1000 && !kept && in_use() != before; ++i, give_back())
@@ -17,7 +18,6 @@ void walk(char const* name, bool keeps, auto make) {
   };
   {
     auto memory = make(gpumem::cuda_resource{});
-    gpumem::stream stream{gpumem::device{0}};
     auto* const small = memory.allocate(stream, 100_KiB);
     auto* const large = memory.allocate(stream, 8_MiB);
     tell("live", true, [] {});
