@@ -210,7 +210,7 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 ///                          what would leave less device memory free prefers the host
 ///   pool(resource, …)      a pool with the options above; without a resource over the pages of the device
 ///   fixed(resource, block_size=1MiB, blocks_per_chunk=128, …)
-///                          a pool of blocks of one size; without a resource over cuda
+///                          a pool of blocks of one size, which must be given; without a resource over cuda
 ///   arena(resource, arena_size=64MiB, max_arenas=16, …)
 ///                          a pool in which each thread has arenas of its own; without a resource over cuda
 ///   binning(resource, bins=256KiB:fixed;1MiB:upstream;4MiB:pool(cuda), min_exponent=10, max_exponent=20,
