@@ -13,7 +13,9 @@
 #      of the class speaks; functions that override those of a base; declarations whose definition has the comment.
 #   6. In lines that stand together, the comment above the first of several functions of one name, or of several type
 #      aliases, counts for all of them.
-#   7. A name that a using-declaration takes from CCCL or CUDA is shown as an alias.
+#   7. operator== and != without a comment get a sentence: the comment of the class says when two objects are equal.
+#   8. A comment of `///` above an empty line of a header is for the whole file.
+#   9. A name that a using-declaration takes from CCCL or CUDA is shown as an alias.
 # Each other public name needs a comment for doxygen, in which only `code` is marked up. The constraints of a template
 # become a part of its comment.
 import html
@@ -27,6 +29,9 @@ TABLE = re.compile(r"^  +\S.*(?:\n  +\S.*)*", re.M)
 
 # In a unit of the library these names need no namespace, nor do they in the declarations of the reference.
 OPEN = "namespace gpumem { using namespace gpumem::extend; using namespace gpumem::driver_api; }"
+
+COMPARES = {"operator==": Comment(0, ["Whether both are equal."], True),
+            "operator!=": Comment(0, ["Whether both differ."], True)}
 
 
 class File:
@@ -158,7 +163,7 @@ class Page:
                 continue
             if not (one.comment or one.trailing) and is_told_elsewhere(one, owner):
                 continue
-            one.shared = self.shared(before, one)
+            one.shared = self.shared(before, one) or COMPARES.get(one.name)
             if not (one.comment or one.trailing or one.shared) and (space, one.head) in self.library.documented:
                 continue
             if one.access and one.access != access:
@@ -192,7 +197,8 @@ class Page:
             return is_visible and not owner and re.match(r"::(cuda|CU)", one.name)
         if one.kind == "friend" and not (one.is_defined or one.head.endswith("= default")):
             return False
-        return is_visible and one.kind != "other" and one.name and not is_forward(one) and "template <>" not in one.head
+        has_page = one.kind == "enum" or (one.name and one.kind != "other" and not is_forward(one))
+        return is_visible and has_page and "template <>" not in one.head
 
     def shared(self, before, one):
         """The comment of the declaration before, if it counts for this one too."""
@@ -209,7 +215,7 @@ class Page:
             return
         if one.comment:
             self.comment(one.comment, more=needs)
-        elif one.shared:
+        elif one.shared and not one.trailing:
             text = self.marked_up("\n".join(one.shared.lines)).replace("\n", " ")
             self.write(one.first, f"/** {text}{needs} */")
         head = one.head
@@ -262,14 +268,25 @@ class Page:
                 if behind:
                     self.comment(behind, mark="///<")
 
+    def about(self):
+        """Writes the first line of a header, and its comments that belong to no declaration."""
+        lines = self.file.reader.lines
+        first = [line for line in lines[:8] if line.startswith("//") and "SPDX" not in line]
+        blocks = [(0, first, "@brief")]
+        for at, line in enumerate(lines):
+            above = self.file.reader.comment_above(at) if not line else None
+            if above and above.is_doc:
+                blocks.append((above.first, above.lines, "@details"))
+        for start, block, command in blocks:
+            for at, text in enumerate(block):
+                intro = "" if at else f"@file {self.file.path.name} {command} "
+                self.write(start + at, f"/// {intro}{self.marked_up(text.removeprefix('// '))}")
+
     def text(self):
         self.scope(self.file.declarations, (), False)
         if self.file.is_header:
             self.macros()
-            about = [re.sub(r"^// ?", "", line) for line in self.file.reader.lines[:8] if line.startswith("//")]
-            about = [line for line in about if not line.startswith("SPDX")]
-            for at, text in enumerate(about):
-                self.write(at, f"/// {'' if at else f'@file {self.file.path.name} @brief '}{self.marked_up(text)}")
+            self.about()
         return "" if self.is_empty else "\n".join(line.rstrip() for line in self.lines) + "\n"
 
 
@@ -277,7 +294,7 @@ def is_told_elsewhere(one, owner):
     """Whether the class or a base says enough of a function, so that the function needs no comment."""
     if one.kind != "function" or not owner:
         return False
-    takes_own = re.search(rf"\b{owner.name}(<[^<>]*>)?( const)?&&? ?\w*\)", one.head)
+    takes_own = re.search(rf"\b{owner.name}(<[^<>]*>)?( const)?&{{0,2}} ?\w*\)", one.head)
     is_special = one.name.startswith("~") or (one.name in (owner.name, "operator=") and takes_own)
     return bool(is_special) or one.head.endswith("= delete") or re.search(r"\boverride\b", one.head)
 
