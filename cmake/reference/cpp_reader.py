@@ -5,7 +5,8 @@ import re
 
 COMMENT = r"//[^\n]*|/\*.*?\*/"
 TEXT = r'"(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])+\''
-ATTRIBUTE = r"\[\[.*?\]\]|__attribute__\(\((?:[^()]|\([^()]*\))*\)\)|\balignas\([^)]*\)|\bGPUMEM_(?:DETAIL_\w+|NOEXCEPT)\b"
+ATTRIBUTE = (r"\[\[.*?\]\]|__attribute__\(\((?:[^()]|\([^()]*\))*\)\)|\balignas\([^)]*\)"
+             r"|\bGPUMEM_(?:DETAIL_\w+|NOEXCEPT)\b")
 DIRECTIVE = r"^[ \t]*\#(?:\\\n|[^\n])*"
 BLANKED = re.compile(f"(?P<text>{TEXT})|{COMMENT}|{ATTRIBUTE}|{DIRECTIVE}", re.S | re.M)
 MACRO = re.compile(r"^#define (GPUMEM_\w+)(?:\([^)]*\))?(?: .*)?$", re.M)
@@ -18,8 +19,8 @@ CONCEPT = re.compile(r"(?:export\s+)?concept\s+(\w+)")
 USING = re.compile(r"(?:export\s+)?using\s+(?:typename\s+)?([\w:]+(?:operator\s*\S+)?)\s*$")
 ACCESS = re.compile(r"(public|protected|private)\s*:(?!:)")
 WORD = re.compile(r"\w+")
-OPERATOR = re.compile(r'operator\s*(""\s*\w+|\(\s*\)|\[\s*\]|co_await\b|bool\b|new\b|delete\b|[^\s\w(]+|[\w:]+[\s*&]*(?=\())')
-NAME_OF_FUNCTION = re.compile(r"(operator\s*(?:\"\"\s*\w+|\(\s*\)|\[\s*\]|[^\s\w(]+|[\w:]+[\s*&]*)|~?\w+)\s*\($")
+OPERATOR = re.compile(r'operator\s*(""\s*\w+|\(\s*\)|\[\s*\]|co_await\b|[^\s\w(]+|[\w:]+[\s*&]*(?=\())')
+NAME_OF_FUNCTION = re.compile(rf"({OPERATOR.pattern}|~?\w+)\s*\($")
 NAME_OF_VARIABLE = re.compile(r"(\w+)\s*(?:\[[^\]]*\]\s*|:\s*\d+\s*)*(?:=.*|\{.*)?$", re.S)
 CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
@@ -44,7 +45,7 @@ class Reader:
     def __init__(self, text):
         self.lines = text.split("\n")
         self.text = text
-        # `code` has neither comments nor attributes nor directives, `shape` no texts either. Places are those of `text`.
+        # `code` is without comments, attributes and directives, `shape` without texts too. Places are those of `text`.
         self.code = BLANKED.sub(lambda m: m[0] if m["text"] else re.sub(r"[^\n]", " ", m[0]), text)
         self.shape = BLANKED.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
         self.code_lines = self.code.split("\n")

@@ -250,7 +250,7 @@ public:
     }
   }
 
-  /// Calls record_use() of the upstream; find() below does the same for find().
+  /// Calls record_use() of the upstream.
   void record_use(void* pointer, stream_ref stream)
     requires requires(Upstream& up) { up.record_use(pointer, stream); }
   {

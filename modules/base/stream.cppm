@@ -179,8 +179,8 @@ public:
   void wait(event const& happened);
   using stream_ref::wait;
 
-  /// Begin and end a capture that gpumem knows of: allocation on the stream fails meanwhile, unless a capture_scope of
-  /// the pool covers it. The caller owns the graph. Throw cuda_error.
+  /// Begins a capture that gpumem knows of: allocation on the stream fails until end_capture(), unless a capture_scope
+  /// of the pool covers it. Throws cuda_error.
   void begin_capture(CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
   /// Ends the capture and returns its graph, which the caller owns. Throws cuda_error.
   [[nodiscard]] CUgraph end_capture();

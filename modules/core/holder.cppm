@@ -91,7 +91,6 @@ public:
   void mark(holder& item) noexcept;
   /// Takes back one mark().
   void unmark(holder& item) noexcept;
-  /// Call these two under the lock of the resource.
   /// Whether the holder is marked. Called under the lock of the resource.
   static inline bool is_marked(holder const& item) noexcept { return item.marks_ > 0; }
   /// Whether a holder is marked. Called under the lock of the resource.

@@ -119,7 +119,7 @@ public:
   ~state_ptr() {
     if (state_) state_->drop_handle();
   }
-  /// These two throw std::invalid_argument after a move from this pointer.
+  /// Throws std::invalid_argument after a move from this pointer.
   inline State& operator*() const { return *operator->(); }
   /// Throws std::invalid_argument after a move from this pointer.
   inline State* operator->() const {

@@ -50,7 +50,7 @@ public:
   waiter(waiter const&) = delete;
   waiter& operator=(waiter const&) = delete;
 
-  /// stream() and alignment() are those of the first part. A request has one part, unless acquire_all made it.
+  /// Returns the stream of the first part. A request has one part, unless acquire_all made it.
   inline stream_key const& stream() const noexcept { return first_.stream; }
   /// Returns the alignment of the first part, in bytes.
   inline std::size_t alignment() const noexcept { return first_.alignment; }
@@ -123,12 +123,12 @@ public:
   bool add_hook(grant_hook& hook) noexcept;
 
   /// For an adaptor in which requests wait before they wait in its upstream: whether the request has passed it. That
-  /// stays so while the request asks the upstream again. An adaptor that has added its hook calls these three under its
-  /// lock.
+  /// stays so while the request asks the upstream again. An adaptor that has added its hook calls this, mark_passed()
+  /// and clear_passed() under its lock.
   bool has_passed(grant_hook const& by) const noexcept;
   /// Notes that the request has passed the adaptor.
   void mark_passed(grant_hook const& by) noexcept;
-  /// False if the request has not passed it.
+  /// Takes that back; false if the request has not passed the adaptor.
   bool clear_passed(grant_hook const& by) noexcept;
 
   /// Whether a stop or the deadline has cancelled it. A resource asks under its lock before it parks the waiter; if so

@@ -68,7 +68,7 @@ public:
   /// Returns the block, live or free, that holds the address; nullopt if it is not in this memory.
   std::optional<block_info> find(void const* pointer) const { return state_->find(pointer); }
 
-  /// As pool_resource::bytes_of, find_owned, try_deallocate, reset_peaks and memory_map.
+  /// As pool_resource::bytes_of.
   std::optional<std::size_t> bytes_of(void const* pointer) const noexcept {
     auto const found = find_owned(pointer);
     return found ? std::optional{found->bytes} : std::nullopt;

@@ -157,9 +157,9 @@ public:
   /// Sets the peaks to the current values. Throws cuda_error.
   void reset_peaks() { pool().reset_peaks(); }
 
-  /// Lets another device read and write the pool's memory, or revokes that. Throws cuda_error.
+  /// Lets another device read and write the pool's memory. Throws cuda_error.
   void allow(gpumem::device peer) { pool().set_access(peer, true); }
-  /// Revokes that. Throws cuda_error.
+  /// Takes that right from the device again. Throws cuda_error.
   void forbid(gpumem::device peer) { pool().set_access(peer, false); }
   /// Returns whether a device may read and write the pool's memory. Throws cuda_error.
   bool allows(gpumem::device peer) const { return pool().access(peer); }

@@ -158,7 +158,7 @@ public:
   /// nothing. The runs may not overlap, and no page may be pinned. The host must have seen all work on their old
   /// addresses complete.
   expected<page_extent, failure> move(std::span<page_extent const> runs, std::size_t to) noexcept;
-  /// Moves the page that starts at `offset`, as above.
+  /// Moves the page that starts at `offset` to the address at `to`, in the same way.
   expected<page_extent, failure> move(std::size_t offset, std::size_t to) noexcept;
 
   /// Returns the page that holds the address, if one is mapped there.

@@ -89,12 +89,12 @@ enum {
   GPUMEM_TORCH_DEVICE_CURRENT = 2 ///< the device is the calling thread's current one
 };
 
-/// Allocates for PyTorch's allocator class, and frees by the pointer alone, as gpumem_torch_try_allocate and
-/// gpumem_torch_free. The stream of a free is that of the allocation; it must still live. `bytes`, if not NULL, gets
-/// the requested bytes. A pointer that is no live block of a device's pool gives GPUMEM_INVALID_ARGUMENT.
+/// Allocates for PyTorch's allocator class, as gpumem_torch_try_allocate.
 gpumem_outcome gpumem_torch_allocate_block(size_t bytes, int device, struct CUstream_st* stream, int promises,
                                            void** pointer) GPUMEM_NOEXCEPT;
-/// Frees such a block; see gpumem_torch_allocate_block.
+/// Frees by the pointer alone, as gpumem_torch_free. The stream of the free is that of the allocation; it must still
+/// live. `bytes`, if not NULL, gets the requested bytes. A pointer that is no live block of a device's pool gives
+/// GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_torch_free_block(void* pointer, size_t* bytes) GPUMEM_NOEXCEPT;
 
 /// Promises more than gpumem_record_use, as PyTorch does: the block is not reused before the work is complete that the
@@ -128,7 +128,7 @@ gpumem_outcome gpumem_torch_visit_ranges(int device,
 /// Writes the fields that both sides know; zeros before the device's first allocation.
 gpumem_outcome gpumem_torch_read_statistics(int device, gpumem_torch_statistics* statistics) GPUMEM_NOEXCEPT;
 
-/// Makes the peaks of the statistics, or their totals, count from now on.
+/// Makes the peaks of the statistics count from now on.
 gpumem_outcome gpumem_torch_reset_peaks(int device) GPUMEM_NOEXCEPT;
 /// Makes the totals of the statistics count from now on.
 gpumem_outcome gpumem_torch_reset_totals(int device) GPUMEM_NOEXCEPT;

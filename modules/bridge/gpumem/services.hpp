@@ -12,9 +12,14 @@
 namespace gpumem {
 namespace extend {
 
-/// A change of a holder. In the order below: it was made; it is about to be destroyed; it begins to wait for something
-/// other than memory; it goes on. `rolled_back`: it has freed its memory after its request was preempted.
-enum class holder_event : unsigned char { begins, ends, waits, resumes, rolled_back };
+/// A change of a holder.
+enum class holder_event : unsigned char {
+  begins,      ///< it was made
+  ends,        ///< it is about to be destroyed
+  waits,       ///< it begins to wait for something other than memory
+  resumes,     ///< it goes on
+  rolled_back, ///< it has freed its memory after its request was preempted
+};
 
 /// Functions of one resource type over its state. Keys and waiters are opaque here: only the module has their types.
 struct services_table {
@@ -36,7 +41,6 @@ struct services_table {
                            std::size_t alignment) noexcept;
   /// Returns the device's ordinal; -1 if the memory belongs to no device.
   int (*device)(void* state) noexcept;
-  /// These two are null if the resource cannot let requests wait.
   /// Calls `admit` of the state (see waiting_state). Null if the resource cannot let requests wait.
   bool (*admit)(void* state, void* waiter) noexcept;
   /// Calls `cancel_waiter` of the state. Null if the resource cannot let requests wait.

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # Shows which names the API reference has, and that a public name without a comment fails the build of it.
 # SPDX-License-Identifier: Apache-2.0
+import re
 import shutil
 import sys
 import tempfile
@@ -8,9 +9,11 @@ import unittest
 from pathlib import Path
 
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(Path(__file__).parents[3] / "cmake" / "reference"))
+PROJECT = Path(__file__).parents[3]
+sys.path.insert(0, str(PROJECT / "cmake" / "reference"))
 from build_reference import build  # noqa: E402
 from extract import extract  # noqa: E402
+from public_names import Library  # noqa: E402
 
 
 class Reference(unittest.TestCase):
@@ -89,8 +92,19 @@ void sort(T* first) noexcept
         self.assertNotIn("other", base)
 
     def test_overloads_in_lines_that_stand_together_share_a_comment(self):
-        text = self.shown("export namespace gpumem {\n/// Starts.\nvoid start();\nvoid start(int);\n\nvoid start(char);\n}\n")
+        text = self.shown("export namespace gpumem {\n/// Starts.\nvoid start();\nvoid start(int);\n\n"
+                          "void start(char);\n}\n")
         self.assertEqual(text[2:-1], ["void start();", "/** Starts. */ void start(int);", "void start(char);"])
+
+    def test_each_exported_name_is_shown(self):
+        library, shown = Library(PROJECT), set()
+        for file in library.files:
+            for scope in [file.declarations, *(one.members for one in file.named if one.kind == "namespace")]:
+                shown |= {one.name.removeprefix("::").split("::")[-1] for one in library.members(scope)}
+        surface = (PROJECT / "test/static/api_surface.cpp").read_text()
+        exported = {name.split("::")[-1] for name in re.findall(r"^using ([\w:]+);", surface, re.M)}
+        self.assertGreater(len(exported), 250)
+        self.assertEqual(exported - shown, set())
 
     @unittest.skipUnless(shutil.which("doxygen"), "doxygen is missing")
     def test_a_name_without_a_comment_fails(self):
