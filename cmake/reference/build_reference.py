@@ -26,7 +26,7 @@ def build(root, out, version, main_page=HERE / "main.dox"):
         @INCLUDE = "{HERE / 'Doxyfile'}"
         PROJECT_NUMBER = {version}
         INPUT = "{source}" "{main_page}"
-        STRIP_FROM_PATH = "{source}"
+        STRIP_FROM_PATH = "{source}/bridge" "{source}"
         OUTPUT_DIRECTORY = "{out}"
     """
     done = subprocess.run(["doxygen", "-"], input=options, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # A file of `modules` that declares a public name gets a file of that name. Declarations and comments stay on their
-# lines, so that a warning of doxygen gives the line of the source. In comments only `code` is marked up, and lines that
-# are indented are a table. Names with an underscore become links. The constraints of a template become a part of its
-# comment. A comment of `///` above an empty line of a header is for the page of the file.
+# lines, so that a warning of doxygen gives the line of the source. In comments `code` and lists of `- ` are marked up;
+# other indented lines are a table. Names with an underscore become links. The constraints of a template become a part
+# of its comment. A comment of `///` above an empty line of a header is for the page of the file.
 import html
 import itertools
 import re
@@ -15,7 +15,8 @@ from public_names import Library
 
 NAME = re.compile(r"(?<![\w:.<@/-])\w+_\w+(?![\w(>/]|::|[.-]\w)")
 CODE = re.compile(r"(`[^`]*`)")
-TABLE = re.compile(r"^  +\S.*(?:\n  +\S.*)*", re.M)
+TABLE = re.compile(r"^(?!- )(\S.*)\n(  +\S.*(?:\n  +\S.*)*)(?:\n|$)", re.M)
+VERBATIM = re.compile(r"(@verbatim.*?@endverbatim)", re.S)
 # In units of the library these names need no namespace.
 OPEN = "namespace gpumem { using namespace gpumem::extend; using namespace gpumem::driver_api; }"
 
@@ -27,7 +28,7 @@ class Page:
         self.library, self.file = library, file
         self.lines = [""] * len(file.reader.lines)
         self.is_empty = True
-        self.write(0, OPEN)
+        self.write(0, "" if file.path.suffix == ".h" else OPEN)
         self.scope(file.declarations)
         if file.is_header:
             self.macros()
@@ -39,17 +40,14 @@ class Page:
     def write(self, line, text):
         self.lines[line] += text + " "
 
-    def comment(self, comment, mark="///", before="", behind=""):
-        lines = (before + self.marked_up("\n".join(comment.lines)) + behind).split("\n")
-        for at, text in enumerate(lines):
-            self.write(comment.first + at, f"{mark} {text}")
+    def comment(self, comment, mark="/**", before="", behind=""):
+        text = f"{mark} {before}{self.marked_up(comment.lines)}{behind} */"
+        for at, line in enumerate(text.split("\n")):
+            self.write(comment.first + at, line)
 
-    def marked_up(self, text):
-        done, at = "", 0
-        for table in TABLE.finditer(text):
-            done += self.prose(text[at:table.start()]) + f"@verbatim {table[0]} @endverbatim"
-            at = table.end()
-        return done + self.prose(text[at:])
+    def marked_up(self, lines):
+        text = TABLE.sub(r"\1 @verbatim\n\2\n@endverbatim ", "\n".join(lines))
+        return "".join(part if part.startswith("@") else self.prose(part) for part in VERBATIM.split(text))
 
     def prose(self, text):
         return "".join(self.code(part) if part.startswith("`") else self.words(part) for part in CODE.split(text))
@@ -64,7 +62,7 @@ class Page:
     def link(self, name):
         """A link to a type or function of that name; None if there is no such name, or if there are several."""
         found = self.library.public.get(name, ())
-        if len({one.space for one in found}) != 1 or found[0].kind == "using":
+        if len({one.space for one in found}) != 1:
             return None
         return f'@ref {"::".join((*found[0].space, name))} "{name}"'
 
@@ -94,8 +92,7 @@ class Page:
         if one.comment:
             self.comment(one.comment, behind=needs)
         elif one.shared and not one.trailing:
-            text = self.marked_up("\n".join(one.shared.lines)).replace("\n", " ")
-            self.write(one.first, f"/** {text}{needs} */")
+            self.comment(Comment(one.first, [" ".join(one.shared.lines)], True), behind=needs)
         if one.kind == "using":
             self.using(one)
         elif one.kind == "enum":
@@ -108,7 +105,7 @@ class Page:
         else:
             self.write(one.first, one.head + ";")
         if one.trailing:
-            self.comment(Comment(one.first, [" ".join(one.trailing.lines)], True), mark="///<")
+            self.comment(Comment(one.first, [" ".join(one.trailing.lines)], True), mark="/**<")
 
     def using(self, one):
         name = one.name.removeprefix("::")
@@ -129,8 +126,8 @@ class Page:
         first, texts = reader.line_of(one.body[0]), reader.text[slice(*one.body)].split("\n")
         for at, code in enumerate(reader.code[slice(*one.body)].split("\n")):
             self.write(first + at, code.strip())
-            if found := re.search(r"(///<?)(.*)", texts[at]):
-                self.comment(Comment(first + at, [found[2].strip()], True), mark=found[1])
+            if found := re.search(r"///(<?)(.*)", texts[at]):
+                self.comment(Comment(first + at, [found[2].strip()], True), mark="/**" + found[1])
         self.close(one)
 
     def close(self, one):
@@ -148,7 +145,7 @@ class Page:
                 self.comment(above)
             self.write(line, re.sub(r"\s*//.*", "", found[0]))
             if behind:
-                self.comment(behind, mark="///<")
+                self.comment(behind, mark="/**<")
 
     def about(self):
         """Writes the first lines of a header, and its comments that belong to no declaration."""

@@ -54,8 +54,7 @@ class Library:
         self.public, self.own, self.shown_bases = {}, {}, set()
         for one in named:
             one.is_exported = one.is_exported or (one.space, one.name) in forward
-            is_gpumem = one.space[:1] == ("gpumem",)
-            if is_gpumem and one.kind not in ("namespace", "other", "variable") and not is_forward(one):
+            if one.kind not in ("namespace", "other", "variable") and not is_forward(one):
                 names = self.public if one.is_exported and not one.is_own else self.own
                 names.setdefault(one.name.split("::")[-1], []).append(one)
         for ones in self.public.values():

@@ -13,8 +13,8 @@ export struct acquire_options {
   std::size_t alignment = 256;   ///< of the memory, in bytes; a power of two
   executor* resume_on = nullptr; ///< where a request that had to wait resumes; null: the library thread
   int priority = 0;              ///< waiting requests of higher priority are served first
-  /// A request that still waits at this time ends with outcome::deadline; the library thread checks the clock. Memory
-  /// that is free when the request begins is granted even after the deadline.
+  /// A request that still waits at this time of std::chrono::steady_clock ends with outcome::deadline; the library
+  /// thread checks the clock. Memory that is free when the request begins is granted even after the deadline.
   sync::time_point deadline = sync::time_point::max();
 };
 

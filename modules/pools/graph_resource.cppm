@@ -73,7 +73,7 @@ public:
     auto const found = find_owned(pointer);
     return found ? std::optional{found->bytes} : std::nullopt;
   }
-  /// As pool_resource::find_owned.
+  // The same for the C library, with the stream for which the block was allocated.
   std::optional<detail::owned_block> find_owned(void const* pointer) const noexcept {
     return has_state() && pointer ? state_->find_owned(pointer) : std::nullopt;
   }

@@ -63,7 +63,7 @@ private:
 };
 }
 """)
-        self.assertEqual(text, ["namespace gpumem {", "/// A page.", "class page { public:", "/// Returns the size.",
+        self.assertEqual(text, ["namespace gpumem {", "/** A page. */", "class page { public:", "/** Returns the size. */",
                                 "int size() const;", "} ;", "}"])
 
     def test_a_constraint_becomes_a_part_of_the_comment(self):
@@ -78,8 +78,8 @@ void sort(T* first) noexcept
 }
 }
 """)
-        self.assertEqual(text[1:-1], ["/// Sorts. @needs <code>std\\::integral&lt;T&gt; &amp;&amp; (sizeof(T) &gt; 1) "
-                                      "&amp;&amp; requires(T&amp; t) { t.swap(t); }</code>",
+        self.assertEqual(text[1:-1], ["/** Sorts. @needs <code>std\\::integral&lt;T&gt; &amp;&amp; (sizeof(T) &gt; 1) "
+                                      "&amp;&amp; requires(T&amp; t) { t.swap(t); }</code> */",
                                       "template <class T> void sort(T* first) noexcept;"])
 
     def test_a_base_in_detail_is_shown(self):
