@@ -1,6 +1,7 @@
 // Statistics, what is free, and out of memory.
 // SPDX-License-Identifier: Apache-2.0
 #include "allocator.hpp"
+#include "process_memory.hpp"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -43,6 +44,19 @@ StatArray undivided(gpumem_torch_figure const& figure) {
   StatArray made;
   made[all] = made[large] = stat_of(figure);
   return made;
+}
+
+// Returns the bytes that pools of PyTorch have got and that no block of them uses; 0 where a stack cannot tell.
+std::size_t free_in_pools(DeviceIndex device) {
+  std::size_t sum = 0;
+  static_cast<void>(gpumem_torch_visit_ranges(
+      device,
+      [](void* context, gpumem_range const* range, unsigned long long first, unsigned long long second) {
+        bool const in_pool = first != 0 || second != 0;
+        if (in_pool && !range->live) *static_cast<std::size_t*>(context) += range->bytes;
+      },
+      &sum));
+  return sum;
 }
 
 } // namespace
@@ -144,11 +158,17 @@ void allocator::throw_out_of_memory(std::size_t bytes, DeviceIndex device, cudaS
   for (auto const& observer : observers) observer(device, rounded(bytes), now.limit ? now.limit : total, free);
   std::string allowed;
   if (now.limit) allowed = format_size(now.limit) + " allowed; ";
+  // PyTorch counts what its pools keep as allocated, since other requests cannot get it.
+  auto const in_pools = free_in_pools(device);
+  auto const allocated = live + in_pools;
+  std::string pools;
+  if (in_pools > 0) pools = "with " + format_size(in_pools) + " allocated in private pools (e.g., CUDA Graphs), ";
   TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", format_size(rounded(bytes)),
                    ". GPU ", static_cast<int>(device), " has a total capacity of ", format_size(total), " of which ",
-                   format_size(free), " is free. ", allowed, "Of the allocated memory ", format_size(live),
-                   " is allocated by PyTorch, and ", format_size(reserved - std::min(live, reserved)),
-                   " is reserved by PyTorch but unallocated. ", reason);
+                   format_size(free), " is free. ", describe_processes(device), allowed, "Of the allocated memory ",
+                   format_size(allocated), " is allocated by PyTorch, ", pools, "and ",
+                   format_size(reserved - std::min(allocated, reserved)), " is reserved by PyTorch but unallocated. ",
+                   reason);
 }
 
 void allocator::attachOutOfMemoryObserver(torch_cuda::OutOfMemoryObserver observer) {

@@ -98,6 +98,20 @@ void pools_lend_at_out_of_memory() {
   EXPECT_OUT_OF_MEMORY(torch.allocate(2 * gib), "Tried to allocate 2.00 GiB");
 }
 
+void memory_of_pools_is_told_at_out_of_memory() {
+  auto& torch = installed();
+  EXPECT_OUT_OF_MEMORY(torch.allocate(9 * gib), "0 bytes is allocated by PyTorch, and 0 bytes is reserved");
+  auto const outside = torch.allocate(gib);
+  torch.beginAllocateToPool(0, first, always);
+  auto const inside = torch.allocate(gib);
+  torch.allocate(2 * gib).clear();
+  torch.endAllocateToPool(0, first);
+  EXPECT_OUT_OF_MEMORY(
+      torch.allocate(6 * gib),
+      "Of the allocated memory 4.00 GiB is allocated by PyTorch, with 2.00 GiB allocated in private pools "
+      "(e.g., CUDA Graphs), and ");
+}
+
 // The memory of a graph stays the graph's until its pool ends.
 void captures() {
   auto& torch = installed();
@@ -210,6 +224,7 @@ constexpr test tests[] = {
     {"nested_pools", nested_pools},
     {"pools_end", pools_end},
     {"pools_lend_at_out_of_memory", pools_lend_at_out_of_memory},
+    {"memory_of_pools_is_told_at_out_of_memory", memory_of_pools_is_told_at_out_of_memory},
     {"captures", captures},
     {"own_allocators", own_allocators},
     {"peers", peers},
