@@ -85,9 +85,13 @@ enum {
 
 /// Allocates for PyTorch's allocator class, and frees by the pointer alone, as gpumem_torch_try_allocate and
 /// gpumem_torch_free. The stream of a free is that of the allocation; it must still live. `bytes`, if not NULL, gets
-/// the requested bytes. A pointer that is no live block of a device's pool gives GPUMEM_INVALID_ARGUMENT.
+/// the bytes of the block. A pointer that is no live block of a device's pool gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_torch_allocate_block(size_t bytes, int device, struct CUstream_st* stream, int promises,
                                            void** pointer) GPUMEM_NOEXCEPT;
+/// Allocates `room` bytes for a request of fewer, as PyTorch's setting roundup_power2_divisions asks for. The figures
+/// count them as the bytes of the block; gpumem_torch_describe_block and the ranges show the requested bytes.
+gpumem_outcome gpumem_torch_allocate_rounded_block(size_t bytes, size_t room, int device, struct CUstream_st* stream,
+                                                   int promises, void** pointer) GPUMEM_NOEXCEPT;
 gpumem_outcome gpumem_torch_free_block(void* pointer, size_t* bytes) GPUMEM_NOEXCEPT;
 
 /// Promises more than gpumem_record_use, as PyTorch does: the block is not reused before the work is complete that the
