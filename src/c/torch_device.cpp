@@ -51,7 +51,8 @@ void set_read(gpumem_torch_figure& figure, std::uint64_t now, std::uint64_t& pea
 } // namespace
 
 torch_device::torch_device(int ordinal, gpumem_pool& pool, std::optional<std::size_t> limit)
-    : ordinal_{ordinal}, pool_{pool}, limit_{limit ? *limit : pool_statistics().limit}, mem_pools_{ordinal, pool} {}
+    : ordinal_{ordinal}, pool_{pool}, limit_of_options_{limit ? *limit : pool_statistics().limit},
+      limit_{pool, pool_statistics().limit}, mem_pools_{ordinal, pool, limit_} {}
 
 // A stack may keep no statistics.
 gpumem::statistics torch_device::pool_statistics() {
@@ -62,7 +63,8 @@ gpumem::statistics torch_device::pool_statistics() {
 
 void torch_device::set_fraction(double fraction) {
   auto const bytes = limit_of(fraction, ordinal_);
-  pool_.set_limit(limit_ && bytes ? std::min(limit_, bytes) : std::max(limit_, bytes));
+  auto const most = limit_of_options_;
+  limit_.set(most && bytes ? std::min(most, bytes) : std::max(most, bytes));
 }
 
 std::size_t torch_device::limit_of(double fraction, int ordinal) {
@@ -275,8 +277,8 @@ void torch_device::read_statistics(gpumem_torch_statistics& into) {
   auto const now = pool_statistics();
   support::scoped_lock const held{mutex_};
   auto const& then = at_reset_;
-  into.reserved = {now.reserved + mem_pools_.reserved_elsewhere(), now.peak_reserved,
-                   now.reserved_in_all - then.reserved_in_all,
+  auto const drawn = limit_.drawn();
+  into.reserved = {now.reserved + drawn, now.peak_reserved, now.reserved_in_all - then.reserved_in_all,
                    now.reserved_in_all - now.reserved - (then.reserved_in_all - then.reserved)};
   into.reserved.peak = std::max(into.reserved.peak, into.reserved.current);
   into.pages.allocated = now.upstream_allocations - then.upstream_allocations;
@@ -285,7 +287,7 @@ void torch_device::read_statistics(gpumem_torch_statistics& into) {
   set_read(into.free, now.free + now.cached, peak_free_);
   set_read(into.free_ranges, now.free_ranges, peak_free_ranges_);
   into.largest_free = now.largest_free;
-  into.limit = now.limit;
+  into.limit = drawn > 0 ? limit_.limit() : now.limit;
 }
 
 void torch_device::reset_peaks() {

@@ -6,6 +6,7 @@
 #include "recorded_streams.hpp"
 #include "rounded_blocks.hpp"
 #include "torch_counters.hpp"
+#include "torch_limit.hpp"
 #include "torch_mem_pools.hpp"
 
 #include <atomic>
@@ -29,6 +30,7 @@ public:
   torch_counters& counters() noexcept { return counters_; }
   torch_mem_pools& mem_pools() noexcept { return mem_pools_; }
   /// Sets the most that may be reserved to a fraction of the device's memory, and at most to the limit of the options.
+  /// Memory that pools of PyTorch draw from functions of the caller counts.
   /// Throws std::invalid_argument if the outermost resource is not a pool.
   void set_fraction(double fraction);
   /// Returns the bytes of a fraction of the device's memory, as a limit: 0, no limit, for the whole.
@@ -70,7 +72,8 @@ private:
 
   int const ordinal_;
   gpumem_pool& pool_;
-  std::size_t const limit_;
+  std::size_t const limit_of_options_;
+  torch_limit limit_;
   torch_counters counters_;
   torch_mem_pools mem_pools_;
   rounded_blocks rounded_;

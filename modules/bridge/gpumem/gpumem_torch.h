@@ -102,9 +102,9 @@ gpumem_outcome gpumem_torch_record_block_stream(void* pointer, struct CUstream_s
 /// Lets a device read and write the memory that the pool of the device `accessed` has and gets.
 gpumem_outcome gpumem_torch_open_to(int device, int accessed) GPUMEM_NOEXCEPT;
 
-/// Sets the most that the device's pool may reserve, as a fraction of the device's memory, from 0 to 1, which means no
-/// limit. The smaller of this and the option `limit` counts. If the pool exists already, it must be the outermost
-/// resource of its stack.
+/// Sets the most that PyTorch may have, as a fraction of the device's memory, from 0 to 1, which means no limit. That
+/// holds for the device's pool together with what pools of PyTorch draw from functions of the caller. The smaller of
+/// this and the option `limit` counts. If the pool exists already, it must be the outermost resource of its stack.
 gpumem_outcome gpumem_torch_set_memory_fraction(double fraction, int device) GPUMEM_NOEXCEPT;
 
 /// Writes the fields that both sides know. Only the block's owner may rely on the result.
