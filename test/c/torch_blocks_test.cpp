@@ -45,21 +45,21 @@ struct seen_block {
 TEST_F(torch_blocks, rounded_requests_count_with_their_room) {
   constexpr std::size_t bytes = mib + 100;
   constexpr std::size_t room = 2 * mib;
-  auto* const stream = make_stream(12);
-  auto* const other = make_stream(12);
+  auto* const stream = make_stream(9);
+  auto* const other = make_stream(9);
   void* none = nullptr;
-  EXPECT_EQ(gpumem_torch_allocate_rounded_block(room, bytes, 12, stream, 0, &none), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_EQ(gpumem_torch_allocate_rounded_block(room, bytes, 9, stream, 0, &none), GPUMEM_INVALID_ARGUMENT);
   EXPECT_THAT(gpumem_last_error(), HasSubstr("the room is less than the bytes"));
-  EXPECT_EQ(gpumem_torch_allocate_rounded_block(bytes, room, 12, stream, 0, nullptr), GPUMEM_INVALID_ARGUMENT);
-  EXPECT_EQ(figures(12).blocks[GPUMEM_TORCH_ALL].allocated, 0u);
+  EXPECT_EQ(gpumem_torch_allocate_rounded_block(bytes, room, 9, stream, 0, nullptr), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_EQ(figures(9).blocks[GPUMEM_TORCH_ALL].allocated, 0u);
   for (bool const recorded : {false, true}) {
     seen_block seen{};
-    ASSERT_EQ(gpumem_torch_allocate_rounded_block(bytes, room, 12, stream, 0, &seen.block), GPUMEM_GRANTED);
-    auto* const plain = allocate_block(bytes, 12, stream);
-    auto now = figures(12);
+    ASSERT_EQ(gpumem_torch_allocate_rounded_block(bytes, room, 9, stream, 0, &seen.block), GPUMEM_GRANTED);
+    auto* const plain = allocate_block(bytes, 9, stream);
+    auto now = figures(9);
     EXPECT_EQ(now.bytes[GPUMEM_TORCH_LARGE].current, room + mib + 512);
     EXPECT_EQ(now.requested[GPUMEM_TORCH_ALL].current, 2 * bytes);
-    EXPECT_GE(statistics(12).allocated, room + bytes);
+    EXPECT_GE(statistics(9).allocated, room + bytes);
     gpumem_torch_block found{};
     found.size = sizeof found;
     EXPECT_EQ(gpumem_torch_describe_block(seen.block, &found), GPUMEM_GRANTED);
@@ -76,7 +76,7 @@ TEST_F(torch_blocks, rounded_requests_count_with_their_room) {
     EXPECT_EQ(freed, room);
     EXPECT_EQ(gpumem_torch_free_block(plain, &freed), GPUMEM_GRANTED);
     EXPECT_EQ(freed, bytes);
-    now = figures(12);
+    now = figures(9);
     EXPECT_EQ(now.bytes[GPUMEM_TORCH_ALL].current + now.requested[GPUMEM_TORCH_ALL].current, 0u);
   }
 }
