@@ -41,10 +41,12 @@ torch_cuda::ShareableHandle allocator::shareIpcHandle(void* pointer) {
   std::size_t bytes = 0;
   auto* const base = getBaseAllocation(pointer, &bytes);
   cudaIpcMemHandle_t handle;
-  if (cudaIpcGetMemHandle(&handle, base) != cudaSuccess) {
+  if (auto const failed = cudaIpcGetMemHandle(&handle, base); failed != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
-    TORCH_CHECK(false, "gpumem cannot share memory that is mapped page by page between processes. Install it over "
-                       "chunks instead: gpumem_torch.install(\"pages=off\").");
+    TORCH_CHECK(false,
+                "gpumem: cudaIpcGetMemHandle cannot share this memory between processes: ", cudaGetErrorString(failed),
+                ". It never shares memory that is mapped page by page; over chunks it can: ",
+                "gpumem_torch.install(\"pages=off\").");
   }
   std::string text{version, of_malloc};
   text.append(reinterpret_cast<char const*>(&handle), sizeof handle);

@@ -89,7 +89,8 @@ def _cuda_headers(torch):
                 return folder
             tried.append(f"{folder}: of another CUDA")
     raise BuildError(f"the headers of CUDA {major}'s runtime were not found ({'; '.join(tried)}); install the wheels "
-                     f"nvidia-cuda-runtime and nvidia-cuda-crt of CUDA {major}, or a toolkit, and set CUDA_HOME")
+                     f"nvidia-cuda-runtime and nvidia-cuda-crt of CUDA {torch.version.cuda}, or a toolkit, and set "
+                     "CUDA_HOME")
 
 
 def _version(torch):
