@@ -55,8 +55,8 @@ std::vector<idle_pages::idle_run> idle_pages::find_runs(page_query const& query)
   bool const gone = parts_.device_gone();
   auto const is_idle = [&](block const& range) {
     return gone || std::ranges::all_of(range.uses, [&](stream_use const& use) {
-      return use.completed() || use.timeline == query.in_use_by;
-    });
+             return use.completed() || use.timeline == query.in_use_by;
+           });
   };
   // After promotion all complete ranges are on the ready list, so that a large pool need not visit all its blocks.
   bool const on_one_list =

@@ -95,12 +95,12 @@ bool page_backend::may_move(allocation_request const& request) const noexcept {
 
 // Waits until the work of the request's stream is complete, so that pages that it has freed can move. A program that
 // runs ahead of the device would make new pages instead. Does so only if no other stream uses free memory: otherwise
-// the wait would keep the caller from giving work to those streams. The wait is paid from the time for moves. Returns
-// whether the work is complete.
+// the wait would keep the caller from giving work to those streams. Not for acquire(), which blocks no thread. The wait
+// is paid from the time for moves. Returns whether the work is complete.
 bool page_backend::wait_for_own_work(allocation_request const& request) {
   auto const* const own = &request.key.timeline();
   auto const open = reuse_rules::streams_in_use(false, shard_list::search_order{parts_.shards, *request.shard});
-  if (open.size() != 1 || open.front() != own) return false;
+  if (request.key.queues() != queueing::none || open.size() != 1 || open.front() != own) return false;
   auto const plan = parts_.growth.plan(request, *request.shard, false);
   if (!plan || idle_.find({.wanted = plan->bytes, .excluded = plan->beside, .in_use_by = own}).empty()) return false;
   auto const begin = sync::now();
