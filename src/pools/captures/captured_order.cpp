@@ -34,7 +34,7 @@ struct capture_place {
 // A question about the legacy stream would end captures. The handle of a foreign stream may be dead unless the call has
 // got it; then the stream was asked when it was identified.
 bool may_ask(stream_key const& key) {
-  if (!key.has_handle()) return false;
+  if (!key.has_handle() || !driver_alive()) return false;
   switch (key.timeline().kind()) {
   case stream_kind::own:
   case stream_kind::adopted: return true;
