@@ -140,6 +140,7 @@ export import :guarded_block;
 export import :quarantine;
 export import :hardening;
 export import :pass_through;
+export import :captured_order;
 export import :graph_memory;
 export import :pool_captures;
 export import :pool_base;

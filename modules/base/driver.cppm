@@ -54,6 +54,7 @@ inline constinit std::atomic<bool> driver_gone{false};
   X(stream_begin_capture, cuStreamBeginCapture)                                                                        \
   X(stream_end_capture, cuStreamEndCapture)                                                                            \
   X(graph_destroy, cuGraphDestroy)                                                                                     \
+  X(graph_node_get_dependencies, cuGraphNodeGetDependencies)                                                           \
   X(thread_exchange_stream_capture_mode, cuThreadExchangeStreamCaptureMode)                                            \
   X(event_create, cuEventCreate)                                                                                       \
   X(event_destroy, cuEventDestroy)                                                                                     \

@@ -29,10 +29,15 @@ void record_graph_use(graph_memory& state, void* pointer, stream_ref stream);
 /// normally a pool: the limit is the pool's, and the pool counts each chunk as one live block.
 ///
 /// Reuse: a freed block serves later requests of the stream on which it was freed, at once, in this capture and in
-/// later ones. No other stream gets it, since captured work has no completion that one could test. The order between
-/// that stream and all uses is the caller's, as for each free. A block with a use that `record_use` declares on
-/// another stream is not used again. Nothing records an event or waits, also on the host, and requests never wait:
-/// without memory they are `exhausted`.
+/// later ones. The order between that stream and all uses is the caller's, as for each free, but for uses that
+/// `record_use` declares. Another stream of the capture gets the memory if the dependencies of the graph's nodes order
+/// its next work after the free and all declared uses. Memory that was freed in a capture serves each stream of a
+/// later one, once the end of the first capture is known. Memory that was freed outside a capture serves no other
+/// stream. Nothing records an event or waits, also on the host, and requests never wait: without memory they are
+/// `exhausted`.
+///
+/// Captures: a request may read the dependencies of the captured nodes. So another thread must not add work to the same
+/// capture meanwhile, and no thread may replace the dependencies of a capturing stream.
 ///
 /// Launches: graphs that share one graph memory must be launched in the order of their captures and never at the same
 /// time, because their blocks share addresses.
@@ -61,8 +66,9 @@ public:
     detail::deallocate_unsized(state(), stream, pointer);
   }
 
-  /// Declares that the stream uses the block, and that the free is not ordered after this use. Its memory then serves
-  /// no request any more, unless the same stream frees it. Throws cuda_error, std::invalid_argument, std::bad_alloc.
+  /// Declares that all uses of the block on this stream are enqueued. Its free need not be ordered after them; reuse
+  /// is. After a use outside a capture, or on a fifth stream, the memory serves no request any more, unless the same
+  /// stream frees the block. Throws cuda_error, std::invalid_argument, std::bad_alloc.
   void record_use(void* pointer, stream_ref stream) { detail::record_graph_use(*state_, pointer, stream); }
 
   /// Returns the block, live or free, that holds the address; nullopt if it is not in this memory.

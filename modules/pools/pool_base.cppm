@@ -238,8 +238,8 @@ public:
   /// streams of other captures fail with outcome::capture_unsupported; in the scope none waits.
   ///
   /// `memory` is a graph_resource over this very pool. Its blocks may be freed by the pool or by `memory`, on any
-  /// stream, also after the scope. `find` finds them, and `record_use` keeps their memory from reuse. Other blocks of
-  /// the pool that are freed on a capturing stream are deferred. While a scope is open in the process, gpumem asks the
+  /// stream, also after the scope. `find` and `record_use` serve them as those of graph_resource. Other blocks of the
+  /// pool that are freed on a capturing stream are deferred. While a scope is open in the process, gpumem asks the
   /// driver for the capture of each stream, also of own ones: two driver calls for each allocation and free.
   ///
   /// The stream must live until the scope is closed. If it is `cudaStreamPerThread`, the scope serves its thread only.

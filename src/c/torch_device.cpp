@@ -153,20 +153,34 @@ std::optional<std::size_t> torch_device::free(void* pointer, std::vector<recorde
   auto const found = find_owned(pointer, owner);
   if (!found) return std::nullopt;
   std::erase(users, recorded_streams::stream{found->stream, ordinal_});
-  if (std::ranges::any_of(users, [](auto const& one) { return captures(one.handle); })) {
+  auto const in_capture = std::ranges::count_if(users, [](auto const& one) { return captures(one.handle); });
+  // A graph orders the reuse of its memory after the work of captured streams.
+  if (in_capture > 0 && !(owner.graph && std::cmp_equal(in_capture, users.size()))) {
     support::scoped_lock const held{mutex_};
     waiting_.push_back({pointer, std::move(users)});
     any_waiting_.store(true, std::memory_order_release);
   } else {
     order_after(pointer, owner, users);
-    owner.pool->try_free(pointer);
+    free_on(found->stream, pointer, owner);
   }
   counters_.count_free(requested.value_or(found->bytes), found->bytes);
   return found->bytes;
 }
 
+// The stream of a block lives, so that a capturing one can be asked how far its captured work is.
+void torch_device::free_on(void* stream, void* pointer, torch_mem_pools::memory const& owner) {
+  stream_ref const on{static_cast<CUstream>(stream)};
+  if (!owner.graph || !captures(on.get())) {
+    owner.pool->try_free(pointer);
+    return;
+  }
+  std::optional<device_guard> current; // a default stream belongs to the current device
+  if (is_default(on.get())) current.emplace(device{ordinal_});
+  owner.pool->free(on, pointer, std::nullopt);
+}
+
 // Makes the reuse of the block wait for the work that the streams have been given so far. Waits on the host for streams
-// after which the reuse cannot be ordered, as for all where the block is graph memory.
+// after which the reuse cannot be ordered, as for those outside a capture where the block is graph memory.
 void torch_device::order_after(void* pointer, torch_mem_pools::memory const& owner,
                                std::vector<recorded_streams::stream> const& users) {
   for (auto const& each : users) {
@@ -174,7 +188,7 @@ void torch_device::order_after(void* pointer, torch_mem_pools::memory const& own
     device_guard const scope{where};
     stream_ref const on{static_cast<CUstream>(each.handle)};
     try {
-      if (!owner.graph) {
+      if (!owner.graph || captures(each.handle)) {
         owner.pool->record_use(pointer, on);
         continue;
       }

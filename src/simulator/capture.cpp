@@ -10,15 +10,38 @@ namespace simulated {
 capture::member& capture::enter(const stream_ptr& on) {
   for (member& present : members)
     if (present.on == on) return present;
-  return members.emplace_back(member{on, 0, {}});
+  return members.emplace_back(member{on, 0, {}, {}, {}});
 }
 
-void capture::add(const stream_ptr& on, operation&& node) {
+void capture::add(const stream_ptr& on, operation&& node, graph_nodes& all) {
   member& place = enter(on);
+  auto edges = std::make_shared<graph_node>();
+  edges->dependencies = std::move(place.dependencies);
+  edges->edges = std::move(place.edges);
+  edges->is_kernel = node.is_kernel;
+  for (std::size_t i = 0; i < edges->edges.size() && node.may_overlap; ++i) {
+    const auto* before = all.find(edges->dependencies[i]);
+    if (before == nullptr || !(*before)->is_kernel) continue;
+    edges->edges[i].from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+    edges->edges[i].type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+  }
+  const auto handle = static_cast<CUgraphNode>(all.insert(std::move(edges)));
+  made->handles.push_back(handle);
+  place.dependencies = {handle};
+  place.edges = {CUgraphEdgeData{}};
   const auto index = static_cast<std::uint32_t>(&place - members.data());
   place.order.set(index, ++place.nodes);
   places.push_back({index, place.nodes});
   made->nodes.push_back(std::move(node));
+}
+
+void capture::depend(const stream_ptr& on, const std::vector<CUgraphNode>& nodes) {
+  member& place = enter(on);
+  for (const CUgraphNode node : nodes) {
+    if (std::find(place.dependencies.begin(), place.dependencies.end(), node) != place.dependencies.end()) continue;
+    place.dependencies.push_back(node);
+    place.edges.push_back({});
+  }
 }
 
 std::optional<capture::clash> capture::clash_of(const stream_ptr& on, const operation& node) {

@@ -8,21 +8,33 @@
 #include <vector>
 
 #include "driver_api.hpp"
+#include "handle_table.hpp"
 #include "report.hpp"
 #include "stream.hpp"
 
 namespace simulated {
 
+/// The edges to a node of a graph.
+struct graph_node {
+  std::vector<CUgraphNode> dependencies;
+  std::vector<CUgraphEdgeData> edges; // of each dependency
+  bool is_kernel = false;
+};
+using graph_nodes = handle_table<graph_node>;
+
 /// Captured work. It is launched as one operation that touches all bytes that its nodes touch.
 struct graph {
   std::vector<operation> nodes;
+  std::vector<CUgraphNode> handles; // of the nodes
 };
 
 struct capture {
   struct member {
     stream_ptr on;
     std::uint64_t nodes = 0;
-    vector_clock order; // component i counts the nodes of members[i]
+    vector_clock order;                    // component i counts the nodes of members[i]
+    std::vector<CUgraphNode> dependencies; // of the stream's next node
+    std::vector<CUgraphEdgeData> edges;    // of each dependency
   };
 
   std::uint64_t id = 0;
@@ -49,7 +61,10 @@ struct capture {
   member& enter(const stream_ptr& on);
 
   /// Adds an operation to the graph instead of enqueuing it.
-  void add(const stream_ptr& on, operation&& node);
+  void add(const stream_ptr& on, operation&& node, graph_nodes& all);
+
+  /// Makes the stream's next node depend on these nodes too.
+  void depend(const stream_ptr& on, const std::vector<CUgraphNode>& nodes);
 
   /// Returns the first clash of a node that the stream is about to add. Within one launch the graph runs such nodes at
   /// the same time.

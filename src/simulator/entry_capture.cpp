@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "entry.hpp"
 
@@ -39,6 +40,7 @@ CUresult end(simulation& device, const stream_ptr& on, CUgraph* made) {
   }
   std::erase(device.captures, open);
   for (const auto& member : open->members) member.on->capturing.reset();
+  if (open->invalid || !open->joined()) device.forget_nodes(*open->made);
   if (open->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (!open->joined()) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
   if (made != nullptr) *made = static_cast<CUgraph>(device.graphs.insert(open->made));
@@ -50,6 +52,14 @@ CUresult instantiate(simulation& device, CUgraphExec* made, CUgraph handle) {
   if (source == nullptr || made == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *made = static_cast<CUgraphExec>(device.executables.insert(std::make_shared<graph>(**source)));
   return CUDA_SUCCESS;
+}
+
+/// Tells a list as the functions of graphs do: only its length if `to` is null. Otherwise as much of it as the caller
+/// has room for, and zeros in the rest of the room.
+template <class T> void tell(const std::vector<T>& list, T* to, std::size_t* count) {
+  const std::size_t room = to == nullptr ? 0 : *count;
+  *count = to == nullptr ? list.size() : std::min(room, list.size());
+  for (std::size_t i = 0; i < room; ++i) to[i] = i < list.size() ? list[i] : T{};
 }
 
 /// Returns one operation that does the work of all nodes, in the order in which they were captured.
@@ -102,6 +112,11 @@ CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, 
     if (dependencies != nullptr) *dependencies = nullptr;
     if (edges != nullptr) *edges = nullptr;
     if (count != nullptr) *count = 0;
+    if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_SUCCESS;
+    const capture::member& now = on->capturing->enter(on);
+    if (dependencies != nullptr) *dependencies = now.dependencies.data();
+    if (edges != nullptr) *edges = now.edges.data();
+    if (count != nullptr) *count = now.dependencies.size();
     return CUDA_SUCCESS;
   });
 }
@@ -123,8 +138,25 @@ CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
   return enter<"cuGraphGetNodes">([&](simulation& device) {
     const auto* source = device.graphs.find(handle);
     if (source == nullptr || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (nodes != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
-    *count = (*source)->nodes.size();
+    tell((*source)->handles, nodes, count);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGraphNodeGetDependencies(CUgraphNode handle, CUgraphNode* dependencies, CUgraphEdgeData* edges,
+                                    size_t* count) {
+  return enter<"cuGraphNodeGetDependencies">([&](simulation& device) {
+    const auto* found = device.nodes.find(handle);
+    if (found == nullptr || count == nullptr || (edges != nullptr && dependencies == nullptr))
+      return CUDA_ERROR_INVALID_VALUE;
+    const graph_node& node = **found;
+    const bool plain = std::all_of(node.edges.begin(), node.edges.end(), [](const CUgraphEdgeData& each) {
+      return each.type == CU_GRAPH_DEPENDENCY_TYPE_DEFAULT;
+    });
+    if (!plain && edges == nullptr && dependencies != nullptr) return CUDA_ERROR_LOSSY_QUERY;
+    size_t room = *count;
+    if (edges != nullptr) tell(node.edges, edges, &room);
+    tell(node.dependencies, dependencies, count);
     return CUDA_SUCCESS;
   });
 }
@@ -139,7 +171,9 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream) {
 
 CUresult cuGraphDestroy(CUgraph handle) {
   return enter<"cuGraphDestroy">([&](simulation& device) {
-    if (device.graphs.find(handle) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const auto* gone = device.graphs.find(handle);
+    if (gone == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    device.forget_nodes(**gone);
     device.graphs.erase(handle);
     return CUDA_SUCCESS;
   });

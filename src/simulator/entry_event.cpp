@@ -32,6 +32,7 @@ CUresult record_on(simulation& device, event& marked, const stream_ptr& on) {
     if (on->capturing->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     marked.captured = on->capturing;
     marked.captured_order = on->capturing->enter(on).order;
+    marked.covered = on->capturing->enter(on).dependencies;
     return CUDA_SUCCESS;
   }
   marked.captured.reset();
@@ -57,6 +58,7 @@ CUresult join_capture(simulation& device, const stream_ptr& on, const event& awa
   }
   on->capturing = awaited.captured;
   open.enter(on).order.join(awaited.captured_order);
+  open.depend(on, awaited.covered);
   return CUDA_SUCCESS;
 }
 

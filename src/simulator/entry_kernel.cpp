@@ -39,13 +39,16 @@ void tell_of_kernels(const char* call) {
                call);
 }
 
-template <entry_name Name> CUresult launch(CUstream stream, const void* function, bool sizes_are_good) {
+template <entry_name Name>
+CUresult launch(CUstream stream, const void* function, bool sizes_are_good, bool may_overlap = false) {
   return enter_on<Name>(stream, [&](simulation& device, const stream_ptr& on) {
     if (!sizes_are_good) return CUDA_ERROR_INVALID_VALUE;
     if (!alive(device, function)) return CUDA_ERROR_INVALID_HANDLE;
     tell_of_kernels(Name.text);
     operation work;
     work.action = "kernel";
+    work.is_kernel = true;
+    work.may_overlap = may_overlap;
     work.duration = nominal_duration;
     return device.enqueue(on, std::move(work));
   });
@@ -131,7 +134,12 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const bool sizes_are_good = config->gridDimX != 0 && config->gridDimY != 0 && config->gridDimZ != 0 &&
                               config->blockDimX != 0 && config->blockDimY != 0 && config->blockDimZ != 0;
-  return launch<"cuLaunchKernelEx">(config->hStream, function, sizes_are_good);
+  bool may_overlap = false;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+      may_overlap = config->attrs[i].value.programmaticStreamSerializationAllowed != 0;
+  }
+  return launch<"cuLaunchKernelEx">(config->hStream, function, sizes_are_good, may_overlap);
 }
 
 } // extern "C"

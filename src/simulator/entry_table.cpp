@@ -56,6 +56,10 @@ CUresult capture_info_without_edges(CUstream stream, CUstreamCaptureStatus* stat
   return cuStreamGetCaptureInfo(stream, status, id, graph, dependencies, nullptr, count);
 }
 
+CUresult dependencies_without_edges(CUgraphNode node, CUgraphNode* dependencies, size_t* count) {
+  return cuGraphNodeGetDependencies(node, dependencies, nullptr, count);
+}
+
 CUresult proc_address_without_status(const char* name, void** function, int version, cuuint64_t flags) {
   return cuGetProcAddress(name, function, version, flags, nullptr);
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "driver_api.hpp"
 #include "stream.hpp"
@@ -18,6 +19,7 @@ struct event {
   std::shared_ptr<record> last;      // null: never recorded; a query then returns success
   std::shared_ptr<capture> captured; // the capture in which it was last recorded
   vector_clock captured_order;       // the nodes of the capture that it covers
+  std::vector<CUgraphNode> covered;  // those on which the next node after it depends
   bool never_next = false;           // the next record is to have the fault `never`
 };
 

@@ -73,6 +73,7 @@ bool simulation::reset(const gpumem_simulator_options& options) {
   streams.clear();
   events.clear();
   graphs.clear();
+  nodes.clear();
   executables.clear();
   modules.clear();
   captures.clear();
@@ -252,7 +253,11 @@ void simulation::destroy(context& home) {
     retired_.push_back(on);
   }
   std::erase_if(active_, [&](const stream_ptr& on) { return on->home == &home; });
-  std::erase_if(captures, [&](const auto& open) { return open->members.front().on->home == &home; });
+  std::erase_if(captures, [&](const auto& open) {
+    if (open->members.front().on->home != &home) return false;
+    forget_nodes(*open->made);
+    return true;
+  });
   forget_streams(home);
   pools.drop(home);
   const actor who = host_point("destruction of the context");

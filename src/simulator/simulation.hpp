@@ -127,6 +127,8 @@ public:
   [[nodiscard]] bool legacy_meets_capture(const stream& on) const;
   /// Adds work to the capture of its stream. Reports an earlier node without order that touches the same bytes.
   CUresult add_to_capture(const stream_ptr& on, operation&& work);
+  /// Ends the nodes of a graph, whose handles are used again.
+  void forget_nodes(const graph& gone);
   std::vector<std::shared_ptr<capture>> captures; // not ended yet
   std::uint64_t captures_made = 0;
 
@@ -144,6 +146,7 @@ public:
   handle_table<stream> streams;
   handle_table<event> events;
   handle_table<graph> graphs;
+  graph_nodes nodes;
   handle_table<graph> executables;
   handle_table<int> modules; // modules, libraries, kernels and functions; they are never run
   std::vector<std::unique_ptr<context>> primaries;

@@ -47,8 +47,12 @@ CUresult simulation::add_to_capture(const stream_ptr& on, operation&& work) {
                   "unordered access in a captured graph to " + describe(bytes) + ": " + describe(later) +
                       " is not ordered after " + describe(found->earlier)});
   }
-  open.add(on, std::move(work));
+  open.add(on, std::move(work), nodes);
   return CUDA_SUCCESS;
+}
+
+void simulation::forget_nodes(const graph& gone) {
+  for (const CUgraphNode each : gone.handles) nodes.erase(each);
 }
 
 bool simulation::legacy_breaks_capture(const stream& on) {

@@ -72,6 +72,8 @@ struct operation {
   std::shared_ptr<flag_wait> flag;
   std::function<void()> run;
   std::vector<touched> touches;
+  bool is_kernel = false;
+  bool may_overlap = false; // a programmatic launch: perhaps runs beside the kernel before it
 
   /// Returns whether everything that it waits for is done.
   [[nodiscard]] bool ready() const noexcept;

@@ -1,6 +1,6 @@
-// Pools of PyTorch: which allocations they serve, memory of graphs, memory of the caller's functions, ranges.
+// Pools of PyTorch: which allocations they serve, memory of the caller's functions, ranges.
 // SPDX-License-Identifier: Apache-2.0
-#include "torch_fixture.hpp"
+#include "torch_pools_fixture.hpp"
 
 #include <algorithm>
 #include <thread>
@@ -9,75 +9,7 @@
 
 namespace {
 
-using id = gpumem_torch_pool_id;
-constexpr auto promises = GPUMEM_TORCH_STREAM_LIVES + GPUMEM_TORCH_DEVICE_CURRENT;
-
-class torch_mem_pools : public torch_blocks {
-protected:
-  void SetUp() override {
-    torch_blocks::SetUp();
-    stream = make_stream(device);
-  }
-  void TearDown() override {
-    empty_until([] { return figures(device).reserved.current == 0; });
-    EXPECT_EQ(figures(device).reserved.current, 0u);
-    EXPECT_EQ(figures(device).blocks[GPUMEM_TORCH_ALL].current, 0u);
-    torch_blocks::TearDown();
-  }
-
-  /// Memory of a pool that ends may go back on gpumem's own thread.
-  template <class Done> static void empty_until(Done done) {
-    auto const deadline = std::chrono::steady_clock::now() + std::chrono::seconds{20};
-    while (!done() && std::chrono::steady_clock::now() < deadline) {
-      empty_cache();
-      std::this_thread::sleep_for(milliseconds{1});
-    }
-  }
-  static constexpr auto everything = [](CUstream) { return true; };
-  static void begin(id pool, std::function<bool(CUstream)> filter = everything) {
-    gpumem_torch_begin_allocate_to_pool(device, pool, std::move(filter));
-  }
-  static void end(id pool) { gpumem_torch_end_allocate_to_pool(device, pool); }
-  static void release(id pool) { gpumem_torch_release_pool(device, pool); }
-  static int uses(id pool) {
-    int count = -1;
-    EXPECT_EQ(gpumem_torch_pool_use_count(device, pool, &count), GPUMEM_GRANTED) << gpumem_last_error();
-    return count;
-  }
-  void* block(std::size_t bytes) const { return allocate_block(bytes, device, stream, promises); }
-  static id pool_of(void const* pointer) {
-    gpumem_torch_block found{};
-    found.size = sizeof found;
-    EXPECT_EQ(gpumem_torch_describe_block(pointer, &found), GPUMEM_GRANTED);
-    EXPECT_EQ(found.device, device);
-    return {found.pool[0], found.pool[1]};
-  }
-  void begin_capture() const {
-    ASSERT_EQ(driver<decltype(&cuStreamBeginCapture)>("cuStreamBeginCapture_v2")(stream, CU_STREAM_CAPTURE_MODE_GLOBAL),
-              CUDA_SUCCESS);
-  }
-  /// Makes the second stream wait for the first one.
-  static void join(CUstream from, CUstream to) {
-    CUevent event = nullptr;
-    ASSERT_EQ(driver<decltype(&cuEventCreate)>("cuEventCreate")(&event, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
-    ASSERT_EQ(driver<decltype(&cuEventRecord)>("cuEventRecord")(event, from), CUDA_SUCCESS);
-    ASSERT_EQ(driver<decltype(&cuStreamWaitEvent)>("cuStreamWaitEvent")(to, event, 0), CUDA_SUCCESS);
-    ASSERT_EQ(driver<decltype(&cuEventDestroy)>("cuEventDestroy_v2")(event), CUDA_SUCCESS);
-  }
-  CUgraph end_capture() const {
-    CUgraph graph = nullptr;
-    EXPECT_EQ(driver<decltype(&cuStreamEndCapture)>("cuStreamEndCapture")(stream, &graph), CUDA_SUCCESS);
-    EXPECT_NE(graph, nullptr) << "a call has ended the capture";
-    return graph;
-  }
-  static void destroy_graph(CUgraph graph) {
-    EXPECT_EQ(driver<decltype(&cuGraphDestroy)>("cuGraphDestroy")(graph), CUDA_SUCCESS);
-  }
-
-  static constexpr int device = 1;
-  CUstream stream = nullptr;
-  id const first{0, 1}, second{0, 2};
-};
+class torch_mem_pools : public torch_pools {};
 
 TEST_F(torch_mem_pools, pools_serve_the_streams_of_their_filters_the_newest_first) {
   begin(first);
@@ -136,58 +68,6 @@ TEST_F(torch_mem_pools, pools_live_until_they_have_neither_uses_nor_blocks) {
   EXPECT_EQ(gpumem_torch_empty_pool(device, first), GPUMEM_GRANTED);
   int count = 0;
   EXPECT_EQ(gpumem_torch_pool_use_count(device, first, &count), GPUMEM_INVALID_ARGUMENT);
-}
-
-// Memory that a capture gets stays the graph's, and is reused in the order of its stream within the pool.
-TEST_F(torch_mem_pools, captures_get_memory_that_stays) {
-  auto* const before = block(mib);
-  std::vector<CUgraph> graphs;
-  std::vector<void*> addresses;
-  for (int i = 0; i < 2; ++i) {
-    begin(first);
-    begin_capture();
-    auto* const one = block(4 * mib);
-    free_block(one);
-    auto* const two = block(4 * mib);
-    EXPECT_EQ(one, two);
-    EXPECT_EQ(pool_of(two), first);
-    if (i == 0) free_block(before); // of memory outside
-    gpumem_torch_empty_cache();
-    graphs.push_back(end_capture());
-    end(first);
-    addresses.push_back(two);
-    free_block(two);
-  }
-  EXPECT_EQ(addresses[0], addresses[1]);
-  empty_cache();
-  EXPECT_GE(figures(device).reserved.current, 4 * mib) << "the graphs may be launched";
-  release(first);
-  release(first);
-  for (auto* const each : graphs) destroy_graph(each);
-}
-
-TEST_F(torch_mem_pools, blocks_with_recorded_streams_wait_for_the_end_of_a_capture) {
-  auto* const side = make_stream(device);
-  auto* const outside = block(3 * mib);
-  ASSERT_EQ(gpumem_torch_record_block_stream(outside, side, -1), GPUMEM_GRANTED);
-  begin(first);
-  begin_capture();
-  join(stream, side);
-  auto* const inside = block(3 * mib);
-  ASSERT_EQ(gpumem_torch_record_block_stream(inside, side, -1), GPUMEM_GRANTED);
-  free_block(outside);
-  free_block(inside);
-  EXPECT_EQ(figures(device).blocks[GPUMEM_TORCH_ALL].current, 0u);
-  auto* const next = block(3 * mib);
-  EXPECT_NE(next, inside);
-  join(side, stream);
-  auto* const graph = end_capture();
-  end(first);
-  free_block(next);
-  free_block(block(1000)); // completes the frees
-  EXPECT_EQ(statistics(device).live, figures(device).reserved.current - figures(device).free.current);
-  release(first);
-  destroy_graph(graph);
 }
 
 struct functions {
@@ -305,44 +185,6 @@ TEST_F(torch_mem_pools, memory_of_a_pool_serves_requests_that_find_none) {
   gpumem_torch_memory_fraction(1, device);
   release(first);
   release(first);
-}
-
-// A program goes back to an earlier state of its captures.
-TEST_F(torch_mem_pools, blocks_of_a_graph_are_restored) {
-  begin(first);
-  begin_capture();
-  auto* const kept = block(3 * mib);
-  auto* const gone = block(1000);
-  std::vector<gpumem_range> live;
-  auto const visit = [](void* to, gpumem_range const* one, unsigned long long a, unsigned long long b) {
-    if (one->live && a == 0 && b == 1) static_cast<std::vector<gpumem_range>*>(to)->push_back(*one);
-  };
-  ASSERT_EQ(gpumem_torch_visit_ranges(device, visit, &live), GPUMEM_GRANTED);
-  EXPECT_EQ(live.size(), 2u);
-  free_block(gone);
-  auto* const later = block(500);
-  auto* const more = block(7 * mib);
-  static std::vector<std::pair<void*, int>> changes;
-  changes.clear();
-  auto const changed = [](void*, gpumem_range const* one, int now) { changes.emplace_back(one->base, now); };
-  ASSERT_EQ(gpumem_torch_restore_pool(device, first, live.data(), live.size(), changed, nullptr), GPUMEM_GRANTED)
-      << gpumem_last_error();
-  EXPECT_EQ(changes.size(), 5u);
-  EXPECT_EQ(std::ranges::count(changes, std::pair{static_cast<void*>(more), 0}), 1);
-  EXPECT_EQ(std::ranges::count(changes, std::pair{static_cast<void*>(later), 0}), 1);
-  EXPECT_EQ(std::ranges::count(changes, std::pair{static_cast<void*>(gone), 1}), 1);
-  EXPECT_EQ(figures(device).requested[GPUMEM_TORCH_ALL].current, 3 * mib + 1000);
-  EXPECT_EQ(gpumem_torch_free_block(more, nullptr), GPUMEM_INVALID_ARGUMENT);
-  auto* const graph = end_capture();
-  end(first);
-  live[0].base = static_cast<char*>(live[0].base) + 256; // overlaps the other
-  EXPECT_EQ(gpumem_torch_restore_pool(device, second, live.data(), live.size(), changed, nullptr),
-            GPUMEM_INVALID_ARGUMENT);
-  EXPECT_EQ(gpumem_torch_restore_pool(device, first, nullptr, 1, changed, nullptr), GPUMEM_INVALID_ARGUMENT);
-  free_block(kept);
-  free_block(gone);
-  release(first);
-  destroy_graph(graph);
 }
 
 TEST_F(torch_mem_pools, ranges_show_each_byte_once_with_its_pool) {

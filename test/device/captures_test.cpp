@@ -128,6 +128,46 @@ TEST_F(captures_on_device, graphs_that_share_memory_find_their_stamps) {
   launch_often(pool, graphs, b());
 }
 
+TEST_F(captures_on_device, streams_that_the_graph_orders_share_memory) {
+  pool_resource pool{device{0}};
+  graph_resource memory{pool};
+  std::vector<launched_graph> graphs;
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    auto const scope = pool.capture(memory, a());
+    begin(a());
+    auto* const p = pool.allocate(a(), 8 * MiB);
+    stamp_and_check(a(), p, 8 * MiB, 10 * i);
+    pool.deallocate(a(), p, 8 * MiB);
+    order(a(), b());
+    auto* const q = pool.allocate(b(), 8 * MiB);
+    EXPECT_EQ(q, p) << "b comes after a";
+    stamp_and_check(b(), q, 8 * MiB, 10 * i + 1);
+    auto* const beside = pool.allocate(a(), 8 * MiB);
+    EXPECT_NE(beside, q);
+    stamp_and_check(a(), beside, 8 * MiB, 10 * i + 2);
+
+    auto* const read = pool.allocate(a(), 4 * MiB);
+    stamp::write(a().get(), read, 4 * MiB, 10 * i + 3);
+    order(a(), b());
+    stamp::check(b().get(), read, 4 * MiB, 10 * i + 3, wrong_, spin);
+    pool.record_use(read, b());
+    pool.deallocate(a(), read, 4 * MiB);
+    auto* const other = pool.allocate(a(), 4 * MiB);
+    EXPECT_NE(other, read) << "b reads it beside a";
+    stamp_and_check(a(), other, 4 * MiB, 10 * i + 4);
+    order(b(), a());
+    auto* const again = pool.allocate(a(), 4 * MiB);
+    EXPECT_EQ(again, read) << "a comes after b";
+    stamp_and_check(a(), again, 4 * MiB, 10 * i + 5);
+    for (auto* const each : {q, beside}) pool.deallocate(a(), each, 8 * MiB);
+    for (auto* const each : {other, again}) pool.deallocate(a(), each, 4 * MiB);
+    graphs.push_back(end(a()));
+  }
+  EXPECT_EQ(memory.statistics().upstream_allocations, 4u) << "later captures use the same memory";
+  EXPECT_GE(memory.statistics().reuse_ordered, 8u);
+  launch_often(pool, graphs, a());
+}
+
 TEST_F(captures_on_device, scope_serves_raw_and_adopted_streams_and_those_that_join) {
   pool_resource pool{device{0}, {.limit = 64 * MiB}};
   graph_resource memory{pool};

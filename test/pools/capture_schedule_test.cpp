@@ -1,5 +1,5 @@
-// Random captures of several threads in scopes of one pool, under schedules: each capture stays valid, and each launch
-// of a graph finds in its memory what it has written.
+// Random captures of several threads in scopes of one pool, under schedules: each capture stays valid, no two nodes
+// without an order use the same bytes, and each launch of a graph finds in its memory what it has written.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/schedule_seeds.hpp"
 
@@ -92,6 +92,7 @@ public:
     }
     if (auto const now = memory_.statistics(); now.live + now.allocated > 0) fail("a graph memory counts live bytes");
     taken["ranges that were used again"] += static_cast<int>(memory_.statistics().reuse_same_stream);
+    taken["ranges of other streams"] += static_cast<int>(memory_.statistics().reuse_ordered);
     taken["chunks of graph memories"] += static_cast<int>(memory_.statistics().upstream_allocations);
   }
   std::string const& failure() const { return failure_; }
@@ -112,8 +113,9 @@ private:
     simulator::work(streams_.at(block.on), {simulator::write(block.data, block.bytes)}, std::chrono::microseconds{2},
                     [=] { stamp(block, with); });
   }
-  void check(live_block const& block, std::uint8_t expected) {
-    simulator::work(streams_.at(block.on), {simulator::read(block.data, block.bytes)}, std::chrono::microseconds{2},
+  void check(live_block const& block, std::uint8_t expected) { check(block, expected, block.on); }
+  void check(live_block const& block, std::uint8_t expected, std::size_t on) {
+    simulator::work(streams_.at(on), {simulator::read(block.data, block.bytes)}, std::chrono::microseconds{2},
                     [=, this] {
                       auto const* const seen = static_cast<std::uint8_t const*>(block.data);
                       for (auto const at : {std::size_t{0}, block.bytes / 2, block.bytes - 1})
@@ -159,7 +161,7 @@ private:
     if (!early) scope.emplace(pool_.capture(memory_, streams_.own));
     joined_ = {true, false, false, false};
     written_.clear();
-    for (auto i = 4 + chance_() % 12; i > 0; --i) step_in_capture();
+    for (auto i = 4 + chance_() % 28; i > 0; --i) step_in_capture();
     for (std::size_t i = 1; i < thread_streams::count; ++i)
       if (joined_[i]) order(i, 0);
     CUgraph graph = nullptr;
@@ -184,9 +186,11 @@ private:
       joined_[on] = true;
       ++taken["streams that joined"];
     }
-    switch (chance_() % 8) {
-    case 0: return free_inside(on);
+    switch (chance_() % 10) {
+    case 0:
+    case 8: return free_inside(on);
     case 1: return free_outside(on);
+    case 9: return use_elsewhere(on);
     case 2: order(on, chance_() % thread_streams::count == 0 || !joined_[1] ? 0 : 1); return;
     case 3:
       if (!written_.empty()) {
@@ -212,6 +216,17 @@ private:
     write(block, with);
     written_.emplace_back(block, with);
     inside_.push_back(block);
+  }
+  // Uses a block on another stream. The block's stream then waits for that, or the use is declared.
+  void use_elsewhere(std::size_t on) {
+    if (written_.empty()) return;
+    auto const& [block, stamped] = written_[chance_() % written_.size()];
+    if (!joined_[block.on] || block.on == on) return;
+    order(block.on, on);
+    check(block, stamped, on);
+    if (chance_() % 2) return order(on, block.on);
+    pool_.record_use(block.data, streams_.at(on));
+    ++taken["declared uses"];
   }
   // Frees a block of graph memory on its stream, or on another one that is ordered after it.
   void free_inside(std::size_t on) {
@@ -294,7 +309,7 @@ TEST(capture_schedule, captures_stay_valid_and_graphs_find_their_stamps) {
   for (auto const* const path :
        {"captures in global mode", "captures in other modes", "streams that joined", "requests without memory",
         "frees on another stream", "frees on the block's stream", "deferred frees", "launches",
-        "ranges that were used again", "chunks of graph memories"})
+        "ranges that were used again", "ranges of other streams", "declared uses", "chunks of graph memories"})
     EXPECT_GT(taken[path], 0) << path;
 }
 

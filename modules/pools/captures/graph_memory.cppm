@@ -5,6 +5,7 @@ module;
 export module gpumem:graph_memory;
 import :block;
 import :block_info;
+import :captured_order;
 import :chunk;
 import :cuda;
 import :device;
@@ -18,15 +19,18 @@ import :shared_state;
 import :std;
 import :stream;
 import :stream_timeline;
+import :stream_uses;
 import :sync;
 
 namespace gpumem::detail {
 
 export class graph_memory_list;
 
-/// The state of a graph_resource: chunks of an upstream, which never go back before its end. A freed range serves only
-/// the stream that freed it, at once and without a test of completion, since captured work completes at each replay.
-/// Records no event, queries none, and waits for none. Any thread.
+/// The state of a graph_resource: chunks of an upstream, which never go back before its end. A freed range serves the
+/// stream that freed it, at once and without a test of completion, since captured work completes at each replay.
+/// Another stream of the capture gets it if the graph orders its next work after all uses of the range. The uses of a
+/// range have numbers of captured_order as their epochs. Records no event, queries none, and waits for none. Any
+/// thread.
 export class graph_memory final : public shared_state {
 public:
   explicit graph_memory(std::unique_ptr<pool_upstream> upstream);
@@ -39,7 +43,8 @@ public:
     free_or_report(key, pointer, bytes);
   }
   inline void deallocate(stream_key const& key, void* pointer) noexcept { free_or_report(key, pointer, std::nullopt); }
-  /// The memory of the block is not used again, unless the declared stream is also the one that frees it.
+  /// Ends a use of the block on the stream. If this is not inside a capture, the memory is not used again, unless the
+  /// same stream frees the block.
   void record_use(stream_key const& key, void* pointer) noexcept;
   inline std::optional<device> where() const noexcept { return device_; }
   /// Gives nothing back: captured graphs may use all of it.
@@ -67,6 +72,13 @@ private:
   ~graph_memory() override;
   void* take(stream_key const& key, std::size_t bytes, std::size_t alignment)
       __attribute__((requires_capability(mutex_)));
+  // A range that the stream may use, and the place of the block in it; without a range there is none.
+  struct fit {
+    block* range = nullptr;
+    std::size_t offset = 0;
+  };
+  fit find_ordered(stream_key const& key, std::size_t bytes, std::size_t alignment)
+      __attribute__((requires_capability(mutex_)));
   expected<void*, failure> grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   expected<chunk, failure> draw(std::size_t bytes, std::size_t alignment) noexcept;
   bool add(chunk const& drawn) noexcept;
@@ -77,7 +89,9 @@ private:
   free_outcome free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   free_outcome report(stream_key const& key, void const* pointer, std::optional<std::size_t> bytes) const noexcept
       __attribute__((requires_capability(mutex_)));
-  void end_use(block& freed, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
+  void end_use(block& used, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
+  void add_use(block& used, stream_use const& use) noexcept __attribute__((requires_capability(mutex_)));
+  void drop_unused_ends() __attribute__((requires_capability(mutex_)));
   void keep_timeline(stream_timeline& timeline) __attribute__((requires_capability(mutex_)));
   block* find_containing(void const* pointer) const noexcept __attribute__((requires_capability(mutex_)));
   void free_everything() __attribute__((requires_capability(mutex_)));
@@ -91,6 +105,7 @@ private:
   range_allocator ranges_ __attribute__((guarded_by(mutex_)));
   std::vector<std::unique_ptr<chunk>> chunks_ __attribute__((guarded_by(mutex_)));
   std::set<stream_timeline*> timelines_ __attribute__((guarded_by(mutex_))); // none serves another stream meanwhile
+  captured_order order_ __attribute__((guarded_by(mutex_)));
   statistics counts_ __attribute__((guarded_by(mutex_)));
   graph_memory_list* listed_in_ = nullptr; // set once, under the lock of the list
   list_links<graph_memory> links_;

@@ -44,8 +44,6 @@ inline constexpr std::size_t largest_small = small_chunk / 2;    // larger reque
 // The first granule of each chunk is never given out. So no block begins at an address at which a live block of the
 // upstream begins, and a free through the upstream's handle can tell the two apart.
 inline constexpr std::size_t header = granule;
-// All uses have one epoch: the order within a stream is that of the calls.
-inline constexpr epoch any_epoch = 1;
 
 std::optional<device> device_of_upstream(pool_upstream const& upstream) {
   auto const ordinal = upstream.device();
@@ -87,27 +85,31 @@ expected<void*, failure> graph_memory::try_allocate(stream_key const& key, std::
   return result;
 }
 
-// Returns null if no range fits: the ranges that this stream has freed come first, then memory without any use.
+// Returns null if no range fits. The ranges that this stream has freed come first, then those that the graph orders
+// before its next work, then memory without any use.
 void* graph_memory::take(stream_key const& key, std::size_t bytes, std::size_t alignment) {
   auto const rounded = (bytes + granule - 1) & ~(granule - 1);
   auto& timeline = key.timeline();
   keep_timeline(timeline);
-  auto* const own = ranges_.lists().find(timeline);
-  for (auto* const list : {own, &ranges_.lists().ready()}) {
-    std::size_t offset = 0;
-    auto* const range = list ? list->bins().find(rounded, std::max(alignment, granule), offset) : nullptr;
-    if (!range) continue;
-    auto& taken = ranges_.split_off(*range, offset, rounded);
-    taken.requested = bytes;
-    taken.stream = &timeline;
-    counts_.reuse_same_stream += list == own;
-    ++counts_.allocations;
-    counts_.live += bytes;
-    counts_.peak_live = std::max(counts_.peak_live, counts_.live);
-    counts_.allocated += rounded;
-    return taken.pointer();
-  }
-  return nullptr;
+  alignment = std::max(alignment, granule);
+  auto const* const own = ranges_.lists().find(timeline);
+  fit found;
+  if (own) found.range = own->bins().find(rounded, alignment, found.offset);
+  bool const same_stream = found.range;
+  if (!found.range) found = find_ordered(key, rounded, alignment);
+  bool const ordered = found.range && !same_stream;
+  if (!found.range) found.range = ranges_.lists().ready().bins().find(rounded, alignment, found.offset);
+  if (!found.range) return nullptr;
+  auto& taken = ranges_.split_off(*found.range, found.offset, rounded);
+  taken.requested = bytes;
+  taken.stream = &timeline;
+  counts_.reuse_same_stream += same_stream;
+  counts_.reuse_ordered += ordered;
+  ++counts_.allocations;
+  counts_.live += bytes;
+  counts_.peak_live = std::max(counts_.peak_live, counts_.live);
+  counts_.allocated += rounded;
+  return taken.pointer();
 }
 
 // One thread at a time calls the upstream. The others then find what it has added.
@@ -173,11 +175,6 @@ bool graph_memory::add(chunk const& drawn) noexcept try {
   return true;
 } catch (std::bad_alloc const&) { return false; }
 
-// A timeline that is kept serves no other stream after the end of its own.
-void graph_memory::keep_timeline(stream_timeline& timeline) {
-  if (timelines_.insert(&timeline).second) timeline.retain();
-}
-
 std::size_t graph_memory::trim(std::size_t) noexcept { return 0; }
 
 void graph_memory::free_or_report(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
@@ -200,17 +197,6 @@ graph_memory::free_outcome graph_memory::free(stream_key const& key, void* point
   end_use(*freed, key);
   ranges_.free(*freed, range_allocator::coalescing::same_streams);
   return free_outcome::done;
-}
-
-// A free by the host leaves the range to the stream that it was allocated on. A range with uses on two streams serves
-// none; so does one whose timeline the host has no memory to keep.
-void graph_memory::end_use(block& freed, stream_key const& key) noexcept {
-  auto& timeline = key.is_host() ? *freed.stream : key.timeline();
-  freed.uses.add({&timeline, any_epoch});
-  try {
-    keep_timeline(timeline);
-    ranges_.lists().reserve();
-  } catch (std::bad_alloc const&) { freed.uses.add({&stream_key::host().timeline(), any_epoch}); }
 }
 
 graph_memory::free_outcome graph_memory::report(stream_key const& key, void const* pointer,
@@ -332,23 +318,6 @@ void graph_memory::make_live(memory_range const& one) {
   counts_.live += one.requested;
   counts_.peak_live = std::max(counts_.peak_live, counts_.live);
   counts_.allocated += one.bytes;
-}
-
-bool graph_memory::declare_use(stream_key const& key, void const* pointer) noexcept {
-  sync::lock const held{mutex_};
-  auto* const used = find_containing(pointer);
-  if (!used) return false;
-  if (used->is_live() && used->pointer() == pointer) {
-    used->uses.add({&key.timeline(), any_epoch}); // a fifth stream changes nothing: two keep the range from reuse
-  } else {
-    report(key, pointer, std::nullopt);
-  }
-  return true;
-}
-
-void graph_memory::record_use(stream_key const& key, void* pointer) noexcept {
-  if (declare_use(key, pointer)) return;
-  report_misuse({misuse::kind::foreign_pointer, pointer, 0, 0, key.id(), resource_name()});
 }
 
 statistics graph_memory::read_statistics() noexcept {

@@ -1,0 +1,125 @@
+// The uses of graph memory: ends them, and finds ranges whose uses come before a request.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <cstddef>
+#include <new>
+#include <optional>
+#include <set>
+#include <vector>
+module gpumem:graph_memory_uses.impl;
+import :graph_memory;
+import :block;
+import :captured_order;
+import :free_list;
+import :free_lists;
+import :misuse;
+import :range_allocator;
+import :stream;
+import :stream_timeline;
+import :stream_uses;
+import :sync;
+
+namespace gpumem::detail {
+namespace {
+
+// Finds the smallest range that fits and whose uses are the stream's own, or come before its next work. Asks the driver
+// only if a range fits and each of its other uses has an end.
+class ordered_search {
+public:
+  ordered_search(captured_order& order, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept
+      : order_{order}, key_{key}, bytes_{bytes}, alignment_{alignment} {}
+
+  void visit(block& range) {
+    std::size_t at = 0;
+    if ((best && best->bytes <= range.bytes) || !fits(range, bytes_, alignment_, at)) return;
+    if (!all_others(range, [](stream_use const& use) { return use.newest != captured_order::no_end; })) return;
+    if (!next_) next_ = order_.look_at(key_);
+    if (!*next_ || !all_others(range, [&](stream_use const& use) { return order_.is_before(use.newest, **next_); }))
+      return;
+    best = &range;
+    offset = at;
+  }
+
+  block* best = nullptr;
+  std::size_t offset = 0; // of the bytes in the range
+
+private:
+  template <class Accept> bool all_others(block const& range, Accept accept) const {
+    return std::ranges::all_of(range.uses,
+                               [&](stream_use const& use) { return use.timeline == &key_.timeline() || accept(use); });
+  }
+
+  captured_order& order_;
+  stream_key const& key_;
+  std::size_t const bytes_, alignment_;
+  std::optional<captured_order::position const*> next_; // once the driver was asked
+};
+
+} // namespace
+
+graph_memory::fit graph_memory::find_ordered(stream_key const& key, std::size_t bytes, std::size_t alignment) {
+  ordered_search search{order_, key, bytes, alignment};
+  auto const visit = [&](block& range) { search.visit(range); };
+  auto& lists = ranges_.lists();
+  lists.multi_stream().bins().visit_from(bytes, visit);
+  for (auto const* const each : lists.single_stream()) {
+    if (each->timeline() != &key.timeline()) each->bins().visit_from(bytes, visit);
+  }
+  return {search.best, search.offset};
+}
+
+// A timeline that is kept serves no other stream after the end of its own.
+void graph_memory::keep_timeline(stream_timeline& timeline) {
+  if (timelines_.insert(&timeline).second) timeline.retain();
+}
+
+// A free by the host leaves the range to the stream that it was allocated on. A range whose timeline the host has no
+// memory to keep serves no stream: it gets a second use, which never ends.
+void graph_memory::end_use(block& used, stream_key const& key) noexcept {
+  auto& timeline = key.is_host() ? *used.stream : key.timeline();
+  auto end = captured_order::no_end;
+  try {
+    keep_timeline(timeline);
+    ranges_.lists().reserve();
+    if (order_.is_full()) drop_unused_ends();
+    if (!key.is_host()) end = order_.end_use(key);
+  } catch (std::bad_alloc const&) { add_use(used, {&stream_key::host().timeline(), captured_order::no_end}); }
+  add_use(used, {&timeline, end});
+}
+
+// A fifth stream has no room. Then no use ends, so that the range serves none of the streams.
+void graph_memory::add_use(block& used, stream_use const& use) noexcept {
+  if (used.uses.add(use)) return;
+  auto const before = used.uses;
+  for (auto const& each : before) used.uses.add({each.timeline, captured_order::no_end});
+}
+
+void graph_memory::drop_unused_ends() {
+  std::vector<epoch> used;
+  for (auto const& each : chunks_) {
+    range_allocator::visit(*each, [&](block const& one) {
+      for (auto const& use : one.uses) used.push_back(use.newest);
+    });
+  }
+  order_.keep_only(used);
+}
+
+bool graph_memory::declare_use(stream_key const& key, void const* pointer) noexcept {
+  sync::lock const held{mutex_};
+  auto* const used = find_containing(pointer);
+  if (!used) return false;
+  if (used->is_live() && used->pointer() == pointer) {
+    end_use(*used, key);
+  } else {
+    report(key, pointer, std::nullopt);
+  }
+  return true;
+}
+
+void graph_memory::record_use(stream_key const& key, void* pointer) noexcept {
+  if (declare_use(key, pointer)) return;
+  report_misuse({misuse::kind::foreign_pointer, pointer, 0, 0, key.id(), resource_name()});
+}
+
+} // namespace gpumem::detail
