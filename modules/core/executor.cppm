@@ -143,8 +143,8 @@ executor_thread* running_library_thread() noexcept;
 
 /// Returns the default executor: one library thread per process, started at first use and stopped before the driver
 /// shuts down. Items that have not run by then never run. Do not block it: pools poll there for the work that requests
-/// wait for, and requests end there at their deadlines. Throws std::system_error or std::bad_alloc if the thread cannot
-/// be started, cuda_error in a forked child.
+/// wait for, and requests end there at their deadlines. Waits for the GPU that resume there are polled there too. Throws
+/// std::system_error or std::bad_alloc if the thread cannot be started, cuda_error in a forked child.
 export executor& default_executor();
 
 } // namespace gpumem
