@@ -34,6 +34,7 @@ inline constexpr auto min_pause = microseconds{10};
 inline constexpr auto max_extra_pause = microseconds{50};
 inline constexpr auto max_pause = microseconds{100};
 inline constexpr auto max_first_pause = microseconds{50};
+inline constexpr auto memory = std::chrono::seconds{1};    // how long the time that a wait took is of use
 inline constexpr auto pause_cost = microseconds{6};        // processor time to fall asleep and to wake up
 inline constexpr auto spin_before_yield = milliseconds{1}; // of spinning without a completion, before the thread yields
 
@@ -136,13 +137,14 @@ reactor::answer reactor::add_wait(pending_wait& point) noexcept {
   sync::spin_lock const held{mutex_};
   if (point.stop_requested_.load(std::memory_order_acquire)) return answer::stopped;
   if (stopping_) return answer::ended;
-  quiet_since_ = sync::now();
-  auto const soon = quiet_since_ + std::clamp<sync::duration>(lasted_ * 7 / 8, min_pause, max_first_pause);
+  auto const now = sync::now();
+  if (now - std::exchange(quiet_since_, now) > memory) lasted_ = {};
+  auto const soon = now + std::clamp<sync::duration>(lasted_ * 7 / 8, min_pause, max_first_pause);
   due_ = balanced_.empty() ? soon : std::min(due_, soon);
   point.queue_->push(point);
   enlist(*point.queue_);
   ++armed_;
-  schedule(low_latency_.empty() ? due_ : quiet_since_);
+  schedule(low_latency_.empty() ? due_ : now);
   return answer::armed;
 }
 

@@ -81,8 +81,7 @@ private:
 gpumem::detail::schedule::result run_seed(std::uint64_t seed, std::vector<gpumem::stream>& streams,
                                           gpumem::executor& elsewhere, test::wait_counts& seen) {
   simulator::seed(seed);
-  // On the schedule's clock: a reactor ends a pause that it may be in, so that each seed begins in the same state.
-  gpumem::detail::schedule::run(seed, {[] { gpumem::detail::sync::sleep_for(1ms); }});
+  test::let_reactors_forget(seed);
   std::vector<std::function<void()>> bodies;
   for (std::size_t i = 0; i < members; ++i) {
     bodies.emplace_back([&, i] { member{streams, elsewhere, seed * members + i, seen}.run(3); });
