@@ -169,7 +169,6 @@ void reactor::expire() noexcept {
   auto const begin = sync::now();
   bool yields = false;
   {
-    relaxed_capture const relaxed;
     sync::spin_lock const held{mutex_};
     next_ = sync::time_point::min();
     round(begin);
@@ -209,6 +208,7 @@ bool reactor::poll(poll_queue_list& queues) {
     }
     {
       sync::scoped_unlock const meanwhile{mutex_};
+      relaxed_capture const relaxed;
       for (std::size_t i = 0; i < count; ++i) query(batch[i]);
     }
     completed_waits completed;
