@@ -68,6 +68,7 @@ inline constexpr std::size_t max_devices = 64;
 struct reactor_table {
   sync::mutex mutex;
   bool stops_at_exit __attribute__((guarded_by(mutex))) = false;
+  std::array<std::string, max_devices> names __attribute__((guarded_by(mutex))); // of the reactors' own threads
   std::array<std::atomic<reactor*>, 2 * max_devices> all{}; // per device, that of the library thread and the other
 };
 
@@ -82,13 +83,14 @@ reactor& reactor::of(gpumem::device device, executor const& resumes) {
   auto& table = reactors();
   auto* const library = running_library_thread();
   bool const elsewhere = &resumes != library;
-  auto& mine = table.all.at(static_cast<std::size_t>(device.ordinal()) * 2 + elsewhere);
+  auto const number = static_cast<std::size_t>(device.ordinal());
+  auto& mine = table.all.at(2 * number + elsewhere);
   if (auto* const made = mine.load(std::memory_order_acquire)) return *made;
   sync::lock const held{table.mutex};
   if (auto* const made = mine.load(std::memory_order_acquire)) return *made;
-  auto* const name = elsewhere ? new std::string{"gpumem-poll-" + std::to_string(device.ordinal())} : nullptr;
-  auto& home = elsewhere ? *new executor_thread{name->c_str()} : *library;
-  auto* const made = new reactor{device, home};
+  auto& name = table.names[number];
+  if (elsewhere) name = "gpumem-poll-" + std::to_string(number);
+  auto* const made = new reactor{device, elsewhere ? *new executor_thread{name.c_str()} : *library};
   mine.store(made, std::memory_order_release);
   if (!std::exchange(table.stops_at_exit, true)) at_driver_exit(stop_all);
   return *made;
