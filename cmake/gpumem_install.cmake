@@ -55,6 +55,8 @@ install(FILES "${PROJECT_BINARY_DIR}/gpumemConfig.cmake" "${PROJECT_BINARY_DIR}/
   "${PROJECT_SOURCE_DIR}/cmake/FindGpumemCCCL.cmake" "${PROJECT_SOURCE_DIR}/cmake/gpumem_requirements.cmake"
   DESTINATION "${gpumem_package}")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DATADIR}/doc/gpumem")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/modules/guide/" DESTINATION "${CMAKE_INSTALL_DATADIR}/doc/gpumem"
+  FILES_MATCHING PATTERN "*.md")
 
 if(PROJECT_IS_TOP_LEVEL)
   add_custom_target(uninstall COMMENT "Removing the files of the last installation" VERBATIM

@@ -7,6 +7,7 @@ if(GPUMEM_BUILD_TESTS)
   file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/test_headers.cpp" CONTENT "")
   add_library(gpumem_test_headers OBJECT "${PROJECT_BINARY_DIR}/test_headers.cpp")
   target_link_libraries(gpumem_test_headers PRIVATE GTest::gmock)
+  target_compile_options(gpumem_test_headers PRIVATE -O0)
   target_precompile_headers(gpumem_test_headers PRIVATE
     <gtest/gtest.h> <algorithm> <atomic> <chrono> <functional> <memory> <string> <thread> <vector>)
   # The sanitizer presets build the first target, the tests labelled `property`. The second has all tests that suit a
@@ -21,6 +22,7 @@ endif()
 # test in it is a test of ctest. The label `property` also builds and runs it under a sanitizer. With gpumem_scheduled
 # that is the address sanitizer, where a failing seed can be replayed; with free threads it is the thread sanitizer,
 # since a schedule hides races. The label `sanitize` only says that the tests suit a sanitizer.
+# The tests' own code is not optimized: that takes a third of its compile time, and the library is optimized.
 function(gpumem_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY;TIMEOUT" "SOURCES;LIBRARIES;LABELS;ENVIRONMENT")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
@@ -40,6 +42,7 @@ function(gpumem_add_test name)
   endif()
   add_executable(test_${name} ${arg_SOURCES})
   target_link_libraries(test_${name} PRIVATE ${arg_LIBRARY} ${arg_LIBRARIES} GTest::gmock GTest::gmock_main)
+  target_compile_options(test_${name} PRIVATE -O0)
   target_precompile_headers(test_${name} REUSE_FROM gpumem_test_headers)
   gtest_discover_tests(test_${name} TEST_LIST test_${name}_names DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT ${arg_TIMEOUT})

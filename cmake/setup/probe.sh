@@ -182,6 +182,11 @@ probe_torch_parts() {
   torch_parts=.tools/torch
 }
 
+# The test static.reference builds the API reference.
+probe_reference_tool() {
+  type -P doxygen >/dev/null || { lacks "doxygen" && packages+=(doxygen); }
+}
+
 probe_lint_tools() {
   local major=$clang_to_install tool
   [[ -z $found_cxx ]] || major=$(clang_major "$found_cxx")
@@ -202,6 +207,7 @@ probe_all() {
   if [[ $1 == test ]]; then
     probe_sanitizer_runtime
     probe_torch_parts
+    probe_reference_tool
   fi
   if [[ $1 == lint ]]; then probe_lint_tools; fi
   rm -rf "$scratch"

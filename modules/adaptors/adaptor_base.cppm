@@ -230,8 +230,10 @@ class adaptor_base : public detail::forwarding_base<Self, State, Upstream> {
   using base = detail::forwarding_base<Self, State, Upstream>;
 
 public:
+  /// As in the upstream; see cuda_resource::stream_ordered.
   static constexpr bool stream_ordered = detail::is_stream_ordered<Upstream>();
 
+  /// Returns the upstream; another handle to it is a copy.
   Upstream const& upstream() const { return state_->upstream(); }
 
   using base::deallocate;
@@ -248,12 +250,13 @@ public:
     }
   }
 
-  /// Calls record_use() of the upstream; find() below does the same for find().
+  /// Calls record_use() of the upstream.
   void record_use(void* pointer, stream_ref stream)
     requires requires(Upstream& up) { up.record_use(pointer, stream); }
   {
     state_->upstream().record_use(pointer, stream);
   }
+  /// Calls find() of the upstream: returns its description of the block that holds the address.
   auto find(void const* pointer) const
     requires requires(Upstream const& up) { up.find(pointer); }
   {

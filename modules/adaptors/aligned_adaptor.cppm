@@ -73,7 +73,9 @@ public:
   explicit aligned_adaptor(Upstream upstream, aligned_options options = {})
       : base{new detail::aligning_state<Upstream>{std::move(upstream), options}} {}
 
+  /// Returns the alignment of the options, in bytes.
   std::size_t alignment() const { return this->shared().options().alignment; }
+  /// Returns the threshold of the options, in bytes.
   std::size_t threshold() const { return this->shared().options().threshold; }
 };
 

@@ -16,9 +16,9 @@ namespace gpumem {
 export struct failing_options {
   std::uint64_t every = 0; ///< refuses each request whose number is a multiple of this; 0: none
   std::uint64_t first = 0; ///< refuses `count` requests from this number on; 0: none
-  std::uint64_t count = 1;
-  double probability = 0; ///< refuses each request with this probability, from 0 to 1
-  std::uint64_t seed = 1; ///< for `probability`; the same seed refuses the same numbers in each run
+  std::uint64_t count = 1; ///< number of requests that `first` refuses
+  double probability = 0;  ///< refuses each request with this probability, from 0 to 1
+  std::uint64_t seed = 1;  ///< for `probability`; the same seed refuses the same numbers in each run
 };
 
 /// The counts of a failing_adaptor.

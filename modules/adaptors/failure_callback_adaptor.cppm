@@ -18,7 +18,7 @@ export struct allocation_failure {
   /// Equal to `requested` if they tell that enough is free: then no free range is large enough.
   std::size_t missing;
   unsigned attempt; ///< number of the attempt that failed, from 1
-  outcome reason;
+  outcome reason;   ///< outcome::exhausted
 };
 
 /// Options of a failure_callback_adaptor.

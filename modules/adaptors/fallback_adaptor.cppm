@@ -169,12 +169,15 @@ class fallback_adaptor
 
 public:
   static_assert(sizeof(detail::checked_upstream<Second>) > 0); // says what a type that is no resource lacks
+  /// Whether the memory of both resources may be used in the order of the stream; see cuda_resource::stream_ordered.
   static constexpr bool stream_ordered = detail::is_stream_ordered<First>() && detail::is_stream_ordered<Second>();
 
   /// Throws std::invalid_argument if the resources belong to different devices, and std::bad_alloc.
   fallback_adaptor(First first, Second second) : state_{new state_of{std::move(first), std::move(second)}} {}
 
+  /// Returns the first resource.
   First const& upstream() const { return state_->first(); }
+  /// Returns the second resource.
   Second const& fallback() const { return state_->second(); }
 
   /// Returns how many blocks the second resource has given. Any thread.

@@ -207,6 +207,7 @@ public:
   /// Sets another limit, in bytes. Live blocks stay, even if they exceed it. Requests that wait here for more than the
   /// limit end with outcome::too_large. Throws std::invalid_argument as the constructor does. Any thread.
   void set_limit(std::size_t bytes) { this->shared().set_limit(bytes); }
+  /// Returns the limit, in bytes. Any thread.
   std::size_t limit() const { return this->shared().limit(); }
 
   /// Returns the live bytes and those that are being requested from the upstream now. Any thread.

@@ -26,8 +26,8 @@ export enum class log_format : std::uint8_t {
 
 /// Options of a logging_adaptor.
 export struct logging_options {
-  log_format format = log_format::csv;
-  bool auto_flush = false; ///< write each row to the sinks at once
+  log_format format = log_format::csv; ///< the form of the rows
+  bool auto_flush = false;             ///< write each row to the sinks at once
 };
 
 namespace extend {
@@ -43,6 +43,7 @@ public:
   /// or empty.
   static log_sink from_environment();
 
+  /// Returns the stream to which the log is written.
   std::ostream& output() const noexcept { return *output_; }
 
 private:

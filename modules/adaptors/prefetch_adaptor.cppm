@@ -73,8 +73,9 @@ public:
   explicit prefetch_adaptor(Upstream upstream, prefetch_options options = {})
       : base{new detail::prefetching_state<Upstream>{std::move(upstream), options}} {}
 
-  /// Returns how many prefetches the driver has accepted, and how many it has refused. Any thread.
+  /// Returns how many prefetches the driver has accepted. Any thread.
   std::uint64_t prefetches() const { return this->shared().blocks().prefetches(); }
+  /// Returns how many prefetches the driver has refused. Any thread.
   std::uint64_t refused() const { return this->shared().blocks().refused(); }
 };
 

@@ -62,6 +62,7 @@ private:
 /// destroyed. Move-only.
 export class [[nodiscard]] waiting_mark {
 public:
+  /// Tells the resource that the holder waits; see scope::waiting_elsewhere.
   waiting_mark(services_handle where, holder& unit) noexcept : where_{where}, unit_{&unit} {
     if (where_.table->on_holder_event) where_.table->on_holder_event(where_.state, unit_, holder_event::waits);
   }
@@ -102,6 +103,7 @@ public:
   explicit scope(Upstream upstream, std::string name = "scope", scope_options const& options = {})
       : base{new detail::scope_state<Upstream>{std::move(upstream), std::move(name), options}} {}
 
+  /// Returns the name that reports show.
   std::string const& name() const { return this->shared().name(); }
   /// Returns the requested bytes that the scope holds.
   std::size_t held() const { return this->shared().held(); }

@@ -22,8 +22,8 @@ export struct counter {
 
 /// The counters of a statistics_adaptor.
 export struct allocation_counts {
-  counter bytes;
-  counter allocations;
+  counter bytes;       ///< of live blocks, as requested
+  counter allocations; ///< number of live blocks
 
   friend bool operator==(allocation_counts const&, allocation_counts const&) = default;
 };

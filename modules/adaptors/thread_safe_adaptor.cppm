@@ -61,6 +61,7 @@ class thread_safe_adaptor
 
 public:
   using base::deallocate;
+  /// As adaptor_base::deallocate, under the lock.
   void deallocate(stream_ref stream, void* pointer) noexcept
     requires requires(base& b) { b.deallocate(stream, pointer); }
   {
@@ -69,11 +70,13 @@ public:
     if (found && found->live && found->base == pointer) return base::deallocate(stream, pointer, found->bytes);
     this->shared().locked([&] { base::deallocate(stream, pointer); }); // the upstream reports the misuse
   }
+  /// As adaptor_base::record_use, under the lock.
   void record_use(void* pointer, stream_ref stream)
     requires requires(base& b) { b.record_use(pointer, stream); }
   {
     this->shared().locked([&] { base::record_use(pointer, stream); });
   }
+  /// As adaptor_base::find, under the lock.
   auto find(void const* pointer) const
     requires requires(base const& b) { b.find(pointer); }
   {

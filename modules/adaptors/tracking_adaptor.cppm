@@ -30,8 +30,8 @@ export struct tracking_options {
 
 /// A live block of a tracking_adaptor.
 export struct tracked_block {
-  void const* pointer;
-  std::size_t bytes;
+  void const* pointer;      ///< start of the block
+  std::size_t bytes;        ///< as requested
   std::uint64_t stream;     ///< id; 0: the host
   unsigned thread;          ///< number of the thread that requested it; the number of an ended thread is reused
   std::uint64_t sequence;   ///< number among the adaptor's allocations, from 1
@@ -44,6 +44,7 @@ export struct tracked_block {
 /// holds one. The text must outlive the label.
 export class [[nodiscard]] tracking_label {
 public:
+  /// Makes this label the one in force on the calling thread.
   explicit tracking_label(std::string_view text) noexcept;
   ~tracking_label();
   tracking_label(tracking_label const&) = delete;

@@ -24,8 +24,8 @@ CUresult interpret(int ordinal, CUresult answer) noexcept;
 
 /// Free and total memory of a device, in bytes.
 export struct device_memory {
-  std::size_t free = 0;
-  std::size_t total = 0;
+  std::size_t free = 0;  ///< as the driver reports it: other processes use the device too
+  std::size_t total = 0; ///< of the device
 };
 
 /// A device by its ordinal; a small value. It retains the device's primary context until the process ends, so that it
@@ -42,8 +42,11 @@ public:
   explicit device(int ordinal = 0);
   device(device_ref ref) : device{ref.get()} {}
 
+  /// Returns the ordinal, as the runtime API counts.
   inline int ordinal() const noexcept { return state_->ordinal; }
+  /// Returns the device as CCCL names it.
   operator device_ref() const { return device_ref{state_->ordinal}; }
+  /// Returns the primary context.
   inline CUcontext context() const noexcept { return state_->primary; }
 
   /// Asks the driver; throws cuda_error.
@@ -105,6 +108,7 @@ private:
 /// Makes the device's primary context current for a scope, if it is not yet. The constructor throws cuda_error.
 export class [[nodiscard]] device_guard {
 public:
+  /// Throws cuda_error.
   explicit device_guard(device which);
 
 private:

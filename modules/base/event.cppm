@@ -48,6 +48,7 @@ public:
   /// Waits on the host for the covered work. Throws like is_done().
   void synchronize() const;
 
+  /// Returns the handle of the CUDA event. Throws std::invalid_argument after a move from it.
   CUevent get() const { return pooled().handle; }
   /// False after a move from it.
   inline bool valid() const noexcept { return event_ != nullptr; }

@@ -54,22 +54,28 @@ public:
     return {timeline, handle, true, timeline.capturing()};
   }
 
+  /// Returns the id that the driver gives to the stream; 0 for the host.
   inline std::uint64_t id() const noexcept { return timeline_->id(); }
+  /// Whether this is the key of the host.
   inline bool is_host() const noexcept { return timeline_->kind() == detail::stream_kind::host; }
   /// Whether the stream captured a graph when it was identified. The driver was asked if the stream is not gpumem's
   /// own.
   inline bool capturing() const noexcept { return capturing_; }
   /// Whether the call may use the handle; a free by identity must not.
   inline bool has_handle() const noexcept { return has_handle_; }
+  /// Returns the handle, to be used only if has_handle().
   inline CUstream handle() const noexcept { return handle_; }
   /// Whether a request may wait on the host, for a bounded time, for memory that is free but still in use.
   inline bool may_wait() const noexcept { return may_wait_; }
+  /// Returns the same key with or without that permission.
   inline stream_key waiting(bool may = true) const noexcept {
     auto key = *this;
     key.may_wait_ = may;
     return key;
   }
+  /// Returns how the request treats requests that wait.
   inline queueing queues() const noexcept { return queueing_; }
+  /// Returns the same key with another treatment of requests that wait.
   inline stream_key queueing_as(queueing how) const noexcept {
     auto key = *this;
     key.queueing_ = how;
@@ -84,6 +90,7 @@ public:
     return known ? of(timeline, handle) : at_end_of_other(timeline, handle);
   }
 
+  /// Returns what the library knows of the stream.
   inline stream_timeline& timeline() const noexcept { return *timeline_; }
 
   /// Ends a use of memory: returns the epoch with which the memory is tagged. On a stream that may die this records an
@@ -160,7 +167,9 @@ public:
   /// Throws std::invalid_argument for a default stream.
   [[nodiscard]] static stream adopt(CUstream handle);
 
+  /// Returns the device of the stream.
   gpumem::device device() const;
+  /// Returns the key by which resources know the stream.
   stream_key key() const;
 
   /// Waits on the host until all work enqueued so far is complete; throws cuda_error.
@@ -170,9 +179,10 @@ public:
   void wait(event const& happened);
   using stream_ref::wait;
 
-  /// Begin and end a capture that gpumem knows of: allocation on the stream fails meanwhile, unless a capture_scope of
-  /// the pool covers it. The caller owns the graph. Throw cuda_error.
+  /// Begins a capture that gpumem knows of: allocation on the stream fails until end_capture(), unless a capture_scope
+  /// of the pool covers it. Throws cuda_error.
   void begin_capture(CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  /// Ends the capture and returns its graph, which the caller owns. Throws cuda_error.
   [[nodiscard]] CUgraph end_capture();
 
 private:

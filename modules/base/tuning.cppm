@@ -90,6 +90,7 @@ export inline constexpr std::size_t event_fraction = 2, event_fraction_near_limi
 /// one for each 64 frees that events have covered, at most 63 frees and 64 MiB.
 /// Utilization, covered_frees_per_silent: no change; max_silent_frees: no change.
 export inline constexpr std::uint32_t covered_frees_per_silent = 64, max_silent_frees = 63;
+/// The other streams of a pool record no event for fewer bytes either, except near the limit.
 /// Utilization: no change.
 export inline constexpr std::size_t max_silent_bytes = std::size_t{64} << 20;
 /// Spare events that a context, and a stream, keep.
@@ -111,10 +112,10 @@ export inline constexpr sync::duration max_poll_burst = 200us;
 /// much.
 /// Utilization: no change.
 export inline constexpr sync::duration poll_cost = 400ns;
-/// The longest polls before a move of pages. A stream without work completes an event in 2 us, and a move costs far
-/// more. Shorter than the time after which a stream counts as behind.
+/// The longest polls of young events, before a move of pages and in trim(). A stream without work completes an event in
+/// 2 us, and a move costs far more. Shorter than the time after which a stream counts as behind.
 /// Utilization: half none, double +.005.
-export inline constexpr sync::duration max_move_poll_time = 4us;
+export inline constexpr sync::duration max_young_poll_time = 4us;
 /// A block with uses joins a ready range up to this many times its size: otherwise a small block would keep a large
 /// range from all other streams.
 /// Utilization: half -.035, double -.024.

@@ -21,6 +21,7 @@ namespace gpumem {
 /// Such a buffer is empty; it can be assigned to, destroyed, and asked for its size.
 export class buffer {
 public:
+  /// The alignment if the caller names none, in bytes.
   static constexpr std::size_t default_alignment = 256;
 
   /// Empty, without resource and stream.
@@ -61,13 +62,17 @@ public:
 
   /// Returns null if the capacity is 0.
   inline void* data() const noexcept { return block_.data(); }
+  /// Returns the size in bytes.
   inline std::size_t bytes() const noexcept { return size_; }
   /// Same as bytes().
   inline std::size_t size() const noexcept { return size_; }
+  /// Whether the size is 0.
   inline bool is_empty() const noexcept { return size_ == 0; }
   /// Returns the size up to which resize() does not allocate.
   inline std::size_t capacity() const noexcept { return block_.bytes(); }
+  /// Returns the alignment of the memory, in bytes.
   std::size_t alignment() const noexcept { return block_.alignment(); }
+  /// Returns the stream in whose order the memory is valid and will be freed.
   stream_ref stream() const noexcept { return block_.stream(); }
   /// The result is empty if the buffer was moved from.
   any_memory const& resource() const noexcept { return resource_; }

@@ -35,15 +35,19 @@ export std::size_t percent_of_free_device_memory(int percent, device where = dev
 
 /// Literals for sizes in bytes: 1_KiB, 2_MiB, 3_GiB, 4_TiB. A literal that exceeds SIZE_MAX does not compile.
 export inline namespace literals {
+  /// Multiplies by 1024.
   consteval std::size_t operator""_KiB(unsigned long long count) {
     return detail::scale_bytes(count, std::size_t{1} << 10);
   }
+  /// Multiplies by 1024 * 1024.
   consteval std::size_t operator""_MiB(unsigned long long count) {
     return detail::scale_bytes(count, std::size_t{1} << 20);
   }
+  /// Multiplies by the third power of 1024.
   consteval std::size_t operator""_GiB(unsigned long long count) {
     return detail::scale_bytes(count, std::size_t{1} << 30);
   }
+  /// Multiplies by the fourth power of 1024.
   consteval std::size_t operator""_TiB(unsigned long long count) {
     return detail::scale_bytes(count, std::size_t{1} << 40);
   }

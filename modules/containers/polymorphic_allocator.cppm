@@ -15,6 +15,7 @@ namespace gpumem {
 /// it. Two allocators are equal if each can free memory of the other. Any thread.
 export template <class T> class polymorphic_allocator {
 public:
+  /// The type of the elements.
   using value_type = T;
 
   /// 256 bytes, or the alignment of T if that is more.
@@ -36,6 +37,7 @@ public:
     resource_.deallocate(stream, pointer, count * sizeof(T), alignment);
   }
 
+  /// Returns the resource, type-erased.
   any_memory const& resource() const noexcept { return resource_; }
 
   template <class U> friend bool operator==(polymorphic_allocator const& a, polymorphic_allocator<U> const& b) {

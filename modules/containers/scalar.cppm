@@ -14,6 +14,7 @@ namespace gpumem {
 /// Move-only; one thread at a time.
 export template <class T> class scalar {
 public:
+  /// The type of the value.
   using value_type = T;
 
   /// Leaves the value uninitialised. Throws as buffer.
@@ -34,9 +35,12 @@ public:
     return scalar{uninitialized_vector<T>::copy_of(stream, std::move(resource), source.element_)};
   }
 
+  /// Returns the address of the value, for work on the stream.
   inline T* data() noexcept { return element_.data(); }
   inline T const* data() const noexcept { return element_.data(); }
+  /// Returns the stream in whose order the value is valid.
   stream_ref stream() const noexcept { return element_.stream(); }
+  /// Returns the resource, type-erased.
   any_memory const& resource() const noexcept { return element_.resource(); }
 
   /// Waits on the host for the value and returns it. Throws cuda_error, and acquire_error if the stream captures a
@@ -53,6 +57,7 @@ public:
 
   /// As in buffer.
   scoped_use use_on(stream_ref stream) const { return element_.use_on(stream); }
+  /// As in buffer.
   void set_stream(stream_ref stream) { element_.set_stream(stream); }
 
 private:

@@ -13,12 +13,14 @@ namespace gpumem {
 /// resource and stream are. It propagates when a container is assigned, moved or swapped. Any thread.
 export template <class T> class stream_allocator {
 public:
+  /// Names that containers expect of an allocator.
   using value_type = T;
   using propagate_on_container_copy_assignment = std::true_type;
   using propagate_on_container_move_assignment = std::true_type;
   using propagate_on_container_swap = std::true_type;
   using is_always_equal = std::false_type;
 
+  /// Allocates and frees in the order of the stream, which must outlive the containers.
   stream_allocator(stream_ref stream, polymorphic_allocator<T> allocator)
       : allocator_{std::move(allocator)}, stream_{stream} {}
   template <class U>
@@ -26,9 +28,12 @@ public:
 
   /// As in polymorphic_allocator, on the stream of this allocator.
   [[nodiscard]] T* allocate(std::size_t count) { return allocator_.allocate(count, stream_); }
+  /// As in polymorphic_allocator, on the stream of this allocator.
   void deallocate(T* pointer, std::size_t count) noexcept { allocator_.deallocate(pointer, count, stream_); }
 
+  /// Returns the stream.
   stream_ref stream() const noexcept { return stream_; }
+  /// Returns the allocator without the stream.
   polymorphic_allocator<T> const& allocator() const noexcept { return allocator_; }
 
   template <class U> friend bool operator==(stream_allocator const& a, stream_allocator<U> const& b) {

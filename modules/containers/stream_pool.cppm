@@ -12,6 +12,7 @@ namespace gpumem {
 /// gpumem uses them for new stream objects. Not movable. Any thread.
 export class stream_pool {
 public:
+  /// The number of streams if the caller names none.
   static constexpr std::size_t default_size = 16;
 
   /// Throws std::invalid_argument for a size of 0, cuda_error, std::bad_alloc. `priority` is that of the driver.
@@ -27,7 +28,9 @@ public:
   /// number.
   stream_ref operator[](std::size_t index) const noexcept { return streams_[index % streams_.size()]; }
 
+  /// Returns the number of streams.
   std::size_t size() const noexcept { return streams_.size(); }
+  /// Returns the device of the streams.
   gpumem::device device() const { return streams_.front().device(); }
 
   /// Waits on the host until all work enqueued on the streams so far is complete. Throws cuda_error.

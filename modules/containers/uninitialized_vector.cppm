@@ -21,6 +21,7 @@ export template <class T>
   requires std::is_trivially_copyable_v<T> && std::is_object_v<T> && (!std::is_const_v<T>)
 class uninitialized_vector {
 public:
+  /// Names that algorithms expect of a container.
   using value_type = T;
   using size_type = std::size_t;
   using difference_type = std::ptrdiff_t;
@@ -64,36 +65,56 @@ public:
     return uninitialized_vector{buffer::copy_of(stream, std::move(resource), source.bytes_)};
   }
 
+  /// Returns the address of the first element; null if the capacity is 0.
   inline T* data() noexcept { return static_cast<T*>(bytes_.data()); }
   inline T const* data() const noexcept { return static_cast<T const*>(bytes_.data()); }
+  /// Returns the number of elements.
   inline size_type size() const noexcept { return bytes_.size() / sizeof(T); }
+  /// Returns the size up to which resize() does not allocate.
   inline size_type capacity() const noexcept { return bytes_.capacity() / sizeof(T); }
+  /// Whether the size is 0.
   inline bool is_empty() const noexcept { return size() == 0; }
+  /// Returns the address of the first element.
   iterator begin() noexcept { return data(); }
+  /// Returns the address after the last element.
   iterator end() noexcept { return data() + size(); }
+  /// Returns the address of the first element.
   const_iterator begin() const noexcept { return data(); }
+  /// Returns the address after the last element.
   const_iterator end() const noexcept { return data() + size(); }
+  /// Returns all elements.
   gpumem::span<T> span() noexcept { return {data(), size()}; }
   gpumem::span<T const> span() const noexcept { return {data(), size()}; }
+  /// Returns the stream in whose order the elements are valid.
   stream_ref stream() const noexcept { return bytes_.stream(); }
+  /// Returns the resource, type-erased.
   any_memory const& resource() const noexcept { return bytes_.resource(); }
 
   /// As in buffer, with counts of elements.
   void resize(size_type count) { bytes_.resize(bytes_of(count)); }
+  /// As in buffer, with counts of elements.
   void reserve(size_type count) { bytes_.reserve(bytes_of(count)); }
+  /// As in buffer.
   void shrink_to_fit() { bytes_.shrink_to_fit(); }
+  /// As in buffer.
   void clear() { bytes_.clear(); }
+  /// As in buffer.
   void assign(uninitialized_vector const& source) { bytes_.assign(source.bytes_); }
+  /// As in buffer, with counts of elements.
   void copy_from(gpumem::span<T const> source, size_type first = 0) {
     require_range(source.size(), first);
     bytes_.copy_from(source.data(), source.size_bytes(), first * sizeof(T));
   }
+  /// As in buffer, with counts of elements.
   void copy_to(gpumem::span<T> target, size_type first = 0) const {
     require_range(target.size(), first);
     bytes_.copy_to(target.data(), target.size_bytes(), first * sizeof(T));
   }
+  /// As in buffer.
   scoped_use use_on(stream_ref stream) const { return bytes_.use_on(stream); }
+  /// As in buffer.
   void set_stream(stream_ref stream) { bytes_.set_stream(stream); }
+  /// As in buffer.
   void synchronize() const { bytes_.synchronize(); }
 
   /// Sets an element in the stream's order; `value` may be destroyed when this returns. Throws acquire_error if the
@@ -127,7 +148,9 @@ public:
     bytes_.read_on(stream, local.data(), sizeof(T), index * sizeof(T));
     return std::bit_cast<T>(local);
   }
+  /// Waits on the host for the first element and returns it.
   T front() const { return element(0); }
+  /// Waits on the host for the last element and returns it.
   T back() const { return element(size() - 1); } // if empty, the index wraps and is out of range
 
   /// Returns the buffer; the vector is then in the moved-from state.

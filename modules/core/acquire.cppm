@@ -50,6 +50,7 @@ public:
     if (first_.holds()) static_cast<void>(first_.take(what_)); // frees it
   }
 
+  /// Returns true, and the coroutine does not suspend, if memory is free or the request fails at once.
   bool await_ready() noexcept {
     bool const stopped = token_.stop_requested();
     if (N == 1 && !stopped && first_.try_now(what_)) return true;
@@ -70,6 +71,7 @@ public:
     }
   }
 
+  /// Returns the memory, or throws what acquire_awaitable says.
   acquired_t<N> await_resume() {
     if constexpr (N == 1) {
       if (first_.holds()) return first_.take(what_);
@@ -103,6 +105,7 @@ public:
   /// An allocation, or an array of N.
   using value_type = acquired_t<N>;
 
+  /// Begins the request.
   acquire_operation<Token, N> operator co_await() const noexcept { return {what_, more_, token_}; }
 
   /// Returns memory that is free now, or the failure: outcome::exhausted also while other requests wait. Does not wait,

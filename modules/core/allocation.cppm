@@ -41,6 +41,7 @@ private:
 export class [[nodiscard]] allocation {
 public:
   allocation() noexcept = default;
+  /// Takes over a block of a resource, which the resource has counted as live.
   inline allocation(services_handle from, stream_key const& stream, void* data, std::size_t bytes,
                     std::size_t alignment) noexcept
       : data_{data}, bytes_{bytes}, alignment_log2_{static_cast<unsigned>(std::countr_zero(alignment))}, from_{from},
@@ -56,10 +57,13 @@ public:
     if (data_) reset();
   }
 
+  /// Returns the address of the block; null for 0 bytes.
   inline void* data() const noexcept { return data_; }
   /// Returns data() as the driver's pointer type.
   inline CUdeviceptr address() const noexcept { return reinterpret_cast<CUdeviceptr>(data_); }
+  /// Returns the requested bytes.
   inline std::size_t bytes() const noexcept { return bytes_; }
+  /// Returns the alignment of the request, in bytes.
   inline std::size_t alignment() const noexcept { return std::size_t{1} << alignment_log2_; }
   /// Returns the stream in whose order the block is valid and will be freed.
   inline stream_ref stream() const noexcept { return stream_ref{stream_}; }

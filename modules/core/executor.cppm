@@ -19,6 +19,7 @@ public:
   work_item() = default;
   work_item(work_item const&) = delete;
   work_item& operator=(work_item const&) = delete;
+  /// Does the work. The item may be destroyed meanwhile.
   virtual void resume() noexcept = 0;
 
 protected:
@@ -34,9 +35,13 @@ private:
 /// A first-in-first-out list of work items. Not thread-safe: the caller holds a lock.
 export class work_queue {
 public:
+  /// Adds the item at the end.
   void push(work_item& item) noexcept;
+  /// Removes the first item and returns it; null if there is none.
   work_item* pop() noexcept;
+  /// Removes the item; false if it is not in the list.
   bool remove(work_item& item) noexcept;
+  /// Whether there is no item.
   bool empty() const noexcept { return items_.empty(); }
 
 private:
@@ -82,6 +87,7 @@ private:
 /// the thread; it must not run on that thread.
 export class thread_executor final : public executor {
 public:
+  /// Throws std::system_error, std::bad_alloc, and cuda_error in a forked child.
   thread_executor();
   thread_executor(thread_executor const&) = delete;
   thread_executor& operator=(thread_executor const&) = delete;

@@ -82,6 +82,7 @@ namespace extend {
 /// once, on any thread, and may outlive the executor.
 export class executor_job {
 public:
+  /// Runs the item. Any thread.
   void operator()() const noexcept { from_->run_one(); }
 
 private:

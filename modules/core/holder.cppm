@@ -17,14 +17,18 @@ public:
   holder(holder const&) = delete;
   holder& operator=(holder const&) = delete;
 
+  /// Returns the name that reports show.
   inline std::string const& name() const noexcept { return name_; }
+  /// Returns the priority; requests of a higher one go first.
   inline int priority() const noexcept { return priority_; }
   /// Returns a number from one counter for all holders and all requests without a holder: a smaller one is older.
   inline std::uint64_t age() const noexcept { return age_; }
+  /// Returns the next number of that counter.
   static std::uint64_t next_age() noexcept;
 
   /// Whether another holder also counts the bytes that this one holds. Set before the holder is added to a list.
   inline bool is_nested() const noexcept { return nested_; }
+  /// Notes that another holder counts the bytes too.
   void set_nested() noexcept { nested_ = true; }
 
   /// Returns the requested bytes that were granted to it and are not freed yet.
@@ -32,7 +36,9 @@ public:
 
   /// Whether its work can be rolled back: its waiting requests may then end with outcome::preempted.
   inline bool may_roll_back() const noexcept { return rollbacks_.load(std::memory_order_relaxed) > 0; }
+  /// Allows rollback until forbid_rollback() was called as often.
   void allow_rollback() noexcept { rollbacks_.fetch_add(1, std::memory_order_relaxed); }
+  /// Takes back one allow_rollback().
   void forbid_rollback() noexcept { rollbacks_.fetch_sub(1, std::memory_order_relaxed); }
   /// Notes that its request for `bytes` ends with outcome::preempted. Returns the bytes that it holds. Called under the
   /// lock of its resource, as is end_giving_way().
@@ -77,18 +83,24 @@ private:
 /// marked; mark() and unmark() need the lock of the resource as well.
 export class holder_list {
 public:
+  /// Adds a holder, without a mark.
   void add(holder& item) noexcept;
+  /// Removes a holder of the list.
   void remove(holder& item) noexcept;
   /// The holder must be in the list. Each mark() needs one unmark().
   void mark(holder& item) noexcept;
+  /// Takes back one mark().
   void unmark(holder& item) noexcept;
-  /// Call these two under the lock of the resource.
+  /// Whether the holder is marked. Called under the lock of the resource.
   static inline bool is_marked(holder const& item) noexcept { return item.marks_ > 0; }
+  /// Whether a holder is marked. Called under the lock of the resource.
   inline bool has_marked() const noexcept { return marked_ > 0; }
+  /// Calls `f(holder)` for each holder, under the lock of the list.
   template <class F> void visit(F f) {
     sync::spin_lock const held{mutex_};
     for (auto const* at = items_.first(); at; at = at->links_.next) f(*at);
   }
+  /// Calls `f(holder)` for each marked holder, under the lock of the list.
   template <class F> void visit_marked(F f) {
     sync::spin_lock const held{mutex_};
     for (auto const* at = items_.first(); at && is_marked(*at); at = at->links_.next) f(*at);

@@ -7,18 +7,20 @@ export namespace gpumem {
 
 /// An allocation or a free that a hardened pool or a tracking_adaptor remembers.
 struct block_event {
+  /// The call that is remembered.
   enum class kind : std::uint8_t { allocated, freed };
-  kind what = kind::allocated;
-  unsigned thread = 0; ///< number of the calling thread; the number of an ended thread is reused
+  kind what = kind::allocated; ///< allocation or free
+  unsigned thread = 0;         ///< number of the calling thread; the number of an ended thread is reused
   std::uint64_t sequence =
       0; ///< number among the pool's allocations and frees, or among the adaptor's allocations, from 1
-  std::uint64_t stream = 0; ///< id; 0: the host
-  void const* pointer = nullptr;
-  std::size_t bytes = 0; ///< of the block
+  std::uint64_t stream = 0;      ///< id; 0: the host
+  void const* pointer = nullptr; ///< start of the block
+  std::size_t bytes = 0;         ///< of the block
 };
 
 /// An error of the caller, with the values of the call.
 struct misuse {
+  /// The errors that are found.
   enum class kind : std::uint8_t {
     foreign_pointer, ///< the resource never gave out this pointer
     double_free,     ///< the pointer was freed before
@@ -32,12 +34,12 @@ struct misuse {
     underrun,       ///< bytes before the block were overwritten
     use_after_free, ///< bytes of the block were overwritten after its free
   };
-  kind what;
-  void const* pointer = nullptr;
-  std::size_t given = 0;    ///< bytes passed to the call
-  std::size_t expected = 0; ///< bytes of the block, if known
-  std::uint64_t stream = 0; ///< id of the stream passed to the call, if known
-  char const* resource = "";
+  kind what;                     ///< the error
+  void const* pointer = nullptr; ///< passed to the call, or start of the overwritten block
+  std::size_t given = 0;         ///< bytes passed to the call
+  std::size_t expected = 0;      ///< bytes of the block, if known
+  std::uint64_t stream = 0;      ///< id of the stream passed to the call, if known
+  char const* resource = "";     ///< name of the resource
   // Set by hardened pools; `history` and `events` also by a tracking_adaptor:
   std::ptrdiff_t offset = 0;   ///< from the pointer to the overwritten byte that is nearest to the block's start
   std::size_t overwritten = 0; ///< number of overwritten bytes, of those that were checked
@@ -45,6 +47,7 @@ struct misuse {
   std::size_t events = 0;               ///< length of `history`
 };
 
+/// Returns the name of the enumerator.
 char const* to_string(misuse::kind value) noexcept;
 
 /// Writes the text that the default handler prints, with one line for each event of the history. Writes at most `room`

@@ -55,8 +55,11 @@ class resource_base : public mr::memory_resource_base<Self>,
                       public detail::services_property<Self>,
                       public detail::property_of<Self, Properties>... {
 public:
+  /// The properties, as CCCL reads them of a resource.
   using default_queries = mr::properties_list<Properties...>;
+  /// The state, which adaptors call without a table of functions.
   using state_type = State;
+  /// The alignment if the caller names none, in bytes.
   static constexpr std::size_t default_alignment = 256;
 
   /// Returns false after a move from this handle. Its functions then throw std::invalid_argument, try_allocate fails

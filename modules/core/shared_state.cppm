@@ -22,8 +22,11 @@ public:
   shared_state(shared_state const&) = delete;
   shared_state& operator=(shared_state const&) = delete;
 
+  /// Counts a handle.
   void add_handle() noexcept { handles_.fetch_add(1, std::memory_order_relaxed); }
+  /// Counts a handle as gone. The state may be deleted when this returns.
   void drop_handle() noexcept;
+  /// Counts a live block.
   inline void add_live() noexcept {
     if (!count(1)) [[unlikely]]
       remaining_.fetch_add(1, std::memory_order_relaxed);
@@ -103,6 +106,7 @@ private:
 /// A counted pointer to a state; each handle of a pool or adaptor holds one.
 export template <class State> class state_ptr {
 public:
+  /// Counts a handle of the state.
   explicit state_ptr(State* state) noexcept : state_{state} { state_->add_handle(); }
   state_ptr(state_ptr const& other) noexcept : state_{other.state_} {
     if (state_) state_->add_handle();
@@ -115,8 +119,9 @@ public:
   ~state_ptr() {
     if (state_) state_->drop_handle();
   }
-  /// These two throw std::invalid_argument after a move from this pointer.
+  /// Throws std::invalid_argument after a move from this pointer.
   inline State& operator*() const { return *operator->(); }
+  /// Throws std::invalid_argument after a move from this pointer.
   inline State* operator->() const {
     if (!state_) [[unlikely]]
       detail::throw_moved_from();

@@ -39,10 +39,14 @@ concept stoppable_token = std::copyable<T> && requires(T const& token) {
 
 /// The token of a wait that is never stopped.
 export struct never_stop_token {
+  /// A callback that is never called.
   template <class Function> struct callback_type {
+    /// Ignores the function.
     callback_type(never_stop_token, Function) noexcept {}
   };
+  /// Returns false.
   static constexpr bool stop_requested() noexcept { return false; }
+  /// Returns false.
   static constexpr bool stop_possible() noexcept { return false; }
   friend bool operator==(never_stop_token, never_stop_token) noexcept = default;
 };

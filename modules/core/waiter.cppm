@@ -17,9 +17,9 @@ export class waiter;
 
 /// One allocation of a request.
 export struct request_part {
-  stream_key stream;
-  std::size_t bytes;
-  std::size_t alignment;
+  stream_key stream;       ///< in whose order the memory is valid
+  std::size_t bytes;       ///< requested; 0 in a request for a turn
+  std::size_t alignment;   ///< in bytes; a power of two
   void* pointer = nullptr; ///< set when the part is granted
 };
 
@@ -50,8 +50,9 @@ public:
   waiter(waiter const&) = delete;
   waiter& operator=(waiter const&) = delete;
 
-  /// stream() and alignment() are those of the first part. A request has one part, unless acquire_all made it.
+  /// Returns the stream of the first part. A request has one part, unless acquire_all made it.
   inline stream_key const& stream() const noexcept { return first_.stream; }
+  /// Returns the alignment of the first part, in bytes.
   inline std::size_t alignment() const noexcept { return first_.alignment; }
   /// Returns the sum of all parts.
   inline std::size_t bytes() const noexcept { return bytes_; }
@@ -62,8 +63,11 @@ public:
     for (auto const& each : more_) sum += round(each.bytes);
     return sum;
   }
+  /// Whether it has more than one part.
   inline bool has_parts() const noexcept { return !more_.empty(); }
+  /// Returns the number of parts.
   inline std::size_t parts() const noexcept { return 1 + more_.size(); }
+  /// Returns the part number `i`, from 0.
   inline request_part& part(std::size_t i) noexcept { return i == 0 ? first_ : more_[i - 1]; }
   /// Whether it asks for no memory, but only for a turn in which `bytes()` are set aside.
   inline bool asks_for_turn() const noexcept { return first_.bytes == 0 && bytes_ > 0 && more_.empty(); }
@@ -93,9 +97,11 @@ public:
   inline int priority() const noexcept { return priority_; }
   /// Returns the holder that asks; null if there is none. set_holder() is called before the request is parked.
   inline class holder* holder() const noexcept { return holder_; }
+  /// Takes the priority and the age of the holder.
   void set_holder(class holder& of) noexcept;
   /// A number that the resource keeps with the waiter, under its lock; initially 0.
   inline std::uint64_t seen_changes() const noexcept { return seen_changes_; }
+  /// Sets that number.
   inline void set_seen_changes(std::uint64_t value) noexcept { seen_changes_ = value; }
 
   /// Answers the request from inside admit(). Called without the resource's lock: it runs the hooks of adaptors, which
@@ -104,6 +110,7 @@ public:
 
   /// Answers a parked request. The memory is valid in the order of the waiter's stream once the operation has resumed.
   void grant(void* pointer) noexcept;
+  /// Ends a parked request without memory.
   void refuse(failure const& why) noexcept;
 
   /// Tells a parked request that it has a turn: the operation calls admit() again where it resumes.
@@ -116,11 +123,12 @@ public:
   bool add_hook(grant_hook& hook) noexcept;
 
   /// For an adaptor in which requests wait before they wait in its upstream: whether the request has passed it. That
-  /// stays so while the request asks the upstream again. An adaptor that has added its hook calls these three under its
-  /// lock.
+  /// stays so while the request asks the upstream again. An adaptor that has added its hook calls this, mark_passed()
+  /// and clear_passed() under its lock.
   bool has_passed(grant_hook const& by) const noexcept;
+  /// Notes that the request has passed the adaptor.
   void mark_passed(grant_hook const& by) noexcept;
-  /// False if the request has not passed it.
+  /// Takes that back; false if the request has not passed the adaptor.
   bool clear_passed(grant_hook const& by) noexcept;
 
   /// Whether a stop or the deadline has cancelled it. A resource asks under its lock before it parks the waiter; if so
@@ -195,6 +203,7 @@ public:
   woken_waiters(woken_waiters const&) = delete;
   woken_waiters& operator=(woken_waiters const&) = delete;
   ~woken_waiters();
+  /// Adds a waiter that got a turn.
   void add(waiter& item) noexcept;
 
 private:
@@ -204,9 +213,9 @@ private:
 
 /// Statistics of the requests that are parked in a waiter_list.
 export struct waiting_statistics {
-  std::uint64_t requests = 0;
-  std::size_t bytes = 0;
-  sync::duration oldest{}; ///< how long the oldest request has waited
+  std::uint64_t requests = 0; ///< number of parked requests
+  std::size_t bytes = 0;      ///< for which they ask
+  sync::duration oldest{};    ///< how long the oldest request has waited
 };
 
 /// Parked requests by priority, and within one priority in order of arrival; guarded by the lock of the resource that
@@ -218,14 +227,18 @@ export struct waiting_statistics {
 /// `max_overtakes` times, no other request gets a turn beside it.
 export class waiter_list {
 public:
+  /// An empty list; 0: no request may overtake another.
   explicit waiter_list(unsigned max_overtakes = 0) noexcept : max_overtakes_{max_overtakes} {}
 
   /// Parks the waiter; false if it was cancelled. Time grows with the number of parked requests that go after it.
   bool park(waiter& item) noexcept;
   /// Unlinks the waiter; false if it was decided already.
   bool remove(waiter& item) noexcept;
+  /// Returns the first request, with or without a turn; null if there is none.
   inline waiter* first() const noexcept { return items_.first(); }
+  /// Returns the request after this one; null at the end.
   static inline waiter* after(waiter const& item) noexcept { return item.links_.next; }
+  /// Whether no request is parked.
   inline bool empty() const noexcept { return items_.empty(); }
   /// Time grows with the number of parked requests.
   waiting_statistics read_statistics() const noexcept;
@@ -245,6 +258,7 @@ public:
     waiter* last = nullptr; ///< the last such request; null if there is none
     std::size_t held = 0;   ///< bytes that their holders hold
   };
+  /// Returns those that go after `first`.
   yielding find_yielding(waiter const& first) const noexcept;
   /// Returns the last request whose holder holds memory; null if there is none.
   waiter* last_with_memory() const noexcept;
@@ -253,6 +267,7 @@ public:
 
   /// Whether the waiter is parked, with or without a turn.
   static inline bool holds(waiter const& item) noexcept { return item.parked_; }
+  /// Whether the waiter has a turn.
   static inline bool has_turn(waiter const& item) noexcept { return item.turn_ > 0; }
   /// Returns the time at which the waiter was parked.
   static inline sync::time_point waits_since(waiter const& item) noexcept { return item.parked_since_; }

@@ -19,8 +19,8 @@ namespace gpumem {
 
 /// Options of a wait for the GPU. `resume_on` is the executor that resumes the coroutine; null: the library thread.
 export struct completion_options {
-  gpumem::latency latency = gpumem::latency::balanced;
-  executor* resume_on = nullptr;
+  gpumem::latency latency = gpumem::latency::balanced; ///< how often the driver is polled
+  executor* resume_on = nullptr;                       ///< null: the library thread
 };
 
 namespace detail {
@@ -102,6 +102,7 @@ public:
     this->cancel_and_release();
   }
 
+  /// Returns true, and the coroutine does not suspend, if the work is complete.
   bool await_ready() {
     if (!token_.stop_requested()) return this->poll();
     this->refuse_stopped();
@@ -118,6 +119,7 @@ public:
     }
   }
 
+  /// Throws what completion_awaitable says.
   void await_resume() {
     callback_.reset();
     this->finish();
@@ -165,6 +167,7 @@ private:
 /// not resume the coroutine but the handle that unhandled_stopped() returns.
 export template <stoppable_token Token = never_stop_token> class [[nodiscard]] completion_awaitable {
 public:
+  /// Begins the wait.
   completion_operation<Token> operator co_await() const noexcept { return {target_, options_, token_}; }
 
   /// Blocks the calling thread in the driver until completion. Throws as co_await. Ignores the stop token and options.

@@ -53,6 +53,7 @@ private:
 /// time.
 export template <class T = void> class [[nodiscard]] task {
 public:
+  /// The promise, by which the compiler makes a coroutine of a function that returns a task.
   using promise_type = detail::task_promise<T>;
 
   task(task&& other) noexcept : frame_{std::exchange(other.frame_, nullptr)} {}

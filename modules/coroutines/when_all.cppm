@@ -94,6 +94,7 @@ namespace extend {
 /// it, throws std::logic_error.
 export template <class All> class [[nodiscard]] when_all_awaitable {
 public:
+  /// Made by when_all.
   explicit when_all_awaitable(All all) noexcept : all_{std::move(all)} {}
   when_all_awaitable(when_all_awaitable&& other) noexcept
       : all_{std::move(other.all_)}, used_{std::exchange(other.used_, true)} {}
@@ -103,15 +104,20 @@ public:
     return *this;
   }
 
+  /// The awaiter of the one `co_await`.
   class operation {
   public:
+    /// `refused`: it was awaited before, or moved from.
     operation(All& all, bool refused) noexcept : all_{all}, point_{all.size()}, refused_{refused} {}
+    /// Returns true if there is nothing to wait for.
     bool await_ready() const noexcept { return refused_ || all_.size() == 0; }
+    /// Starts all in order on the calling thread. Returns false if all have ended by then.
     bool await_suspend(std::coroutine_handle<> continuation) {
       point_.begin(continuation);
       all_.start(point_);
       return point_.must_wait();
     }
+    /// Returns the results, or throws as when_all says.
     auto await_resume() {
       if (refused_) throw std::logic_error{"gpumem: a when_all was awaited twice, or was moved from"};
       point_.rethrow();
@@ -124,6 +130,7 @@ public:
     bool const refused_;
   };
 
+  /// Begins the wait.
   operation operator co_await() noexcept { return {all_, std::exchange(used_, true)}; }
 
 private:

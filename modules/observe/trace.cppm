@@ -17,12 +17,12 @@ export enum class trace_action : std::uint8_t { allocate, free, allocate_failure
 
 /// One row. Pointer and stream are recorded values and must not be dereferenced; 0 is written as `(nil)` and `0`.
 export struct trace_record {
-  std::uint64_t thread = 0;
-  std::uint64_t microseconds = 0; ///< since the midnight before the recording
-  trace_action action = trace_action::allocate;
-  std::uint64_t pointer = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t stream = 0;
+  std::uint64_t thread = 0;                     ///< number of the calling thread
+  std::uint64_t microseconds = 0;               ///< since the midnight before the recording
+  trace_action action = trace_action::allocate; ///< kind of the call
+  std::uint64_t pointer = 0;                    ///< address of the block; 0 after a failure
+  std::uint64_t bytes = 0;                      ///< passed to the call
+  std::uint64_t stream = 0;                     ///< passed to the call
 
   friend bool operator==(const trace_record&, const trace_record&) = default;
 };
@@ -34,10 +34,14 @@ export inline constexpr std::string_view trace_header = "Thread,Time,Action,Poin
 /// the line is the number of the row in the file; the header is 1.
 export class trace_error : public std::runtime_error {
 public:
+  /// Makes the text of what().
   trace_error(std::string file, std::size_t line, std::string reason);
 
+  /// Returns the name of the file.
   inline const std::string& file() const noexcept { return file_; }
+  /// Returns the number of the line, from 1; 0 for the file as a whole.
   inline std::size_t line() const noexcept { return line_; }
+  /// Returns the text after the line number.
   inline const std::string& reason() const noexcept { return reason_; }
 
 private:
@@ -49,6 +53,7 @@ private:
 /// A formatted row with its line end. The text lies inside the object: no heap memory.
 export class trace_row {
 public:
+  /// Returns the text, which lives as long as the object.
   inline std::string_view text() const noexcept { return {text_.data(), size_}; }
 
 private:
@@ -82,6 +87,7 @@ public:
   /// Returns the line number of the row that next() returned last; the header is line 1. In a binary trace it is the
   /// number of the row in the file.
   inline std::size_t line() const noexcept { return line_; }
+  /// Returns the name of the file that errors show.
   inline const std::string& name() const noexcept { return name_; }
 
 private:
@@ -104,9 +110,12 @@ private:
 /// state of the std::ostream. Not thread-safe.
 export class trace_writer {
 public:
+  /// Writes the header. The std::ostream must outlive the writer.
   explicit trace_writer(std::ostream& output);
 
+  /// Writes a row.
   void write(const trace_record& record);
+  /// Flushes the std::ostream.
   void flush();
 
 private:

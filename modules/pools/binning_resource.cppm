@@ -153,6 +153,7 @@ class binning_resource : public detail::forwarding_base<binning_resource<Upstrea
   using base = detail::forwarding_base<binning_resource, detail::binning_state, Upstream>;
 
 public:
+  /// As in the upstream; see cuda_resource::stream_ordered.
   static constexpr bool stream_ordered = detail::is_stream_ordered<Upstream>();
 
   /// Makes the bins of the options, each a fixed_size_resource over the upstream. They allocate nothing before their
@@ -200,6 +201,7 @@ public:
       throw std::invalid_argument{"gpumem: no bin of the binning_resource records uses of this block"};
   }
 
+  /// Returns the upstream; another handle to it is a copy.
   Upstream const& upstream() const { return static_cast<detail::held_bin<Upstream>&>(state_->upstream()).value; }
 
   friend bool operator==(binning_resource const& a, binning_resource const& b) noexcept { return a.state_ == b.state_; }

@@ -46,6 +46,7 @@ class graph_resource : public detail::forwarding_base<graph_resource<Upstream>, 
   using base = detail::forwarding_base<graph_resource, detail::graph_memory, Upstream>;
 
 public:
+  /// The memory may be used in the order of the stream on which it was allocated.
   static constexpr bool stream_ordered = true;
 
   /// Allocates nothing yet. A request of up to 1 MiB gets memory from the upstream in chunks of 2 MiB, a larger one in
@@ -67,18 +68,22 @@ public:
   /// Returns the block, live or free, that holds the address; nullopt if it is not in this memory.
   std::optional<block_info> find(void const* pointer) const { return state_->find(pointer); }
 
-  /// As pool_resource::bytes_of, find_owned, try_deallocate, reset_peaks and memory_map.
+  /// As pool_resource::bytes_of.
   std::optional<std::size_t> bytes_of(void const* pointer) const noexcept {
     auto const found = find_owned(pointer);
     return found ? std::optional{found->bytes} : std::nullopt;
   }
+  // The same for the C library, with the stream for which the block was allocated.
   std::optional<detail::owned_block> find_owned(void const* pointer) const noexcept {
     return has_state() && pointer ? state_->find_owned(pointer) : std::nullopt;
   }
+  /// As pool_resource::try_deallocate.
   std::optional<std::size_t> try_deallocate(void* pointer) noexcept {
     return has_state() && pointer ? state_->try_deallocate(pointer) : std::nullopt;
   }
+  /// As pool_resource::reset_peaks.
   void reset_peaks() { state_->reset_peaks(); }
+  /// As pool_resource::memory_map.
   std::vector<memory_range> memory_map() const { return state_->memory_map(); }
 
   /// Makes exactly the live ranges of an earlier memory_map() live again, at their addresses. Frees all other blocks.
@@ -87,6 +92,7 @@ public:
   /// std::bad_alloc; then some of the blocks may be missing.
   void restore(std::span<memory_range const> live) { state_->restore(live); }
 
+  /// Returns the upstream; another handle to it is a copy.
   Upstream const& upstream() const {
     return static_cast<detail::held_upstream<Upstream> const&>(state_->upstream()).value;
   }

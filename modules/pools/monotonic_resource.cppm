@@ -96,6 +96,7 @@ class monotonic_resource
   using base = detail::forwarding_base<monotonic_resource, detail::monotonic_state, Upstream>;
 
 public:
+  /// The memory may be used in the order of the stream on which it was allocated.
   static constexpr bool stream_ordered = true;
 
   /// Allocates nothing yet, unless `pool.initial_size` says so. Throws std::invalid_argument for a `region_size` of 0,
@@ -111,6 +112,7 @@ public:
   /// Frees all blocks. The caller guarantees that all uses are complete and that the host has seen that. Any thread.
   void reset_sync() { state_->reset(stream_key::host()); }
 
+  /// Returns the upstream; another handle to it is a copy.
   Upstream const& upstream() const {
     return static_cast<detail::held_upstream<Upstream>&>(state_->pool().engine().upstream()).value;
   }

@@ -221,7 +221,7 @@ public:
     auto const found = find_owned(pointer);
     return found ? std::optional{found->bytes} : std::nullopt;
   }
-  /// The same, with the stream for which the block was allocated.
+  // The same for the C library, with the stream for which the block was allocated.
   std::optional<owned_block> find_owned(void const* pointer) const noexcept {
     return has_state() && pointer ? state().find_owned(pointer) : std::nullopt;
   }
@@ -309,6 +309,7 @@ public:
   /// elsewhere. Each pin() needs its own unpin(). Returns false, and pins nothing, if a part is not the pool's. In a
   /// pool over chunks live memory stays in any case. Any thread.
   bool pin(void const* pointer, std::size_t bytes) { return state_->pin(pointer, bytes); }
+  /// Takes back one pin() of these bytes. Any thread.
   void unpin(void const* pointer, std::size_t bytes) { state_->unpin(pointer, bytes); }
 
   /// Lets another device read and write the memory that the pool has and gets, if the pool is over pages. Memory of
@@ -346,7 +347,9 @@ public:
   /// Any thread.
   std::string describe_memory() const { return state_->describe_memory(); }
 
+  /// Returns the upstream; another handle to it is a copy.
   Upstream const& upstream() const { return static_cast<held_upstream<Upstream>&>(state_->engine().upstream()).value; }
+  /// Returns the options of the constructor.
   inline pool_options const& options() const { return state_->engine().options(); }
 
   /// Copies are the same pool and compare equal.

@@ -23,18 +23,18 @@ struct async_options {
   bool reuse_after_events = true;      ///< reuse on another stream that events order after the free
   bool reuse_completed = true;         ///< reuse on another stream without such an order, once the free is complete
   bool reuse_by_inserted_waits = true; ///< reuse on another stream after a wait that the driver inserts; last resort
-  export_handle exported_as = export_handle::none;
-  bool hardware_decompression = false; ///< the device's decompression engine can access the memory
-  std::vector<device> peers = {};      ///< other devices that may read and write the memory
-  int numa_node = -1;                  ///< pinned memory only: its host NUMA node; -1: any
+  export_handle exported_as = export_handle::none; ///< how other processes may get the memory
+  bool hardware_decompression = false;             ///< the device's decompression engine can access the memory
+  std::vector<device> peers = {};                  ///< other devices that may read and write the memory
+  int numa_node = -1;                              ///< pinned memory only: its host NUMA node; -1: any
 };
 
 /// Bytes of a driver pool, as the driver reports them. Peaks count from the creation of the pool or `reset_peaks()`.
 struct driver_pool_usage {
-  std::size_t reserved = 0;
-  std::size_t peak_reserved = 0;
-  std::size_t used = 0; ///< live, rounded up by the driver
-  std::size_t peak_used = 0;
+  std::size_t reserved = 0;      ///< got from the device
+  std::size_t peak_reserved = 0; ///< highest `reserved`
+  std::size_t used = 0;          ///< live, rounded up by the driver
+  std::size_t peak_used = 0;     ///< highest `used`
 
   friend bool operator==(driver_pool_usage const&, driver_pool_usage const&) = default;
 };

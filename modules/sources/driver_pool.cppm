@@ -157,8 +157,9 @@ public:
   /// Sets the peaks to the current values. Throws cuda_error.
   void reset_peaks() { pool().reset_peaks(); }
 
-  /// Lets another device read and write the pool's memory, or revokes that. Throws cuda_error.
+  /// Lets another device read and write the pool's memory. Throws cuda_error.
   void allow(gpumem::device peer) { pool().set_access(peer, true); }
+  /// Takes that right from the device again. Throws cuda_error.
   void forbid(gpumem::device peer) { pool().set_access(peer, false); }
   /// Returns whether a device may read and write the pool's memory. Throws cuda_error.
   bool allows(gpumem::device peer) const { return pool().access(peer); }
@@ -178,6 +179,7 @@ private:
 export template <class Self, class... Properties>
 class owned_driver_pool : public driver_pool_base<Self, async_state, Properties...> {
 public:
+  /// Returns the options of the constructor.
   async_options const& options() const { return state_->options(); }
 
   friend bool operator==(Self const& a, Self const& b) noexcept {

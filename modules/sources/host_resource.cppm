@@ -38,8 +38,10 @@ private:
 /// are equal. Any thread.
 export class host_resource : public resource_base<host_resource, detail::host_state, mr::host_accessible> {
 public:
+  /// The memory may be used on every stream at once.
   static constexpr bool stream_ordered = false;
 
+  /// The one resource; makes nothing.
   host_resource() : state_{&detail::host_state::instance()} {}
 
   friend bool operator==(host_resource const&, host_resource const&) noexcept { return true; }

@@ -25,6 +25,7 @@ export class managed_resource
   using base = resource_base<managed_resource, detail::device_source, mr::device_accessible, mr::host_accessible>;
 
 public:
+  /// The memory may be used on every stream at once.
   static constexpr bool stream_ordered = false;
 
   /// Throws std::invalid_argument if the device does not exist, and cuda_error.

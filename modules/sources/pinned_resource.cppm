@@ -24,6 +24,7 @@ export class pinned_resource
   using base = resource_base<pinned_resource, detail::device_source, mr::device_accessible, mr::host_accessible>;
 
 public:
+  /// The memory may be used on every stream at once.
   static constexpr bool stream_ordered = false;
 
   /// Allocates in the primary context of the device. Throws std::invalid_argument if the device does not exist, and

@@ -11,10 +11,12 @@ namespace gpumem {
 /// A place where managed memory can lie: a device, or the host. A small value.
 export class memory_location {
 public:
+  /// A device.
   memory_location(gpumem::device where) noexcept : ordinal_{where.ordinal()} {}
   /// Returns the host.
   static memory_location host() noexcept { return memory_location{}; }
 
+  /// Whether it is the host.
   inline bool is_host() const noexcept { return ordinal_ < 0; }
   /// Returns the device's ordinal; -1 for the host.
   inline int ordinal() const noexcept { return ordinal_; }

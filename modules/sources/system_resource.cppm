@@ -60,6 +60,7 @@ export class system_resource
   using base = resource_base<system_resource, detail::system_source, mr::device_accessible, mr::host_accessible>;
 
 public:
+  /// The memory may be used on every stream at once.
   static constexpr bool stream_ordered = false;
 
   /// Throws std::invalid_argument if the device does not exist, and cuda_error; with CUDA_ERROR_NOT_SUPPORTED if the

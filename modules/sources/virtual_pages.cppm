@@ -18,16 +18,17 @@ namespace gpumem {
 namespace extend {
 /// A run of addresses: its offset from the base of its source, and its length; both in bytes.
 export struct page_extent {
-  std::size_t offset = 0;
-  std::size_t bytes = 0;
+  std::size_t offset = 0; ///< from the base of the source
+  std::size_t bytes = 0;  ///< length of the run
 
+  /// Returns the offset after the run.
   inline std::size_t end() const noexcept { return offset + bytes; }
   friend bool operator==(page_extent const&, page_extent const&) = default;
 };
 
 /// A page: one physical allocation, and the addresses at which it is mapped.
 export struct page_info {
-  page_extent where;
+  page_extent where;    ///< addresses of the page
   bool pinned = false;  ///< another library or process uses it, so it may not be moved or unmapped
   bool aliased = false; ///< the same memory is mapped at another offset too
 
@@ -74,6 +75,7 @@ export struct virtual_pages_options {
   /// inside map(), alias(), move(), unmap() and the destructor, so they may not call the source or take the lock that
   /// guards it. They are not called on a lost device.
   std::function<bool(void* address, std::size_t bytes)> on_mapped = {};
+  /// Called before each unmapping; see `on_mapped`.
   std::function<void(void* address, std::size_t bytes)> on_unmapping = {};
 };
 
@@ -111,12 +113,15 @@ public:
   /// Returns whether the device has virtual memory; false if the driver cannot be asked.
   static bool supported(gpumem::device where) noexcept;
 
+  /// Returns the device.
   gpumem::device where() const noexcept { return device_; }
+  /// Returns the first reserved address.
   void* base() const noexcept { return reinterpret_cast<void*>(base_); }
   /// Returns the reserved addresses, in bytes.
   std::size_t address_space() const noexcept { return address_space_; }
   /// Offsets and page sizes are multiples of this; bytes.
   std::size_t granularity() const noexcept { return granularity_; }
+  /// Returns the bytes, rounded up to a multiple of the granularity.
   std::size_t round_up(std::size_t bytes) const noexcept;
 
   /// Returns the physical memory held, in bytes; a page that is mapped twice counts once.
@@ -153,7 +158,7 @@ public:
   /// nothing. The runs may not overlap, and no page may be pinned. The host must have seen all work on their old
   /// addresses complete.
   expected<page_extent, failure> move(std::span<page_extent const> runs, std::size_t to) noexcept;
-  /// Moves the page that starts at `offset`, as above.
+  /// Moves the page that starts at `offset` to the address at `to`, in the same way.
   expected<page_extent, failure> move(std::size_t offset, std::size_t to) noexcept;
 
   /// Returns the page that holds the address, if one is mapped there.
@@ -162,6 +167,7 @@ public:
   /// Forbids to unmap, move or alias the pages of a run of addresses. Each pin() needs its own unpin(). Returns false,
   /// and pins nothing, if a part of the run is not mapped.
   bool pin(void const* address, std::size_t bytes) noexcept;
+  /// Takes back one pin() of the run.
   void unpin(void const* address, std::size_t bytes) noexcept;
 
   /// Returns a file descriptor by which another process can map the page that holds the address; the caller closes it.

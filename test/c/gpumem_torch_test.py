@@ -5,9 +5,11 @@ import contextlib
 import ctypes
 import os
 import sys
+import tempfile
 import threading
 import types
 import unittest
+from pathlib import Path
 
 import gpumem_torch
 from simulated_device import alone
@@ -206,6 +208,21 @@ class Configuration(Plugged):
         self.assert_refused("invalid_argument", "double free",
                             lambda: gpumem_torch.check(self.library.gpumem_free(pool, stream, block)))
         gpumem_torch.check(self.library.gpumem_release(pool))
+
+    @alone
+    def test_texts_of_the_guide_describe_resources(self):
+        page = (Path(__file__).parents[2] / "modules/guide/from_rmm.md").read_text()
+        table = page.split("\n## Resources\n")[1].split("\n## ")[0]
+        texts = [text for row in table.splitlines() if row.startswith("|") for text in row.split("|")[3].split("`")[1::2]]
+        known = [text for text in texts if not text.startswith(("callbacks", "gpumem_make_pool_over", "system"))]
+        self.assertEqual((len(known), len(texts)), (15, 18))
+        self.simulator.make_current(0)
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)  # for the log
+            for text in known:
+                pool = ctypes.c_void_p()
+                gpumem_torch.check(self.library.gpumem_make_pool(0, text.encode(), ctypes.byref(pool)))
+                gpumem_torch.check(self.library.gpumem_release(pool))
 
     @alone
     def test_a_pool_of_the_program_is_shared(self):

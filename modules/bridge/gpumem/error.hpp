@@ -17,16 +17,16 @@ namespace gpumem {
 
 /// Statistics taken when memory ran out. Numbers of bytes, if not said otherwise; 0 if the resource does not know.
 struct out_of_memory_info {
-  std::size_t requested = 0;
-  std::size_t live = 0;
-  std::size_t reserved = 0;
-  std::size_t largest_free = 0;
-  std::size_t limit = 0; ///< 0: none
-  std::size_t device_free = 0;
-  std::size_t device_total = 0;
-  std::uint64_t stream = 0; ///< the stream's id
-  int device = -1;
-  std::size_t free = 0;
+  std::size_t requested = 0;        ///< by the call
+  std::size_t live = 0;             ///< requested bytes of the resource that are not freed yet
+  std::size_t reserved = 0;         ///< got from the upstream
+  std::size_t largest_free = 0;     ///< largest free range
+  std::size_t limit = 0;            ///< 0: none
+  std::size_t device_free = 0;      ///< free on the device
+  std::size_t device_total = 0;     ///< of the device
+  std::uint64_t stream = 0;         ///< the stream's id
+  int device = -1;                  ///< ordinal; -1: not known
+  std::size_t free = 0;             ///< neither allocated nor cached
   std::uint64_t free_ranges = 0;    ///< number of free ranges
   std::size_t free_in_use = 0;      ///< free bytes whose last use the host has not yet seen complete
   std::uint64_t in_use_streams = 0; ///< number of streams with such uses
@@ -36,11 +36,15 @@ struct out_of_memory_info {
 /// Thrown when memory is exhausted or the request is larger than it can ever be.
 class out_of_memory : public std::bad_alloc {
 public:
+  /// Makes the text of the figures.
   out_of_memory(outcome what, out_of_memory_info const& info) : out_of_memory{what, info, describe(what, info)} {}
+  /// Takes the text of what().
   out_of_memory(outcome what, out_of_memory_info const& info, std::string const& text)
       : info_{info}, text_{text}, reason_{what} {}
   char const* what() const noexcept override { return text_.what(); }
+  /// Returns outcome::exhausted or outcome::too_large.
   outcome reason() const noexcept { return reason_; }
+  /// Returns the statistics at the time of the failure.
   out_of_memory_info const& info() const noexcept { return info_; }
 
 private:
@@ -72,9 +76,13 @@ private:
 /// like. `pool` of <gpumem/pool.hpp> throws it for errors of the driver as well, with the driver's error as the code.
 class acquire_error : public std::runtime_error {
 public:
+  /// Makes the text of the failure.
   explicit acquire_error(failure const& why) : acquire_error{why, describe(why)} {}
+  /// Takes the text of what().
   acquire_error(failure const& why, std::string const& text) : std::runtime_error{text}, why_{why} {}
+  /// Returns the outcome of the request.
   outcome reason() const noexcept { return why_.reason; }
+  /// Returns the outcome with the code and the requested bytes.
   failure const& why() const noexcept { return why_; }
 
 private:

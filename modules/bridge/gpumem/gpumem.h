@@ -26,8 +26,9 @@ extern "C" {
 /// A stream is a CUstream or cudaStream_t. NULL is a default stream whose kind only the caller's compiler knows: it
 /// counts as a different stream for each calling thread. A caller that knows the kind passes one of the two names
 /// below. A default stream belongs to the current device, which must be that of the pool.
-#define GPUMEM_STREAM_LEGACY ((void*)1)     // one stream for all threads
-#define GPUMEM_STREAM_PER_THREAD ((void*)2) // the calling thread's stream
+
+#define GPUMEM_STREAM_LEGACY ((void*)1)     ///< the legacy default stream: one for all threads
+#define GPUMEM_STREAM_PER_THREAD ((void*)2) ///< the calling thread's default stream
 
 /// Enough for every type; the alignment to pass if no other is needed.
 #define GPUMEM_ALIGNMENT 256
@@ -56,17 +57,17 @@ typedef struct gpumem_pool gpumem_pool;
 /// Statistics of a pool: bytes, and counts since it was made. The caller writes `size`. Newer versions add fields at
 /// the end; a caller that was compiled with fewer fields gets those.
 typedef struct gpumem_statistics {
-  size_t size;           ///< sizeof(gpumem_statistics) of the caller
-  uint64_t live;         ///< requested bytes that the host has not freed yet, whatever the streams have done
-  uint64_t allocated;    ///< the same, rounded up
-  uint64_t reserved;     ///< got from the device
-  uint64_t largest_free; ///< largest free range, whichever streams used it
-  uint64_t limit;        ///< most that may be reserved; 0: no limit
-  uint64_t peak_live;
-  uint64_t peak_reserved;
-  uint64_t allocations;
-  uint64_t frees;
-  uint64_t failures;
+  size_t size;                   ///< sizeof(gpumem_statistics) of the caller
+  uint64_t live;                 ///< requested bytes that the host has not freed yet, whatever the streams have done
+  uint64_t allocated;            ///< the same, rounded up
+  uint64_t reserved;             ///< got from the device
+  uint64_t largest_free;         ///< largest free range, whichever streams used it
+  uint64_t limit;                ///< most that may be reserved; 0: no limit
+  uint64_t peak_live;            ///< highest `live`
+  uint64_t peak_reserved;        ///< highest `reserved`
+  uint64_t allocations;          ///< number of granted requests
+  uint64_t frees;                ///< number of freed blocks
+  uint64_t failures;             ///< number of requests that were not granted
   uint64_t upstream_allocations; ///< number of times that the device gave memory
   uint64_t upstream_frees;       ///< pages or chunks given back
   uint64_t coalesces;            ///< free neighbours joined
@@ -145,9 +146,9 @@ typedef struct gpumem_block {
 
 /// A part of a pool's reserved memory; `size` as in gpumem_statistics.
 typedef struct gpumem_range {
-  size_t size; ///< sizeof(gpumem_range) of the library
-  void* base;
-  uint64_t bytes;
+  size_t size;           ///< sizeof(gpumem_range) of the library
+  void* base;            ///< start of the range
+  uint64_t bytes;        ///< size of the range
   uint64_t requested;    ///< of a live block; 0 for other memory
   uint64_t stream;       ///< id of the stream for which a live block was allocated; 0 for other memory
   uint64_t live;         ///< 1: a live block; 0: free or cached
@@ -210,7 +211,7 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 ///                          what would leave less device memory free prefers the host
 ///   pool(resource, …)      a pool with the options above; without a resource over the pages of the device
 ///   fixed(resource, block_size=1MiB, blocks_per_chunk=128, …)
-///                          a pool of blocks of one size; without a resource over cuda
+///                          a pool of blocks of one size, which must be given; without a resource over cuda
 ///   arena(resource, arena_size=64MiB, max_arenas=16, …)
 ///                          a pool in which each thread has arenas of its own; without a resource over cuda
 ///   binning(resource, bins=256KiB:fixed;1MiB:upstream;4MiB:pool(cuda), min_exponent=10, max_exponent=20,

@@ -17,19 +17,25 @@ extern "C" {
 /// They throw a std::exception (std::bad_alloc if there is no memory), and Python sees a RuntimeError with the text of
 /// gpumem_last_error. For that the library uses the system's libstdc++ and libgcc_s, as PyTorch does: if it were linked
 /// with copies of its own, an exception would end the process.
+
 struct CUstream_st; // what a CUstream or cudaStream_t points to
 
 // NOLINTBEGIN(modernize-use-using): C has no other way
 /// One line of torch.cuda.memory_stats.
 typedef struct gpumem_torch_figure {
-  uint64_t current;
+  uint64_t current;   ///< now
   uint64_t peak;      ///< since the last reset of peaks
   uint64_t allocated; ///< sum of all increases since the last reset of totals
   uint64_t freed;     ///< sum of all decreases since then
 } gpumem_torch_figure;
 
 /// The blocks that a figure counts.
-enum { GPUMEM_TORCH_ALL, GPUMEM_TORCH_SMALL /* up to 1 MiB */, GPUMEM_TORCH_LARGE, GPUMEM_TORCH_PARTS };
+enum {
+  GPUMEM_TORCH_ALL,   ///< all blocks
+  GPUMEM_TORCH_SMALL, ///< up to 1 MiB
+  GPUMEM_TORCH_LARGE, ///< the others
+  GPUMEM_TORCH_PARTS  ///< number of the kinds above
+};
 
 /// The memory of PyTorch on one device. The figures of blocks are exact. Those marked *read* are exact, but for their
 /// peaks: these are the largest values that gpumem_torch_read_statistics has written.
@@ -47,7 +53,7 @@ typedef struct gpumem_torch_statistics {
 } gpumem_torch_statistics;
 /// A block of PyTorch; `size` as above.
 typedef struct gpumem_torch_block {
-  size_t size;
+  size_t size;                ///< sizeof(gpumem_torch_block) of the caller
   int64_t device;             ///< -1: no live block starts at the address
   uint64_t bytes;             ///< requested
   uint64_t pool[2];           ///< id of PyTorch's pool; 0, 0: none
@@ -83,11 +89,16 @@ enum {
   GPUMEM_TORCH_DEVICE_CURRENT = 2 ///< the device is the calling thread's current one
 };
 
-/// Allocates for PyTorch's allocator class, and frees by the pointer alone, as gpumem_torch_try_allocate and
-/// gpumem_torch_free. The stream of a free is that of the allocation; it must still live. `bytes`, if not NULL, gets
-/// the requested bytes. A pointer that is no live block of a device's pool gives GPUMEM_INVALID_ARGUMENT.
+/// Allocates for PyTorch's allocator class, as gpumem_torch_try_allocate.
 gpumem_outcome gpumem_torch_allocate_block(size_t bytes, int device, struct CUstream_st* stream, int promises,
                                            void** pointer) GPUMEM_NOEXCEPT;
+/// Allocates `room` bytes for a request of fewer, as PyTorch's setting roundup_power2_divisions asks for. The figures
+/// count them as the bytes of the block; gpumem_torch_describe_block and the ranges show the requested bytes.
+gpumem_outcome gpumem_torch_allocate_rounded_block(size_t bytes, size_t room, int device, struct CUstream_st* stream,
+                                                   int promises, void** pointer) GPUMEM_NOEXCEPT;
+/// Frees by the pointer alone, as gpumem_torch_free. The stream of the free is that of the allocation; it must still
+/// live. `bytes`, if not NULL, gets the bytes of the block. A pointer that is no live block of a device's pool gives
+/// GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_torch_free_block(void* pointer, size_t* bytes) GPUMEM_NOEXCEPT;
 
 /// Promises more than gpumem_record_use, as PyTorch does: the block is not reused before the work is complete that the
@@ -98,9 +109,9 @@ gpumem_outcome gpumem_torch_record_block_stream(void* pointer, struct CUstream_s
 /// Lets a device read and write the memory that the pool of the device `accessed` has and gets.
 gpumem_outcome gpumem_torch_open_to(int device, int accessed) GPUMEM_NOEXCEPT;
 
-/// Sets the most that the device's pool may reserve, as a fraction of the device's memory, from 0 to 1, which means no
-/// limit. The smaller of this and the option `limit` counts. If the pool exists already, it must be the outermost
-/// resource of its stack.
+/// Sets the most that PyTorch may have, as a fraction of the device's memory, from 0 to 1, which means no limit. That
+/// holds for the device's pool together with what pools of PyTorch draw from functions of the caller. The smaller of
+/// this and the option `limit` counts. If the pool exists already, it must be the outermost resource of its stack.
 gpumem_outcome gpumem_torch_set_memory_fraction(double fraction, int device) GPUMEM_NOEXCEPT;
 
 /// Writes the fields that both sides know. Only the block's owner may rely on the result.
@@ -121,8 +132,9 @@ gpumem_outcome gpumem_torch_visit_ranges(int device,
 /// Writes the fields that both sides know; zeros before the device's first allocation.
 gpumem_outcome gpumem_torch_read_statistics(int device, gpumem_torch_statistics* statistics) GPUMEM_NOEXCEPT;
 
-/// Makes the peaks of the statistics, or their totals, count from now on.
+/// Makes the peaks of the statistics count from now on.
 gpumem_outcome gpumem_torch_reset_peaks(int device) GPUMEM_NOEXCEPT;
+/// Makes the totals of the statistics count from now on.
 gpumem_outcome gpumem_torch_reset_totals(int device) GPUMEM_NOEXCEPT;
 
 /// Gives the unused memory of all devices back, and ends pools of PyTorch without uses and blocks. Skips devices on
@@ -154,6 +166,7 @@ using gpumem_torch_pool_id = std::pair<unsigned long long, unsigned long long>;
 /// set_end_allocate_to_pool_fn, set_release_pool.
 void gpumem_torch_begin_allocate_to_pool(int device, gpumem_torch_pool_id pool,
                                          std::function<bool(struct CUstream_st*)> filter);
+/// Ends what gpumem_torch_begin_allocate_to_pool began.
 void gpumem_torch_end_allocate_to_pool(int device, gpumem_torch_pool_id pool);
 /// Removes a use; does nothing if there is none.
 void gpumem_torch_release_pool(int device, gpumem_torch_pool_id pool) GPUMEM_NOEXCEPT;

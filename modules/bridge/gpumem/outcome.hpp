@@ -44,7 +44,7 @@ inline char const* to_string(outcome value) noexcept {
 
 /// The rule that a call broke, as `failure::code` of outcome::invalid_argument.
 enum class broken_rule : int {
-  other = 0,
+  other = 0,         ///< another rule
   alignment = -1,    ///< the alignment is not a power of two
   other_device = -2, ///< a default stream was given while another device is current
   moved_from = -3,   ///< the handle is empty, since it was moved from
@@ -52,9 +52,9 @@ enum class broken_rule : int {
 
 /// A request that was not granted. The resource is as it was before the request.
 struct failure {
-  outcome reason = outcome::exhausted;
-  int code = 0;              ///< the driver's error (CUresult), if one was the cause; or a broken_rule
-  std::size_t requested = 0; ///< bytes
+  outcome reason = outcome::exhausted; ///< never outcome::granted
+  int code = 0;                        ///< the driver's error (CUresult), if one was the cause; or a broken_rule
+  std::size_t requested = 0;           ///< bytes
 
   friend bool operator==(failure const& a, failure const& b) noexcept {
     return a.reason == b.reason && a.code == b.code && a.requested == b.requested;

@@ -38,7 +38,7 @@ namespace gpumem {
 /// `nvcc --default-stream per-thread` (CUDA_API_PER_THREAD_DEFAULT_STREAM).
 class stream_handle {
 public:
-  // Inlined at each call, since the macro may differ between the files of a program.
+  /// Inlined at each call, since the macro may differ between the files of a program.
   __attribute__((always_inline)) inline stream_handle(CUstream_st* stream) noexcept : value_{stream} {
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
     constexpr std::uintptr_t usual = 2; // GPUMEM_STREAM_PER_THREAD
@@ -47,9 +47,11 @@ public:
 #endif
     if (!stream) value_ = reinterpret_cast<void*>(usual);
   }
+  /// Takes the handle that get() of the object returns.
   template <class Stream, class = decltype(static_cast<CUstream_st*>(std::declval<Stream const&>().get()))>
   __attribute__((always_inline)) inline stream_handle(Stream const& stream) noexcept : stream_handle{stream.get()} {}
 
+  /// Returns the handle; GPUMEM_STREAM_LEGACY or GPUMEM_STREAM_PER_THREAD for a default stream.
   void* value() const noexcept { return value_; }
 
 private:
@@ -98,12 +100,17 @@ class pool_block;
 /// The result of try_allocate: a pointer or a failure, with the functions of std::expected<void*, failure>.
 class try_result {
 public:
+  /// A success; the pointer may be null.
   try_result(void* pointer) noexcept : pointer_{pointer} {}
+  /// A failure.
   try_result(failure const& why) noexcept : why_{why} {}
+  /// Whether it holds a pointer.
   bool has_value() const noexcept { return why_.reason == outcome::granted; }
+  /// Whether it holds a pointer.
   explicit operator bool() const noexcept { return has_value(); }
   /// Returns the pointer: null for 0 bytes, and after a failure.
   void* operator*() const noexcept { return pointer_; }
+  /// Returns the failure; its reason is outcome::granted if there is none.
   failure const& error() const noexcept { return why_; }
 
 private:
@@ -113,11 +120,11 @@ private:
 
 /// The block, live or free, in which a pointer lies.
 struct found_block {
-  void* base = nullptr;
+  void* base = nullptr;      ///< start of the block, or of the free range
   std::size_t bytes = 0;     ///< requested; 0 if the memory is free
   std::size_t allocated = 0; ///< rounded up; the size of the range if the memory is free
   std::uint64_t stream = 0;  ///< id of the stream for which it was allocated
-  bool live = false;
+  bool live = false;         ///< false: the memory is free
 };
 
 /// A pool over the memory of one device. Copies share it; the last one gives the memory back once all uses are
@@ -233,6 +240,7 @@ public:
     return true;
   }
 
+  /// Returns the statistics of the pool.
   gpumem::statistics statistics() const;
   /// Returns the block, live or free, in which the pointer lies; no value if the pool does not own the pointer.
   std::optional<found_block> find(void const* pointer) const {
@@ -255,9 +263,11 @@ public:
 
   /// Whether both are the same pool: each can free the other's blocks.
   friend bool operator==(pool const& a, pool const& b) noexcept { return a.handle_ == b.handle_; }
+  /// Whether they are different pools.
   friend bool operator!=(pool const& a, pool const& b) noexcept { return !(a == b); }
 
 #if defined(GPUMEM_DETAIL_WITH_MEMORY_RESOURCE)
+  // For CCCL.
   friend void get_property(pool const&, cuda::mr::device_accessible) noexcept {}
 #endif
 
@@ -298,7 +308,9 @@ public:
   }
   ~pool_block() { reset(); }
 
+  /// Returns the pointer; null for 0 bytes.
   void* data() const noexcept { return data_; }
+  /// Returns the requested bytes; 0 after a move from it.
   std::size_t bytes() const noexcept { return bytes_; }
   /// Returns the stream in whose order the block is valid and will be freed.
   CUstream_st* stream() const noexcept { return stream_; }

@@ -60,7 +60,7 @@ struct pool_options {
   /// upstream ignores this option. Under compute-sanitizer, pools over chunks of cuda_resource, managed_resource or
   /// pinned_resource tell the tool of each block; tools refuse pages.
   bool pages = true;
-  reuse_policy cross_stream = reuse_policy::wait;
+  reuse_policy cross_stream = reuse_policy::wait; ///< which memory is reused that another stream freed
   /// Number of times that later requests, which ask for less, may get memory before a waiting one. It is also the
   /// number of requests after that one that are considered. Each `allocate` while requests wait counts. After that,
   /// freed memory is kept for the waiting request.
@@ -77,7 +77,7 @@ struct pool_options {
   /// process. The pool then keeps nothing, and has no limit: a request does not wait for memory. A pool whose options
   /// of pages ask for something stays as it is.
   bool pass_through = false;
-  hardening_options hardened = {};
+  hardening_options hardened = {}; ///< whether and how the pool finds misuse
 };
 
 } // namespace gpumem

@@ -12,32 +12,42 @@
 namespace gpumem {
 namespace extend {
 
-/// A change of a holder. In the order below: it was made; it is about to be destroyed; it begins to wait for something
-/// other than memory; it goes on. `rolled_back`: it has freed its memory after its request was preempted.
-enum class holder_event : unsigned char { begins, ends, waits, resumes, rolled_back };
+/// A change of a holder.
+enum class holder_event : unsigned char {
+  begins,      ///< it was made
+  ends,        ///< it is about to be destroyed
+  waits,       ///< it begins to wait for something other than memory
+  resumes,     ///< it goes on
+  rolled_back, ///< it has freed its memory after its request was preempted
+};
 
 /// Functions of one resource type over its state. Keys and waiters are opaque here: only the module has their types.
 struct services_table {
   /// The type of the resource. If a foreign adaptor forwards this property, the type differs from the adaptor's. The
   /// services are then ignored, since they would bypass the adaptor.
   std::type_info const* type;
+  /// Allocates in the order of the stream; the resource identifies it.
   cuda::std::expected<void*, failure> (*try_allocate)(void* state, cuda::stream_ref, std::size_t bytes,
                                                       std::size_t alignment) noexcept;
   /// The same, but gives memory only if no other request waits. Returns null and writes `why` if it gives none;
   /// otherwise writes the stream's key to `key`, a std::optional<stream_key>. Null if the resource is not gpumem's.
   void* (*try_allocate_behind)(void* state, cuda::stream_ref, std::size_t bytes, std::size_t alignment, void* key,
                                failure& why) noexcept;
+  /// Allocates for a stream that is identified; `key` is a stream_key.
   cuda::std::expected<void*, failure> (*try_allocate_keyed)(void* state, void const* key, std::size_t bytes,
                                                             std::size_t alignment) noexcept;
+  /// Frees in the order of the stream of `key`.
   void (*deallocate_keyed)(void* state, void const* key, void* pointer, std::size_t bytes,
                            std::size_t alignment) noexcept;
   /// Returns the device's ordinal; -1 if the memory belongs to no device.
   int (*device)(void* state) noexcept;
-  /// These two are null if the resource cannot let requests wait.
+  /// Calls `admit` of the state (see waiting_state). Null if the resource cannot let requests wait.
   bool (*admit)(void* state, void* waiter) noexcept;
+  /// Calls `cancel_waiter` of the state. Null if the resource cannot let requests wait.
   bool (*cancel_waiter)(void* state, void* waiter) noexcept;
   /// Tells the resource of a change in the work of a holder. Null if the resource does not use it.
   void (*on_holder_event)(void* state, void* holder, holder_event what) noexcept;
+  /// Gives memory beyond `keep` reserved bytes back to the upstream; returns the bytes given back.
   std::size_t (*trim)(void* state, std::size_t keep);
   /// Returns false and writes nothing if the resource keeps no statistics.
   bool (*read_statistics)(void* state, statistics& seen);
@@ -47,12 +57,13 @@ struct services_table {
 
 /// A table with the state it works on; keeps nothing alive.
 struct services_handle {
-  services_table const* table = nullptr;
-  void* state = nullptr;
+  services_table const* table = nullptr; ///< null: the resource has no services of gpumem
+  void* state = nullptr;                 ///< the first argument of the functions
 };
 
 /// The stateful property of every gpumem resource.
 struct services {
+  /// CCCL reads the type of a property here.
   using value_type = services_handle;
 };
 

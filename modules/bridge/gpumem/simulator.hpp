@@ -34,16 +34,17 @@ struct error : std::runtime_error {
 /// run_until_idle() and host calls that wait let it run.
 enum class stepping { automatic, manual, immediate };
 
+/// Options of the simulated device.
 struct options {
-  int devices = 1;
-  std::size_t capacity = std::size_t{80} << 30; // bytes per device; address space only
-  std::uint64_t seed = 1;
-  stepping mode = stepping::automatic;
-  std::chrono::milliseconds stall_timeout{
-      10'000};                  // how long a blocked host call waits for other threads before it fails
-  bool virtual_memory = true;   // false: devices without virtual memory management (cuMemAddressReserve, cuMemMap, …)
-  bool pageable_memory = false; // true: devices that can access all memory of the host, as by HMM or ATS
-  bool concurrent_managed_access = true; // false: devices to which managed memory cannot be prefetched
+  int devices = 1;                              ///< number of devices
+  std::size_t capacity = std::size_t{80} << 30; ///< bytes per device; address space only
+  std::uint64_t seed = 1;                       ///< of the random order in which operations run
+  stepping mode = stepping::automatic;          ///< when the device runs
+  /// How long a blocked host call waits for other threads before it fails.
+  std::chrono::milliseconds stall_timeout{10'000};
+  bool virtual_memory = true;   ///< false: devices without virtual memory management (cuMemAddressReserve, cuMemMap, …)
+  bool pageable_memory = false; ///< true: devices that can access all memory of the host, as by HMM or ATS
+  bool concurrent_managed_access = true; ///< false: devices to which managed memory cannot be prefetched
 };
 
 /// Makes the simulated device the driver of this process. Call it before the first CUDA call; later calls do
@@ -89,11 +90,13 @@ void never_complete(CUevent event);
 
 /// Bytes that a piece of work reads or writes.
 struct touch {
-  const void* pointer;
-  std::size_t bytes;
-  bool writes;
+  const void* pointer; ///< first byte
+  std::size_t bytes;   ///< number of bytes
+  bool writes;         ///< false: reads
 };
+/// Returns the touch of work that reads the bytes.
 [[nodiscard]] inline touch read(const void* pointer, std::size_t bytes) noexcept { return {pointer, bytes, false}; }
+/// Returns the touch of work that writes the bytes.
 [[nodiscard]] inline touch write(const void* pointer, std::size_t bytes) noexcept { return {pointer, bytes, true}; }
 
 /// Enqueues device work on `stream`: it touches the declared bytes and takes `duration` of simulated time. When the
@@ -104,59 +107,63 @@ void work(cuda::stream_ref stream, std::initializer_list<touch> touches, std::ch
 void work(cuda::stream_ref stream, const std::vector<touch>& touches, std::chrono::nanoseconds duration = {},
           std::function<void()> function = {});
 
+/// The errors that the simulated device finds.
 enum class finding_kind {
-  unordered_access, // work on two streams touches the same bytes, in no order
-  unordered_reuse,  // a block was granted before its last use was complete
-  unordered_free,   // a block was freed before a use on another stream was complete
-  use_after_free,
-  unallocated_access,
-  double_free,
-  unknown_free,
-  wrong_size,
-  overlapping_grant,          // a resource granted the same bytes twice
-  live_block_in_freed_memory, // memory went back to the driver with a live block in it
-  dead_stream,                // a stream handle was used after its stream was destroyed
-  dead_event,
-  call_in_host_function,
-  deadlock,
-  unmapped_access,      // work touches reserved addresses at which nothing is mapped
-  access_without_right, // the device has no access to the mapping, or may only read it
-  premature_unmap,      // a mapping, or the access to it, was removed before the host had seen a use of it complete
-  dead_memory_handle,   // the handle of physical memory was used after its release
-  early_pool_destroy,   // a memory pool was destroyed before the host had waited for its frees; a query is no wait
+  unordered_access,           ///< work on two streams touches the same bytes, in no order
+  unordered_reuse,            ///< a block was granted before its last use was complete
+  unordered_free,             ///< a block was freed before a use on another stream was complete
+  use_after_free,             ///< work touches a block that was freed before
+  unallocated_access,         ///< work touches bytes that no allocation holds
+  double_free,                ///< a block was freed twice
+  unknown_free,               ///< the freed address is not that of a block
+  wrong_size,                 ///< the size passed to the free is not that of the allocation
+  overlapping_grant,          ///< a resource granted the same bytes twice
+  live_block_in_freed_memory, ///< memory went back to the driver with a live block in it
+  dead_stream,                ///< a stream handle was used after its stream was destroyed
+  dead_event,                 ///< an event handle was used after its event was destroyed
+  call_in_host_function,      ///< a host function called the driver
+  deadlock,                   ///< nothing can run any more, and a host call waits
+  unmapped_access,            ///< work touches reserved addresses at which nothing is mapped
+  access_without_right,       ///< the device has no access to the mapping, or may only read it
+  premature_unmap,    ///< a mapping, or the access to it, was removed before the host had seen a use of it complete
+  dead_memory_handle, ///< the handle of physical memory was used after its release
+  early_pool_destroy, ///< a memory pool was destroyed before the host had waited for its frees; a query is no wait
 };
+/// Returns the name of the enumerator.
 [[nodiscard]] const char* to_string(finding_kind kind) noexcept;
 
 /// One side of a finding. Stream 0 is the host; otherwise it is the id that cuStreamGetId returns.
 struct party {
-  std::uint64_t stream = 0;
-  std::uint64_t operation = 0; // counted from 1 on each stream
-  std::string action;
+  std::uint64_t stream = 0;    ///< id; 0: the host
+  std::uint64_t operation = 0; ///< counted from 1 on each stream
+  std::string action;          ///< the action, as a text
 };
 
+/// An error that was found.
 struct finding {
-  finding_kind kind;
-  party earlier;
-  party later;
-  std::uint64_t block_address = 0;
-  std::uint64_t block_bytes = 0;
-  std::uint64_t block_number = 0; // number of the allocation since the reset
-  std::string missing;            // the order that is missing
-  std::string text;               // the whole finding as a sentence
+  finding_kind kind;               ///< the error
+  party earlier;                   ///< the side that came first
+  party later;                     ///< the side that was found to break the order
+  std::uint64_t block_address = 0; ///< of the block; 0 without one
+  std::uint64_t block_bytes = 0;   ///< of the block
+  std::uint64_t block_number = 0;  ///< number of the allocation since the reset
+  std::string missing;             ///< the order that is missing
+  std::string text;                ///< the whole finding as a sentence
 };
 
+/// The findings and counts since the last reset.
 struct summary {
-  std::vector<finding> findings;
-  std::map<std::string, std::uint64_t> driver_calls; // by name without version suffix
-  std::uint64_t operations_run = 0;
-  std::uint64_t operations_pending = 0;
-  std::uint64_t streams_created = 0;
-  std::uint64_t stream_handles_recycled = 0;
-  std::uint64_t event_handles_recycled = 0;
-  std::uint64_t implicit_synchronizations = 0; // calls of the driver that free memory and wait for the device
-  std::uint64_t bytes_allocated = 0;           // device memory, now
-  std::uint64_t bytes_reserved = 0;            // addresses for virtual memory, now
-  std::uint64_t mappings = 0;                  // of physical memory at reserved addresses, now
+  std::vector<finding> findings;                     ///< all that were not taken yet
+  std::map<std::string, std::uint64_t> driver_calls; ///< by name without version suffix
+  std::uint64_t operations_run = 0;                  ///< number of operations that have run
+  std::uint64_t operations_pending = 0;              ///< number of operations that have not run yet
+  std::uint64_t streams_created = 0;                 ///< number of streams
+  std::uint64_t stream_handles_recycled = 0;         ///< number of streams with the handle of a destroyed one
+  std::uint64_t event_handles_recycled = 0;          ///< number of events with the handle of a destroyed one
+  std::uint64_t implicit_synchronizations = 0;       ///< calls of the driver that free memory and wait for the device
+  std::uint64_t bytes_allocated = 0;                 ///< device memory, now
+  std::uint64_t bytes_reserved = 0;                  ///< addresses for virtual memory, now
+  std::uint64_t mappings = 0;                        ///< of physical memory at reserved addresses, now
 };
 
 /// Returns what was found and counted since the last reset; findings stay until they are taken.
@@ -189,30 +196,36 @@ void use_recorded(CUstream stream, void* pointer) noexcept;
 /// only forwards.
 template <class Resource> class checked {
 public:
+  /// Wraps the resource.
   explicit checked(Resource resource) : resource_(std::move(resource)), owner_(detail::new_owner()) {}
 
+  /// Allocates as the resource does.
   [[nodiscard]] void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256) {
     void* pointer = resource_.allocate(stream, bytes, alignment);
     tell_allocated(stream.get(), by_host, pointer, bytes);
     return pointer;
   }
 
+  /// Frees as the resource does.
   void deallocate(cuda::stream_ref stream, void* pointer, std::size_t bytes, std::size_t alignment = 256) noexcept {
     tell_freed(stream.get(), false, pointer, bytes);
     resource_.deallocate(stream, pointer, bytes, alignment);
   }
 
+  /// Allocates as the resource does.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = 256) {
     void* pointer = resource_.allocate_sync(bytes, alignment);
     tell_allocated(nullptr, true, pointer, bytes);
     return pointer;
   }
 
+  /// Frees as the resource does.
   void deallocate_sync(void* pointer, std::size_t bytes, std::size_t alignment = 256) noexcept {
     tell_freed(nullptr, true, pointer, bytes);
     resource_.deallocate_sync(pointer, bytes, alignment);
   }
 
+  /// Allocates as the resource does, without throwing.
   template <class... More>
   [[nodiscard]] auto try_allocate(cuda::stream_ref stream, std::size_t bytes, More... more)
     requires requires(Resource& r) { r.try_allocate(stream, bytes, more...); }
@@ -222,6 +235,7 @@ public:
     return result;
   }
 
+  /// Frees without the size, as the resource does.
   void deallocate(cuda::stream_ref stream, void* pointer) noexcept
     requires requires(Resource& r) { r.deallocate(stream, pointer); }
   {
@@ -237,6 +251,7 @@ public:
     resource_.record_use(pointer, stream);
   }
 
+  /// Returns the wrapped resource.
   [[nodiscard]] Resource& upstream_resource() noexcept { return resource_; }
   [[nodiscard]] const Resource& upstream_resource() const noexcept { return resource_; }
 

@@ -84,6 +84,7 @@ template <class Resource> inline constexpr bool serves_thrust = true;
 /// different names: Thrust's own types differ between them.
 template <class T, class Pointer = thrust::device_ptr<T>> class thrust_allocator {
 public:
+  /// Names that containers expect of an allocator.
   using value_type = T;
   using pointer = Pointer;
   using const_pointer = thrust::device_ptr<T const>;
@@ -95,7 +96,9 @@ public:
   using propagate_on_container_move_assignment = std::true_type;
   using propagate_on_container_swap = std::true_type;
   using is_always_equal = std::false_type;
+  /// The same allocator for elements of another type.
   template <class U> struct rebind {
+    /// The allocator.
     using other = thrust_allocator<U, thrust::device_ptr<U>>;
   };
 
@@ -127,17 +130,21 @@ public:
   GPUMEM_DETAIL_BOTH_SIDES ~thrust_allocator() {}
   // NOLINTEND(modernize-use-equals-default)
 
+  /// Allocates uninitialised elements that work enqueued on the stream from now on may use.
   [[nodiscard]] pointer allocate(size_type count) {
     if (count > (std::numeric_limits<size_type>::max)() / sizeof(T)) throw std::bad_array_new_length{};
     on_device const scope{device_};
     return pointer{static_cast<T*>(memory_->allocate(stream_, count * sizeof(T)))};
   }
+  /// Frees in the order of the stream.
   void deallocate(pointer block, size_type count) noexcept {
     on_device const scope{device_};
     memory_->deallocate(stream_, thrust::raw_pointer_cast(block), count * sizeof(T));
   }
 
+  /// Returns the stream.
   CUstream_st* stream() const noexcept { return stream_; }
+  /// Returns the ordinal of the device; -1 on the host systems of Thrust.
   int device() const noexcept { return device_; }
 
   friend bool operator==(thrust_allocator const& a, thrust_allocator const& b) {

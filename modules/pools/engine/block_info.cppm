@@ -9,22 +9,22 @@ namespace gpumem {
 
 /// Describes the block or the free range in which a pointer lies.
 export struct block_info {
-  void* base = nullptr;
+  void* base = nullptr;      ///< start of the block or range
   std::size_t bytes = 0;     ///< requested; 0 of free memory
   std::size_t allocated = 0; ///< rounded up; of free memory, the size of the range
   std::uint64_t stream = 0;  ///< id of the stream that it was given to
-  bool live = false;
+  bool live = false;         ///< false: the memory is free
 };
 
 /// A part of a pool's reserved memory: a live block, or memory that is free or in a cache.
 export struct memory_range {
-  void* base = nullptr;
-  std::size_t bytes = 0;
-  std::size_t requested = 0; ///< of a live block; 0 for other memory
-  std::uint64_t stream = 0;  ///< id of the stream for which a live block was allocated; 0 for other memory
-  bool live = false;
-  void* region = nullptr; ///< start of the contiguous memory, got as a chunk or as pages, that holds the range
-  std::size_t region_bytes = 0;
+  void* base = nullptr;         ///< start of the range
+  std::size_t bytes = 0;        ///< size of the range
+  std::size_t requested = 0;    ///< of a live block; 0 for other memory
+  std::uint64_t stream = 0;     ///< id of the stream for which a live block was allocated; 0 for other memory
+  bool live = false;            ///< false: free or cached
+  void* region = nullptr;       ///< start of the contiguous memory, got as a chunk or as pages, that holds the range
+  std::size_t region_bytes = 0; ///< bytes of that memory
 };
 
 namespace detail {

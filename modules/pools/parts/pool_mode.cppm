@@ -46,10 +46,12 @@ export struct mode_settings {
 /// Returns the settings for these facts.
 export mode_settings derive_mode(mode_facts const& facts) noexcept;
 
-/// Returns after how many freed bytes of a stream a free records an event: half of the reserved bytes, near the limit
-/// 1/256.
+/// Returns after how many freed bytes of a stream a free records an event: half of the reserved bytes, at least 64 MiB;
+/// near the limit 1/256. In a small pool an event for each free would cost more than the memory that it gives to other
+/// streams.
 export inline std::size_t event_threshold_of(std::size_t reserved, bool near_limit) noexcept {
-  return std::max(reserved / (near_limit ? tuning::event_fraction_near_limit : tuning::event_fraction), granule);
+  if (near_limit) return std::max(reserved / tuning::event_fraction_near_limit, granule);
+  return std::max(reserved / tuning::event_fraction, tuning::max_silent_bytes);
 }
 /// Returns whether memory is to go back. Background release begins an eighth beyond the threshold, and ends at the
 /// threshold.

@@ -49,10 +49,10 @@ public:
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::size_t
   poll_streams(stream_key const* asking, shard_span among);
   /// Polls all these streams, the asking one too. Unless the asking stream is behind, repeats the polls of young events
-  /// for up to 4 us. A stream without work completes an event in 2 us, and a move of pages costs far more. Throws
-  /// std::bad_alloc.
+  /// for up to 4 us: a stream without work completes an event in 2 us. For callers whose next step costs far more.
+  /// Throws std::bad_alloc.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-  poll_streams_for_moves(stream_key const& asking, shard_span among);
+  poll_young_events(stream_key const* asking, shard_span among);
   /// Returns the streams whose uses of free memory the host has not seen complete, each once; with `without_event` only
   /// those with a use that no event covers. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard),

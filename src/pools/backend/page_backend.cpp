@@ -49,7 +49,7 @@ void page_backend::charge_moves(std::size_t pages) noexcept {
 }
 
 void page_backend::poll_for_moves(allocation_request const& request) {
-  parts_.rules.poll_streams_for_moves(request.key, shard_list::search_order{parts_.shards, *request.shard});
+  parts_.rules.poll_young_events(&request.key, shard_list::search_order{parts_.shards, *request.shard});
   if (affordable_pages() > 0)
     move_budget_.spend(tuning::move_poll_cost); // at the limit the polls are made even without budget
 }

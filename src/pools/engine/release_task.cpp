@@ -27,7 +27,7 @@ namespace gpumem::detail {
 std::size_t release_task::release(std::size_t keep) {
   deferred_.run(nullptr);
   frees_.flush_thread_caches();
-  parts_.rules.poll_streams(nullptr, parts_.everywhere());
+  parts_.rules.poll_young_events(nullptr, parts_.everywhere());
   return parts_.backend.release(keep);
 }
 

@@ -97,12 +97,13 @@ std::size_t reuse_rules::poll_streams(stream_key const* asking, shard_span among
   return open.size();
 }
 
-void reuse_rules::poll_streams_for_moves(stream_key const& asking, shard_span among) {
-  if (asking.has_handle() && !asking.timeline().has_event()) asking.timeline().cover(asking.handle());
+void reuse_rules::poll_young_events(stream_key const* asking, shard_span among) {
+  auto* const own = asking ? &asking->timeline() : nullptr;
+  if (own && asking->has_handle() && !own->has_event()) own->cover(asking->handle());
   poll_streams(nullptr, among);
   auto open = streams_in_use(false, among);
   auto const begin = sync::now();
-  while (!open.empty() && !asking.timeline().is_behind() && sync::now() - begin < tuning::max_move_poll_time) {
+  while (!open.empty() && !(own && own->is_behind()) && sync::now() - begin < tuning::max_young_poll_time) {
     std::erase_if(open, [](stream_timeline* each) { return each->is_behind() || !each->poll(); });
   }
 }

@@ -92,6 +92,15 @@ class Projects(unittest.TestCase):
         self.assertEqual("the target app is compiled as gnu++23, gpumem's modules as c++23" in output,
                          cmake_version() < PER_IMPORTER, output)
 
+    def test_the_project_of_the_guide_can_be_configured(self):
+        folder = SCRATCH / "guide project"
+        folder.mkdir()
+        shutil.copy(HERE / "../guide/CMakeLists.txt", folder)
+        for source in ["app.cpp", "app_test.cpp", "plugin.cpp"]:
+            (folder / source).write_text("int main() {}\n")
+        status, output = configure(folder, "guide")
+        self.assertEqual(status, 0, output)
+
     def test_the_preset_install_has_no_tests_and_installs_all_or_nothing(self):
         folder, prefix = SCRATCH / "install", SCRATCH / "prefix"
         status, output = run(CMAKE, "--preset", "install", "-S", SOURCE, "-B", folder,
@@ -118,6 +127,12 @@ class Files(unittest.TestCase):
                 found += [f"{path}: {f.decode()}" for f in folders if f in path.read_bytes()]
         self.assertGreater(searched, 100)
         self.assertEqual(found, [])
+
+    def test_the_pages_of_the_guide_are_there(self):
+        pages = sorted((SOURCE / "modules/guide").glob("*.md"))
+        self.assertGreater(len(pages), 9)
+        for page in pages:
+            self.assertEqual((STAGE / "share/doc/gpumem" / page.name).read_text(), page.read_text())
 
     def test_the_library_has_the_name_of_its_major_version(self):
         _, output = run("readelf", "-d", STAGE / LIBRARY_FOLDER / "libgpumem_c.so")

@@ -16,10 +16,10 @@ NAME = re.compile(r"(?:~?\w+(?:::|\.|:))*~?(\w+)(?:\(\))?")
 SNAKE = re.compile(r"\b[a-z]\w*_\w+\b")
 
 
-def words_of(root):
-    """Each word of the library's sources."""
+def words_of(root, folders=("modules", "src")):
+    """Each word of the sources: by default of the library's."""
     words = set()
-    for folder in ["modules", "src"]:
+    for folder in folders:
         for path in sorted(root.glob(f"{folder}/**/*")):
             if path.suffix in SUFFIXES or path.name == "CMakeLists.txt":
                 words |= set(re.findall(r"\w+", path.read_text()))
