@@ -11,7 +11,6 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -29,26 +28,42 @@ using microseconds = std::chrono::duration<double, std::micro>;
 
 constexpr std::size_t pool_threads = 4;
 
-// One row: the number of concurrent waiters, each on its own stream, and how they wait. Without an urgency the thread
-// blocks in the driver.
+enum class way {
+  blocks, // the thread, in the driver
+  spins,  // the thread, which queries an event
+  low,
+  balanced,
+};
+
+// One row: the number of concurrent waiters, each on its own stream, and how they wait.
 struct scenario {
   char const* name;
   std::size_t waiters;
-  std::optional<latency> urgency;
+  way waits;
   double kernel_microseconds;
 };
 
 constexpr scenario scenarios[] = {
-    {"blocked in the driver", 1, std::nullopt, 50},   {"1 waiter, low", 1, latency::low, 50},
-    {"1 waiter, balanced", 1, latency::balanced, 50}, {"1 waiter, balanced, 5 ms kernel", 1, latency::balanced, 5'000},
-    {"8 on 4 threads, low", 8, latency::low, 50},     {"8 on 4 threads, balanced", 8, latency::balanced, 50},
-    {"64 on 4 threads, low", 64, latency::low, 50},   {"64 on 4 threads, balanced", 64, latency::balanced, 50},
+    {"blocked in the driver", 1, way::blocks, 50},
+    {"a thread that spins", 1, way::spins, 50},
+    {"1 waiter, low", 1, way::low, 50},
+    {"1 waiter, balanced", 1, way::balanced, 50},
+    {"1 waiter, balanced, 5 ms kernel", 1, way::balanced, 5'000},
+    {"8 on 4 threads, low", 8, way::low, 50},
+    {"8 on 4 threads, balanced", 8, way::balanced, 50},
+    {"64 on 4 threads, low", 64, way::low, 50},
+    {"64 on 4 threads, balanced", 64, way::balanced, 50},
 };
 
-// Latencies: microseconds from the launch until after the wait, without the kernel's own time. Cores: processor time
-// divided by elapsed time.
+// Times of one wait, in microseconds: of the launch alone, and from before the launch until after the wait without the
+// kernel's own time.
+struct times {
+  double launch, latency;
+};
+
+// Cores: processor time divided by elapsed time.
 struct statistics {
-  std::vector<double> latencies;
+  std::vector<double> launches, latencies; // sorted
   double cores = 0;
 };
 
@@ -76,21 +91,27 @@ public:
   statistics measure(scenario const& what) {
     replay::work_kernel const kernel{device_, what.kernel_microseconds};
     std::vector<gpumem::stream> streams;
-    std::vector<std::vector<double>> each(what.waiters);
+    std::vector<std::vector<times>> each(what.waiters);
     for (std::size_t i = 0; i < what.waiters; ++i) streams.emplace_back(device_);
     run(what, kernel, streams, each, rounds_ / 10 + 1); // warm-up: what the first uses create
     for (auto& one : each) one.clear();
     cores_used const cores;
     run(what, kernel, streams, each, rounds_);
-    statistics result{{}, cores.so_far()};
-    for (auto const& one : each) result.latencies.insert(result.latencies.end(), one.begin(), one.end());
+    statistics result{{}, {}, cores.so_far()};
+    for (auto const& one : each) {
+      for (auto const& round : one) {
+        result.launches.push_back(round.launch);
+        result.latencies.push_back(round.latency);
+      }
+    }
+    std::ranges::sort(result.launches);
     std::ranges::sort(result.latencies);
     return result;
   }
 
 private:
   void run(scenario const& what, replay::work_kernel const& kernel, std::vector<gpumem::stream>& streams,
-           std::vector<std::vector<double>>& each, std::size_t rounds) {
+           std::vector<std::vector<times>>& each, std::size_t rounds) {
     std::vector<task<>> waiting;
     for (std::size_t i = 0; i < what.waiters; ++i) {
       each[i].reserve(rounds);
@@ -100,17 +121,24 @@ private:
   }
 
   // One waiter resumes on the library's thread, several on the thread pool.
-  task<> wait(scenario const& what, replay::work_kernel const& kernel, gpumem::stream& on, std::vector<double>& seen,
+  task<> wait(scenario const& what, replay::work_kernel const& kernel, gpumem::stream& on, std::vector<times>& seen,
               std::size_t rounds) {
+    gpumem::event happened{device_};
     for (std::size_t i = 0; i < rounds; ++i) {
       auto const begin = clock_type::now();
       kernel.launch(on, nullptr, 0);
-      if (what.urgency) {
-        co_await gpumem::completion(on, {*what.urgency, what.waiters > 1 ? &threads_ : nullptr});
-      } else {
+      auto const launched = clock_type::now();
+      if (what.waits == way::blocks) {
         gpumem::completion(on).wait();
+      } else if (what.waits == way::spins) {
+        happened.record(on);
+        while (!happened.is_done()) {}
+      } else {
+        auto const urgency = what.waits == way::low ? latency::low : latency::balanced;
+        co_await gpumem::completion(on, {urgency, what.waiters > 1 ? &threads_ : nullptr});
       }
-      seen.push_back(microseconds{clock_type::now() - begin}.count() - what.kernel_microseconds);
+      seen.push_back({microseconds{launched - begin}.count(),
+                      microseconds{clock_type::now() - begin}.count() - what.kernel_microseconds});
     }
   }
 
@@ -131,11 +159,12 @@ double idle_cores() {
 }
 
 void print_times(bench& all, std::string const& device) {
-  std::printf("%s\n%-34s %10s %10s %10s\n", device.c_str(), "kernel's end to coroutine", "p50 us", "p99 us", "cores");
+  std::printf("%s\n%-34s %10s %10s %10s %10s\n", device.c_str(), "kernel's end to coroutine", "p50 us", "p99 us",
+              "cores", "launch us");
   for (auto const& each : scenarios) {
     auto const seen = all.measure(each);
-    std::printf("%-34s %10.1f %10.1f %10.2f\n", each.name, quantile(seen.latencies, .5), quantile(seen.latencies, .99),
-                seen.cores);
+    std::printf("%-34s %10.1f %10.1f %10.2f %10.1f\n", each.name, quantile(seen.latencies, .5),
+                quantile(seen.latencies, .99), seen.cores, quantile(seen.launches, .5));
     std::fflush(stdout);
   }
   std::printf("%-34s %10s %10s %10.2f\n", "no wait pending", "", "", idle_cores());

@@ -4,6 +4,7 @@ export module gpumem:executor;
 import :intrusive_list;
 import :std;
 import :sync;
+import :timer;
 
 namespace gpumem {
 
@@ -102,10 +103,54 @@ private:
   std::unique_ptr<detail::executor_thread> thread_;
 };
 
+namespace detail {
+// Runs items in the order of posting, and timers. Separate from thread_executor, because a forked child must not
+// destroy it: the thread does not exist there, and the destructor of a condition waits for the threads that wait on it.
+class executor_thread final : public executor {
+public:
+  /// `name`: the name of the thread in debuggers and in /proc, at most 15 characters.
+  explicit executor_thread(char const* name) : thread_{[this, name] { run(name); }} {}
+  executor_thread(executor_thread const&) = delete;
+  executor_thread& operator=(executor_thread const&) = delete;
+  ~executor_thread();
+  void post(work_item& item) noexcept override;
+  bool try_cancel(work_item& item) noexcept override;
+  /// As thread_executor::stop_within().
+  bool stop_within(sync::duration bound) noexcept;
+
+  /// As start_timer(), cancel_timer() and try_cancel_timer(), on this thread.
+  void start(timer& item, sync::time_point when) noexcept;
+  void cancel(timer& item) noexcept;
+  bool try_cancel(timer& item) noexcept;
+
+private:
+  void run(char const* name);
+  void wait_for_work() __attribute__((requires_capability(mutex_)));
+  bool resume_first() __attribute__((requires_capability(mutex_)));
+  bool expire_first() __attribute__((requires_capability(mutex_)));
+
+  sync::mutex mutex_;
+  sync::condition wake_;
+  sync::condition over_; // an expire() or the thread has ended
+  work_queue queue_ __attribute__((guarded_by(mutex_)));
+  timer_heap timers_ __attribute__((guarded_by(mutex_)));
+  timer const* expiring_ __attribute__((guarded_by(mutex_))) = nullptr; // only compared, never dereferenced
+  bool stopping_ __attribute__((guarded_by(mutex_))) = false;
+  bool stopped_within_ __attribute__((guarded_by(mutex_))) = false;
+  bool ended_ __attribute__((guarded_by(mutex_))) = false;
+  // The thread did not end within the bound, and is no longer waited for.
+  bool detached_ __attribute__((guarded_by(mutex_))) = false;
+  sync::thread thread_;
+};
+
+/// Returns the thread of default_executor(); null if that was never called.
+executor_thread* running_library_thread() noexcept;
+} // namespace detail
+
 /// Returns the default executor: one library thread per process, started at first use and stopped before the driver
 /// shuts down. Items that have not run by then never run. Do not block it: pools poll there for the work that requests
-/// wait for, and requests end there at their deadlines. Throws std::system_error or std::bad_alloc if the thread cannot
-/// be started, cuda_error in a forked child.
+/// wait for, and requests end there at their deadlines. Waits for the GPU that resume there are polled there too. Throws
+/// std::system_error or std::bad_alloc if the thread cannot be started, cuda_error in a forked child.
 export executor& default_executor();
 
 } // namespace gpumem

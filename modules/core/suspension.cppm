@@ -45,6 +45,9 @@ protected:
   // is started if needed: throws std::system_error, std::bad_alloc, and cuda_error in a forked child.
   void prepare();
 
+  // The executor on which the operation resumes; after prepare().
+  executor const& resumes_on() const noexcept { return *executor_; }
+
   // Returns the coroutine that runs after the decision; the thread that resumes the operation calls it.
   std::coroutine_handle<> next() noexcept {
     return unhandled_stopped_ && end_stopped() ? unhandled_stopped_(continuation_) : continuation_;

@@ -20,8 +20,8 @@ public:
   timer(timer const&) = delete;
   timer& operator=(timer const&) = delete;
 
-  /// Called on the library thread, without a lock, at the given time or later. The library thread does not touch the
-  /// timer afterwards.
+  /// Called on the library thread, or on the executor_thread that started it, without a lock, at the given time or
+  /// later. That thread does not touch the timer afterwards.
   virtual void expire() noexcept = 0;
 
 protected:

@@ -35,8 +35,8 @@ public:
   bool poll() const;
   // Blocks the calling thread in the driver until the work is complete. Throws.
   void wait() const;
-  // Returns the poll queue to which the wait is added. Throws.
-  poll_queue& queue() const;
+  // Returns the poll queue to which the wait is added, if it resumes on this executor. Throws.
+  poll_queue& queue(executor const& resumes) const;
   // Returns the point of the work: of the user's event, or of a pooled event that it records on the stream. It stores a
   // pooled event in `recorded`, retains the timeline, and the caller must return both. Throws.
   stream_point record_event(pooled_event*& recorded) const;
@@ -59,7 +59,7 @@ protected:
   bool poll() const { return target_.poll(); }
   void refuse_stopped() noexcept { outcome_ = ending::stopped; }
   bool stopped() const noexcept { return outcome_ == ending::stopped; }
-  // Starts the reactor and prepares the executor. Called before add_wait() and before a stop callback exists. Throws.
+  // Prepares the executor and finds the poll queue. Called before add_wait() and before a stop callback exists. Throws.
   void prepare();
   // Adds the wait to the reactor. Returns false if the wait has ended already. If it throws, nothing was added. If it
   // returns true, the object may be destroyed already.
@@ -158,9 +158,9 @@ private:
 /// completes when the host has seen the work complete: the host may then read memory that the work wrote, and pools
 /// know that the work is complete.
 ///
-/// If the work is complete at once, the coroutine does not suspend and allocates no host memory. Otherwise a library
-/// thread, one per device, polls the driver at the rate of the option `latency`. The coroutine resumes through its
-/// executor, never on that polling thread.
+/// If the work is complete at once, the coroutine does not suspend and allocates no host memory. Otherwise a thread
+/// polls the driver at the rate of the option `latency`, and the coroutine resumes through its executor. The library
+/// thread polls for coroutines that resume there, a thread per device for all others.
 ///
 /// Throws cuda_error for a driver error, also on a lost device. Throws acquire_error if the wait was stopped or the
 /// stream captures a graph, and std::bad_alloc, std::system_error. If the promise has unhandled_stopped(), a stop does

@@ -12,7 +12,7 @@ namespace gpumem {
 /// How soon a wait for the GPU is to see the completion, and how much host time it may cost.
 export enum class latency {
   low,      ///< polls without a pause; uses one core while such a wait is pending
-  balanced, ///< polls every 10 to 100 µs; about 1/5 of a core, more with waits on many streams
+  balanced, ///< polls every 10 to 100 µs; about 1/4 of a core, more with waits on many streams
 };
 
 namespace detail {
@@ -31,7 +31,7 @@ protected:
   explicit pending_wait(latency urgency) noexcept : urgency_{urgency} {}
   ~pending_wait() = default;
 
-  // Called once, on the reactor's thread and without its lock, with the driver's result for the event, never
+  // Called once, on the polling thread and without the reactor's lock, with the driver's result for the event, never
   // CUDA_ERROR_NOT_READY. The reactor does not use the wait afterwards.
   virtual void complete(CUresult result) noexcept = 0;
 

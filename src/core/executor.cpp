@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <pthread.h>
+#include <sys/prctl.h>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -66,44 +67,6 @@ void inline_executor::flush() noexcept {
   }
   flushing = outer;
 }
-
-// Separate from thread_executor, because a forked child must not destroy it: the thread does not exist there, and the
-// destructor of a condition waits for the threads that wait on it.
-class detail::executor_thread final : public executor {
-public:
-  /// `name`: the name of the thread in debuggers and in /proc, at most 15 characters.
-  explicit executor_thread(char const* name) : thread_{[this, name] { run(name); }} {}
-  executor_thread(executor_thread const&) = delete;
-  executor_thread& operator=(executor_thread const&) = delete;
-  ~executor_thread();
-  void post(work_item& item) noexcept override;
-  bool try_cancel(work_item& item) noexcept override;
-  bool stop_within(sync::duration bound) noexcept;
-
-  // Implement start_timer(), cancel_timer() and try_cancel_timer().
-  void start(timer& item, sync::time_point when) noexcept;
-  void cancel(timer& item) noexcept;
-  bool try_cancel(timer& item) noexcept;
-
-private:
-  void run(char const* name);
-  void wait_for_work() __attribute__((requires_capability(mutex_)));
-  bool resume_first() __attribute__((requires_capability(mutex_)));
-  bool expire_first() __attribute__((requires_capability(mutex_)));
-
-  sync::mutex mutex_;
-  sync::condition wake_;
-  sync::condition over_; // an expire() or the thread has ended
-  work_queue queue_ __attribute__((guarded_by(mutex_)));
-  timer_heap timers_ __attribute__((guarded_by(mutex_)));
-  timer const* expiring_ __attribute__((guarded_by(mutex_))) = nullptr; // only compared, never dereferenced
-  bool stopping_ __attribute__((guarded_by(mutex_))) = false;
-  bool stopped_within_ __attribute__((guarded_by(mutex_))) = false;
-  bool ended_ __attribute__((guarded_by(mutex_))) = false;
-  // The thread did not end within the bound, and is no longer waited for.
-  bool detached_ __attribute__((guarded_by(mutex_))) = false;
-  sync::thread thread_;
-};
 
 namespace {
 std::unique_ptr<detail::executor_thread> make_thread(char const* name) {
@@ -186,8 +149,10 @@ bool detail::executor_thread::try_cancel(timer& item) noexcept {
   return timers_.remove(item);
 }
 
+// The default timer slack of Linux makes a sleep last up to 50 us longer; this sets it to 1 ns.
 void detail::executor_thread::run(char const* name) {
   pthread_setname_np(pthread_self(), name);
+  prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
   running_on = this;
   sync::lock const held{mutex_};
   while (!stopped_within_) {
@@ -264,6 +229,10 @@ detail::executor_thread& started_library_thread() {
 
 executor& default_executor() { return started_library_thread(); }
 
+detail::executor_thread* detail::running_library_thread() noexcept {
+  return the_library_thread().running.load(std::memory_order_acquire);
+}
+
 void detail::start_timer(timer& item, sync::time_point when) {
   auto& thread = started_library_thread();
   item.started_ = true; // set first: afterwards the timer may expire and be destroyed
@@ -271,11 +240,9 @@ void detail::start_timer(timer& item, sync::time_point when) {
 }
 
 void detail::cancel_started(timer& item) noexcept {
-  if (!forked()) the_library_thread().running.load(std::memory_order_acquire)->cancel(item);
+  if (!forked()) running_library_thread()->cancel(item);
 }
 
-bool detail::try_cancel_timer(timer& item) noexcept {
-  return !forked() && the_library_thread().running.load(std::memory_order_acquire)->try_cancel(item);
-}
+bool detail::try_cancel_timer(timer& item) noexcept { return !forked() && running_library_thread()->try_cancel(item); }
 
 } // namespace gpumem

@@ -11,6 +11,7 @@ import :device;
 import :driver;
 import :error;
 import :event;
+import :executor;
 import :fork;
 import :poll_queue;
 import :reactor;
@@ -66,13 +67,13 @@ void completion_target::wait() const {
   check(identify_idle(stream_).wait_on_host(), "cuStreamSynchronize");
 }
 
-poll_queue& completion_target::queue() const {
+poll_queue& completion_target::queue(executor const& resumes) const {
   if (event_) {
     auto const where = point_of(*event_);
-    return reactor::of(device{where.device}).queue_of(where.event);
+    return reactor::of(device{where.device}, resumes).queue_of(where.event);
   }
   auto& timeline = identify(stream_).timeline();
-  return reactor::of(device{timeline.device()}).queue_of(timeline);
+  return reactor::of(device{timeline.device()}, resumes).queue_of(timeline);
 }
 
 stream_point completion_target::record_event(pooled_event*& recorded) const {
@@ -93,8 +94,7 @@ stream_point completion_target::record_event(pooled_event*& recorded) const {
 
 void completion_wait::prepare() {
   suspension::prepare();
-  queue_ = &target_.queue();
-  queue_->home().start();
+  queue_ = &target_.queue(resumes_on());
 }
 
 bool completion_wait::add_wait() {

@@ -1,8 +1,6 @@
-// The reactor: its thread, its polling rounds and its pauses.
+// The reactors: their polling rounds and their pauses.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <pthread.h>
-#include <sys/prctl.h>
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -18,10 +16,12 @@ import :cuda;
 import :device;
 import :driver;
 import :event;
+import :executor;
 import :fork;
 import :poll_queue;
-import :sync;
 import :stream_timeline;
+import :sync;
+import :timer;
 
 namespace gpumem::detail {
 namespace {
@@ -33,7 +33,9 @@ inline constexpr auto exit_bound = std::chrono::seconds{1};
 inline constexpr auto min_pause = microseconds{10};
 inline constexpr auto max_extra_pause = microseconds{50};
 inline constexpr auto max_pause = microseconds{100};
-inline constexpr auto pause_cost = microseconds{2};        // host time to fall asleep and to wake up
+inline constexpr auto max_first_pause = microseconds{50};
+inline constexpr auto memory = std::chrono::seconds{1};    // how long the time that a wait took is of use
+inline constexpr auto pause_cost = microseconds{6};        // processor time to fall asleep and to wake up
 inline constexpr auto spin_before_yield = milliseconds{1}; // of spinning without a completion, before the thread yields
 
 // Returns the pause until the next poll: the longer of the two below, but 10 to 100 us.
@@ -45,9 +47,6 @@ sync::duration pause_after(sync::duration busy, sync::duration quiet) noexcept {
   auto const extra = std::min<sync::duration>(quiet / 32, max_extra_pause);
   return std::clamp<sync::duration>(std::max(fair, extra), min_pause, max_pause);
 }
-
-// The default timer slack of Linux makes a sleep last up to 50 us longer; this sets it to 1 ns.
-void sleep_precisely() noexcept { prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0); }
 
 void query(poll_request& request) {
   auto const& ask = driver().event_query;
@@ -69,7 +68,8 @@ inline constexpr std::size_t max_devices = 64;
 struct reactor_table {
   sync::mutex mutex;
   bool stops_at_exit __attribute__((guarded_by(mutex))) = false;
-  std::array<std::atomic<reactor*>, max_devices> all{};
+  std::array<std::string, max_devices> names __attribute__((guarded_by(mutex))); // of the reactors' own threads
+  std::array<std::atomic<reactor*>, 2 * max_devices> all{}; // per device, that of the library thread and the other
 };
 
 reactor_table& reactors() {
@@ -79,52 +79,54 @@ reactor_table& reactors() {
 
 } // namespace
 
-reactor& reactor::of(gpumem::device device) {
+reactor& reactor::of(gpumem::device device, executor const& resumes) {
   auto& table = reactors();
-  auto& mine = table.all.at(static_cast<std::size_t>(device.ordinal()));
+  auto* const library = running_library_thread();
+  bool const elsewhere = &resumes != library;
+  auto const number = static_cast<std::size_t>(device.ordinal());
+  auto& mine = table.all.at(2 * number + elsewhere);
   if (auto* const made = mine.load(std::memory_order_acquire)) return *made;
   sync::lock const held{table.mutex};
   if (auto* const made = mine.load(std::memory_order_acquire)) return *made;
-  auto* const made = new reactor{device};
+  auto& name = table.names[number];
+  if (elsewhere) name = "gpumem-poll-" + std::to_string(number);
+  auto* const made = new reactor{device, elsewhere ? *new executor_thread{name.c_str()} : *library};
   mine.store(made, std::memory_order_release);
   if (!std::exchange(table.stops_at_exit, true)) at_driver_exit(stop_all);
   return *made;
 }
 
+std::uint64_t reactor::rounds_of(gpumem::device device) noexcept {
+  std::uint64_t sum = 0;
+  for (auto i : {0, 1}) {
+    auto const* const one = reactors().all[static_cast<std::size_t>(2 * device.ordinal() + i)].load();
+    if (one) sum += one->rounds_.load(std::memory_order_relaxed);
+  }
+  return sum;
+}
+
 poll_queue& reactor::queue_of(stream_timeline const& timeline) {
-  sync::lock const held{mutex_};
+  sync::spin_lock const held{mutex_};
   return stream_queues_.try_emplace(&timeline, *this).first->second;
 }
 
 poll_queue& reactor::queue_of(CUevent event) {
-  sync::lock const held{mutex_};
+  sync::spin_lock const held{mutex_};
   return event_queues_.try_emplace(event, *this).first->second;
 }
 
-void reactor::start() {
-  if (started_.load(std::memory_order_acquire)) return;
-  sync::lock const held{mutex_};
-  if (thread_.joinable() || stopping_) return;
-  thread_ = sync::thread{[this] { run(); }};
-  started_.store(true, std::memory_order_release);
-}
-
+// The library thread stops by itself.
 void reactor::stop_all() noexcept {
   auto const deadline = sync::now() + exit_bound;
-  for (auto& each : reactors().all) {
-    if (auto* const one = each.load(std::memory_order_acquire)) one->stop(deadline);
+  for (std::size_t i = 0; i < reactors().all.size(); ++i) {
+    auto* const one = reactors().all[i].load(std::memory_order_acquire);
+    if (!one) continue;
+    {
+      sync::spin_lock const held{one->mutex_};
+      one->stopping_ = true;
+    }
+    if (i % 2 == 1) one->home_.stop_within(std::max(deadline - sync::now(), sync::duration::zero()));
   }
-}
-
-void reactor::stop(sync::time_point deadline) noexcept {
-  sync::lock held{mutex_};
-  stopping_ = true;
-  if (!thread_.joinable()) return;
-  wake_.notify_one();
-  while (!ended_ && sync::now() < deadline) ended_wake_.wait_until(mutex_, deadline);
-  bool const ended = ended_;
-  held.unlock();
-  if (ended) thread_.join();
 }
 
 // Moves the queue to the list where it belongs: none while it is polled or has no wait.
@@ -134,20 +136,22 @@ void reactor::enlist(poll_queue& item) noexcept {
 }
 
 reactor::answer reactor::add_wait(pending_wait& point) noexcept {
-  sync::lock const held{mutex_};
+  sync::spin_lock const held{mutex_};
   if (point.stop_requested_.load(std::memory_order_acquire)) return answer::stopped;
   if (stopping_) return answer::ended;
+  auto const now = sync::now();
+  if (now - std::exchange(quiet_since_, now) > memory) lasted_ = {};
+  auto const soon = now + std::clamp<sync::duration>(lasted_ * 7 / 8, min_pause, max_first_pause);
+  due_ = balanced_.empty() ? soon : std::min(due_, soon);
   point.queue_->push(point);
   enlist(*point.queue_);
   ++armed_;
-  fresh_ = true;
-  bool const hurries = point.urgency_ == latency::low;
-  if (sleep_ == sleep_kind::asleep || (sleep_ == sleep_kind::dozing && hurries)) wake_.notify_one();
+  schedule(low_latency_.empty() ? due_ : now);
   return answer::armed;
 }
 
 bool reactor::remove_wait(pending_wait& point) noexcept {
-  sync::lock const held{mutex_};
+  sync::spin_lock const held{mutex_};
   if (!point.armed_) return false;
   point.queue_->remove(point);
   enlist(*point.queue_);
@@ -155,40 +159,39 @@ bool reactor::remove_wait(pending_wait& point) noexcept {
   return true;
 }
 
-void reactor::run() {
-  pthread_setname_np(pthread_self(), ("gpumem-poll-" + std::to_string(device_.ordinal())).c_str());
-  relaxed_capture const relaxed;
-  sleep_precisely();
-  sync::lock const held{mutex_};
-  while (!stopping_) {
-    if (armed_ == 0) {
-      sleep_ = sleep_kind::asleep;
-      wake_.wait(mutex_);
-      sleep_ = sleep_kind::awake;
-      continue;
-    }
-    round();
-    if (armed_ > 0 && !stopping_) sleep();
-  }
-  ended_ = true;
-  ended_wake_.notify_all();
+// Lets the next round begin at this time, if it would begin later. A round in progress calls it at its end.
+void reactor::schedule(sync::time_point when) noexcept {
+  if (when >= next_) return;
+  if (next_ != sync::time_point::max() && !home_.try_cancel(*this)) return; // the round begins now
+  next_ = when;
+  home_.start(*this, when);
 }
 
-void reactor::round() {
-  rounds_.fetch_add(1, std::memory_order_relaxed);
+void reactor::expire() noexcept {
   auto const begin = sync::now();
-  if (std::exchange(fresh_, false)) {
-    quiet_since_ = begin;
-    due_ = std::min(due_, begin + min_pause);
+  bool yields = false;
+  {
+    sync::spin_lock const held{mutex_};
+    next_ = sync::time_point::min();
+    round(begin);
+    next_ = sync::time_point::max();
+    if (armed_ == 0 || stopping_) return;
+    bool const spins = !low_latency_.empty();
+    yields = spins && begin - quiet_since_ > spin_before_yield;
+    schedule(spins ? begin : due_);
   }
+  if (yields) std::this_thread::yield();
+}
+
+void reactor::round(sync::time_point begin) {
+  rounds_.fetch_add(1, std::memory_order_relaxed);
+  bool const due = begin >= due_;
   bool progress = poll(low_latency_);
-  if (begin >= due_) {
-    progress = poll(balanced_) || progress;
+  if (due) progress = poll(balanced_) || progress;
+  if (due || progress) {
     auto const end = sync::now();
-    if (progress) quiet_since_ = end;
-    due_ = end + pause_after(end - begin, end - quiet_since_);
-  } else if (progress) {
-    quiet_since_ = sync::now();
+    if (progress) lasted_ = end - std::exchange(quiet_since_, end);
+    if (due) due_ = end + pause_after(end - begin, end - quiet_since_);
   }
   if (device_.lost()) fail_all_lost();
 }
@@ -207,6 +210,7 @@ bool reactor::poll(poll_queue_list& queues) {
     }
     {
       sync::scoped_unlock const meanwhile{mutex_};
+      relaxed_capture const relaxed;
       for (std::size_t i = 0; i < count; ++i) query(batch[i]);
     }
     completed_waits completed;
@@ -244,23 +248,8 @@ void reactor::fail_all_lost() {
   deliver(completed);
 }
 
-void reactor::sleep() {
-  auto const begin = sync::now();
-  if (!low_latency_.empty()) { // releases the lock for a moment, so that other threads can take it
-    bool const yields = begin - quiet_since_ > spin_before_yield;
-    sync::scoped_unlock const meanwhile{mutex_};
-    sync::schedule_point();
-    if (yields) std::this_thread::yield();
-    return;
-  }
-  if (begin >= due_) return;
-  sleep_ = due_ - begin > 2 * min_pause ? sleep_kind::asleep : sleep_kind::dozing;
-  wake_.wait_until(mutex_, due_);
-  sleep_ = sleep_kind::awake;
-}
-
 } // namespace gpumem::detail
 
-std::uint64_t gpumem::detail::completion_rounds(device where) {
-  return detail::forked() ? 0 : detail::reactor::of(where).rounds();
+std::uint64_t gpumem::detail::completion_rounds(device where) noexcept {
+  return detail::forked() ? 0 : detail::reactor::rounds_of(where);
 }

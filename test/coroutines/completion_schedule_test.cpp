@@ -52,6 +52,7 @@ void wait_in_turn(gpumem::stream& stream, std::uint64_t seed, test::wait_counts&
 gpumem::detail::schedule::result run_seed(std::uint64_t seed, std::vector<gpumem::stream>& streams,
                                           test::wait_counts& seen) {
   simulator::seed(seed);
+  test::let_reactors_forget(seed);
   std::vector<std::function<void()>> bodies;
   for (std::size_t i = 0; i < members; ++i) {
     bodies.emplace_back([&, i] { wait_in_turn(streams[i], seed * members + i, seen); });

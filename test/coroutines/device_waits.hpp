@@ -5,6 +5,12 @@
 
 namespace test {
 
+/// Sleeps on the schedule's clock: the reactors end their pauses and forget how long waits took, so that each seed
+/// begins in the same state.
+inline void let_reactors_forget(std::uint64_t seed) {
+  gpumem::detail::schedule::run(seed, {[] { gpumem::detail::sync::sleep_for(std::chrono::seconds{2}); }});
+}
+
 /// How the waits ended, in numbers of waits.
 struct wait_counts {
   std::size_t completed = 0, stopped = 0, failed = 0, destroyed = 0, early = 0;

@@ -41,8 +41,8 @@ constexpr std::size_t members = 3;
 // The waits of one thread on streams that all threads use.
 class member {
 public:
-  member(std::vector<gpumem::stream>& streams, std::uint64_t seed, test::wait_counts& seen)
-      : streams_{streams}, waits_{seed, seen} {}
+  member(std::vector<gpumem::stream>& streams, gpumem::executor& elsewhere, std::uint64_t seed, test::wait_counts& seen)
+      : streams_{streams}, elsewhere_{elsewhere}, waits_{seed, seen} {}
 
   void run(int rounds) {
     for (int i = 0; i < rounds; ++i) {
@@ -58,7 +58,10 @@ public:
   }
 
 private:
-  gpumem::completion_options options() { return {.latency = waits_.pick(2) ? latency::low : latency::balanced}; }
+  gpumem::completion_options options() {
+    return {.latency = waits_.pick(2) ? latency::low : latency::balanced,
+            .resume_on = waits_.pick(2) ? &elsewhere_ : nullptr}; // so each device's two reactors poll
+  }
 
   // Two waits at once, so that one stands behind another in the same queue.
   template <class On> task<> twice(On& on) {
@@ -71,17 +74,17 @@ private:
   }
 
   std::vector<gpumem::stream>& streams_;
+  gpumem::executor& elsewhere_;
   test::device_waits waits_;
 };
 
 gpumem::detail::schedule::result run_seed(std::uint64_t seed, std::vector<gpumem::stream>& streams,
-                                          test::wait_counts& seen) {
+                                          gpumem::executor& elsewhere, test::wait_counts& seen) {
   simulator::seed(seed);
-  // On the schedule's clock: the reactor ends a pause that it may be in, so that each seed begins in the same state.
-  gpumem::detail::schedule::run(seed, {[] { gpumem::detail::sync::sleep_for(1ms); }});
+  test::let_reactors_forget(seed);
   std::vector<std::function<void()>> bodies;
   for (std::size_t i = 0; i < members; ++i) {
-    bodies.emplace_back([&, i] { member{streams, seed * members + i, seen}.run(3); });
+    bodies.emplace_back([&, i] { member{streams, elsewhere, seed * members + i, seen}.run(3); });
   }
   return gpumem::detail::schedule::run(seed, std::move(bodies));
 }
@@ -92,6 +95,7 @@ protected:
     for (int i = 0; i < 2; ++i) streams.emplace_back(gpumem::device{0});
   }
   std::vector<gpumem::stream> streams;
+  gpumem::thread_executor elsewhere;
 };
 
 // A wait that never ends is a deadlock, which the schedule reports with its seed.
@@ -104,7 +108,7 @@ TEST_F(reactor_schedule, completes_every_wait_and_none_before_its_work) {
       simulator::fail_call("cuEventQuery", 1 + seed / 4 % 8, CUDA_ERROR_INVALID_HANDLE);
       ++refused;
     }
-    switches += run_seed(seed, streams, seen).switches;
+    switches += run_seed(seed, streams, elsewhere, seen).switches;
     ASSERT_EQ(seen.early, 0u) << "GPUMEM_SEED=" << seed;
     ASSERT_LE(seen.failed, refused) << "GPUMEM_SEED=" << seed; // one error is reported to one wait
     ASSERT_NO_THROW(simulator::expect_silent()) << "GPUMEM_SEED=" << seed;
@@ -121,10 +125,11 @@ TEST_F(reactor_schedule, completes_every_wait_and_none_before_its_work) {
 
 TEST_F(reactor_schedule, equal_seeds_give_equal_runs) {
   test::wait_counts ignored;
-  for (std::uint64_t seed = 1; seed <= 20; ++seed) run_seed(seed, streams, ignored); // warm-up: what first uses create
+  for (std::uint64_t seed = 1; seed <= 20; ++seed)
+    run_seed(seed, streams, elsewhere, ignored); // warm-up: what first uses create
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     test::wait_counts one, two;
-    auto const once = run_seed(seed, streams, one), again = run_seed(seed, streams, two);
+    auto const once = run_seed(seed, streams, elsewhere, one), again = run_seed(seed, streams, elsewhere, two);
     ASSERT_EQ(once.marks, again.marks) << seed;
     ASSERT_EQ(once.switches, again.switches) << seed;
     ASSERT_EQ(one.completed, two.completed) << seed;
@@ -133,8 +138,8 @@ TEST_F(reactor_schedule, equal_seeds_give_equal_runs) {
 }
 
 // Returns the event queries during one millisecond of the schedule's clock while a wait is pending. Virtual time takes
-// no real time.
-std::uint64_t questions_in_a_millisecond(latency urgency) {
+// no real time. `there`: the wait would resume on the library thread.
+std::uint64_t questions_in_a_millisecond(latency urgency, bool there) {
   gpumem::stream on{gpumem::device{0}};
   std::uint64_t asked = 0;
   gpumem::detail::schedule::run(1, {[&] {
@@ -143,7 +148,8 @@ std::uint64_t questions_in_a_millisecond(latency urgency) {
                                   never.record(on);
                                   test::manual_executor executor;
                                   auto waits = [&]() -> task<> {
-                                    co_await completion(never, {.latency = urgency, .resume_on = &executor});
+                                    co_await completion(never,
+                                                        {.latency = urgency, .resume_on = there ? nullptr : &executor});
                                   };
                                   auto const running = test::start(waits());
                                   auto const before = gpumem::driver_api::driver_calls("cuEventQuery");
@@ -154,13 +160,15 @@ std::uint64_t questions_in_a_millisecond(latency urgency) {
 }
 
 TEST(reactor_pace, polls_are_ten_microseconds_apart_without_low_latency_waits) {
-  auto const balanced = questions_in_a_millisecond(latency::balanced);
-  auto const low = questions_in_a_millisecond(latency::low);
-  EXPECT_LE(balanced, 100u);
-  EXPECT_GE(balanced, 20u); // at most 50 us apart
-  EXPECT_GE(low, 1'000u);
-  std::printf("event queries per millisecond: balanced %llu, low %llu\n", static_cast<unsigned long long>(balanced),
-              static_cast<unsigned long long>(low));
+  for (bool const there : {false, true}) {
+    auto const balanced = questions_in_a_millisecond(latency::balanced, there);
+    auto const low = questions_in_a_millisecond(latency::low, there);
+    EXPECT_LE(balanced, 100u);
+    EXPECT_GE(balanced, 20u); // at most 50 us apart
+    EXPECT_GE(low, 1'000u);
+    std::printf("event queries per millisecond: balanced %llu, low %llu\n", static_cast<unsigned long long>(balanced),
+                static_cast<unsigned long long>(low));
+  }
 }
 
 } // namespace

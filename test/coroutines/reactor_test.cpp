@@ -1,4 +1,4 @@
-// The reactor, the thread that polls events: how often it polls which events, and when it sleeps.
+// The reactors, which poll events: how often they poll which events, on which thread, and when they sleep.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/stepped_device.hpp"
 
@@ -30,7 +30,7 @@ using gpumem::latency;
 using gpumem::task;
 namespace simulator = gpumem::simulator;
 
-// The observable state of a device's reactor.
+// The observable state of a device's reactors.
 struct reactor {
   gpumem::device device;
   std::uint64_t rounds() const { return gpumem::detail::completion_rounds(device); }
@@ -199,7 +199,50 @@ TEST_F(reactor_test, polls_a_stream_fast_while_one_of_its_waits_needs_low_latenc
   EXPECT_EQ(resumed, std::vector{1});
 }
 
-TEST_F(reactor_test, each_device_has_one_reactor) {
+TEST_F(reactor_test, waits_that_resume_elsewhere_complete_while_the_library_thread_is_busy) {
+  std::atomic<bool> busy{false}, over{false};
+  auto blocks = [&]() -> task<> {
+    co_await test::hop{gpumem::default_executor()};
+    busy = true;
+    while (!over) std::this_thread::yield();
+  };
+  std::thread blocking{[&] { gpumem::sync_wait(blocks()); }};
+  while (!busy) std::this_thread::yield();
+  for (auto const urgency : {latency::low, latency::balanced}) {
+    resumed.clear();
+    simulator::work(s(), {}, 1us);
+    auto const running = test::start(wait_for(s(), urgency));
+    simulator::run_until_idle();
+    run_until(1);
+  }
+  over = true;
+  blocking.join();
+}
+
+// Work that is posted to the library thread runs there although waits are polled without a pause.
+TEST_F(reactor_test, the_library_thread_polls_the_waits_that_resume_there) {
+  for (auto const urgency : {latency::low, latency::balanced}) {
+    simulator::work(s(), {}, 1us);
+    std::thread::id resumed_on, posted_on;
+    auto waits = [&]() -> task<> {
+      co_await completion(s(), {.latency = urgency});
+      resumed_on = std::this_thread::get_id();
+    };
+    auto posts = [&]() -> task<> {
+      co_await test::hop{gpumem::default_executor()};
+      posted_on = std::this_thread::get_id();
+    };
+    std::thread waiting{[&] { gpumem::sync_wait(waits()); }};
+    let_go_round(first(), 3);
+    gpumem::sync_wait(posts());
+    let_go_round(first(), 3);
+    simulator::run_until_idle();
+    waiting.join();
+    EXPECT_EQ(resumed_on, posted_on);
+  }
+}
+
+TEST_F(reactor_test, each_device_has_its_own_reactors) {
   gpumem::stream elsewhere{gpumem::device{1}};
   reactor const second{gpumem::device{1}};
   simulator::work(elsewhere, {}, 1us);

@@ -46,7 +46,9 @@ gpumem::task<> failing() {
   throw std::runtime_error{"no answer"};
   co_return;
 }
-gpumem::task<> wait_for(gpumem::stream& stream) { co_await gpumem::completion(stream); }
+gpumem::task<> wait_for(gpumem::stream& stream, gpumem::executor& resumes) {
+  co_await gpumem::completion(stream, {.resume_on = &resumes});
+}
 
 bool start_threads(gpumem::stream& stream) {
   gpumem::default_executor();
@@ -55,7 +57,7 @@ bool start_threads(gpumem::stream& stream) {
   gpumem::simulator::work(stream, {});
   std::atomic<bool> over{false};
   std::thread waiting{[&] {
-    gpumem::sync_wait(wait_for(stream));
+    gpumem::sync_wait(wait_for(stream, several));
     over = true;
   }};
   bool const named = has_names({"gpumem-library", "gpumem-executor", "gpumem-worker", "gpumem-poll-0"});
