@@ -7,6 +7,7 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <stop_token>
 #include <thread>
 
 #include <cuda.h>
