@@ -50,7 +50,8 @@ struct pool_options {
   /// it makes new ones. 0: it makes new pages at once; 1: no bound, so it reserves the least. A page counts as 40 us.
   /// The pool can save 50 ms of this time, and starts with them. New pages are paid from the same time, but are
   /// never refused for it. Polls for the completed work of other streams take at most the same share, or 1/16 if that
-  /// is more. A pool over chunks moves nothing, nor does one whose threads have shards, or one with
+  /// is more. Waits of `allocate` for the work of its own stream count as well: they come before new pages if only that
+  /// stream still uses free pages. A pool over chunks moves nothing, nor does one whose threads have shards, or one with
   /// reuse_policy::ordered.
   double effort = .05;
   /// A pool that is made for a device uses virtual pages if this is true, the device has them and `limit` is at least
