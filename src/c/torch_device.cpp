@@ -104,7 +104,7 @@ void* torch_device::allocate_slow(std::size_t bytes, void* stream) {
   return pool_.allocate(on, bytes, GPUMEM_ALIGNMENT);
 }
 
-// Returns null if the stream captures, or if there is no memory at once.
+// Returns null if the stream captures, or if there is no memory even after a bounded wait.
 void* torch_device::try_allocate(std::size_t bytes, void* stream, int promises) {
   using extend::stream_key;
   auto* const handle = static_cast<CUstream>(stream);
@@ -119,7 +119,8 @@ void* torch_device::try_allocate(std::size_t bytes, void* stream, int promises) 
   }();
   if (key.capturing() || device{ordinal_}.lost()) return nullptr;
   adopt(key, handle, promises);
-  return pool_.try_allocate_keyed(&key, bytes, GPUMEM_ALIGNMENT);
+  auto const waiting = key.waiting();
+  return pool_.try_allocate_keyed(&waiting, bytes, GPUMEM_ALIGNMENT);
 }
 
 // A chunk of a pool of PyTorch is a block of the device's pool, and may begin at the address of its own first block. So

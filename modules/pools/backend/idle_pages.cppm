@@ -45,6 +45,7 @@ public:
   /// the holes, removes the remaining pages from `idle`: they stay mapped.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t detach(std::vector<page_run>& idle) noexcept;
   static std::size_t count(std::vector<page_run> const& runs) noexcept;
+  static std::size_t bytes(std::vector<page_run> const& runs) noexcept;
   /// Unmaps detached pages; called without the locks.
   static void unmap(std::vector<page_run> const& detached) noexcept;
 

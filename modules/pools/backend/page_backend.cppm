@@ -12,6 +12,7 @@ import :pool_shard;
 import :shard_list;
 import :shard_roles;
 import :std;
+import :stream_timeline;
 import :stream_uses;
 import :time_budget;
 import :virtual_pages;
@@ -47,6 +48,8 @@ private:
                                                                        bool at_limit);
   [[clang::requires_capability(one_shard, all_shards)]] bool may_move(allocation_request const& request) const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] bool wait_for_own_work(allocation_request const& request);
+  [[clang::requires_capability(one_shard, all_shards)]] std::size_t pages_in_use_by(stream_timeline const& stream,
+                                                                                    allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure>
   map(pool_shard& into, growth_plan const& plan, stream_uses const& uses);
   expected<page_extent, failure> map_unlocked(pool_shard& into, growth_plan const& plan,
@@ -63,7 +66,9 @@ private:
   backend_parts& parts_;
   idle_pages idle_;
   time_budget move_budget_
-      __attribute__((guarded_by(all_shards))); // for moves, for polls before them, and for new pages
+      __attribute__((guarded_by(all_shards))); // for moves, for polls and waits before them, and for new pages
+  // The work that a wait did not see complete in time. Until it is, no request waits again.
+  stream_use given_up_ __attribute__((guarded_by(all_shards)));
 };
 
 } // namespace gpumem::detail

@@ -145,6 +145,12 @@ std::size_t idle_pages::count(std::vector<page_run> const& runs) noexcept {
   return sum;
 }
 
+std::size_t idle_pages::bytes(std::vector<page_run> const& runs) noexcept {
+  std::size_t sum = 0;
+  for (auto const& each : runs) sum += each.where.bytes;
+  return sum;
+}
+
 void idle_pages::unmap(std::vector<page_run> const& detached) noexcept {
   for (auto const& each : detached) each.shard->pages->unmap(each.where.offset, each.where.bytes);
 }

@@ -29,6 +29,7 @@ import :range_allocator;
 import :reuse_rules;
 import :shard_list;
 import :stream;
+import :stream_timeline;
 import :stream_uses;
 import :sync;
 import :time_budget;
@@ -95,26 +96,47 @@ bool page_backend::may_move(allocation_request const& request) const noexcept {
 
 // Waits until the work of the request's stream is complete, so that pages that it has freed can move. A program that
 // runs ahead of the device would make new pages instead. Does so only if no other stream uses free memory: otherwise
-// the wait would keep the caller from giving work to those streams. Not for acquire(), which blocks no thread. The wait
-// is paid from the time for moves. Returns whether the work is complete.
+// the wait would keep the caller from giving work to those streams. The wait is paid from the time for moves, and
+// leaves enough of it for the moves. Returns whether it gave up the locks: then the search begins again.
 bool page_backend::wait_for_own_work(allocation_request const& request) {
-  auto const* const own = &request.key.timeline();
-  auto const open = reuse_rules::streams_in_use(false, shard_list::search_order{parts_.shards, *request.shard});
-  if (request.key.queues() != queueing::none || open.size() != 1 || open.front() != own) return false;
-  auto const plan = parts_.growth.plan(request, *request.shard, false);
-  if (!plan || idle_.find({.wanted = plan->bytes, .excluded = plan->beside, .in_use_by = own}).empty()) return false;
+  auto& own = request.key.timeline();
+  if (!request.key.may_wait() || !request.key.has_handle()) return false;
+  if (given_up_.timeline && !given_up_.completed()) return false;
+  shard_list::search_order const among{parts_.shards, *request.shard};
+  auto const open = reuse_rules::streams_in_use(false, among);
+  if (open.size() != 1 || open.front() != &own) return false;
+  auto const pages = pages_in_use_by(own, request);
   auto const begin = sync::now();
-  auto const longest = move_budget_.unlimited() ? tuning::max_move_burst : move_budget_.left(begin);
-  bool complete = false;
-  parts_.lock.begin();
+  auto const for_moves = static_cast<double>(pages) * time_budget::nanoseconds{tuning::page_cost};
+  auto const longest = move_budget_.unlimited() ? tuning::max_move_burst : move_budget_.left(begin) - for_moves;
+  if (pages == 0 || longest <= time_budget::nanoseconds{0}) return false;
+  own.cover(request.key.handle()); // the frees after the last event
+  if (!reuse_rules::streams_in_use(true, among).empty()) return false;
+  stream_use const awaited{&own, own.newest_recorded()};
+  auto const end = begin + std::chrono::duration_cast<sync::duration>(longest);
   {
     all_shards_unlock const during{parts_.shards};
     backoff pause{tuning::max_poll_pause};
-    while (!(complete = !request.key.timeline().poll()) && sync::now() - begin < longest) sync::sleep_for(pause.next());
+    for (auto now = begin; !awaited.completed() && now < end && !parts_.lost(); now = sync::now()) {
+      own.poll();
+      if (!awaited.completed()) sync::sleep_for(std::min(pause.next(), end - now));
+    }
   }
-  parts_.lock.end();
+  if (!awaited.completed()) given_up_ = awaited;
   move_budget_.spend(sync::now() - begin);
-  return complete;
+  return true;
+}
+
+// Returns the number of pages that can move once the stream's work is complete; 0 if they have less than half of what
+// the request lacks.
+std::size_t page_backend::pages_in_use_by(stream_timeline const& stream, allocation_request const& request) {
+  auto const plan = parts_.growth.plan(request, *request.shard, false);
+  if (!plan) return 0;
+  page_query query{.wanted = plan->bytes, .least = lacking(plan->bytes), .excluded = plan->beside};
+  auto const idle = idle_pages::bytes(idle_.find(query));
+  query.in_use_by = &stream;
+  auto const found = idle_.find(query);
+  return idle_pages::bytes(found) >= idle + plan->bytes / 2 ? idle_pages::count(found) : 0;
 }
 
 placement page_backend::move_at_limit(allocation_request const& request) {
