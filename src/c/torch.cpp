@@ -43,10 +43,11 @@ template <class Work> gpumem_outcome outcome_with_pools(Work work) noexcept {
   });
 }
 
-gpumem_outcome allocate(size_t bytes, int device, CUstream_st* stream, int promises, void*& pointer) noexcept {
+gpumem_outcome allocate(size_t bytes, size_t room, int device, CUstream_st* stream, int promises,
+                        void*& pointer) noexcept {
   return outcome_of([&] {
     gpumem::detail::throw_if_child();
-    pointer = torch_pools::instance().allocate(bytes, device, stream, promises);
+    pointer = torch_pools::instance().allocate(bytes, room, device, stream, promises);
   });
 }
 
@@ -81,7 +82,7 @@ gpumem_outcome gpumem_torch_share_pool(int device, gpumem_pool* pool) noexcept {
 
 void* gpumem_torch_try_allocate(size_t bytes, int device, CUstream_st* stream) noexcept {
   void* pointer = nullptr;
-  allocate(bytes, device, stream, 0, pointer);
+  allocate(bytes, bytes, device, stream, 0, pointer);
   return pointer;
 }
 
@@ -92,7 +93,15 @@ void gpumem_torch_free(void* pointer, size_t bytes, int device, CUstream_st* str
 gpumem_outcome gpumem_torch_allocate_block(size_t bytes, int device, CUstream_st* stream, int promises,
                                            void** pointer) noexcept {
   if (!pointer) return gpumem::c::refuse("gpumem_torch_allocate_block", "the out-pointer is NULL");
-  return allocate(bytes, device, stream, promises, *pointer);
+  return allocate(bytes, bytes, device, stream, promises, *pointer);
+}
+
+gpumem_outcome gpumem_torch_allocate_rounded_block(size_t bytes, size_t room, int device, CUstream_st* stream,
+                                                   int promises, void** pointer) noexcept {
+  constexpr auto name = "gpumem_torch_allocate_rounded_block";
+  if (!pointer) return gpumem::c::refuse(name, "the out-pointer is NULL");
+  if (room < bytes) return gpumem::c::refuse(name, "the room is less than the bytes");
+  return allocate(bytes, room, device, stream, promises, *pointer);
 }
 
 gpumem_outcome gpumem_torch_free_block(void* pointer, size_t* bytes) noexcept {
@@ -161,7 +170,7 @@ void gpumem_torch_empty_cache(void) noexcept {
 
 void* gpumem_torch_allocate(size_t bytes, int device, CUstream_st* stream) {
   void* pointer = nullptr;
-  raise_unless_granted(allocate(bytes, device, stream, 0, pointer));
+  raise_unless_granted(allocate(bytes, bytes, device, stream, 0, pointer));
   return pointer;
 }
 

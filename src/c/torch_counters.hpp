@@ -15,8 +15,9 @@ namespace gpumem::c {
 /// One mutex, so that all figures and peaks are exact whichever threads allocate and free. Any thread.
 class torch_counters {
 public:
-  void count_allocation(std::size_t bytes) noexcept { count(bytes, allocated); }
-  void count_free(std::size_t bytes) noexcept { count(bytes, freed); }
+  /// `bytes`: those that the block got, if PyTorch's settings have rounded the request up.
+  void count_allocation(std::size_t requested, std::size_t bytes) noexcept { count(requested, bytes, allocated); }
+  void count_free(std::size_t requested, std::size_t bytes) noexcept { count(requested, bytes, freed); }
 
   /// Sets the figures of blocks and bytes.
   void read(gpumem_torch_statistics& into) noexcept {
@@ -49,7 +50,7 @@ private:
     one.current -= by;
     one.freed += by;
   }
-  [[gnu::always_inline]] inline void count(std::size_t bytes, change apply) noexcept {
+  [[gnu::always_inline]] inline void count(std::size_t requested, std::size_t bytes, change apply) noexcept {
     constexpr std::size_t step = 512;
     constexpr std::size_t max_small = std::size_t{1} << 20;
     auto const rounded = (bytes + step - 1) / step * step;
@@ -58,7 +59,7 @@ private:
     for (auto const each : {GPUMEM_TORCH_ALL, part}) {
       apply(counts_[each].blocks, 1);
       apply(counts_[each].bytes, rounded);
-      apply(counts_[each].requested, bytes);
+      apply(counts_[each].requested, requested);
     }
   }
   template <class Visit> void visit(Visit visitor) noexcept {

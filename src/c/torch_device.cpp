@@ -51,7 +51,8 @@ void set_read(gpumem_torch_figure& figure, std::uint64_t now, std::uint64_t& pea
 } // namespace
 
 torch_device::torch_device(int ordinal, gpumem_pool& pool, std::optional<std::size_t> limit)
-    : ordinal_{ordinal}, pool_{pool}, limit_{limit ? *limit : pool_statistics().limit}, mem_pools_{ordinal, pool} {}
+    : ordinal_{ordinal}, pool_{pool}, limit_of_options_{limit ? *limit : pool_statistics().limit},
+      limit_{pool, pool_statistics().limit}, mem_pools_{ordinal, pool, limit_} {}
 
 // A stack may keep no statistics.
 gpumem::statistics torch_device::pool_statistics() {
@@ -62,7 +63,8 @@ gpumem::statistics torch_device::pool_statistics() {
 
 void torch_device::set_fraction(double fraction) {
   auto const bytes = limit_of(fraction, ordinal_);
-  pool_.set_limit(limit_ && bytes ? std::min(limit_, bytes) : std::max(limit_, bytes));
+  auto const most = limit_of_options_;
+  limit_.set(most && bytes ? std::min(most, bytes) : std::max(most, bytes));
 }
 
 std::size_t torch_device::limit_of(double fraction, int ordinal) {
@@ -71,7 +73,7 @@ std::size_t torch_device::limit_of(double fraction, int ordinal) {
   return std::max(static_cast<std::size_t>(fraction * total), std::size_t{GPUMEM_ALIGNMENT}); // the least limit
 }
 
-void* torch_device::allocate(std::size_t bytes, void* stream, int promises) {
+void* torch_device::allocate(std::size_t bytes, std::size_t room, void* stream, int promises) {
   if (bytes == 0) return nullptr;
   if (any_waiting_.load(std::memory_order_acquire)) [[unlikely]]
     free_waiting();
@@ -81,9 +83,10 @@ void* torch_device::allocate(std::size_t bytes, void* stream, int promises) {
   if (is_default(on.get()) && !known && device::current().ordinal() != ordinal_) current.emplace(device{ordinal_});
   auto const serving = mem_pools_.routes() ? mem_pools_.serving(stream) : nullptr;
   if (serving) adopt(extend::identify(on, device{ordinal_}), on.get(), promises);
-  auto* pointer = serving ? serving->allocate(on, bytes, GPUMEM_ALIGNMENT) : try_allocate(bytes, on.get(), promises);
-  if (!pointer) pointer = allocate_slow(bytes, on.get());
-  counters_.count_allocation(bytes);
+  auto* pointer = serving ? serving->allocate(on, room, GPUMEM_ALIGNMENT) : try_allocate(room, on.get(), promises);
+  if (!pointer) pointer = allocate_slow(room, on.get());
+  bool const rounded = room > bytes && rounded_.add(pointer, bytes);
+  counters_.count_allocation(rounded ? bytes : room, room);
   return pointer;
 }
 
@@ -134,16 +137,17 @@ std::optional<gpumem_torch_block> torch_device::describe(void const* pointer) {
   auto* const stream = found->stream == GPUMEM_STREAM_LEGACY ? nullptr : found->stream;
   return gpumem_torch_block{sizeof(gpumem_torch_block),
                             ordinal_,
-                            found->bytes,
+                            rounded_.find(pointer).value_or(found->bytes),
                             {owner.of.first, owner.of.second},
                             static_cast<CUstream_st*>(stream)};
 }
 
 std::optional<std::size_t> torch_device::free(void* pointer, std::vector<recorded_streams::stream> users) {
   torch_mem_pools::memory owner;
+  auto const requested = rounded_.take(pointer);
   if (users.empty() && !mem_pools_.any()) [[likely]] {
     auto const bytes = pool_.try_free(pointer);
-    if (bytes) counters_.count_free(*bytes);
+    if (bytes) counters_.count_free(requested.value_or(*bytes), *bytes);
     return bytes;
   }
   auto const found = find_owned(pointer, owner);
@@ -159,7 +163,7 @@ std::optional<std::size_t> torch_device::free(void* pointer, std::vector<recorde
     order_after(pointer, owner, users);
     free_on(found->stream, pointer, owner);
   }
-  counters_.count_free(found->bytes);
+  counters_.count_free(requested.value_or(found->bytes), found->bytes);
   return found->bytes;
 }
 
@@ -222,7 +226,8 @@ void torch_device::free_waiting() noexcept {
 void torch_device::restore(torch_mem_pools::id pool, std::span<gpumem_range const> live,
                            std::function<void(gpumem_range const&, bool now)> const& changed) {
   mem_pools_.restore(pool, live, [&](gpumem_range const& one, bool now) {
-    now ? counters_.count_allocation(one.requested) : counters_.count_free(one.requested);
+    now ? counters_.count_allocation(one.requested, one.requested)
+        : counters_.count_free(rounded_.take(one.base).value_or(one.requested), one.requested);
     changed(one, now);
   });
 }
@@ -244,8 +249,12 @@ void torch_device::visit_ranges(std::function<void(torch_mem_pools::id, gpumem_r
   mem_pools_.visit_ranges([&](torch_mem_pools::id pool, gpumem_range const& one) { parts.emplace_back(pool, one); });
   std::ranges::sort(parts, {}, [](auto const& one) { return one.second.base; });
   auto part = parts.begin();
+  auto const show = [&](torch_mem_pools::id pool, gpumem_range one) {
+    if (one.live) one.requested = rounded_.find(one.base).value_or(one.requested);
+    visitor(pool, one);
+  };
   auto const show_before = [&](void const* end) {
-    for (; part != parts.end() && part->second.base < end; ++part) visitor(part->first, part->second);
+    for (; part != parts.end() && part->second.base < end; ++part) show(part->first, part->second);
   };
   // Shows the chunk of a pool, with the bytes around its ranges but for the granule that no pool gives out.
   auto const show_chunk = [&](gpumem_range const& whole) {
@@ -262,7 +271,7 @@ void torch_device::visit_ranges(std::function<void(torch_mem_pools::id, gpumem_r
       show_gap(static_cast<char*>(one.base));
       one.region = whole.base;
       one.region_bytes = whole.bytes;
-      visitor(part->first, one);
+      show(part->first, one);
       at = static_cast<char*>(one.base) + one.bytes;
     }
     show_gap(end);
@@ -271,7 +280,7 @@ void torch_device::visit_ranges(std::function<void(torch_mem_pools::id, gpumem_r
     auto const* const end = static_cast<char const*>(one.base) + one.bytes;
     show_before(one.base);
     bool const holds = part != parts.end() && part->second.base < end;
-    if (!holds) return visitor({}, one);
+    if (!holds) return show({}, one);
     show_chunk(one);
   });
   show_before(reinterpret_cast<void const*>(~std::uintptr_t{0}));
@@ -282,8 +291,8 @@ void torch_device::read_statistics(gpumem_torch_statistics& into) {
   auto const now = pool_statistics();
   support::scoped_lock const held{mutex_};
   auto const& then = at_reset_;
-  into.reserved = {now.reserved + mem_pools_.reserved_elsewhere(), now.peak_reserved,
-                   now.reserved_in_all - then.reserved_in_all,
+  auto const drawn = limit_.drawn();
+  into.reserved = {now.reserved + drawn, now.peak_reserved, now.reserved_in_all - then.reserved_in_all,
                    now.reserved_in_all - now.reserved - (then.reserved_in_all - then.reserved)};
   into.reserved.peak = std::max(into.reserved.peak, into.reserved.current);
   into.pages.allocated = now.upstream_allocations - then.upstream_allocations;
@@ -292,7 +301,7 @@ void torch_device::read_statistics(gpumem_torch_statistics& into) {
   set_read(into.free, now.free + now.cached, peak_free_);
   set_read(into.free_ranges, now.free_ranges, peak_free_ranges_);
   into.largest_free = now.largest_free;
-  into.limit = now.limit;
+  into.limit = drawn > 0 ? limit_.limit() : now.limit;
 }
 
 void torch_device::reset_peaks() {

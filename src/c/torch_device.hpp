@@ -4,7 +4,9 @@
 
 #include "pool.hpp"
 #include "recorded_streams.hpp"
+#include "rounded_blocks.hpp"
 #include "torch_counters.hpp"
+#include "torch_limit.hpp"
 #include "torch_mem_pools.hpp"
 
 #include <atomic>
@@ -28,17 +30,18 @@ public:
   torch_counters& counters() noexcept { return counters_; }
   torch_mem_pools& mem_pools() noexcept { return mem_pools_; }
   /// Sets the most that may be reserved to a fraction of the device's memory, and at most to the limit of the options.
+  /// Memory that pools of PyTorch draw from functions of the caller counts.
   /// Throws std::invalid_argument if the outermost resource is not a pool.
   void set_fraction(double fraction);
   /// Returns the bytes of a fraction of the device's memory, as a limit: 0, no limit, for the whole.
   static std::size_t limit_of(double fraction, int ordinal);
 
-  /// Allocates in the order of the stream. `promises`: see gpumem_torch_allocate_block.
-  void* allocate(std::size_t bytes, void* stream, int promises);
+  /// Allocates `room` bytes in the order of the stream. `promises`: see gpumem_torch_allocate_block.
+  void* allocate(std::size_t bytes, std::size_t room, void* stream, int promises);
 
   /// Frees a block in the order of its stream and of the `users`, the streams that were recorded for it. If one of them
-  /// captures, the block waits for a later call, unless all do and the block is the graph's. Returns the requested
-  /// bytes; empty if it is no live block.
+  /// captures, the block waits for a later call, unless all do and the block is the graph's. Returns the bytes that it
+  /// got; empty if it is no live block.
   std::optional<std::size_t> free(void* pointer, std::vector<recorded_streams::stream> users);
   /// Describes a live block; empty if the address is not that of one. Only the block's owner may ask.
   std::optional<gpumem_torch_block> describe(void const* pointer);
@@ -71,9 +74,11 @@ private:
 
   int const ordinal_;
   gpumem_pool& pool_;
-  std::size_t const limit_;
+  std::size_t const limit_of_options_;
+  torch_limit limit_;
   torch_counters counters_;
   torch_mem_pools mem_pools_;
+  rounded_blocks rounded_;
   std::atomic<bool> any_waiting_{false};
   std::vector<waiting_free> waiting_ __attribute__((guarded_by(mutex_)));
   std::atomic<void*> legacy_{nullptr}; // the timeline of the device's legacy stream

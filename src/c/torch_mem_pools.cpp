@@ -50,7 +50,7 @@ torch_mem_pools::mem_pool& torch_mem_pools::add_use(id pool, gpumem_callbacks co
     throw std::invalid_argument{"gpumem: the callbacks lack a function, or their size is too small"};
   auto& found = pools_[pool];
   count_.store(static_cast<int>(pools_.size()), std::memory_order_relaxed);
-  if (found.uses++ == 0 && segments) found.segments = *segments;
+  if (found.uses++ == 0 && segments) found.segments = &segments_.emplace_back(limit_, *segments);
   return found;
 }
 
@@ -128,7 +128,7 @@ std::unique_ptr<gpumem_pool> torch_mem_pools::make_ordered(mem_pool const& of) c
   constexpr std::size_t chunk = std::size_t{2} << 20;
   if (of.segments) {
     std::string const text = "pool(callbacks,chunk_size=2MiB,name=torch pool";
-    return make_stack_over(device_, *of.segments, text + (of.unsplit ? ",pass_through=on)" : ")"));
+    return make_stack_over(device_, of.segments->table(), text + (of.unsplit ? ",pass_through=on)" : ")"));
   }
   pool_options options;
   options.pass_through = of.unsplit;
@@ -236,14 +236,20 @@ void* torch_mem_pools::allocate_at_last(void* stream, std::size_t bytes) {
   return nullptr;
 }
 
-std::size_t torch_mem_pools::reserved_elsewhere() {
-  support::scoped_lock const held{mutex_};
-  std::size_t sum = 0;
-  for (auto const& [pool, one] : pools_) {
-    if (!one.segments) continue;
-    for (auto const& memory : {one.ordered, one.graph}) sum += memory ? memory->statistics().reserved : 0;
-  }
-  return sum;
+void* torch_mem_pools::limited_segments::allocate(void* context, void* stream, std::size_t bytes,
+                                                  std::size_t alignment) {
+  auto const& self = *static_cast<limited_segments*>(context);
+  if (!self.limit.draw(bytes)) return nullptr;
+  auto* const memory = self.from.allocate(self.from.context, stream, bytes, alignment);
+  if (!memory) self.limit.give_back(bytes);
+  return memory;
+}
+
+void torch_mem_pools::limited_segments::free(void* context, void* stream, void* pointer, std::size_t bytes,
+                                             std::size_t alignment) {
+  auto const& self = *static_cast<limited_segments*>(context);
+  self.from.free(self.from.context, stream, pointer, bytes, alignment);
+  self.limit.give_back(bytes);
 }
 
 } // namespace gpumem::c

@@ -5,6 +5,7 @@
 #include <gpumem/gpumem_torch.h>
 
 #include "pool.hpp"
+#include "torch_limit.hpp"
 
 #include <atomic>
 #include <cstddef>
@@ -28,7 +29,9 @@ public:
   using id = gpumem_torch_pool_id;
   using filter = std::function<bool(CUstream_st*)>;
 
-  torch_mem_pools(int device, gpumem_pool& parent) noexcept : device_{device}, parent_{parent} {}
+  /// `limit`: of the memory that pools draw from functions of the caller.
+  torch_mem_pools(int device, gpumem_pool& parent, torch_limit& limit) noexcept
+      : device_{device}, parent_{parent}, limit_{limit} {}
 
   /// Whether PyTorch has made a pool. A thread that owns a block of a pool sees true.
   bool any() const noexcept { return count_.load(std::memory_order_relaxed) > 0; }
@@ -68,15 +71,21 @@ public:
   bool reclaim(id only) noexcept;
   /// Returns memory of a pool that serves others when memory runs out; null if there is none.
   void* allocate_at_last(void* stream, std::size_t bytes);
-  /// Returns the bytes that pools have got from functions of the caller.
-  std::size_t reserved_elsewhere();
 
 private:
+  /// Functions of the caller, within the limit.
+  struct limited_segments {
+    torch_limit& limit;
+    gpumem_callbacks from;
+    gpumem_callbacks table() noexcept { return {sizeof(gpumem_callbacks), this, &allocate, &free}; }
+    static void* allocate(void* context, void* stream, std::size_t bytes, std::size_t alignment);
+    static void free(void* context, void* stream, void* pointer, std::size_t bytes, std::size_t alignment);
+  };
   struct mem_pool {
     int uses = 0;
     bool use_on_out_of_memory = false;
     bool unsplit = false;
-    std::optional<gpumem_callbacks> segments;
+    limited_segments* segments = nullptr;
     std::shared_ptr<gpumem_pool> ordered; // serves streams that do not capture, until there is graph memory
     std::shared_ptr<gpumem_pool> graph;   // made for the first capturing stream
   };
@@ -93,12 +102,15 @@ private:
 
   int const device_;
   gpumem_pool& parent_;
+  torch_limit& limit_;
   std::atomic<int> count_{0};
   std::atomic<int> routes_{0};
   support::guarded_mutex captures_; // held while a pool begins to serve, and while memory of graphs ends
   support::guarded_mutex mutex_;
   std::map<id, mem_pool> pools_ __attribute__((guarded_by(mutex_)));
   std::list<route> open_ __attribute__((guarded_by(mutex_))); // the newest first
+  // For ever: memory of a pool may go back after the pool has ended.
+  std::list<limited_segments> segments_ __attribute__((guarded_by(mutex_)));
 };
 
 } // namespace gpumem::c

@@ -161,8 +161,8 @@ torch_device* torch_pools::owner_of(void const* pointer) {
   return nullptr;
 }
 
-void* torch_pools::allocate(std::size_t bytes, int device, void* stream, int promises) {
-  return bytes ? of(device).allocate(bytes, stream, promises) : nullptr;
+void* torch_pools::allocate(std::size_t bytes, std::size_t room, int device, void* stream, int promises) {
+  return bytes ? of(device).allocate(bytes, room, stream, promises) : nullptr;
 }
 
 // PyTorch frees in destructors, which cannot report a failure: it is printed.
@@ -183,7 +183,7 @@ void torch_pools::free(void* pointer, std::size_t bytes, int device, void* strea
       users.push_back({on, device});
       outcome = free_when_idle(&from, pointer, bytes, users);
     }
-    if (outcome == GPUMEM_GRANTED) known->counters().count_free(bytes);
+    if (outcome == GPUMEM_GRANTED) known->counters().count_free(bytes, bytes);
   });
   if (tried == GPUMEM_GRANTED && outcome == GPUMEM_GRANTED) return;
   std::fprintf(stderr, "gpumem: PyTorch freed %p, %zu bytes, on device %d: %s\n", pointer, bytes, device,

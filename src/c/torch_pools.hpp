@@ -38,9 +38,9 @@ public:
   torch_device* made(int device);
 
   /// See torch_device::allocate.
-  void* allocate(std::size_t bytes, int device, void* stream, int promises);
+  void* allocate(std::size_t bytes, std::size_t room, int device, void* stream, int promises);
   void free(void* pointer, std::size_t bytes, int device, void* stream) noexcept;
-  /// Frees on the stream of the allocation, and returns the requested bytes. Throws std::invalid_argument if the
+  /// Frees on the stream of the allocation, and returns the bytes that it got. Throws std::invalid_argument if the
   /// pointer is no live block.
   std::size_t free(void* pointer);
   /// `device`: that of the stream; -1: that of the block.

@@ -54,9 +54,15 @@ std::optional<std::size_t> pool_state::try_deallocate(void* pointer) noexcept {
   if (!pointer || !may_free()) return std::nullopt;
   auto const found = find_owned(pointer);
   if (!found) return std::nullopt;
-  // The call did not get the handle: only that of a stream that is known to live may be used.
-  auto const key = stream_key::of(*found->stream, found->stream->handle());
-  free(found->stream->owns_handle() ? key : key.by_identity(), pointer, found->bytes);
+  // The stream still lives, so a mortal one gets an event too: no later call may come that has its handle.
+  auto& timeline = *found->stream;
+  auto const key = stream_key::of(timeline, timeline.handle());
+  if (timeline.owns_handle()) {
+    free(key, pointer, found->bytes);
+  } else {
+    free(timeline.is_mortal() ? stream_key::at_end_of(timeline, timeline.handle()) : key.by_identity(), pointer,
+         found->bytes);
+  }
   return found->bytes;
 }
 

@@ -1,6 +1,7 @@
 // Allocation and free, and the state of the allocator.
 // SPDX-License-Identifier: Apache-2.0
 #include "allocator.hpp"
+#include "settings.hpp"
 
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAException.h>
@@ -115,13 +116,14 @@ void* allocator::malloc(std::size_t bytes, DeviceIndex device, cudaStream_t stre
   auto* const pointer = C10_UNLIKELY(history_.active()) ? malloc_recorded(bytes, device, stream, promises)
                                                         : malloc_unrecorded(bytes, device, stream, promises);
   trace_allocation(pointer);
-  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report(pointer, static_cast<std::int64_t>(rounded(bytes)), device);
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled()))
+    report(pointer, static_cast<std::int64_t>(rounded(room_for(bytes))), device);
   return pointer;
 }
 
 void* allocator::malloc_unrecorded(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises) {
   void* pointer = nullptr;
-  auto const outcome = gpumem_torch_allocate_block(bytes, device, stream, promises, &pointer);
+  auto const outcome = gpumem_torch_allocate_rounded_block(bytes, room_for(bytes), device, stream, promises, &pointer);
   if (C10_LIKELY(outcome == GPUMEM_GRANTED)) return pointer;
   if (outcome != GPUMEM_EXHAUSTED && outcome != GPUMEM_TOO_LARGE) check(outcome);
   return retry(bytes, device, stream, promises);
@@ -215,6 +217,7 @@ extern "C" __attribute__((visibility("default"))) char const* gpumem_torch_insta
     auto* const current = torch_cuda::get();
     if (current == &mine) return nullptr;
     TORCH_CHECK(!current->initialized(), "PyTorch has used CUDA already: install gpumem before its first use of a GPU");
+    gpumem_torch::read_settings();
     std::shared_ptr<torch_cuda::CUDAAllocator> const shared{&mine, [](auto*) {}}; // it is never destroyed
     if (!tell_python(shared)) torch_cuda::allocator.store(&mine);
     // For torch.accelerator. PyTorch's own allocator has priority 0 up to 2.11 and 1 in 2.15.

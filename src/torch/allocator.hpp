@@ -126,7 +126,7 @@ private:
   void* malloc(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises);
   void* retry(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises);
   static void report(void* pointer, std::int64_t bytes, DeviceIndex device);
-  [[noreturn]] void throw_out_of_memory(std::size_t bytes, DeviceIndex device, cudaStream_t stream);
+  [[noreturn]] void throw_out_of_memory(std::size_t requested, DeviceIndex device, cudaStream_t stream);
   torch_cuda::SnapshotInfo snapshot_of(MempoolId_t pool, bool include_traces);
   void tell_allocated(void* pointer, std::size_t bytes, DeviceIndex device, cudaStream_t stream,
                       history::context where);

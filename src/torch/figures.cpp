@@ -1,6 +1,8 @@
 // Statistics, what is free, and out of memory.
 // SPDX-License-Identifier: Apache-2.0
 #include "allocator.hpp"
+#include "process_memory.hpp"
+#include "settings.hpp"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -43,6 +45,19 @@ StatArray undivided(gpumem_torch_figure const& figure) {
   StatArray made;
   made[all] = made[large] = stat_of(figure);
   return made;
+}
+
+// Returns the bytes that pools of PyTorch have got and that no block of them uses; 0 where a stack cannot tell.
+std::size_t free_in_pools(DeviceIndex device) {
+  std::size_t sum = 0;
+  static_cast<void>(gpumem_torch_visit_ranges(
+      device,
+      [](void* context, gpumem_range const* range, unsigned long long first, unsigned long long second) {
+        bool const in_pool = first != 0 || second != 0;
+        if (in_pool && !range->live) *static_cast<std::size_t*>(context) += range->bytes;
+      },
+      &sum));
+  return sum;
 }
 
 } // namespace
@@ -112,14 +127,16 @@ void* allocator::retry(std::size_t bytes, DeviceIndex device, cudaStream_t strea
     freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
   void* pointer = nullptr;
   auto const outcome =
-      freed ? gpumem_torch_allocate_block(bytes, device, stream, promises, &pointer) : GPUMEM_EXHAUSTED;
+      freed ? gpumem_torch_allocate_rounded_block(bytes, room_for(bytes), device, stream, promises, &pointer)
+            : GPUMEM_EXHAUSTED;
   if (outcome == GPUMEM_GRANTED) return pointer;
   if (outcome != GPUMEM_EXHAUSTED && outcome != GPUMEM_TOO_LARGE) check(outcome);
   throw_out_of_memory(bytes, device, stream);
 }
 
-void allocator::throw_out_of_memory(std::size_t bytes, DeviceIndex device, cudaStream_t stream) {
+void allocator::throw_out_of_memory(std::size_t requested, DeviceIndex device, cudaStream_t stream) {
   std::string const reason = gpumem_last_error();
+  auto const bytes = rounded(room_for(requested));
   ++states_[device].out_of_memory;
   std::size_t free = 0;
   std::size_t total = 0;
@@ -130,10 +147,10 @@ void allocator::throw_out_of_memory(std::size_t bytes, DeviceIndex device, cudaS
   auto const now = statistics_of(device);
   auto const live = now.bytes[GPUMEM_TORCH_ALL].current;
   auto const reserved = now.reserved.current;
-  c10::reportOutOfMemoryToProfiler(static_cast<std::int64_t>(bytes), live, reserved,
+  c10::reportOutOfMemoryToProfiler(static_cast<std::int64_t>(requested), live, reserved,
                                    c10::Device(c10::DeviceType::CUDA, device));
   if (history_.active()) {
-    history_.told(torch_cuda::TraceEntry::OOM, device, free, rounded(bytes), stream, {0, 0},
+    history_.told(torch_cuda::TraceEntry::OOM, device, free, bytes, stream, {0, 0},
                   history_.gather(torch_cuda::RecordContext::STATE));
   }
   decltype(observers_) observers;
@@ -141,14 +158,20 @@ void allocator::throw_out_of_memory(std::size_t bytes, DeviceIndex device, cudaS
     std::lock_guard const held{observers_mutex_};
     observers = observers_;
   }
-  for (auto const& observer : observers) observer(device, rounded(bytes), now.limit ? now.limit : total, free);
+  for (auto const& observer : observers) observer(device, bytes, now.limit ? now.limit : total, free);
   std::string allowed;
   if (now.limit) allowed = format_size(now.limit) + " allowed; ";
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", format_size(rounded(bytes)),
-                   ". GPU ", static_cast<int>(device), " has a total capacity of ", format_size(total), " of which ",
-                   format_size(free), " is free. ", allowed, "Of the allocated memory ", format_size(live),
-                   " is allocated by PyTorch, and ", format_size(reserved - std::min(live, reserved)),
-                   " is reserved by PyTorch but unallocated. ", reason);
+  // PyTorch counts what its pools keep as allocated, since other requests cannot get it.
+  auto const in_pools = free_in_pools(device);
+  auto const allocated = live + in_pools;
+  std::string pools;
+  if (in_pools > 0) pools = "with " + format_size(in_pools) + " allocated in private pools (e.g., CUDA Graphs), ";
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", format_size(bytes), ". GPU ",
+                   static_cast<int>(device), " has a total capacity of ", format_size(total), " of which ",
+                   format_size(free), " is free. ", describe_processes(device), allowed, "Of the allocated memory ",
+                   format_size(allocated), " is allocated by PyTorch, ", pools, "and ",
+                   format_size(reserved - std::min(allocated, reserved)), " is reserved by PyTorch but unallocated. ",
+                   reason);
 }
 
 void allocator::attachOutOfMemoryObserver(torch_cuda::OutOfMemoryObserver observer) {

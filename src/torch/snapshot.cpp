@@ -1,6 +1,7 @@
 // Snapshots of the memory, and the record of what happened to it.
 // SPDX-License-Identifier: Apache-2.0
 #include "allocator.hpp"
+#include "settings.hpp"
 
 #include <c10/cuda/CUDAFunctions.h>
 
@@ -50,18 +51,11 @@ struct collector {
     if (range.live) block.context_when_allocated = contexts.context_of(range.base);
     segment.total_size += block.size;
     segment.requested_size += block.requested_size;
-    segment.allocated_size += range.live ? rounded(block.requested_size) : 0; // as the statistics count
+    segment.allocated_size += range.live ? rounded(room_for(block.requested_size)) : 0; // as the statistics count
     segment.active_size = segment.allocated_size;
     segment.blocks.push_back(std::move(block));
   }
 };
-
-torch_cuda::AllocatorConfigInfo config() {
-  torch_cuda::AllocatorConfigInfo info{};
-  info.expandable_segments = true; // the memory of a pool grows and shrinks by pages
-  info.last_allocator_settings = "backend:gpumem";
-  return info;
-}
 
 // The context of the thread's call, for the pages that it maps or unmaps.
 thread_local history::context context_of_call;
@@ -91,7 +85,7 @@ DeviceIndex allocator::device_of(void const* pointer) {
 
 SnapshotInfo allocator::snapshot_of(MempoolId_t pool, bool include_traces) {
   SnapshotInfo made;
-  made.config_metadata = config();
+  made.config_metadata = shown_settings();
   int const devices = devices_.load();
   if (include_traces) {
     made.device_traces = history_.traces(devices);

@@ -36,6 +36,51 @@ TEST_F(torch_blocks, figures_count_blocks_by_size) {
   EXPECT_EQ(now.pages.freed - now.pages.allocated, now.pages.peak);
 }
 
+// The block that a visitor of ranges looks for.
+struct seen_block {
+  void* block;
+  std::uint64_t requested;
+};
+
+TEST_F(torch_blocks, rounded_requests_count_with_their_room) {
+  constexpr std::size_t bytes = mib + 100;
+  constexpr std::size_t room = 2 * mib;
+  auto* const stream = make_stream(9);
+  auto* const other = make_stream(9);
+  void* none = nullptr;
+  EXPECT_EQ(gpumem_torch_allocate_rounded_block(room, bytes, 9, stream, 0, &none), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_THAT(gpumem_last_error(), HasSubstr("the room is less than the bytes"));
+  EXPECT_EQ(gpumem_torch_allocate_rounded_block(bytes, room, 9, stream, 0, nullptr), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_EQ(figures(9).blocks[GPUMEM_TORCH_ALL].allocated, 0u);
+  for (bool const recorded : {false, true}) {
+    seen_block seen{};
+    ASSERT_EQ(gpumem_torch_allocate_rounded_block(bytes, room, 9, stream, 0, &seen.block), GPUMEM_GRANTED);
+    auto* const plain = allocate_block(bytes, 9, stream);
+    auto now = figures(9);
+    EXPECT_EQ(now.bytes[GPUMEM_TORCH_LARGE].current, room + mib + 512);
+    EXPECT_EQ(now.requested[GPUMEM_TORCH_ALL].current, 2 * bytes);
+    EXPECT_GE(statistics(9).allocated, room + bytes);
+    gpumem_torch_block found{};
+    found.size = sizeof found;
+    EXPECT_EQ(gpumem_torch_describe_block(seen.block, &found), GPUMEM_GRANTED);
+    EXPECT_EQ(found.bytes, bytes);
+    auto const visit = [](void* to, gpumem_range const* one, unsigned long long, unsigned long long) {
+      auto& wanted = *static_cast<seen_block*>(to);
+      if (one->base == wanted.block) wanted.requested = one->requested;
+    };
+    EXPECT_EQ(gpumem_torch_visit_ranges(9, visit, &seen), GPUMEM_GRANTED);
+    EXPECT_EQ(seen.requested, bytes);
+    if (recorded) EXPECT_EQ(gpumem_torch_record_block_stream(seen.block, other, -1), GPUMEM_GRANTED);
+    std::size_t freed = 0;
+    EXPECT_EQ(gpumem_torch_free_block(seen.block, &freed), GPUMEM_GRANTED);
+    EXPECT_EQ(freed, room);
+    EXPECT_EQ(gpumem_torch_free_block(plain, &freed), GPUMEM_GRANTED);
+    EXPECT_EQ(freed, bytes);
+    now = figures(9);
+    EXPECT_EQ(now.bytes[GPUMEM_TORCH_ALL].current + now.requested[GPUMEM_TORCH_ALL].current, 0u);
+  }
+}
+
 TEST_F(torch_blocks, pointers_that_are_no_blocks_are_refused) {
   auto* const stream = make_stream(14);
   auto* const block = allocate_block(mib, 14, stream);

@@ -119,6 +119,35 @@ TEST_F(torch_mem_pools, pools_draw_from_functions_of_the_caller) {
   EXPECT_EQ(from.freed, 1u);
 }
 
+TEST_F(torch_mem_pools, memory_of_the_callers_functions_counts_toward_the_fraction) {
+  static functions from{driver<decltype(&cuMemAlloc)>("cuMemAlloc_v2"), driver<decltype(&cuMemFree)>("cuMemFree_v2")};
+  auto const table = from.table();
+  auto const limit_of_pool = [] { return statistics(device).limit; };
+  void* none = nullptr;
+  gpumem_torch_memory_fraction(64.0 / (80 << 10), device);
+  free_block(block(mib));
+  EXPECT_EQ(limit_of_pool(), 64 * mib);
+  ASSERT_EQ(gpumem_torch_retain_pool(device, first, &table), GPUMEM_GRANTED);
+  begin(first);
+  auto* const own = block(40 * mib);
+  EXPECT_EQ(limit_of_pool(), 24 * mib);
+  EXPECT_EQ(figures(device).limit, 64 * mib);
+  EXPECT_EQ(gpumem_torch_allocate_block(32 * mib, device, stream, promises, &none), GPUMEM_EXHAUSTED);
+  EXPECT_EQ(from.sizes, (std::vector{40 * mib})) << "the functions were not asked for more";
+  from.room = mib;
+  EXPECT_EQ(gpumem_torch_allocate_block(10 * mib, device, stream, promises, &none), GPUMEM_EXHAUSTED);
+  EXPECT_EQ(limit_of_pool(), 24 * mib) << "the functions gave nothing";
+  end(first);
+  gpumem_torch_memory_fraction(32.0 / (80 << 10), device); // less than is drawn
+  EXPECT_LE(limit_of_pool(), mib);
+  gpumem_torch_memory_fraction(64.0 / (80 << 10), device);
+  free_block(own);
+  for (int i = 0; i < 2; ++i) release(first);
+  empty_until([&] { return limit_of_pool() == 64 * mib; });
+  EXPECT_EQ(limit_of_pool(), 64 * mib);
+  gpumem_torch_memory_fraction(1, device);
+}
+
 TEST_F(torch_mem_pools, blocks_of_an_unsplit_pool_are_single_allocations) {
   static functions from{driver<decltype(&cuMemAlloc)>("cuMemAlloc_v2"), driver<decltype(&cuMemFree)>("cuMemFree_v2")};
   auto const table = from.table();

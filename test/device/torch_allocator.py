@@ -6,6 +6,7 @@ without a GPU.
 """
 # SPDX-License-Identifier: Apache-2.0
 import argparse
+import ctypes
 import os
 import subprocess
 import sys
@@ -115,6 +116,41 @@ def streams_and_record_stream():
     with torch.cuda.stream(external):
         z = torch.ones(MIB, device="cuda")
     equal(float(z.sum()), MIB)
+
+
+@case
+def streams_from_outside():
+    handle = ctypes.c_uint64()
+    equal(int(torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))), 0)
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+        x = torch.ones(64 * MIB, device="cuda")
+        equal(float(x.sum()), 64 * MIB)
+        del x
+    for _ in range(10):  # the sum has a small block, which may be freed a little later
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    equal(torch.cuda.memory_reserved(), 0)
+    equal(int(torch.cuda.cudart().cudaStreamDestroy(handle.value)), 0)
+
+
+@case
+def settings():
+    torch.cuda.memory._set_allocator_settings("roundup_power2_divisions:[32:1,64:4,>:2]")
+    held = bytes_on(size=20 * MIB)
+    equal(torch.cuda.memory_allocated(), 20 * MIB)
+    more = bytes_on(size=84 * MIB)
+    equal(torch.cuda.memory_allocated(), (20 + 96) * MIB)
+    equal(torch.cuda.memory_stats()["requested_bytes.all.current"], (20 + 84) * MIB)
+    torch.cuda.memory._set_allocator_settings("")
+    least = bytes_on(size=84 * MIB)
+    equal(torch.cuda.memory_allocated(), (20 + 96 + 84) * MIB)
+    for block in (held, more, least):
+        block.fill_(1)
+    try:
+        torch.cuda.memory._set_allocator_settings("roundup:2")
+        raise AssertionError("a setting that there is not was taken")
+    except ValueError as error:
+        assert "Unrecognized key 'roundup'" in str(error), error
 
 
 @case

@@ -285,13 +285,15 @@ TEST_F(pool_interface, trim_after_synchronize_returns_memory_of_foreign_streams)
   gpumem::stream_ref const other{foreign};
   pool_resource r{upstream};
   EXPECT_TRUE(r.synchronize(std::chrono::seconds{1})) << "nothing to wait for";
-  auto* const p = r.allocate(other, 4 * MiB);
-  gpumem::simulator::work(other, {gpumem::simulator::write(p, 4 * MiB)});
-  r.deallocate(other, p, 4 * MiB);
-  EXPECT_FALSE(r.synchronize(std::chrono::nanoseconds{0}));
-  gpumem::simulator::run_until_idle();
-  EXPECT_TRUE(r.synchronize(std::chrono::seconds{10}));
-  EXPECT_EQ(r.trim(), 4 * MiB);
+  for (bool const by_address : {false, true}) {
+    auto* const p = r.allocate(other, 4 * MiB);
+    gpumem::simulator::work(other, {gpumem::simulator::write(p, 4 * MiB)});
+    by_address ? static_cast<void>(r.try_deallocate(p)) : r.deallocate(other, p, 4 * MiB);
+    EXPECT_FALSE(r.synchronize(std::chrono::nanoseconds{0}));
+    gpumem::simulator::run_until_idle();
+    EXPECT_TRUE(r.synchronize(std::chrono::seconds{10}));
+    EXPECT_EQ(r.trim(), 4 * MiB);
+  }
   EXPECT_EQ(gpumem::driver_api::driver().stream_destroy(foreign), CUDA_SUCCESS);
 }
 

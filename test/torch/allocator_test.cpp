@@ -131,6 +131,21 @@ void recorded_streams_come_first() {
   EXPECT_EQUAL(torch.getDeviceStats(0).num_ooms, 0);
 }
 
+// Memory that was freed on a stream from outside goes back although no call comes that has the stream.
+void external_streams_end_quietly() {
+  auto& torch = installed_on_running_device();
+  auto const stream = new_stream();
+  c10::cuda::setCurrentCUDAStream(stream);
+  auto data = torch.allocate(64 * mib);
+  simulated_allocated(stream.stream(), data.get(), 64 * mib);
+  simulated_write(stream.stream(), data.get(), 64 * mib);
+  simulated_freed(stream.stream(), data.get(), 64 * mib);
+  c10::cuda::setCurrentCUDAStream(c10::cuda::getDefaultCUDAStream(0));
+  data.clear();
+  torch.emptyCache();
+  EXPECT_EQUAL(reserved(torch), 0);
+}
+
 void foreign_memory_is_not_recorded() {
   auto& torch = installed();
   int own = 0;
@@ -203,6 +218,7 @@ constexpr test tests[] = {
     {"sizes_beyond_memory", sizes_beyond_memory},
     {"wrong_pointers", wrong_pointers},
     {"recorded_streams_come_first", recorded_streams_come_first},
+    {"external_streams_end_quietly", external_streams_end_quietly},
     {"foreign_memory_is_not_recorded", foreign_memory_is_not_recorded},
     {"empties_the_cache", empties_the_cache},
     {"uncached", uncached},

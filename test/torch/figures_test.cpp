@@ -4,6 +4,9 @@
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -135,6 +138,40 @@ void out_of_memory() {
   EXPECT_EQUAL(torch.getDeviceStats(0).num_ooms + torch.getDeviceStats(0).num_alloc_retries, 0);
 }
 
+struct process_entry {
+  unsigned process;
+  unsigned long long bytes;
+};
+
+// Stands for NVML, on a machine with many processes on device 0.
+int list_processes(char const* bus_id, unsigned* count, void* entries) {
+  constexpr int insufficient_size = 7;
+  int device = -1;
+  EXPECT(cudaDeviceGetByPCIBusId(&device, bus_id) == cudaSuccess);
+  std::vector<process_entry> listed{{1, 2 * mib}, {static_cast<unsigned>(getpid()), 6 * gib}, {2, ~0ULL}};
+  for (unsigned number = 3; number < 20; ++number) listed.push_back({number, 2 * mib});
+  if (device != 0) listed.clear();
+  auto const room = *count;
+  *count = static_cast<unsigned>(listed.size());
+  if (room < listed.size()) return insufficient_size;
+  std::copy(listed.begin(), listed.end(), static_cast<process_entry*>(entries));
+  return 0;
+}
+
+void out_of_memory_with_processes() {
+  auto* const nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+  EXPECT(nvml != nullptr);
+  *static_cast<decltype(&list_processes)*>(dlsym(nvml, "answer")) = list_processes;
+  auto& torch = installed();
+  torch.setMemoryFraction(0.75, 0);
+  EXPECT_OUT_OF_MEMORY(torch.allocate(7 * gib),
+                       "is free. Process 1 has 2.00 MiB memory in use. Including non-PyTorch memory, this process "
+                       "has 6.00 GiB memory in use. Process 3 has 2.00 MiB memory in use. Process 4 has ");
+  EXPECT_OUT_OF_MEMORY(torch.allocate(7 * gib), "Process 19 has 2.00 MiB memory in use. 6.00 GiB allowed; ");
+  c10::cuda::CUDAGuard const guard{1};
+  EXPECT_OUT_OF_MEMORY(torch.allocate(9 * gib), "is free. Of the allocated memory ");
+}
+
 struct observer_failure {};
 
 void observers_may_throw() {
@@ -238,6 +275,7 @@ constexpr test tests[] = {
     {"statistics_of_threads", statistics_of_threads},
     {"memory_fraction", memory_fraction},
     {"out_of_memory", out_of_memory},
+    {"out_of_memory_with_processes", out_of_memory_with_processes},
     {"observers_may_throw", observers_may_throw},
     {"callbacks_free_memory", callbacks_free_memory},
     {"largest_free_block", largest_free_block},

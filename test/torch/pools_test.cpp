@@ -85,7 +85,7 @@ void pools_lend_at_out_of_memory() {
   auto* const native = torch_cuda::get();
   auto& torch = installed();
   native->init(2);
-  torch.setMemoryFraction(0.125, 0);
+  torch.setMemoryFraction(0.5, 0);
   torch.createOrIncrefPool(0, first, std::shared_ptr<CUDAAllocator>{native, [](auto*) {}});
   torch.beginAllocateToPool(0, first, always);
   torch.allocate(3 * gib).clear();
@@ -96,6 +96,59 @@ void pools_lend_at_out_of_memory() {
   torch.setUseOnOOM(0, first, false);
   torch.setUseOnOOM(0, second, false); // there is none; destructors of PyTorch call it
   EXPECT_OUT_OF_MEMORY(torch.allocate(2 * gib), "Tried to allocate 2.00 GiB");
+}
+
+// The fraction holds for all memory together: that of the device's pool, and that of other allocators.
+void other_allocators_count_toward_the_fraction() {
+  auto* const native = torch_cuda::get();
+  auto& torch = installed();
+  native->init(2);
+  torch.setMemoryFraction(0.5, 0);
+  std::shared_ptr<CUDAAllocator> const shared{native, [](auto*) {}};
+  auto const allocate_in = [&](MempoolId_t pool, std::size_t bytes) {
+    torch.beginAllocateToPool(0, pool, always);
+    auto data = torch.allocate(bytes);
+    torch.endAllocateToPool(0, pool);
+    return data;
+  };
+  for (auto const& pool : {first, second}) torch.createOrIncrefPool(0, pool, shared);
+  torch.setUseOnOOM(0, second, true);
+  torch.allocate(gib).clear(); // goes back when a pool needs the room
+  auto in_first = allocate_in(first, 2 * gib);
+  auto in_second = allocate_in(second, 2 * gib);
+  EXPECT_EQUAL(reserved(torch), 4 * gib);
+  EXPECT_OUT_OF_MEMORY(torch.allocate(2 * gib), "4.00 GiB allowed; ");
+  torch.beginAllocateToPool(0, second, always);
+  EXPECT_OUT_OF_MEMORY(torch.allocate(3 * gib), "4.00 GiB allowed; ");
+  torch.endAllocateToPool(0, second);
+  in_first.clear();
+  in_second.clear();
+  auto data = torch.allocate(gib + gib / 2);
+  EXPECT(holds(torch, second, data.get()));
+  EXPECT_OUT_OF_MEMORY(torch.allocate(gib + gib / 2), "Tried to allocate 1.50 GiB");
+  data.clear();
+  in_second = allocate_in(second, gib);
+  EXPECT(holds(torch, second, in_second.get()));
+  in_second.clear();
+  for (int i = 0; i < 2; ++i) torch.releasePool(0, first);
+  torch.emptyCache(first);
+  data = torch.allocate(gib + gib / 2);
+  EXPECT(!holds(torch, second, data.get()));
+  EXPECT(reserved(torch) <= static_cast<std::int64_t>(4 * gib));
+}
+
+void memory_of_pools_is_told_at_out_of_memory() {
+  auto& torch = installed();
+  EXPECT_OUT_OF_MEMORY(torch.allocate(9 * gib), "0 bytes is allocated by PyTorch, and 0 bytes is reserved");
+  auto const outside = torch.allocate(gib);
+  torch.beginAllocateToPool(0, first, always);
+  auto const inside = torch.allocate(gib);
+  torch.allocate(2 * gib).clear();
+  torch.endAllocateToPool(0, first);
+  EXPECT_OUT_OF_MEMORY(
+      torch.allocate(6 * gib),
+      "Of the allocated memory 4.00 GiB is allocated by PyTorch, with 2.00 GiB allocated in private pools "
+      "(e.g., CUDA Graphs), and ");
 }
 
 // The memory of a graph stays the graph's until its pool ends.
@@ -210,6 +263,8 @@ constexpr test tests[] = {
     {"nested_pools", nested_pools},
     {"pools_end", pools_end},
     {"pools_lend_at_out_of_memory", pools_lend_at_out_of_memory},
+    {"other_allocators_count_toward_the_fraction", other_allocators_count_toward_the_fraction},
+    {"memory_of_pools_is_told_at_out_of_memory", memory_of_pools_is_told_at_out_of_memory},
     {"captures", captures},
     {"own_allocators", own_allocators},
     {"peers", peers},

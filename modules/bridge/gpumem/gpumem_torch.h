@@ -92,8 +92,12 @@ enum {
 /// Allocates for PyTorch's allocator class, as gpumem_torch_try_allocate.
 gpumem_outcome gpumem_torch_allocate_block(size_t bytes, int device, struct CUstream_st* stream, int promises,
                                            void** pointer) GPUMEM_NOEXCEPT;
+/// Allocates `room` bytes for a request of fewer, as PyTorch's setting roundup_power2_divisions asks for. The figures
+/// count them as the bytes of the block; gpumem_torch_describe_block and the ranges show the requested bytes.
+gpumem_outcome gpumem_torch_allocate_rounded_block(size_t bytes, size_t room, int device, struct CUstream_st* stream,
+                                                   int promises, void** pointer) GPUMEM_NOEXCEPT;
 /// Frees by the pointer alone, as gpumem_torch_free. The stream of the free is that of the allocation; it must still
-/// live. `bytes`, if not NULL, gets the requested bytes. A pointer that is no live block of a device's pool gives
+/// live. `bytes`, if not NULL, gets the bytes of the block. A pointer that is no live block of a device's pool gives
 /// GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_torch_free_block(void* pointer, size_t* bytes) GPUMEM_NOEXCEPT;
 
@@ -105,9 +109,9 @@ gpumem_outcome gpumem_torch_record_block_stream(void* pointer, struct CUstream_s
 /// Lets a device read and write the memory that the pool of the device `accessed` has and gets.
 gpumem_outcome gpumem_torch_open_to(int device, int accessed) GPUMEM_NOEXCEPT;
 
-/// Sets the most that the device's pool may reserve, as a fraction of the device's memory, from 0 to 1, which means no
-/// limit. The smaller of this and the option `limit` counts. If the pool exists already, it must be the outermost
-/// resource of its stack.
+/// Sets the most that PyTorch may have, as a fraction of the device's memory, from 0 to 1, which means no limit. That
+/// holds for the device's pool together with what pools of PyTorch draw from functions of the caller. The smaller of
+/// this and the option `limit` counts. If the pool exists already, it must be the outermost resource of its stack.
 gpumem_outcome gpumem_torch_set_memory_fraction(double fraction, int device) GPUMEM_NOEXCEPT;
 
 /// Writes the fields that both sides know. Only the block's owner may rely on the result.

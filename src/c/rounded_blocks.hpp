@@ -1,0 +1,51 @@
+// The blocks of PyTorch that got more bytes than were requested, since PyTorch's settings round requests up.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <new>
+#include <optional>
+#include <unordered_map>
+
+#include "../support/guarded_mutex.hpp"
+
+namespace gpumem::c {
+
+/// The requested bytes of each such live block of a device. Calls cost one load if there is none. Any thread.
+class rounded_blocks {
+public:
+  /// Returns false if the host has no memory.
+  bool add(void const* block, std::size_t requested) noexcept {
+    support::scoped_lock const held{mutex_};
+    try {
+      requested_[block] = requested;
+    } catch (std::bad_alloc const&) { return false; }
+    blocks_.store(requested_.size(), std::memory_order_release);
+    return true;
+  }
+  /// Returns the requested bytes; empty if the block got as many as were requested.
+  std::optional<std::size_t> find(void const* block) noexcept { return visit(block, false); }
+  /// The same, and forgets the block.
+  std::optional<std::size_t> take(void const* block) noexcept { return visit(block, true); }
+
+private:
+  // The free of a block is ordered after its allocation, so the free cannot read a zero that is out of date.
+  std::optional<std::size_t> visit(void const* block, bool forget) noexcept {
+    if (blocks_.load(std::memory_order_acquire) == 0) [[likely]]
+      return std::nullopt;
+    support::scoped_lock const held{mutex_};
+    auto const found = requested_.find(block);
+    if (found == requested_.end()) return std::nullopt;
+    auto const requested = found->second;
+    if (forget) requested_.erase(found);
+    blocks_.store(requested_.size(), std::memory_order_release);
+    return requested;
+  }
+
+  support::guarded_mutex mutex_;
+  std::unordered_map<void const*, std::size_t> requested_ __attribute__((guarded_by(mutex_)));
+  std::atomic<std::size_t> blocks_{0};
+};
+
+} // namespace gpumem::c
