@@ -76,6 +76,29 @@ TEST_F(torch_captures, blocks_with_recorded_streams_are_used_again_in_the_order_
   destroy_graph(graph);
 }
 
+TEST_F(torch_captures, functions_of_a_plug_in_keep_the_order_of_the_graph) {
+  auto* const side = make_stream(device);
+  begin(first);
+  begin_capture();
+  auto* const inside = gpumem_torch_allocate(3 * mib, device, stream);
+  simulator::work(stream, {simulator::write(inside, 3 * mib)});
+  join(stream, side);
+  simulator::work(side, {simulator::read(inside, 3 * mib)});
+  gpumem_torch_record_stream(inside, side);
+  gpumem_torch_free(inside, 3 * mib, device, stream);
+  auto* const beside = gpumem_torch_allocate(3 * mib, device, stream);
+  EXPECT_NE(beside, inside);
+  join(side, stream);
+  auto* const again = gpumem_torch_allocate(3 * mib, device, stream);
+  EXPECT_EQ(again, inside);
+  simulator::work(stream, {simulator::write(again, 3 * mib)});
+  auto* const graph = end_capture();
+  end(first);
+  for (auto* const each : {beside, again}) gpumem_torch_free(each, 3 * mib, device, stream);
+  release(first);
+  destroy_graph(graph);
+}
+
 TEST_F(torch_captures, blocks_outside_the_order_of_a_graph_wait_for_the_end_of_a_capture) {
   auto* const side = make_stream(device);
   auto* const elsewhere = make_stream(device);

@@ -111,14 +111,14 @@ captured_order::position* captured_order::enter(stream_timeline const& timeline,
   if (known != streams_.end() && known->second.capture_ != capture) {
     open_.erase(known->second.capture_);
     streams_.erase(known);
+    if (open_.empty()) { // all captures with ends come before those that follow
+      ends_.clear();
+      streams_.clear();
+    }
     known = streams_.end();
   }
   if (capture == 0) return nullptr;
   if (known == streams_.end()) {
-    if (open_.empty()) { // all captures with ends come before this one
-      ends_.clear();
-      streams_.clear();
-    }
     open_.insert(capture);
     known = streams_.try_emplace(&timeline).first;
     known->second.capture_ = capture;
