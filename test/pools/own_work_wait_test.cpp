@@ -130,17 +130,17 @@ TEST_F(own_work_wait, is_not_made_for_less_than_half_of_the_pages) {
   free_rest(pool, a);
 }
 
-// A capture by raw calls: no event can be recorded on the stream, so none can tell that its work is complete.
-TEST_F(own_work_wait, is_not_made_if_no_event_covers_the_work) {
+// The last test, since a device stays lost for the rest of the process.
+TEST_F(own_work_wait, ends_if_the_device_is_lost) {
   gpumem::pool_resource pool{device, {.effort = 1}};
-  auto const create = gpumem_test::driver_function<decltype(cuStreamCreate)>("cuStreamCreate");
-  CUstream raw = nullptr;
-  ASSERT_EQ(create(&raw, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-  auto const on = cuda::stream_ref{raw};
-  free_half_in_use(pool, on);
-  EXPECT_EQ(reserved_for_large_block(pool, on), 32_MiB + 16_MiB);
-  simulator::run_until_idle();
-  gpumem_test::driver_function<decltype(cuStreamDestroy)>("cuStreamDestroy")(raw);
+  free_half_in_use(pool, a);
+  test::timed_item fault{[] { simulator::sticky_error(CUDA_ERROR_ILLEGAL_ADDRESS); }};
+  auto const begin = now();
+  gpumem::detail::start_timer(fault, begin + 5ms);
+  EXPECT_THROW((void)pool.allocate(a, 16_MiB), gpumem::cuda_error);
+  EXPECT_LT(now() - begin, 40ms);
+  gpumem::detail::cancel_timer(fault);
+  free_rest(pool, a);
 }
 
 } // namespace
