@@ -172,6 +172,10 @@ void reactor::expire() noexcept {
   bool yields = false;
   {
     sync::spin_lock const held{mutex_};
+    if (armed_ == 0) {
+      next_ = sync::time_point::max();
+      return;
+    }
     next_ = sync::time_point::min();
     round(begin);
     next_ = sync::time_point::max();
