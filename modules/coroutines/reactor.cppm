@@ -34,8 +34,8 @@ public:
   reactor(reactor const&) = delete;
   reactor& operator=(reactor const&) = delete;
 
-  // Returns the reactor for waits that resume on this executor. Throws std::bad_alloc, and std::system_error if no
-  // thread can be started.
+  // Returns the reactor for waits that resume on this executor. Throws std::bad_alloc, std::system_error if no thread
+  // can be started, and cuda_error if it would make one while the process is exiting.
   static reactor& of(gpumem::device device, executor const& resumes);
   // Returns the number of polling rounds of the device's reactors.
   static std::uint64_t rounds_of(gpumem::device device) noexcept;

@@ -68,6 +68,7 @@ inline constexpr std::size_t max_devices = 64;
 struct reactor_table {
   sync::mutex mutex;
   bool stops_at_exit __attribute__((guarded_by(mutex))) = false;
+  bool stopped __attribute__((guarded_by(mutex))) = false; // no reactor is made any more, since none would stop it
   std::array<std::string, max_devices> names __attribute__((guarded_by(mutex))); // of the reactors' own threads
   std::array<std::atomic<reactor*>, 2 * max_devices> all{}; // per device, that of the library thread and the other
 };
@@ -88,6 +89,7 @@ reactor& reactor::of(gpumem::device device, executor const& resumes) {
   if (auto* const made = mine.load(std::memory_order_acquire)) return *made;
   sync::lock const held{table.mutex};
   if (auto* const made = mine.load(std::memory_order_acquire)) return *made;
+  if (table.stopped) check(CUDA_ERROR_DEINITIALIZED, "gpumem: waiting for the device");
   auto& name = table.names[number];
   if (elsewhere) name = "gpumem-poll-" + std::to_string(number);
   auto* const made = new reactor{device, elsewhere ? *new executor_thread{name.c_str()} : *library};
@@ -118,6 +120,10 @@ poll_queue& reactor::queue_of(CUevent event) {
 // The library thread stops by itself.
 void reactor::stop_all() noexcept {
   auto const deadline = sync::now() + exit_bound;
+  {
+    sync::lock const held{reactors().mutex};
+    reactors().stopped = true;
+  }
   for (std::size_t i = 0; i < reactors().all.size(); ++i) {
     auto* const one = reactors().all[i].load(std::memory_order_acquire);
     if (!one) continue;
