@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <pthread.h>
-#include <sys/prctl.h>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -159,7 +158,6 @@ struct end_mark final : work_item {
 
 void detail::executor_thread::run(char const* name) {
   pthread_setname_np(pthread_self(), name);
-  prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
   running_on = this;
   sync::lock const held{mutex_};
   while (!stopped_within_) {
