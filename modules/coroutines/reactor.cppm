@@ -56,6 +56,8 @@ private:
   static void stop_all() noexcept;
   void expire() noexcept override;
   void round(sync::time_point begin) __attribute__((requires_capability(mutex_)));
+  void set_due(sync::time_point end, sync::duration busy, sync::duration quiet) noexcept
+      __attribute__((requires_capability(mutex_)));
   bool poll(poll_queue_list& queues) __attribute__((requires_capability(mutex_)));
   bool deliver(completed_waits& completed) noexcept __attribute__((requires_capability(mutex_)));
   void fail_all_lost() __attribute__((requires_capability(mutex_)));
@@ -77,6 +79,10 @@ private:
   sync::time_point quiet_since_ __attribute__((guarded_by(mutex_))){}; // when a wait was last completed or added
   sync::duration lasted_ __attribute__((guarded_by(mutex_))){};        // the quiet time before the last completion
   sync::time_point due_ __attribute__((guarded_by(mutex_))){};         // when the queues in balanced_ are polled next
+  sync::time_point fair_ __attribute__((guarded_by(mutex_))){}; // due_ is no earlier, however many waits are added
+  // Since the last poll of balanced_ began: the earliest end of a new wait's first pause, and the number of new waits.
+  sync::time_point soon_ __attribute__((guarded_by(mutex_))) = sync::time_point::max();
+  std::size_t added_ __attribute__((guarded_by(mutex_))) = 0;
   bool stopping_ __attribute__((guarded_by(mutex_))) = false;
 };
 

@@ -39,14 +39,16 @@ inline constexpr auto memory = std::chrono::seconds{1};    // how long the time 
 inline constexpr auto pause_cost = microseconds{6};        // processor time to fall asleep and to wake up
 inline constexpr auto spin_before_yield = milliseconds{1}; // of spinning without a completion, before the thread yields
 
-// Returns the pause until the next poll: the longer of the two below, but 10 to 100 us.
-// - 4 times the duration of the last poll: the thread is then busy for 1/5 of the time. The bound of 100 us makes it
-//   busier if a poll takes over 23 us.
-// - 1/32 of the time since the last completion, at most 50 us: it adds 3 % to the latency of a long wait.
-sync::duration pause_after(sync::duration busy, sync::duration quiet) noexcept {
-  auto const fair = (busy + pause_cost) * 4;
-  auto const extra = std::min<sync::duration>(quiet / 32, max_extra_pause);
-  return std::clamp<sync::duration>(std::max(fair, extra), min_pause, max_pause);
+// Returns the least pause after a poll of this duration: 10 to 100 us. The thread is then busy for 1/4 of the time at
+// most, unless a poll takes over 25 us.
+sync::duration fair_pause(sync::duration busy) noexcept {
+  return std::clamp<sync::duration>((busy + pause_cost) * 4, min_pause, max_pause);
+}
+
+// Returns 1/32 of the time since the last completion, at most 50 us: a pause that adds 3 % to the latency of a long
+// wait.
+sync::duration long_pause(sync::duration quiet) noexcept {
+  return std::min<sync::duration>(quiet / 32, max_extra_pause);
 }
 
 void query(poll_request& request) {
@@ -149,10 +151,12 @@ reactor::answer reactor::add_wait(pending_wait& point) noexcept {
   auto const now = sync::now();
   if (now - std::exchange(quiet_since_, now) > memory) lasted_ = {};
   auto const soon = now + std::clamp<sync::duration>(lasted_ * 7 / 8, min_pause, max_first_pause);
-  due_ = balanced_.empty() ? soon : std::min(due_, soon);
+  soon_ = std::min(soon_, soon);
+  due_ = std::max(fair_, balanced_.empty() ? soon : std::min(due_, soon));
   point.queue_->push(point);
   enlist(*point.queue_);
   ++armed_;
+  ++added_;
   schedule(low_latency_.empty() ? due_ : now);
   return answer::armed;
 }
@@ -200,14 +204,30 @@ void reactor::expire() noexcept {
 void reactor::round(sync::time_point begin) {
   rounds_.fetch_add(1, std::memory_order_relaxed);
   bool const due = begin >= due_;
+  auto const quiet_since = quiet_since_; // waits that are added meanwhile change it
+  if (due) {
+    soon_ = sync::time_point::max();
+    added_ = 0;
+  }
   bool progress = poll(low_latency_);
   if (due) progress = poll(balanced_) || progress;
   if (due || progress) {
     auto const end = sync::now();
-    if (progress) lasted_ = end - std::exchange(quiet_since_, end);
-    if (due) due_ = end + pause_after(end - begin, end - quiet_since_);
+    if (progress) {
+      lasted_ = end - quiet_since;
+      quiet_since_ = end;
+    }
+    if (due) set_due(end, end - begin, progress ? sync::duration::zero() : end - quiet_since);
   }
   if (device_.lost()) fail_all_lost();
+}
+
+// Sets when the balanced queues are polled next. If only waits are left that were added during this poll, their first
+// pause counts.
+void reactor::set_due(sync::time_point end, sync::duration busy, sync::duration quiet) noexcept {
+  fair_ = end + fair_pause(busy);
+  auto const regular = armed_ > added_ ? end + long_pause(quiet) : sync::time_point::max();
+  due_ = std::max(fair_, std::min(regular, soon_));
 }
 
 // Polls each queue of the list once, 32 at a time, and queries the driver without the lock. Returns whether a wait was
