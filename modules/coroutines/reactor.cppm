@@ -15,13 +15,14 @@ import :timer;
 namespace gpumem::detail {
 
 // Queries the oldest event of every poll queue and publishes completions to the streams' timelines. Queues with a wait
-// of latency::low are polled without a pause. Others are polled at intervals of 10 to 100 us, which use a fifth of a
-// core, or more if one poll of all queues takes over 23 us. Does nothing while no wait is pending.
+// of latency::low are polled without a pause, which uses one core. Others are polled at intervals of 10 to 100 us,
+// which use about a quarter of a core, or more if one poll of all queues takes over 25 us. Does nothing while no wait
+// is pending.
 //
-// A reactor is a timer of the thread that polls. A device has two reactors. One belongs to the library thread: waits
-// that resume there are polled there, so that no thread has to be woken for them. The other has a thread of its own,
-// for all other waits. Never destroyed; its thread starts at first use and ends before the driver shuts down. Any
-// thread.
+// A reactor is a timer of the thread that polls. A device has two reactors, and either uses as much while it has waits.
+// One belongs to the library thread: waits that resume there are polled there, so that no thread has to be woken for
+// them. Between two rounds that thread runs all items that are queued. The other has a thread of its own, for all other
+// waits. Never destroyed; its thread starts at first use and ends before the driver shuts down. Any thread.
 class reactor final : private timer {
 public:
   enum class answer {
