@@ -11,8 +11,11 @@ namespace gpumem {
 
 /// How soon a wait for the GPU is to see the completion, and how much host time it may cost.
 export enum class latency {
-  low,      ///< polls without a pause; uses one core while such a wait is pending
-  balanced, ///< polls every 10 to 100 µs; about 1/4 of a core, more with waits on many streams
+  /// Polls without a pause: one core while such waits are pending that resume by default, and one core per device while
+  /// others are.
+  low,
+  /// Polls every 10 to 100 µs: about 1/4 of a core in either case, more with waits on many streams.
+  balanced,
 };
 
 namespace detail {

@@ -15,13 +15,14 @@ import :timer;
 namespace gpumem::detail {
 
 // Queries the oldest event of every poll queue and publishes completions to the streams' timelines. Queues with a wait
-// of latency::low are polled without a pause. Others are polled at intervals of 10 to 100 us, which use a fifth of a
-// core, or more if one poll of all queues takes over 23 us. Does nothing while no wait is pending.
+// of latency::low are polled without a pause, which uses one core. Others are polled at intervals of 10 to 100 us,
+// which use about a quarter of a core, or more if one poll of all queues takes over 25 us. Does nothing while no wait
+// is pending.
 //
-// A reactor is a timer of the thread that polls. A device has two reactors. One belongs to the library thread: waits
-// that resume there are polled there, so that no thread has to be woken for them. The other has a thread of its own,
-// for all other waits. Never destroyed; its thread starts at first use and ends before the driver shuts down. Any
-// thread.
+// A reactor is a timer of the thread that polls. A device has two reactors, and either uses as much while it has waits.
+// One belongs to the library thread: waits that resume there are polled there, so that no thread has to be woken for
+// them. Between two rounds that thread runs all items that are queued. The other has a thread of its own, for all other
+// waits. Never destroyed; its thread starts at first use and ends before the driver shuts down. Any thread.
 class reactor final : private timer {
 public:
   enum class answer {
@@ -34,8 +35,8 @@ public:
   reactor(reactor const&) = delete;
   reactor& operator=(reactor const&) = delete;
 
-  // Returns the reactor for waits that resume on this executor. Throws std::bad_alloc, and std::system_error if no
-  // thread can be started.
+  // Returns the reactor for waits that resume on this executor. Throws std::bad_alloc, std::system_error if no thread
+  // can be started, and cuda_error if it would make one while the process is exiting.
   static reactor& of(gpumem::device device, executor const& resumes);
   // Returns the number of polling rounds of the device's reactors.
   static std::uint64_t rounds_of(gpumem::device device) noexcept;
@@ -56,6 +57,8 @@ private:
   static void stop_all() noexcept;
   void expire() noexcept override;
   void round(sync::time_point begin) __attribute__((requires_capability(mutex_)));
+  void set_due(sync::time_point end, sync::duration busy, sync::duration quiet) noexcept
+      __attribute__((requires_capability(mutex_)));
   bool poll(poll_queue_list& queues) __attribute__((requires_capability(mutex_)));
   bool deliver(completed_waits& completed) noexcept __attribute__((requires_capability(mutex_)));
   void fail_all_lost() __attribute__((requires_capability(mutex_)));
@@ -77,6 +80,10 @@ private:
   sync::time_point quiet_since_ __attribute__((guarded_by(mutex_))){}; // when a wait was last completed or added
   sync::duration lasted_ __attribute__((guarded_by(mutex_))){};        // the quiet time before the last completion
   sync::time_point due_ __attribute__((guarded_by(mutex_))){};         // when the queues in balanced_ are polled next
+  sync::time_point fair_ __attribute__((guarded_by(mutex_))){}; // due_ is no earlier, however many waits are added
+  // Since the last poll of balanced_ began: the earliest end of a new wait's first pause, and the number of new waits.
+  sync::time_point soon_ __attribute__((guarded_by(mutex_))) = sync::time_point::max();
+  std::size_t added_ __attribute__((guarded_by(mutex_))) = 0;
   bool stopping_ __attribute__((guarded_by(mutex_))) = false;
 };
 

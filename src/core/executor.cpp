@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <pthread.h>
-#include <sys/prctl.h>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -149,19 +148,31 @@ bool detail::executor_thread::try_cancel(timer& item) noexcept {
   return timers_.remove(item);
 }
 
-// The default timer slack of Linux makes a sleep last up to 50 us longer; this sets it to 1 ns.
+namespace {
+// Queued behind other items, it tells when these have run.
+struct end_mark final : work_item {
+  bool passed = false;
+  void resume() noexcept override { passed = true; }
+};
+} // namespace
+
 void detail::executor_thread::run(char const* name) {
   pthread_setname_np(pthread_self(), name);
-  prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
   running_on = this;
   sync::lock const held{mutex_};
   while (!stopped_within_) {
-    // One timer and one item in turn, so that neither delays the other for long.
+    // One timer, then the items that are queued at that moment, in turn: a timer may be due at all times, and an item
+    // may post another one each time.
     bool const expired = expire_first();
-    bool const resumed = resume_first();
-    if (expired || resumed) continue;
-    if (stopping_) break;
-    wait_for_work();
+    if (!queue_.empty()) {
+      end_mark end;
+      queue_.push(end);
+      while (!end.passed && resume_first()) {}
+      queue_.remove(end);
+    } else if (!expired) {
+      if (stopping_) break;
+      wait_for_work();
+    }
   }
   ended_ = true;
   over_.notify_all();

@@ -1,6 +1,7 @@
 // The reactors: their polling rounds and their pauses.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <sys/prctl.h>
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -38,14 +39,16 @@ inline constexpr auto memory = std::chrono::seconds{1};    // how long the time 
 inline constexpr auto pause_cost = microseconds{6};        // processor time to fall asleep and to wake up
 inline constexpr auto spin_before_yield = milliseconds{1}; // of spinning without a completion, before the thread yields
 
-// Returns the pause until the next poll: the longer of the two below, but 10 to 100 us.
-// - 4 times the duration of the last poll: the thread is then busy for 1/5 of the time. The bound of 100 us makes it
-//   busier if a poll takes over 23 us.
-// - 1/32 of the time since the last completion, at most 50 us: it adds 3 % to the latency of a long wait.
-sync::duration pause_after(sync::duration busy, sync::duration quiet) noexcept {
-  auto const fair = (busy + pause_cost) * 4;
-  auto const extra = std::min<sync::duration>(quiet / 32, max_extra_pause);
-  return std::clamp<sync::duration>(std::max(fair, extra), min_pause, max_pause);
+// Returns the least pause after a poll of this duration: 10 to 100 us. The thread is then busy for 1/4 of the time at
+// most, unless a poll takes over 25 us.
+sync::duration fair_pause(sync::duration busy) noexcept {
+  return std::clamp<sync::duration>((busy + pause_cost) * 4, min_pause, max_pause);
+}
+
+// Returns 1/32 of the time since the last completion, at most 50 us: a pause that adds 3 % to the latency of a long
+// wait.
+sync::duration long_pause(sync::duration quiet) noexcept {
+  return std::min<sync::duration>(quiet / 32, max_extra_pause);
 }
 
 void query(poll_request& request) {
@@ -68,6 +71,7 @@ inline constexpr std::size_t max_devices = 64;
 struct reactor_table {
   sync::mutex mutex;
   bool stops_at_exit __attribute__((guarded_by(mutex))) = false;
+  bool stopped __attribute__((guarded_by(mutex))) = false; // no reactor is made any more, since none would stop it
   std::array<std::string, max_devices> names __attribute__((guarded_by(mutex))); // of the reactors' own threads
   std::array<std::atomic<reactor*>, 2 * max_devices> all{}; // per device, that of the library thread and the other
 };
@@ -88,6 +92,7 @@ reactor& reactor::of(gpumem::device device, executor const& resumes) {
   if (auto* const made = mine.load(std::memory_order_acquire)) return *made;
   sync::lock const held{table.mutex};
   if (auto* const made = mine.load(std::memory_order_acquire)) return *made;
+  if (table.stopped) check(CUDA_ERROR_DEINITIALIZED, "gpumem: waiting for the device");
   auto& name = table.names[number];
   if (elsewhere) name = "gpumem-poll-" + std::to_string(number);
   auto* const made = new reactor{device, elsewhere ? *new executor_thread{name.c_str()} : *library};
@@ -118,6 +123,10 @@ poll_queue& reactor::queue_of(CUevent event) {
 // The library thread stops by itself.
 void reactor::stop_all() noexcept {
   auto const deadline = sync::now() + exit_bound;
+  {
+    sync::lock const held{reactors().mutex};
+    reactors().stopped = true;
+  }
   for (std::size_t i = 0; i < reactors().all.size(); ++i) {
     auto* const one = reactors().all[i].load(std::memory_order_acquire);
     if (!one) continue;
@@ -142,10 +151,12 @@ reactor::answer reactor::add_wait(pending_wait& point) noexcept {
   auto const now = sync::now();
   if (now - std::exchange(quiet_since_, now) > memory) lasted_ = {};
   auto const soon = now + std::clamp<sync::duration>(lasted_ * 7 / 8, min_pause, max_first_pause);
-  due_ = balanced_.empty() ? soon : std::min(due_, soon);
+  soon_ = std::min(soon_, soon);
+  due_ = std::max(fair_, balanced_.empty() ? soon : std::min(due_, soon));
   point.queue_->push(point);
   enlist(*point.queue_);
   ++armed_;
+  ++added_;
   schedule(low_latency_.empty() ? due_ : now);
   return answer::armed;
 }
@@ -167,11 +178,18 @@ void reactor::schedule(sync::time_point when) noexcept {
   home_.start(*this, when);
 }
 
+// The default timer slack of Linux makes a sleep last up to 50 us longer. Set to 1 ns on the threads that poll, and on
+// no other: threads inherit it.
 void reactor::expire() noexcept {
+  [[maybe_unused]] thread_local int const set = prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
   auto const begin = sync::now();
   bool yields = false;
   {
     sync::spin_lock const held{mutex_};
+    if (armed_ == 0) {
+      next_ = sync::time_point::max();
+      return;
+    }
     next_ = sync::time_point::min();
     round(begin);
     next_ = sync::time_point::max();
@@ -186,14 +204,30 @@ void reactor::expire() noexcept {
 void reactor::round(sync::time_point begin) {
   rounds_.fetch_add(1, std::memory_order_relaxed);
   bool const due = begin >= due_;
+  auto const quiet_since = quiet_since_; // waits that are added meanwhile change it
+  if (due) {
+    soon_ = sync::time_point::max();
+    added_ = 0;
+  }
   bool progress = poll(low_latency_);
   if (due) progress = poll(balanced_) || progress;
   if (due || progress) {
     auto const end = sync::now();
-    if (progress) lasted_ = end - std::exchange(quiet_since_, end);
-    if (due) due_ = end + pause_after(end - begin, end - quiet_since_);
+    if (progress) {
+      lasted_ = end - quiet_since;
+      quiet_since_ = end;
+    }
+    if (due) set_due(end, end - begin, progress ? sync::duration::zero() : end - quiet_since);
   }
   if (device_.lost()) fail_all_lost();
+}
+
+// Sets when the balanced queues are polled next. If only waits are left that were added during this poll, their first
+// pause counts.
+void reactor::set_due(sync::time_point end, sync::duration busy, sync::duration quiet) noexcept {
+  fair_ = end + fair_pause(busy);
+  auto const regular = armed_ > added_ ? end + long_pause(quiet) : sync::time_point::max();
+  due_ = std::max(fair_, std::min(regular, soon_));
 }
 
 // Polls each queue of the list once, 32 at a time, and queries the driver without the lock. Returns whether a wait was

@@ -149,6 +149,43 @@ TEST_F(process, exit_inside_a_timer_callback_ends_it) {
   EXPECT_TRUE(in_time());
 }
 
+// The library thread begins waits while the process exits, until one is refused, and then the first one that would
+// resume on that thread itself. Ends with status 0 if that one is refused too.
+void exit_while_waits_begin() {
+  auto& later = gpumem::default_executor(); // so its thread ends after those of the reactors
+  static gpumem::thread_executor& elsewhere = *new gpumem::thread_executor;
+  static auto& stream = *new gpumem::stream{gpumem::device{0}};
+  static auto& never = *new gpumem::event{gpumem::device{0}};
+  gpumem::simulator::never_complete(never.get());
+  never.record(stream);
+  static std::atomic<int> refused{0};
+  auto wait = [](gpumem::executor* resumes) -> task<> {
+    try {
+      co_await gpumem::completion(never, {.resume_on = resumes});
+    } catch (gpumem::cuda_error const&) { ++refused; }
+  };
+  auto keep = [](task<> body) { [[maybe_unused]] auto* const kept = new test::started{test::start(std::move(body))}; };
+  std::atomic<bool> begun{false};
+  auto body = [&]() -> task<> {
+    co_await test::hop{later};
+    do {
+      keep(wait(&elsewhere));
+      begun = true;
+      std::this_thread::yield();
+    } while (refused == 0);
+    keep(wait(nullptr));
+    std::_Exit(refused == 2 ? 0 : 1);
+  };
+  keep(body());
+  while (!begun) std::this_thread::yield();
+  std::exit(2);
+}
+
+TEST_F(process, makes_no_reactor_after_the_reactors_have_ended) {
+  EXPECT_EXIT(exit_while_waits_begin(), testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(in_time());
+}
+
 TEST_F(process, makes_no_driver_call_after_the_driver_ended) {
   EXPECT_EXIT(
       {

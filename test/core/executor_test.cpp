@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -106,6 +108,16 @@ TEST(thread_executor, runs_work_items_in_posting_order_on_its_own_thread) {
   ASSERT_EQ(order.size(), 100u);
   EXPECT_TRUE(std::ranges::is_sorted(order));
   EXPECT_NE(ran_on, std::this_thread::get_id());
+}
+
+TEST(thread_executor, does_not_change_how_late_sleeps_of_its_thread_may_end) {
+  int slack = 0;
+  item one{[&] { slack = prctl(PR_GET_TIMERSLACK); }};
+  {
+    gpumem::thread_executor executor;
+    executor.post(one);
+  }
+  EXPECT_EQ(slack, prctl(PR_GET_TIMERSLACK));
 }
 
 TEST(thread_executor, work_item_can_be_cancelled_only_before_it_begins) {

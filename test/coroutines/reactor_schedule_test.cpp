@@ -171,4 +171,59 @@ TEST(reactor_pace, polls_are_ten_microseconds_apart_without_low_latency_waits) {
   }
 }
 
+TEST(reactor_pace, new_waits_make_polls_no_more_frequent_than_a_quarter_of_a_core_allows) {
+  gpumem::stream on{gpumem::device{0}};
+  for (bool const there : {false, true}) {
+    std::uint64_t rounds = 0;
+    auto const body = [&] {
+      gpumem::event never{gpumem::device{0}};
+      simulator::never_complete(never.get());
+      never.record(on);
+      test::manual_executor executor;
+      auto wait = [&]() -> task<> { co_await completion(never, {.resume_on = there ? nullptr : &executor}); };
+      std::vector<test::started> running;
+      auto const before = gpumem::detail::completion_rounds(gpumem::device{0});
+      for (int i = 0; i < 200; ++i) {
+        running.push_back(test::start(wait()));
+        gpumem::detail::sync::sleep_for(5us);
+      }
+      rounds = gpumem::detail::completion_rounds(gpumem::device{0}) - before;
+    };
+    gpumem::detail::schedule::run(1, {body});
+    EXPECT_LE(rounds, 45u); // 24 us apart: 4 times the cost of a sleep
+    EXPECT_GE(rounds, 20u);
+  }
+}
+
+// A coroutine that resumes on the polling thread begins its next wait during the round.
+TEST(reactor_pace, a_wait_that_begins_during_a_round_keeps_its_first_pause) {
+  gpumem::stream on{gpumem::device{0}};
+  std::uint64_t rounds = 0;
+  auto const body = [&] {
+    gpumem::event never{gpumem::device{0}};
+    simulator::never_complete(never.get());
+    never.record(on);
+    gpumem::inline_executor executor;
+    std::atomic<int> failed{0};
+    auto wait = [&]() -> task<> {
+      for (;;) {
+        try {
+          co_await completion(never, {.resume_on = &executor});
+        } catch (gpumem::cuda_error const&) { ++failed; }
+      }
+    };
+    auto const running = test::start(wait());
+    for (int i = 1; i <= 2; ++i) { // the reactor learns from the first wait how long the third one may take
+      gpumem::detail::sync::sleep_for(45us);
+      simulator::fail_call("cuEventQuery", 1, CUDA_ERROR_INVALID_HANDLE);
+      while (failed < i) gpumem::detail::sync::sleep_for(1us);
+    }
+    auto const before = gpumem::detail::completion_rounds(gpumem::device{0});
+    gpumem::detail::sync::sleep_for(35us);
+    rounds = gpumem::detail::completion_rounds(gpumem::device{0}) - before;
+  };
+  gpumem::detail::schedule::run(1, {body});
+  EXPECT_EQ(rounds, 0u); // 7/8 of 45 us
+}
+
 } // namespace

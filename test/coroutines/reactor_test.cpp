@@ -94,12 +94,10 @@ TEST_F(reactor_test, sleeps_while_nothing_waits) {
       auto const running = test::start(wait_for(s(), urgency));
       let_go_round(first(), 3);
     }
+    auto const rounds = first().rounds();
     simulator::run_until_idle();
-    for (auto seen = first().rounds();; seen = first().rounds()) { // until the current round has ended
-      for (int i = 0; i < 1'000; ++i) std::this_thread::yield();
-      if (first().rounds() == seen) break;
-    }
-    auto const rounds = first().rounds(), calls = gpumem::driver_api::driver_calls();
+    for (int i = 0; i < 1'000; ++i) std::this_thread::yield(); // until the current round has ended
+    auto const calls = gpumem::driver_api::driver_calls();
     for (int i = 0; i < 20'000; ++i) std::this_thread::yield();
     EXPECT_EQ(first().rounds(), rounds);
     EXPECT_EQ(gpumem::driver_api::driver_calls(), calls);
@@ -240,6 +238,48 @@ TEST_F(reactor_test, the_library_thread_polls_the_waits_that_resume_there) {
     waiting.join();
     EXPECT_EQ(resumed_on, posted_on);
   }
+}
+
+// Waits without a pause do not delay each item that is posted to the library thread by a round.
+TEST_F(reactor_test, the_library_thread_runs_all_posted_work_between_two_rounds) {
+  constexpr int posted = 100;
+  constexpr std::uint64_t busy = 64;
+  std::vector<gpumem::stream> streams;
+  std::vector<task<>> waits;
+  auto wait = [](gpumem::stream_ref on) -> task<> { co_await completion(on, {.latency = latency::low}); };
+  for (std::uint64_t i = 0; i < busy; ++i) {
+    simulator::work(streams.emplace_back(gpumem::device{0}), {}, 1us);
+    waits.push_back(wait(streams.back()));
+  }
+  std::atomic<bool> holds{false}, goes_on{false}, over{false};
+  std::atomic<int> ran{0};
+  std::uint64_t before = 0, after = 0;
+  auto wait_for_all = [&]() -> task<> {
+    co_await gpumem::when_all(std::move(waits));
+    over = true;
+  };
+  auto hold = [&]() -> task<> {
+    co_await test::hop{gpumem::default_executor()};
+    holds = true;
+    while (!goes_on) std::this_thread::yield();
+    before = queries();
+  };
+  auto post = [&]() -> task<> {
+    co_await test::hop{gpumem::default_executor()};
+    after = queries();
+    ++ran;
+  };
+  std::vector<test::started> running;
+  running.push_back(test::start(wait_for_all()));
+  running.push_back(test::start(hold()));
+  while (!holds) std::this_thread::yield();
+  for (int i = 0; i < posted; ++i) running.push_back(test::start(post()));
+  goes_on = true;
+  while (ran < posted) std::this_thread::yield();
+  EXPECT_LE(after - before, busy); // one round
+  simulator::run_until_idle();
+  while (!over) std::this_thread::yield();
+  gpumem::sync_wait(post()); // the library thread has left the coroutines
 }
 
 TEST_F(reactor_test, each_device_has_its_own_reactors) {
