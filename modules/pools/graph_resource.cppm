@@ -31,13 +31,20 @@ void record_graph_use(graph_memory& state, void* pointer, stream_ref stream);
 /// Reuse: a freed block serves later requests of the stream on which it was freed, at once, in this capture and in
 /// later ones. The order between that stream and all uses is the caller's, as for each free, but for uses that
 /// `record_use` declares. Another stream of the capture gets the memory if the dependencies of the graph's nodes order
-/// its next work after the free and all declared uses. Memory that was freed in a capture serves each stream of a
-/// later one, once the end of the first capture is known. Memory that was freed outside a capture serves no other
-/// stream. Nothing records an event or waits, also on the host, and requests never wait: without memory they are
-/// `exhausted`.
+/// its next work after the free and all declared uses. Such memory serves each stream of a later capture too, once the
+/// end of the first capture is known and unless both graphs have the same handle. Memory that was freed outside the
+/// capture in which it was allocated serves no other stream. The same holds for a free by another thread than the one
+/// that has made the newest request of the capture. The host's lack of memory at a free has the same effect. Nothing
+/// records an event or waits, also on the host, and requests never wait: without memory they are `exhausted`.
 ///
 /// Captures: a request may read the dependencies of the captured nodes. So another thread must not add work to the same
-/// capture meanwhile, and no thread may replace the dependencies of a capturing stream.
+/// capture meanwhile, and no thread may replace the dependencies of a capturing stream. A free, `record_use` and
+/// `try_deallocate` read them only on the thread that has made the newest request of the capture. So another thread may
+/// free blocks at any time, as a garbage collector does.
+///
+/// Parts of graphs: use one graph memory for each body of a conditional node and for each child graph. Their launches
+/// have an order that their captures do not show. Where one graph is captured in parts, work of a stream in a later
+/// part must depend on the stream's work in the earlier ones.
 ///
 /// Launches: graphs that share one graph memory must be launched in the order of their captures and never at the same
 /// time, because their blocks share addresses.
@@ -67,8 +74,9 @@ public:
   }
 
   /// Declares that all uses of the block on this stream are enqueued. Its free need not be ordered after them; reuse
-  /// is. After a use outside a capture, or on a fifth stream, the memory serves no request any more, unless the same
-  /// stream frees the block. Throws cuda_error, std::invalid_argument, std::bad_alloc.
+  /// is. After some uses the memory serves no request any more, unless the same stream frees the block. These are uses
+  /// outside the capture in which it was allocated, those that another thread declares, and one on a fifth stream.
+  /// Throws cuda_error, std::invalid_argument, std::bad_alloc.
   void record_use(void* pointer, stream_ref stream) { detail::record_graph_use(*state_, pointer, stream); }
 
   /// Returns the block, live or free, that holds the address; nullopt if it is not in this memory.

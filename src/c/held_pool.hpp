@@ -57,7 +57,7 @@ public:
   std::optional<std::size_t> try_free(void* pointer) override { return resource_.try_deallocate(pointer); }
   std::optional<owned_block> find_owned(void const* pointer) override {
     auto const found = resource_.find_owned(pointer);
-    return found ? std::optional{owned_block{found->bytes, found->stream->handle()}} : std::nullopt;
+    return found ? std::optional{owned_block{found->bytes, found->stream->handle(), found->capture}} : std::nullopt;
   }
   void* acquire(stream_ref stream, std::size_t bytes, std::size_t alignment,
                 std::chrono::nanoseconds longest) override {

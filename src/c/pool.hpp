@@ -46,6 +46,8 @@ struct gpumem_pool {
   struct owned_block {
     std::size_t bytes = 0;  ///< requested
     void* stream = nullptr; ///< for which it was allocated; null: the host
+    /// The id of the capture in which the graph orders the block's uses by the calling thread; 0: none
+    unsigned long long capture = 0;
   };
   virtual std::optional<owned_block> find_owned(void const* pointer) = 0;
   /// Waits until the time has passed; max(): without end.

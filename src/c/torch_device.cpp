@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -32,6 +33,16 @@ bool captures(void* stream) noexcept {
   auto status = CU_STREAM_CAPTURE_STATUS_NONE;
   auto const asked = driver_api::driver().stream_is_capturing(static_cast<CUstream>(stream), &status);
   return asked == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/// Returns the id of the capture in which the stream takes part; 0 if there is none, and on an error.
+std::uint64_t capture_of(void* stream) noexcept {
+  if (!captures(stream)) return 0; // a question for the id of the legacy stream's capture would end captures
+  auto status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  auto const asked = driver_api::driver().stream_get_capture_info(static_cast<CUstream>(stream), &status, &id, nullptr,
+                                                                  nullptr, nullptr, nullptr);
+  return asked == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? id : 0;
 }
 
 /// Takes the promise that a stream lives, for ever: gpumem may then record events on it at any time.
@@ -143,20 +154,32 @@ std::optional<gpumem_torch_block> torch_device::describe(void const* pointer) {
                             static_cast<CUstream_st*>(stream)};
 }
 
+// The record of the requested bytes goes before the free, since the address may be allocated again right after it.
 std::optional<std::size_t> torch_device::free(void* pointer, std::vector<recorded_streams::stream> users) {
-  torch_mem_pools::memory owner;
   auto const requested = rounded_.take(pointer);
-  if (users.empty() && !mem_pools_.any()) [[likely]] {
-    auto const bytes = pool_.try_free(pointer);
-    if (bytes) counters_.count_free(requested.value_or(*bytes), *bytes);
-    return bytes;
+  std::optional<std::size_t> freed;
+  try {
+    freed = try_free(pointer, std::move(users));
+  } catch (...) {
+    if (requested) rounded_.add(pointer, *requested);
+    throw;
   }
+  if (freed) counters_.count_free(requested.value_or(*freed), *freed);
+  if (!freed && requested) rounded_.add(pointer, *requested);
+  return freed;
+}
+
+std::optional<std::size_t> torch_device::try_free(void* pointer, std::vector<recorded_streams::stream> users) {
+  if (users.empty() && !mem_pools_.any()) [[likely]]
+    return pool_.try_free(pointer);
+  torch_mem_pools::memory owner;
   auto const found = find_owned(pointer, owner);
   if (!found) return std::nullopt;
   std::erase(users, recorded_streams::stream{found->stream, ordinal_});
-  auto const in_capture = std::ranges::count_if(users, [](auto const& one) { return captures(one.handle); });
-  // A graph orders the reuse of its memory after the work of captured streams.
-  if (in_capture > 0 && !(owner.graph && std::cmp_equal(in_capture, users.size()))) {
+  bool const captured = std::ranges::any_of(users, [](auto const& one) { return captures(one.handle); });
+  // A graph orders the reuse of a block after the uses by its own streams, but not after earlier work on the block.
+  auto const in_order = [&](auto const& one) { return capture_of(one.handle) == found->capture; };
+  if (captured && !(owner.graph && found->capture != 0 && std::ranges::all_of(users, in_order))) {
     support::scoped_lock const held{mutex_};
     waiting_.push_back({pointer, std::move(users)});
     any_waiting_.store(true, std::memory_order_release);
@@ -164,7 +187,6 @@ std::optional<std::size_t> torch_device::free(void* pointer, std::vector<recorde
     order_after(pointer, owner, users);
     free_on(found->stream, pointer, owner);
   }
-  counters_.count_free(requested.value_or(found->bytes), found->bytes);
   return found->bytes;
 }
 
@@ -224,13 +246,38 @@ void torch_device::free_waiting() noexcept {
   }
 }
 
+// Blocks whose free waits have been counted as freed. The pool frees them now, or makes them live again.
 void torch_device::restore(torch_mem_pools::id pool, std::span<gpumem_range const> live,
                            std::function<void(gpumem_range const&, bool now)> const& changed) {
-  mem_pools_.restore(pool, live, [&](gpumem_range const& one, bool now) {
-    now ? counters_.count_allocation(one.requested, one.requested)
-        : counters_.count_free(rounded_.take(one.base).value_or(one.requested), one.requested);
-    changed(one, now);
-  });
+  auto waiting = take_waiting_of(pool);
+  auto const is_freed = [&](void const* base) {
+    return std::ranges::any_of(waiting, [&](auto const& one) { return one.pointer == base; });
+  };
+  try {
+    mem_pools_.restore(pool, live, [&](gpumem_range const& one, bool now) {
+      if (!now && is_freed(one.base)) return;
+      now ? counters_.count_allocation(one.requested, one.requested)
+          : counters_.count_free(rounded_.take(one.base).value_or(one.requested), one.requested);
+      changed(one, now);
+    });
+  } catch (...) {
+    support::scoped_lock const held{mutex_};
+    for (auto& each : waiting) waiting_.push_back(std::move(each));
+    any_waiting_.store(!waiting_.empty(), std::memory_order_release);
+    throw;
+  }
+}
+
+std::vector<torch_device::waiting_free> torch_device::take_waiting_of(torch_mem_pools::id pool) {
+  std::vector<waiting_free> taken;
+  support::scoped_lock const held{mutex_};
+  for (auto one = waiting_.begin(); one != waiting_.end();) {
+    auto const owner = mem_pools_.owner_of(one->pointer);
+    bool const mine = owner.graph && owner.of == pool;
+    if (mine) taken.push_back(std::move(*one));
+    one = mine ? waiting_.erase(one) : std::next(one);
+  }
+  return taken;
 }
 
 void torch_device::trim() {
@@ -244,13 +291,20 @@ void torch_device::trim() {
   pool_.trim(0);
 }
 
-// Memory of PyTorch's pools is shown in place of the blocks of the device's pool that hold it.
+// Blocks whose free waits are shown as free. Memory of PyTorch's pools is shown in place of the blocks of the device's
+// pool that hold it.
 void torch_device::visit_ranges(std::function<void(torch_mem_pools::id, gpumem_range const&)> const& visitor) {
   std::vector<std::pair<torch_mem_pools::id, gpumem_range>> parts;
   mem_pools_.visit_ranges([&](torch_mem_pools::id pool, gpumem_range const& one) { parts.emplace_back(pool, one); });
   std::ranges::sort(parts, {}, [](auto const& one) { return one.second.base; });
   auto part = parts.begin();
+  std::vector<void const*> freed;
+  {
+    support::scoped_lock const held{mutex_};
+    for (auto const& each : waiting_) freed.push_back(each.pointer);
+  }
   auto const show = [&](torch_mem_pools::id pool, gpumem_range one) {
+    if (std::ranges::find(freed, one.base) != freed.end()) one.live = 0;
     if (one.live) one.requested = rounded_.find(one.base).value_or(one.requested);
     visitor(pool, one);
   };

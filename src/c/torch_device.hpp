@@ -40,8 +40,8 @@ public:
   void* allocate(std::size_t bytes, std::size_t room, void* stream, int promises);
 
   /// Frees a block in the order of its stream and of the `users`, the streams that were recorded for it. If one of them
-  /// captures, the block waits for a later call, unless all do and the block is the graph's. Returns the bytes that it
-  /// got; empty if it is no live block.
+  /// captures, the block normally waits for a later call. It does not if all take part in the capture in which it was
+  /// allocated and on which the calling thread works. Returns the bytes that it got; empty if it is no live block.
   std::optional<std::size_t> free(void* pointer, std::vector<recorded_streams::stream> users);
   /// Describes a live block; empty if the address is not that of one. Only the block's owner may ask.
   std::optional<gpumem_torch_block> describe(void const* pointer);
@@ -64,12 +64,14 @@ private:
     std::vector<recorded_streams::stream> users;
   };
   void* try_allocate(std::size_t bytes, void* stream, int promises);
+  std::optional<std::size_t> try_free(void* pointer, std::vector<recorded_streams::stream> users);
   std::optional<gpumem_pool::owned_block> find_owned(void const* pointer, torch_mem_pools::memory& owner);
   void* allocate_slow(std::size_t bytes, void* stream);
   void free_on(void* stream, void* pointer, torch_mem_pools::memory const& owner);
   void order_after(void* pointer, torch_mem_pools::memory const& owner,
                    std::vector<recorded_streams::stream> const& users);
   void free_waiting() noexcept;
+  std::vector<waiting_free> take_waiting_of(torch_mem_pools::id pool);
   gpumem::statistics pool_statistics();
 
   int const ordinal_;

@@ -43,6 +43,7 @@ struct capture {
   bool invalid = false;
   std::vector<member> members; // the first is the origin
   std::shared_ptr<graph> made = std::make_shared<graph>();
+  CUgraph handle = nullptr; // of `made`
 
   /// The place of a node: the `number`th of its member.
   struct place {

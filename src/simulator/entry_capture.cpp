@@ -24,6 +24,7 @@ CUresult begin(simulation& device, const stream_ptr& on, CUstreamCaptureMode mod
   open->mode = mode;
   open->begun_by = this_host_thread().number;
   open->enter(on);
+  open->handle = static_cast<CUgraph>(device.graphs.insert(open->made));
   on->capturing = open;
   device.captures.push_back(std::move(open));
   return CUDA_SUCCESS;
@@ -40,10 +41,12 @@ CUresult end(simulation& device, const stream_ptr& on, CUgraph* made) {
   }
   std::erase(device.captures, open);
   for (const auto& member : open->members) member.on->capturing.reset();
-  if (open->invalid || !open->joined()) device.forget_nodes(*open->made);
-  if (open->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (!open->joined()) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-  if (made != nullptr) *made = static_cast<CUgraph>(device.graphs.insert(open->made));
+  if (open->invalid || !open->joined()) {
+    device.forget_nodes(*open->made);
+    device.graphs.erase(open->handle);
+    return open->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+  }
+  if (made != nullptr) *made = open->handle;
   return CUDA_SUCCESS;
 }
 
@@ -114,8 +117,11 @@ CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, 
     if (count != nullptr) *count = 0;
     if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_SUCCESS;
     const capture::member& now = on->capturing->enter(on);
-    if (dependencies != nullptr) *dependencies = now.dependencies.data();
-    if (edges != nullptr) *edges = now.edges.data();
+    on->told_dependencies = now.dependencies;
+    on->told_edges = now.edges;
+    if (made != nullptr) *made = on->capturing->handle;
+    if (dependencies != nullptr) *dependencies = on->told_dependencies.data();
+    if (edges != nullptr) *edges = on->told_edges.data();
     if (count != nullptr) *count = now.dependencies.size();
     return CUDA_SUCCESS;
   });

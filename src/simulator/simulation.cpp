@@ -201,6 +201,12 @@ stream_ptr simulation::per_thread_of(context& home) {
 }
 
 stream_ptr simulation::resolve(CUstream handle, CUresult& why) {
+  stream_ptr found = look_up(handle, why);
+  if (found) found->end_told_lists();
+  return found;
+}
+
+stream_ptr simulation::look_up(CUstream handle, CUresult& why) {
   why = CUDA_SUCCESS;
   if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
     context* home = current();

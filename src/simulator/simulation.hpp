@@ -100,8 +100,9 @@ public:
   stream_ptr make_stream(context& home, stream_kind kind, unsigned flags, int priority);
   void retire(const stream_ptr& on);
   /// Returns the stream of a handle on this thread; if there is none, returns null and sets `why`. Reports a handle
-  /// whose stream was destroyed.
+  /// whose stream was destroyed. The call ends the lists that the stream has told.
   stream_ptr resolve(CUstream handle, CUresult& why);
+  stream_ptr look_up(CUstream handle, CUresult& why);
   std::shared_ptr<event> resolve(CUevent handle, CUresult& why);
   stream_ptr legacy_of(context& home);
   stream_ptr per_thread_of(context& home);

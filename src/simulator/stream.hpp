@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -100,10 +101,21 @@ struct stream {
   std::uint64_t end_time = 0;
 
   std::shared_ptr<capture> capturing;
+  // The lists that cuStreamGetCaptureInfo has told, valid until the next call on the stream.
+  std::vector<CUgraphNode> told_dependencies;
+  std::vector<CUgraphEdgeData> told_edges;
+
+  /// Makes a late read of the told lists find nothing.
+  void end_told_lists();
 
   [[nodiscard]] bool blocking() const noexcept { return (flags & CU_STREAM_NON_BLOCKING) == 0; }
   [[nodiscard]] bool used() const noexcept { return number > base; }
 };
+
+inline void stream::end_told_lists() {
+  std::fill(told_dependencies.begin(), told_dependencies.end(), nullptr);
+  std::fill(told_edges.begin(), told_edges.end(), CUgraphEdgeData{});
+}
 
 inline bool position::done() const noexcept { return on->queue.empty() || on->queue.front().number > number; }
 

@@ -3,6 +3,7 @@
 #include "torch_pools_fixture.hpp"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -121,6 +122,107 @@ TEST_F(torch_captures, blocks_outside_the_order_of_a_graph_wait_for_the_end_of_a
   free_block(next);
   free_block(block(1000)); // completes the frees
   EXPECT_EQ(statistics(device).live, figures(device).reserved.current - figures(device).free.current);
+  release(first);
+  destroy_graph(graph);
+}
+
+// An earlier kernel of the recorded stream may still run when the graph is launched.
+TEST_F(torch_captures, blocks_from_before_a_capture_wait_for_its_end) {
+  free_block(block(1000)); // a stream that captures cannot be asked for its identity
+  auto* const side = make_stream(device);
+  begin(first);
+  begin_capture();
+  auto* const early = block(3 * mib);
+  auto* const graph = end_capture();
+  ASSERT_EQ(gpumem_torch_record_block_stream(early, side, -1), GPUMEM_GRANTED);
+  begin_capture();
+  join(stream, side);
+  free_block(early);
+  EXPECT_EQ(figures(device).blocks[GPUMEM_TORCH_ALL].current, 0u);
+  join(side, stream);
+  auto* const next = block(3 * mib);
+  EXPECT_NE(next, early);
+  auto* const later = end_capture();
+  free_block(block(1000)); // completes the free
+  EXPECT_EQ(block(3 * mib), early);
+  end(first);
+  for (auto* const each : {next, early}) free_block(each);
+  release(first);
+  for (auto* const each : {graph, later}) destroy_graph(each);
+}
+
+TEST_F(torch_captures, blocks_freed_by_another_thread_wait_for_the_end_of_a_capture) {
+  free_block(block(1000)); // a stream that captures cannot be asked for its identity
+  auto* const side = make_stream(device);
+  begin(first);
+  begin_capture();
+  auto* const inside = block(3 * mib);
+  join(stream, side);
+  ASSERT_EQ(gpumem_torch_record_block_stream(inside, side, -1), GPUMEM_GRANTED);
+  std::thread{[&] { free_block(inside); }}.join();
+  join(side, stream);
+  auto* const next = block(3 * mib);
+  EXPECT_NE(next, inside);
+  auto* const graph = end_capture();
+  free_block(block(1000)); // completes the free
+  EXPECT_EQ(block(3 * mib), inside);
+  end(first);
+  for (auto* const each : {next, inside}) free_block(each);
+  release(first);
+  destroy_graph(graph);
+}
+
+TEST_F(torch_captures, failed_free_changes_no_figure) {
+  auto* const side = make_stream(device);
+  begin(first);
+  begin_capture();
+  void* rounded = nullptr;
+  ASSERT_EQ(gpumem_torch_allocate_rounded_block(3 * mib, 4 * mib, device, stream, promises, &rounded), GPUMEM_GRANTED);
+  auto* const graph = end_capture();
+  end(first);
+  ASSERT_EQ(gpumem_torch_record_block_stream(rounded, side, -1), GPUMEM_GRANTED);
+  simulator::fail_call("cuStreamSynchronize", 1, CUDA_ERROR_UNKNOWN);
+  EXPECT_NE(gpumem_torch_free_block(rounded, nullptr), GPUMEM_GRANTED);
+  EXPECT_EQ(figures(device).requested[GPUMEM_TORCH_ALL].current, 3 * mib);
+  free_block(rounded);
+  EXPECT_EQ(figures(device).requested[GPUMEM_TORCH_ALL].current, 0u);
+  release(first);
+  destroy_graph(graph);
+}
+
+// The free of one block waits for the end of the capture: the block is gone for the program.
+TEST_F(torch_captures, blocks_whose_free_waits_are_not_restored_nor_freed_again) {
+  auto* const side = make_stream(device);
+  auto* const elsewhere = make_stream(device);
+  begin(first);
+  begin_capture();
+  join(stream, side);
+  auto* const kept = block(3 * mib);
+  auto* const freed = block(5 * mib);
+  for (auto* const each : {side, elsewhere}) // of which one captures
+    ASSERT_EQ(gpumem_torch_record_block_stream(freed, each, -1), GPUMEM_GRANTED);
+  free_block(freed);
+  std::vector<gpumem_range> live;
+  auto const visit = [](void* to, gpumem_range const* one, unsigned long long a, unsigned long long b) {
+    if (one->live && a == 0 && b == 1) static_cast<std::vector<gpumem_range>*>(to)->push_back(*one);
+  };
+  ASSERT_EQ(gpumem_torch_visit_ranges(device, visit, &live), GPUMEM_GRANTED);
+  ASSERT_EQ(live.size(), 1u);
+  EXPECT_EQ(live[0].base, kept);
+  static std::vector<void*> changes;
+  changes.clear();
+  auto const changed = [](void*, gpumem_range const* one, int) { changes.push_back(one->base); };
+  ASSERT_EQ(gpumem_torch_restore_pool(device, first, live.data(), live.size(), changed, nullptr), GPUMEM_GRANTED);
+  EXPECT_EQ(changes, (std::vector<void*>{kept, kept}));
+  EXPECT_EQ(figures(device).blocks[GPUMEM_TORCH_ALL].current, 1u);
+  join(side, stream);
+  auto* const graph = end_capture();
+  auto* const again = block(5 * mib);
+  EXPECT_EQ(again, freed);
+  free_block(block(1000)); // no free waits
+  EXPECT_EQ(pool_of(again), first) << "it is live";
+  end(first);
+  for (auto* const each : {kept, again}) free_block(each);
   release(first);
   destroy_graph(graph);
 }

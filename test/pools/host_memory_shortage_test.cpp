@@ -118,6 +118,35 @@ TEST_F(host_memory_shortage, free_on_a_capturing_stream_needs_no_host_memory) {
   EXPECT_EQ(pool.statistics().live, 0u);
 }
 
+// Their order in the graph is not known, so that they serve only the stream that frees them.
+TEST_F(host_memory_shortage, free_of_graph_memory_without_host_memory_leaves_it_to_its_stream) {
+  gpumem::graph_resource memory{pool_resource{device}};
+  gpumem::stream b{device};
+  auto const& cu = gpumem::driver_api::driver();
+  gpumem::driver_api::check(cu.stream_begin_capture(a.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
+  auto* const p = memory.allocate(a, 3 * MiB);
+  simulator::work(a, {simulator::write(p, 3 * MiB)});
+  no_memory = true;
+  memory.deallocate(a, p, 3 * MiB);
+  no_memory = false;
+  EXPECT_EQ(told, 0);
+  CUevent between = nullptr;
+  gpumem::driver_api::check(cu.event_create(&between, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  cu.event_record(between, a.get());
+  cu.stream_wait_event(b.get(), between, 0);
+  auto* const other = memory.allocate(b, 3 * MiB);
+  EXPECT_NE(other, p);
+  EXPECT_EQ(memory.allocate(a, 3 * MiB), p);
+  cu.event_record(between, b.get());
+  cu.stream_wait_event(a.get(), between, 0);
+  cu.event_destroy(between);
+  CUgraph graph = nullptr;
+  EXPECT_EQ(cu.stream_end_capture(a.get(), &graph), CUDA_SUCCESS);
+  cu.graph_destroy(graph);
+  memory.deallocate(a, p, 3 * MiB);
+  memory.deallocate(b, other, 3 * MiB);
+}
+
 // The text of a driver error needs host memory too.
 TEST_F(host_memory_shortage, driver_error_without_host_memory_fails_the_request_only) {
   pool_resource pool{device};

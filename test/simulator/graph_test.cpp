@@ -149,6 +149,22 @@ TEST_F(graph, programmatic_launches_have_edges_of_their_own) {
   end();
 }
 
+TEST_F(graph, told_lists_end_with_the_next_call_on_the_stream) {
+  begin();
+  const CUgraphNode node = work(a);
+  CUstreamCaptureStatus status{};
+  CUgraph open = nullptr;
+  CUgraphNode const* told = nullptr;
+  std::size_t count = 0;
+  EXPECT_EQ(cu().capture_info(a, &status, nullptr, &open, &told, nullptr, &count), CUDA_SUCCESS);
+  ASSERT_EQ(count, 1u);
+  order(b, b);
+  EXPECT_EQ(told[0], node) << "a call on another stream";
+  EXPECT_EQ(cu().is_capturing(a, &status), CUDA_SUCCESS);
+  EXPECT_EQ(told[0], nullptr);
+  EXPECT_EQ(end(), open);
+}
+
 TEST_F(graph, nodes_end_with_their_graph_and_their_handles_are_used_again) {
   const decltype(&::cuGraphDestroy) destroy = entry{"cuGraphDestroy"};
   begin();

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <set>
+#include <unordered_map>
 export module gpumem:graph_memory;
 import :block;
 import :block_info;
@@ -43,8 +44,8 @@ public:
     free_or_report(key, pointer, bytes);
   }
   inline void deallocate(stream_key const& key, void* pointer) noexcept { free_or_report(key, pointer, std::nullopt); }
-  /// Ends a use of the block on the stream. If this is not inside a capture, the memory is not used again, unless the
-  /// same stream frees the block.
+  /// Ends a use of the block on the stream. If its end has no known order in the capture in which the block was
+  /// allocated, the memory is not used again, unless the same stream frees the block.
   void record_use(stream_key const& key, void* pointer) noexcept;
   inline std::optional<device> where() const noexcept { return device_; }
   /// Gives nothing back: captured graphs may use all of it.
@@ -89,7 +90,10 @@ private:
   free_outcome free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   free_outcome report(stream_key const& key, void const* pointer, std::optional<std::size_t> bytes) const noexcept
       __attribute__((requires_capability(mutex_)));
-  void end_use(block& used, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
+  enum class use_ended_by : std::uint8_t { declaration, free };
+  void end_use(block& used, stream_key const& key, use_ended_by how) noexcept
+      __attribute__((requires_capability(mutex_)));
+  std::uint64_t capture_of(block const& live) const noexcept __attribute__((requires_capability(mutex_)));
   void add_use(block& used, stream_use const& use) noexcept __attribute__((requires_capability(mutex_)));
   void drop_unused_ends() __attribute__((requires_capability(mutex_)));
   void keep_timeline(stream_timeline& timeline) __attribute__((requires_capability(mutex_)));
@@ -106,6 +110,8 @@ private:
   std::vector<std::unique_ptr<chunk>> chunks_ __attribute__((guarded_by(mutex_)));
   std::set<stream_timeline*> timelines_ __attribute__((guarded_by(mutex_))); // none serves another stream meanwhile
   captured_order order_ __attribute__((guarded_by(mutex_)));
+  // The captures in which live blocks were allocated; a block that is not here was allocated in none.
+  std::unordered_map<block const*, std::uint64_t> allocated_in_ __attribute__((guarded_by(mutex_)));
   statistics counts_ __attribute__((guarded_by(mutex_)));
   graph_memory_list* listed_in_ = nullptr; // set once, under the lock of the list
   list_links<graph_memory> links_;

@@ -53,6 +53,9 @@ inline void end_region(std::span<memory_range> ranges) noexcept {
 export struct owned_block {
   std::size_t bytes;       ///< requested
   stream_timeline* stream; ///< for which it was allocated
+  /// Graph memory: the id of the open capture in which it was allocated, if the calling thread has made the newest
+  /// request of that capture; otherwise 0.
+  std::uint64_t capture = 0;
 };
 
 // The live blocks of a pool: their sum, and the largest of them, the largest first.

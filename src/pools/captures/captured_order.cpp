@@ -18,15 +18,17 @@ import :cuda;
 import :driver;
 import :stream;
 import :stream_timeline;
+import :sync;
 import :timeline_registry;
 
 namespace gpumem::detail {
 namespace {
 
-// The capture of a stream, 0 if it takes part in none, and the edges to its next node. The driver owns the lists, and
-// changes them with the next call on the stream.
+// The capture of a stream, 0 if it takes part in none, its graph, and the edges to the stream's next node. The driver
+// owns the lists, and changes them with the next call on the stream.
 struct capture_place {
   std::uint64_t capture = 0;
+  CUgraph graph = nullptr;
   std::span<CUgraphNode const> nodes;
   CUgraphEdgeData const* edges = nullptr;
 };
@@ -49,13 +51,14 @@ std::optional<capture_place> place_of(stream_key const& key) {
   if (!may_ask(key)) return std::nullopt;
   auto status = CU_STREAM_CAPTURE_STATUS_NONE;
   cuuint64_t id = 0;
+  CUgraph graph = nullptr;
   CUgraphNode const* nodes = nullptr;
   CUgraphEdgeData const* edges = nullptr;
   std::size_t count = 0;
-  auto const asked = driver().stream_get_capture_info(key.handle(), &status, &id, nullptr, &nodes, &edges, &count);
+  auto const asked = driver().stream_get_capture_info(key.handle(), &status, &id, &graph, &nodes, &edges, &count);
   if (asked != CUDA_SUCCESS) return std::nullopt;
   if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return capture_place{};
-  return capture_place{id, {nodes, count}, edges};
+  return capture_place{id, graph, {nodes, count}, edges};
 }
 
 // The edges to one node, in buffers that grow as needed.
@@ -82,6 +85,12 @@ bool awaits_completion(CUgraphEdgeData const& edge) noexcept {
   return edge.type == CU_GRAPH_DEPENDENCY_TYPE_DEFAULT && edge.from_port == CU_GRAPH_KERNEL_NODE_PORT_DEFAULT;
 }
 
+// Whether the stream's next node awaits the completion of the last ones.
+bool awaits_completion(capture_place const& of) noexcept {
+  return !of.edges || std::ranges::all_of(std::span{of.edges, of.nodes.size()},
+                                          [](CUgraphEdgeData const& each) { return awaits_completion(each); });
+}
+
 // Adds all nodes before a place. A node that has begun had waited for the completion of those before it. Nodes that
 // were reached before are not visited again, and stay before all later work of the stream.
 void walk(std::unordered_map<CUgraphNode, bool>& reached, capture_place const& from) {
@@ -106,54 +115,97 @@ void walk(std::unordered_map<CUgraphNode, bool>& reached, capture_place const& f
 } // namespace
 
 // A stream takes part in its capture until that ends. So a stream that is seen elsewhere shows the end.
-captured_order::position* captured_order::enter(stream_timeline const& timeline, std::uint64_t capture) {
+captured_order::position* captured_order::enter(stream_timeline& timeline, std::uint64_t capture, CUgraph graph) {
   auto known = streams_.find(&timeline);
   if (known != streams_.end() && known->second.capture_ != capture) {
-    open_.erase(known->second.capture_);
+    auto const ended = known->second.capture_;
     streams_.erase(known);
-    if (open_.empty()) { // all captures with ends come before those that follow
-      ends_.clear();
-      streams_.clear();
-    }
+    close(ended);
     known = streams_.end();
   }
   if (capture == 0) return nullptr;
+  if (!open_.contains(capture)) {
+    close_ended();
+    open_.try_emplace(capture);
+    known = streams_.find(&timeline);
+  }
   if (known == streams_.end()) {
-    open_.insert(capture);
     known = streams_.try_emplace(&timeline).first;
     known->second.capture_ = capture;
+    known->second.graph_ = graph;
+    known->second.era_ = era_;
   }
   return &known->second;
 }
 
-epoch captured_order::end_use(stream_key const& key) {
+// Once no capture is open, all captures with ends come before those that follow.
+void captured_order::close(std::uint64_t capture) noexcept {
+  if (open_.erase(capture) == 0 || !open_.empty()) return;
+  ++era_;
+  streams_.clear();
+}
+
+// The program may use none of the streams of an ended capture again. A capture stays open here if only foreign streams
+// took part, which may be dead.
+void captured_order::close_ended() {
+  std::vector<std::uint64_t> ended;
+  for (auto const& [timeline, at] : streams_) {
+    if (!timeline->owns_handle() || !open_.contains(at.capture_)) continue;
+    auto const now = place_of(stream_key::of(*timeline, timeline->handle()));
+    if (now && now->capture != at.capture_) ended.push_back(at.capture_);
+  }
+  for (auto const each : ended) close(each);
+}
+
+std::uint64_t captured_order::note_request(stream_key const& key) {
   auto const place = place_of(key);
-  if (!place) return no_end;
-  auto* const here = enter(key.timeline(), place->capture);
-  if (!here || place->nodes.empty()) return no_end;
+  auto* const here = place ? enter(key.timeline(), place->capture, place->graph) : nullptr;
+  if (!here) return 0;
+  open_[here->capture_] = here->thread_ = sync::thread_index();
+  return here->capture_;
+}
+
+bool captured_order::is_worked_on_here(std::uint64_t capture) const noexcept {
+  auto const found = open_.find(capture);
+  return found != open_.end() && found->second == sync::thread_index();
+}
+
+// Reads the list of nodes only where no other thread is known to work on the stream.
+epoch captured_order::end_use(stream_key const& key, std::uint64_t allocated_in) {
+  if (!is_worked_on_here(allocated_in)) return own_end;
+  auto const known = streams_.find(&key.timeline());
+  if (known != streams_.end() && known->second.thread_.value_or(sync::thread_index()) != sync::thread_index())
+    return own_end;
+  auto const place = place_of(key);
+  if (!place) return own_end;
+  auto* const here = enter(key.timeline(), place->capture, place->graph);
+  if (!here || here->capture_ != allocated_in || place->nodes.empty() || !awaits_completion(*place)) return own_end;
   auto const newest = ends_.find(here->newest_end_);
   if (newest != ends_.end() && std::ranges::equal(newest->second.nodes, place->nodes)) return here->newest_end_;
-  ends_.emplace(newest_end_ + 1, end_of_use{place->capture, {place->nodes.begin(), place->nodes.end()}});
+  ends_.emplace(newest_end_ + 1,
+                end_of_use{here->capture_, here->graph_, here->era_, {place->nodes.begin(), place->nodes.end()}});
   return here->newest_end_ = ++newest_end_;
 }
 
 captured_order::position const* captured_order::look_at(stream_key const& key) {
   auto const place = place_of(key);
   if (!place) return nullptr;
-  auto* const here = enter(key.timeline(), place->capture);
+  auto* const here = enter(key.timeline(), place->capture, place->graph);
   if (here) walk(here->reached_, *place);
   return here;
 }
 
+// Captures into the same graph are parts of one launch, so that the end of one orders nothing.
 bool captured_order::is_before(epoch end, position const& next) const noexcept {
-  if (end == no_end) return false;
   auto const found = ends_.find(end);
-  if (found == ends_.end()) return true; // of a capture that has ended
+  if (found == ends_.end()) return false;
+  auto const& [capture, graph, era, nodes] = found->second;
+  if (era < next.era_) return graph && next.graph_ && graph != next.graph_;
   auto const is_complete = [&](CUgraphNode node) {
     auto const reached = next.reached_.find(node);
     return reached != next.reached_.end() && reached->second;
   };
-  return found->second.capture == next.capture_ && std::ranges::all_of(found->second.nodes, is_complete);
+  return capture == next.capture_ && std::ranges::all_of(nodes, is_complete);
 }
 
 void captured_order::keep_only(std::span<epoch const> used) {

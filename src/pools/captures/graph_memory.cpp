@@ -12,6 +12,7 @@ module;
 #include <set>
 #include <span>
 #include <stdexcept>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 module gpumem:graph_memory.impl;
@@ -92,17 +93,21 @@ void* graph_memory::take(stream_key const& key, std::size_t bytes, std::size_t a
   auto& timeline = key.timeline();
   keep_timeline(timeline);
   alignment = std::max(alignment, granule);
+  auto const capture = order_.note_request(key);
   auto const* const own = ranges_.lists().find(timeline);
   fit found;
   if (own) found.range = own->bins().find(rounded, alignment, found.offset);
   bool const same_stream = found.range;
-  if (!found.range) found = find_ordered(key, rounded, alignment);
+  if (!found.range && capture != 0) found = find_ordered(key, rounded, alignment);
   bool const ordered = found.range && !same_stream;
   if (!found.range) found.range = ranges_.lists().ready().bins().find(rounded, alignment, found.offset);
   if (!found.range) return nullptr;
   auto& taken = ranges_.split_off(*found.range, found.offset, rounded);
   taken.requested = bytes;
   taken.stream = &timeline;
+  try {
+    if (capture != 0) allocated_in_.insert_or_assign(&taken, capture);
+  } catch (std::bad_alloc const&) {} // as if it was allocated outside
   counts_.reuse_same_stream += same_stream;
   counts_.reuse_ordered += ordered;
   ++counts_.allocations;
@@ -194,7 +199,8 @@ graph_memory::free_outcome graph_memory::free(stream_key const& key, void* point
   ++counts_.frees;
   counts_.live -= freed->requested;
   counts_.allocated -= freed->bytes;
-  end_use(*freed, key);
+  end_use(*freed, key, use_ended_by::free);
+  allocated_in_.erase(freed);
   ranges_.free(*freed, range_allocator::coalescing::same_streams);
   return free_outcome::done;
 }
@@ -232,7 +238,8 @@ std::optional<owned_block> graph_memory::find_owned(void const* pointer) noexcep
   sync::lock const held{mutex_};
   auto const* const found = ranges_.find_live(pointer);
   if (!found || !found->is_live()) return std::nullopt;
-  return owned_block{found->requested, found->stream};
+  auto const capture = capture_of(*found);
+  return owned_block{found->requested, found->stream, order_.is_worked_on_here(capture) ? capture : 0};
 }
 
 std::optional<std::size_t> graph_memory::try_deallocate(void* pointer) noexcept {
@@ -283,6 +290,7 @@ void graph_memory::restore(std::span<memory_range const> live) {
 
 // Joins all memory of each chunk: the captures that used it are launched before those that come.
 void graph_memory::free_everything() {
+  allocated_in_.clear();
   for (auto const& each : chunks_) {
     std::vector<block*> all;
     range_allocator::visit(*each, [&](block& one) { all.push_back(&one); });

@@ -3,9 +3,11 @@
 module;
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <new>
 #include <optional>
 #include <set>
+#include <unordered_map>
 #include <vector>
 module gpumem:graph_memory_uses.impl;
 import :graph_memory;
@@ -33,9 +35,9 @@ public:
   void visit(block& range) {
     std::size_t at = 0;
     if ((best && best->bytes <= range.bytes) || !fits(range, bytes_, alignment_, at)) return;
-    if (!all_others(range, [](stream_use const& use) { return use.newest != captured_order::no_end; })) return;
+    if (!all_uses(range, [](stream_use const& use) { return use.newest < captured_order::own_end; })) return;
     if (!next_) next_ = order_.look_at(key_);
-    if (!*next_ || !all_others(range, [&](stream_use const& use) { return order_.is_before(use.newest, **next_); }))
+    if (!*next_ || !all_uses(range, [&](stream_use const& use) { return order_.is_before(use.newest, **next_); }))
       return;
     best = &range;
     offset = at;
@@ -45,9 +47,11 @@ public:
   std::size_t offset = 0; // of the bytes in the range
 
 private:
-  template <class Accept> bool all_others(block const& range, Accept accept) const {
-    return std::ranges::all_of(range.uses,
-                               [&](stream_use const& use) { return use.timeline == &key_.timeline() || accept(use); });
+  // A declared use outside the capture has no order with the graph, even if the stream has joined since.
+  template <class Accept> bool all_uses(block const& range, Accept accept) const {
+    return std::ranges::all_of(range.uses, [&](stream_use const& use) {
+      return use.newest != captured_order::no_end && (use.timeline == &key_.timeline() || accept(use));
+    });
   }
 
   captured_order& order_;
@@ -74,18 +78,33 @@ void graph_memory::keep_timeline(stream_timeline& timeline) {
   if (timelines_.insert(&timeline).second) timeline.retain();
 }
 
-// A free by the host leaves the range to the stream that it was allocated on. A range whose timeline the host has no
-// memory to keep serves no stream: it gets a second use, which never ends.
-void graph_memory::end_use(block& used, stream_key const& key) noexcept {
+// A free by the host leaves the range to the stream that it was allocated on. If the host has no memory for the order,
+// the range serves its stream only. A range whose timeline it cannot keep serves none: it gets a second use, which
+// never ends.
+void graph_memory::end_use(block& used, stream_key const& key, use_ended_by how) noexcept {
   auto& timeline = key.is_host() ? *used.stream : key.timeline();
-  auto end = captured_order::no_end;
   try {
     keep_timeline(timeline);
+  } catch (std::bad_alloc const&) { add_use(used, {&stream_key::host().timeline(), captured_order::no_end}); }
+  auto end = captured_order::own_end;
+  try {
     ranges_.lists().reserve();
     if (order_.is_full()) drop_unused_ends();
-    if (!key.is_host()) end = order_.end_use(key);
-  } catch (std::bad_alloc const&) { add_use(used, {&stream_key::host().timeline(), captured_order::no_end}); }
+    if (!key.is_host()) end = order_.end_use(key, capture_of(used));
+  } catch (std::bad_alloc const&) {}
+  auto const* const earlier = used.uses.find(timeline);
+  if (how == use_ended_by::declaration) {
+    if (end == captured_order::own_end) end = captured_order::no_end;
+  } else if (earlier && earlier->newest == captured_order::no_end) { // the stream orders itself
+    used.uses.remove(timeline);
+    end = captured_order::own_end;
+  }
   add_use(used, {&timeline, end});
+}
+
+std::uint64_t graph_memory::capture_of(block const& live) const noexcept {
+  auto const found = allocated_in_.find(&live);
+  return found == allocated_in_.end() ? 0 : found->second;
 }
 
 // A fifth stream has no room. Then no use ends, so that the range serves none of the streams.
@@ -110,7 +129,7 @@ bool graph_memory::declare_use(stream_key const& key, void const* pointer) noexc
   auto* const used = find_containing(pointer);
   if (!used) return false;
   if (used->is_live() && used->pointer() == pointer) {
-    end_use(*used, key);
+    end_use(*used, key, use_ended_by::declaration);
   } else {
     report(key, pointer, std::nullopt);
   }
