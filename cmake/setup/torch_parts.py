@@ -4,8 +4,8 @@
 usage: torch_parts.py FOLDER [--check]     # --check only says whether all parts are there
 
 The wheels are large. So the script reads single members of them, by HTTP range requests to the package index of pip:
-PIP_INDEX_URL or pip's configuration, otherwise https://pypi.org/simple. An index that refuses ranges sends the whole
-wheel. FOLDER/VERSION is made at once with all of its parts, or not at all.
+PIP_INDEX_URL or pip's configuration, otherwise pip's default. An index that refuses ranges sends the whole wheel.
+FOLDER/VERSION is made at once with all of its parts, or not at all.
 """
 # SPDX-License-Identifier: Apache-2.0
 import ast
@@ -202,6 +202,16 @@ def open_wheel(web, version, wheels):
         return whole_file(web, url)
 
 
+def default_index():
+    """Returns the package index that pip uses without a configuration. Only pip's help tells it."""
+    shown = subprocess.run([sys.executable, "-m", "pip", "download", "--help"], capture_output=True, text=True,
+                           env={**os.environ, "COLUMNS": "200"})
+    found = re.search(r"\(default\s+(https?://[^\s)]+)\)", shown.stdout)
+    if not found:
+        raise Failure("pip names no package index: set PIP_INDEX_URL")
+    return found[1]
+
+
 def is_complete(folder, version):
     """Whether the folder has the parts that this script asks for."""
     record = folder / version / "parts"
@@ -237,7 +247,7 @@ def main(folder, check=False):
     try:
         pip = pip_configuration()
         web = Web(pip.get("cert"))
-        wheels = wheels_of(web, pip.get("index-url", "https://pypi.org/simple"))
+        wheels = wheels_of(web, pip.get("index-url") or default_index())
         with concurrent.futures.ThreadPoolExecutor() as workers:
             list(workers.map(lambda version: extract(web, folder, version, wheels), lacking))
     except (Failure, OSError, zipfile.BadZipFile) as error:

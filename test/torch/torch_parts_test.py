@@ -194,6 +194,13 @@ class Parts(unittest.TestCase):
             os.environ["PIP_INDEX_URL"] = "https://c/simple"
             self.assertEqual(torch_parts.pip_configuration()["index-url"], "https://c/simple")
 
+    def test_the_index_without_a_configuration(self):
+        torch_parts.subprocess.run.return_value.stdout = "Base URL of the Package Index (default\n  https://d/simple)."
+        self.assertEqual(torch_parts.default_index(), "https://d/simple")
+        torch_parts.subprocess.run.return_value.stdout = ""
+        with self.assertRaises(torch_parts.Failure):
+            torch_parts.default_index()
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -57,7 +57,7 @@ void page_backend::poll_for_moves(allocation_request const& request) {
 }
 
 // Moves free pages or maps new ones for a request, and unmaps others in their place. Returns a place in the range that
-// the pages form with their free neighbours. Must be retried if that range is too small, or after a wait for a release.
+// the pages form with their free neighbours. Must be retried if that range is too small, or after a wait.
 attempt<placement> page_backend::grow(allocation_request const& request, bool exact) {
   auto& shard = *request.shard;
   bool moving = !exact && parts_.shards.single() && may_move(request) && affordable_pages() > 0;
