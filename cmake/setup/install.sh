@@ -20,9 +20,11 @@ pip_command() {
 
 installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
 
-# Wheels need pip; if the system has none, Debian's python3-venv provides it.
+# Wheels need pip, and so does the default package index. If the system has no pip, Debian's python3-venv provides it.
 want_pip() {
-  ((${#wheels[@]} == 0)) || pip_command || packages+=(python3-venv)
+  if ((${#wheels[@]})) || [[ -n $torch_parts && -z ${PIP_INDEX_URL-} ]]; then
+    pip_command || packages+=(python3-venv)
+  fi
 }
 
 say_plan() {
