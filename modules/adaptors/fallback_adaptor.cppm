@@ -168,7 +168,7 @@ class fallback_adaptor
   using base = detail::forwarding_base<fallback_adaptor, state_of, First>;
 
 public:
-  static_assert(sizeof(detail::checked_upstream<Second>) > 0); // says what a type that is no resource lacks
+  static_assert(detail::checked_upstream<Second>::is_resource); // says what a type that is no resource lacks
   /// Whether the memory of both resources may be used in the order of the stream; see cuda_resource::stream_ordered.
   static constexpr bool stream_ordered = detail::is_stream_ordered<First>() && detail::is_stream_ordered<Second>();
 

@@ -149,6 +149,9 @@ export inline constexpr std::size_t limit_page_fraction = 4096;
 /// A page is worth moving if it has three quarters of the usual size.
 /// Utilization: half -.096 to +.014, double -.078 to -.006.
 export inline constexpr std::size_t min_moved_quarters = 3;
+/// A thread waits for the work of its own stream only if pages would move for at least this part of the new pages.
+/// Utilization: no change.
+export inline constexpr std::size_t own_work_fraction = 2;
 /// A block of this part of its shard's bytes goes to the upper end of its range: the next pages are mapped beside it.
 /// Utilization: half -.105 to +.013, double -.018 to +.012.
 export inline constexpr std::size_t high_block_fraction = 16;

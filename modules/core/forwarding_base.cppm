@@ -44,6 +44,7 @@ template <class Upstream> struct checked_upstream {
                 "gpumem: the upstream is no resource: it lacks the function "
                 "void deallocate_sync(void*, std::size_t bytes, std::size_t alignment)");
   static_assert(mr::has_equality<Upstream>, "gpumem: the upstream is no resource: it lacks operator==");
+  static constexpr bool is_resource = mr::resource<Upstream>;
   static constexpr bool for_device = mr::has_property<Upstream, mr::device_accessible>;
   static constexpr bool for_host = mr::has_property<Upstream, mr::host_accessible>;
 };
