@@ -81,11 +81,15 @@ find_path(GPUMEM_CCCL_INCLUDE_DIR cuda/buffer
   PATHS "${GPUMEM_CUDA_INCLUDE_DIR}" /usr/local/cuda
   PATH_SUFFIXES cccl include/cccl include VALIDATOR gpumem_accept_cccl
   DOC "Folder of CCCL's headers, 3.5.0 or newer (it holds cuda/, thrust/ and cub/)")
-# CCCL's cuda_error gets its text from the runtime. If a program links the shared runtime, the archive adds nothing.
+# CCCL's cuda_error gets its text from the runtime. A target with the property CUDA_RUNTIME_LIBRARY Shared gets the
+# shared one: CMake names that behind this archive, which would win.
 find_library(GPUMEM_CUDART NAMES cudart_static
   HINTS "${GPUMEM_CUDA_INCLUDE_DIR}/../lib64" "${GPUMEM_CUDA_INCLUDE_DIR}/../lib"
   DOC "The CUDA runtime, libcudart_static.a")
-mark_as_advanced(GPUMEM_CUDA_INCLUDE_DIR GPUMEM_CCCL_INCLUDE_DIR GPUMEM_CUDART)
+find_library(GPUMEM_SHARED_CUDART NAMES cudart libcudart.so.13
+  HINTS "${GPUMEM_CUDA_INCLUDE_DIR}/../lib64" "${GPUMEM_CUDA_INCLUDE_DIR}/../lib"
+  DOC "The CUDA runtime, libcudart.so, for targets that link the shared one")
+mark_as_advanced(GPUMEM_CUDA_INCLUDE_DIR GPUMEM_CCCL_INCLUDE_DIR GPUMEM_CUDART GPUMEM_SHARED_CUDART)
 if(GPUMEM_CCCL_INCLUDE_DIR)
   gpumem_cccl_version("${GPUMEM_CCCL_INCLUDE_DIR}" GpumemCCCL_VERSION)
 endif()
@@ -113,5 +117,8 @@ if(GpumemCCCL_FOUND AND NOT TARGET gpumem_cccl)
   add_library(gpumem_cccl INTERFACE)
   target_include_directories(gpumem_cccl INTERFACE "${GPUMEM_CCCL_INCLUDE_DIR}" "${GPUMEM_CUDA_INCLUDE_DIR}")
   find_package(Threads REQUIRED)
-  target_link_libraries(gpumem_cccl INTERFACE "${GPUMEM_CUDART}" Threads::Threads ${CMAKE_DL_LIBS} rt)
+  set(gpumem_shared "$<STREQUAL:$<TARGET_PROPERTY:CUDA_RUNTIME_LIBRARY>,Shared>")
+  target_link_libraries(gpumem_cccl INTERFACE
+    "$<IF:$<AND:${gpumem_shared},$<BOOL:${GPUMEM_SHARED_CUDART}>>,${GPUMEM_SHARED_CUDART},${GPUMEM_CUDART}>"
+    Threads::Threads ${CMAKE_DL_LIBS} rt)
 endif()

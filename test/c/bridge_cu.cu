@@ -1,9 +1,8 @@
 // The C++ headers in a program that nvcc builds alone, with the CCCL that comes with it.
 // SPDX-License-Identifier: Apache-2.0
-#include <gpumem/thrust.hpp>
+#include "../readme/sort.cu" // the README's function
 
 #include <thrust/device_vector.h>
-#include <thrust/sort.h>
 
 #include <cstdio>
 
@@ -15,7 +14,7 @@ extern "C" {
 void sort_on_device(CUstream_st* stream, gpumem::pool const& pool) {
   using allocator = gpumem::thrust_allocator<int>;
   thrust::device_vector<int, allocator> values(1000, allocator{stream, pool});
-  thrust::sort(gpumem::exec_policy(stream, pool), values.begin(), values.end());
+  sort(pool, stream, thrust::raw_pointer_cast(values.data()), thrust::raw_pointer_cast(values.data()) + 1000);
   thrust::sort(gpumem::exec_policy_nosync(stream, pool), values.begin(), values.end());
 }
 

@@ -320,6 +320,31 @@ class Wiring(Plugged):
             self.assertEqual(gpumem_torch.statistics(name)["allocations"], 1)
         self.assertEqual(gpumem_torch.statistics("cuda:0")["allocations"], 0)
 
+    @alone
+    def test_install_without_torch_says_what_is_missing(self):
+        sys.modules["torch"] = None  # as if it were not installed
+        for call in (gpumem_torch.install, gpumem_torch.mem_pool, lambda: gpumem_torch.statistics("cuda:0")):
+            with self.assertRaisesRegex(ModuleNotFoundError, "this Python has no PyTorch"):
+                call()
+        self.assertEqual((gpumem_torch.installed(), gpumem_torch.statistics(0)["live"]), (False, 0))
+
+    @alone
+    def test_a_torch_that_lacks_a_module_of_its_own_says_which(self):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "torch.py").write_text("import a_part_of_torch\n")
+            sys.path.insert(0, folder)
+            with self.assertRaisesRegex(ModuleNotFoundError, "a_part_of_torch"):
+                gpumem_torch.install()
+
+    @alone
+    def test_configure_names_every_option(self):
+        with self.assertRaises(gpumem_torch.Failure) as caught:
+            gpumem_torch.configure("limt=1GiB")
+        known = str(caught.exception).split("the options are ")[1].split(", ")
+        self.assertGreater(len(known), 18)
+        for name in known:
+            self.assertRegex(gpumem_torch.configure.__doc__, rf"\b{name}\b")
+
     def test_the_module_imports_without_torch(self):
         self.assertNotIn("torch", sys.modules)
 

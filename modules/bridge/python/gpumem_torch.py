@@ -166,16 +166,35 @@ def configure(options=None):
     None for those of the environment variable GPUMEM_TORCH_OPTIONS. Raises Failure for what it does not understand, and
     once a device has its pool.
 
-    limit, initial_size, release_threshold: sizes. pages: on, the default, draws virtual pages where the device has
-    them; off draws chunks of cudaMalloc, for memory that cudaIpcGetMemHandle takes or that other devices reach by
-    cudaDeviceEnablePeerAccess, as PyTorch's copies from one GPU to another do. effort: from 0 to 1, the share of the
-    time that may be spent on moving free pages. cross_stream: ordered, completed or wait. name: text. hardened: on or off,
-    and then guard, quarantine and poison, which are sizes, and history, a count."""
+    - limit, initial_size, release_threshold, chunk_size, smallest_block, largest_block: sizes in bytes or with a unit.
+      A pool with a chunk_size draws chunks as with pages=off.
+    - pages: on, the default, draws virtual pages where the device has them. off draws chunks of cudaMalloc, for memory
+      that cudaIpcGetMemHandle takes, or that other devices reach by cudaDeviceEnablePeerAccess.
+    - effort: from 0 to 1, the share of the time that may be spent on moving free pages.
+    - cross_stream: ordered, completed or wait; which memory of other streams a request may get.
+    - shard_per_thread, pass_through: on or off.
+    - failure_report: a file to which the pool appends where its memory is when a request fails.
+    - max_overtakes: a count; stall_timeout: seconds, as 1.5s. Both are for requests that wait in C or C++.
+    - name: text for reports.
+    - hardened: on or off, and then guard, quarantine and poison, which are sizes, and history, a count.
+
+    pool_options in gpumem/pool_options.hpp says what each does."""
     if isinstance(options, dict):
         text = {True: "on", False: "off"}
         options = ",".join(f"{name}={text[value] if isinstance(value, bool) else value}"
                            for name, value in options.items())
     check(library().gpumem_torch_configure(None if options is None else options.encode()))
+
+
+def _torch():
+    try:
+        import torch
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        raise ModuleNotFoundError("gpumem_torch: this Python has no PyTorch; only configure, statistics, find, trim and "
+                                  "library work without it", name="torch") from None
+    return torch
 
 
 def _pool(device):
@@ -188,7 +207,7 @@ def _ordinal(device):
     """The ordinal of what PyTorch calls a device: 1, "cuda:1", torch.device("cuda", 1), or None for the current one."""
     if isinstance(device, int):
         return device
-    import torch
+    torch = _torch()
     if device is None:
         return torch.cuda.current_device()
     index = torch.device(device).index
@@ -255,8 +274,7 @@ def _wire(allocator):
 def _allocator(allocate):
     with _lock:
         if allocate not in _kept:
-            import torch
-            _kept[allocate] = torch.cuda.memory.CUDAPluggableAllocator(library()._name, allocate, "gpumem_torch_free")
+            _kept[allocate] = _torch().cuda.memory.CUDAPluggableAllocator(library()._name, allocate, "gpumem_torch_free")
         return _kept[allocate]
 
 
@@ -274,8 +292,8 @@ def install(options=None, *, plug_in=False):
     """Makes gpumem PyTorch's allocator for this process, with these options (as `configure`), before PyTorch's first use
     of a GPU. `plug_in` installs it by PyTorch's CUDAPluggableAllocator, which needs no compiler. Raises Failure for the
     options, gpumem_torch_build.BuildError where the allocator class cannot be built, and RuntimeError once PyTorch has
-    used a GPU."""
-    import torch
+    used a GPU. Without PyTorch `install` and `mem_pool` raise ModuleNotFoundError."""
+    torch = _torch()
     with _lock:
         if installed() and options is None:
             return
@@ -303,7 +321,7 @@ def mem_pool(options=None, device=None, **more):
     """A torch.cuda.MemPool of the device (None: the current one) that draws from gpumem, for torch.cuda.use_mem_pool;
     `more` goes to torch.cuda.MemPool. PyTorch caches in it as in its own memory and gives back when the pool dies or at
     torch.cuda.empty_cache. Options as `configure`, before the first pool."""
-    import torch
+    torch = _torch()
     if options is not None:
         configure(options)
     allocator = _allocator("gpumem_torch_try_allocate")
