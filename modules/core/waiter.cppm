@@ -231,9 +231,10 @@ export struct waiting_statistics {
 ///
 /// A turn goes to the first request without one. If there is too little memory for that request, a smaller one among
 /// the next `max_overtakes` requests may overtake it. It may do so only if no request before it has been overtaken
-/// `max_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside. If it gets no
-/// memory in its turn nevertheless, all requests that got a turn meanwhile count as having overtaken it. A request that
-/// was overtaken `max_overtakes` times gets its next turn alone: no other request gets a turn meanwhile.
+/// `max_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside. If a
+/// request gets no memory in its turn nevertheless, all requests that got a turn meanwhile count as having overtaken
+/// it. Once it was overtaken `max_overtakes` times, it gets its next turn alone: no other request gets a turn
+/// meanwhile.
 export class waiter_list {
 public:
   /// Makes an empty list. 0: no request may overtake another.

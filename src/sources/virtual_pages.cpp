@@ -28,7 +28,7 @@ namespace {
 inline constexpr std::size_t page_fraction = 128;
 // How many times the device's memory is reserved as addresses, since moved pages leave holes. Addresses cost no memory.
 // A reservation takes 5 us on an H200, whether for 1 or for 64 times the device's memory. With 2 times, and two thirds
-// of the memory live, a recorded trace found no hole for its largest blocks after 30 repetitions.
+// of the memory live, a recorded trace found no hole for its largest blocks once it had run 30 times.
 inline constexpr std::size_t max_times = 8;
 
 bool has(device where, CUdevice_attribute what) {
