@@ -169,7 +169,7 @@ std::optional<CUstream> usable_handle(stream_key const& key) noexcept {
   }
 }
 
-// For a stream that gpumem does not own, identify() has already asked the driver whether it captures.
+// For a stream that gpumem neither made nor adopted, identify() has already asked the driver whether it captures.
 CUresult refuse_capture(stream_key const& key, CUstream on) noexcept {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   bool const known = key.has_handle() && !key.timeline().owns_handle();
