@@ -31,8 +31,8 @@ namespace gpumem::detail {
 char const* text_of(broken_rule rule) noexcept;
 inline constexpr char const* unidentified_stream = "a stream that cannot be identified; its handle may be dead";
 
-// Keeps the rule, so that the exception can be converted into a failure and back. `where` is the resource or the call
-// that the text names; null for none.
+// An exception that keeps the broken rule, so that it can be converted into a failure and back. `where` is the resource
+// or the call that the text names; null for none.
 export class rule_error final : public std::invalid_argument {
 public:
   explicit rule_error(broken_rule rule, char const* where = nullptr);

@@ -65,9 +65,9 @@ private:
   Mutex& mutex_;
 };
 
-/// For the analysis only; has no state. A thread has the role shared if it holds one of several locks, and exclusive if
-/// it holds all of them: the guards of those locks acquire the role. It guards members that are written under all the
-/// locks and read under any of them.
+/// For the analysis only; has no state. The guards of several locks acquire one role: shared if a guard holds one of
+/// the locks, exclusive if it holds all of them. The role guards members that are written under all the locks and read
+/// under any of them.
 class [[clang::capability("role")]] role {};
 
 } // namespace gpumem::detail::sync

@@ -43,8 +43,7 @@ export enum class queueing : std::uint8_t {
   admitted, ///< the request has waited itself and has its turn: a refusal does not end it
 };
 
-/// The identity of a stream, with which resources are called. The outermost call finds it, and passes it on to
-/// upstreams.
+/// Identifies a stream in calls of resources. The outermost call makes the key and passes it on to the upstreams.
 export class stream_key {
 public:
   /// Returns the key of the host. Memory that is freed with it is no longer used. Memory that is allocated with it may

@@ -23,9 +23,9 @@ using namespace std::chrono_literals;
 
 // Rounding and caches of freed blocks.
 
-/// The largest size that is rounded up to a size class, a size that the caches serve, while a pool has one shard. With
-/// more shards, all sizes up to the largest medium size are rounded: a thread that finds no block in its cache may have
-/// to lock all shards. Rounding of all sizes wasted .01 to .02 of the memory of recorded traces.
+/// In a pool with one shard, sizes up to this are rounded up to a size class, one of the sizes that the caches serve.
+/// With more shards, all sizes up to the largest medium size are rounded: a thread that finds no block in its cache may
+/// have to lock all shards. Rounding of all sizes wasted .01 to .02 of the memory of recorded traces.
 /// Utilization: half -.007 to +.008, double -.017 to +.005.
 export inline constexpr std::size_t largest_rounded_bytes = std::size_t{256} << 10;
 /// Most bytes of one kind of size (small, medium or large) in all thread caches of a pool.
@@ -67,8 +67,9 @@ export inline constexpr std::uint32_t max_budget_misses = 1 << 20;
 /// Utilization, stale_scan_interval: no change; stale_after: no change.
 export inline constexpr std::uint32_t stale_scan_interval = 32, stale_after = 4096;
 /// A large cache takes blocks while its score is above 0. A hit (a request gets a cached block) adds `large_hit_score`,
-/// up to `max_large_score`; an eviction subtracts 1. From 0, a trial begins with `large_trial_score`. A hit saves two
-/// calls of a shard, an eviction costs a part of one. That it costs a fifth of a hit is a guess.
+/// up to `max_large_score`; an eviction subtracts 1. Some time after it is 0, a trial begins with `large_trial_score`.
+/// A hit saves two calls of a shard, and an eviction costs a part of one. That an eviction costs a fifth of what a hit
+/// saves is a guess.
 /// Utilization, large_hit_score: half -.009 to +.011, double +.004; large_trial_score: half -.004, double -.006 to
 /// +.012; max_large_score: half -.006 to +.023, double -.017 to +.004.
 export inline constexpr int large_hit_score = 5, large_trial_score = 16, max_large_score = 256;
@@ -164,8 +165,8 @@ export inline constexpr std::size_t limit_page_fraction = 4096;
 /// A page is worth moving if it has at least this many quarters of the usual page size.
 /// Utilization: half -.096 to +.014, double -.078 to -.006.
 export inline constexpr std::size_t min_moved_quarters = 3;
-/// A thread waits for the work of its own stream only if the wait lets pages move in place of this part of the new
-/// pages.
+/// A thread waits for the work of its own stream only if pages can then be moved instead of at least this part of the
+/// new pages.
 /// Utilization: no change.
 export inline constexpr std::size_t own_work_fraction = 2;
 /// A block of at least this part of its shard's bytes is split off the upper end of its range: the next pages are

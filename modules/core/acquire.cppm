@@ -62,8 +62,9 @@ public:
     return false; // await_suspend() tells the promise of the stop
   }
 
-  /// Makes the request wait in the resource. After a stop, calls unhandled_stopped() of a promise that has it. Throws
-  /// std::system_error or std::bad_alloc if the library thread cannot be started, cuda_error in a forked child.
+  /// Makes the request wait in the resource. If a stop was requested, calls unhandled_stopped() of a promise that has
+  /// this function. Throws std::system_error or std::bad_alloc if the library thread cannot be started, cuda_error in a
+  /// forked child.
   template <class Promise> auto await_suspend(std::coroutine_handle<Promise> continuation) {
     waiting_->continue_with(continuation);
     if constexpr (detail::stoppable_promise<Promise>) {
@@ -180,8 +181,8 @@ struct awaitable_request {
   }
 };
 
-// Waits until the resource could grant a request for `bytes`, but gets no memory. Completes at once if the resource
-// does not let requests wait.
+// Waits until the resource could grant a request for `bytes`. Gets no memory. Completes at once if the resource does
+// not let requests wait.
 template <class R> acquire_awaitable<> turn_for(R& resource, std::size_t bytes, executor* resume_on) noexcept {
   return awaitable_request::of<never_stop_token>(
       {services_of(resource), stream_ref{CUstream{}}, bytes, {.resume_on = resume_on}, true}, {}, {});

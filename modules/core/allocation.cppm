@@ -21,7 +21,7 @@ public:
 
 private:
   friend class allocation;
-  // `happened` is an event of `used_device`, on which the destructor records it.
+  // `happened` is an event of `used_device`; the destructor records it on `used`.
   scoped_use(stream_ref home, device home_device, stream_ref used, device used_device, event happened) noexcept
       : home_{home}, used_{used}, home_device_{home_device}, used_device_{used_device}, happened_{std::move(happened)} {
   }
@@ -38,7 +38,7 @@ private:
 /// The destructor frees in the order of the block's stream. It uses the stream's handle, so the stream must live until
 /// then, as with RMM's device_buffer. A program that destroys the stream earlier first calls reset() or set_stream()
 /// with another stream. A block of a thread's default stream may be destroyed on another thread, which cannot use the
-/// handle. Other streams then reuse the block only after an event that the first thread records on its default stream
+/// handle. Other streams may then reuse the block only after an event that the first thread records on that stream
 /// later.
 export class [[nodiscard]] allocation {
 public:
@@ -93,7 +93,8 @@ private:
   void swap(allocation& other) noexcept;
   void free(stream_key const& key) noexcept;
   device where() const;
-  // While a block holds the timeline of its stream, no other stream gets this timeline.
+  // While a block holds the timeline of its stream (gpumem's record of the stream), the timeline is used for no other
+  // stream.
   inline void hold() const noexcept { timeline_->retain(); }
   inline void drop() const noexcept { timeline_->release(); }
 

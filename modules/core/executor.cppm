@@ -13,8 +13,8 @@ class executor_thread;
 }
 
 namespace extend {
-/// One function call that an executor runs. It is a part of the waiting operation, so that posting it allocates
-/// nothing.
+/// One function call that an executor runs. The item is a part of the operation that waits, so that posting it
+/// allocates nothing.
 export class work_item {
 public:
   work_item() = default;
@@ -72,8 +72,7 @@ protected:
 };
 
 /// Runs items on the posting thread, after that thread has released gpumem's locks. If a running item posts another
-/// item, that item runs after it, not inside it. For tests: in a program, any free of memory could then run arbitrary
-/// code.
+/// item, that item runs after it, not inside it. For tests only: otherwise any free of memory could run arbitrary code.
 export class inline_executor final : public executor {
 public:
   void post(work_item& item) noexcept override;
@@ -108,9 +107,9 @@ private:
 };
 
 namespace detail {
-// Runs items in the order of posting, and timers. It is a separate object that a forked child can leave alive when it
-// destroys the thread_executor. The thread does not exist in the child, and the destructor of a condition variable
-// would wait for it.
+// Runs items in the order of posting, and timers. It is an object of its own, so that a forked child can leave it alive
+// when the child destroys the thread_executor. The thread does not exist in the child, where the destructor of the
+// condition variable would wait for it for ever.
 class executor_thread final : public executor {
 public:
   /// `name` is the thread's name in debuggers and in /proc, at most 15 characters.
@@ -139,7 +138,7 @@ private:
   sync::condition over_; // notified when an expire() or the thread has ended
   work_queue queue_ __attribute__((guarded_by(mutex_)));
   timer_heap timers_ __attribute__((guarded_by(mutex_)));
-  timer const* expiring_ __attribute__((guarded_by(mutex_))) = nullptr; // the timer in expire(); only compared
+  timer const* expiring_ __attribute__((guarded_by(mutex_))) = nullptr; // the timer whose expire() runs now
   bool stopping_ __attribute__((guarded_by(mutex_))) = false;
   bool stopped_within_ __attribute__((guarded_by(mutex_))) = false;
   bool ended_ __attribute__((guarded_by(mutex_))) = false;

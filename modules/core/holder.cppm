@@ -27,8 +27,8 @@ public:
   /// Returns the next number of the counter of ages.
   static std::uint64_t next_age() noexcept;
 
-  /// Returns whether another holder also counts the bytes that this one holds. Set before the holder is added to a
-  /// list.
+  /// Returns whether another holder also counts the bytes that this one holds. This is set before the holder is added
+  /// to a list.
   inline bool is_nested() const noexcept { return nested_; }
   /// Sets that another holder also counts the bytes.
   void set_nested() noexcept { nested_ = true; }
@@ -51,9 +51,10 @@ public:
   }
   /// Returns whether the holder was preempted and its work has not been rolled back yet.
   inline bool gives_way() const noexcept { return need_.load(std::memory_order_relaxed) > 0; }
-  /// Returns the result of the last preempt(); later calls return 0.
+  /// Returns the result of the last preempt(). Further calls return 0, until the next preempt().
   std::size_t end_giving_way() noexcept { return std::exchange(giving_, 0); }
-  /// Returns the bytes that the holder held at the last preempt(), plus those for which it asked. Later calls return 0.
+  /// Returns the bytes that the holder held at the last preempt(), plus those for which it asked. Further calls return
+  /// 0, until the next preempt().
   std::size_t take_need() noexcept { return need_.exchange(0, std::memory_order_relaxed); }
 
 protected:

@@ -1,5 +1,5 @@
-// pointer_set: for a resource with several upstreams, the pointers that came from one of them.
-// SPDX-License-Identifier: Apache-2.0
+// pointer_set: the pointers that a resource with several upstreams got from one of them. SPDX-License-Identifier:
+// Apache-2.0
 module;
 #include <unordered_set>
 export module gpumem:pointer_set;

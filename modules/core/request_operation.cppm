@@ -78,7 +78,7 @@ public:
   first_attempt& operator=(first_attempt const&) = delete;
 
   // Tries at once. Returns false if it could not try, or if the request must wait and the resource lets requests wait.
-  // refused() tells these cases apart.
+  // In the second case refused() returns true.
   inline bool try_now(request const& what) noexcept {
     auto const& table = *what.from.table;
     if (!table.try_allocate_behind || what.asks_for_turn || what.bytes == 0) return false;

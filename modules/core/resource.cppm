@@ -33,7 +33,7 @@ template <class State> void deallocate_unsized(State& state, stream_ref stream, 
   }
 }
 
-// Gives the class `Self` one property of CCCL, found by argument-dependent lookup.
+// Gives `Self` one of CCCL's properties. CCCL finds get_property() by argument-dependent lookup.
 template <class Self, class Property> struct property_of {
   friend constexpr void get_property(Self const&, Property) noexcept {}
 };
@@ -168,8 +168,7 @@ public:
     return state().where();
   }
 
-  /// Returns the functions, and the state that they take, by which allocations and erased types use this resource.
-  /// Keeps nothing alive.
+  /// Returns the state, and the table of functions by which allocations and erased types use it. Keeps nothing alive.
   services_handle services() const noexcept {
     if (!valid()) [[unlikely]]
       return {&detail::moved_from_table, nullptr};

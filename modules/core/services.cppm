@@ -67,7 +67,8 @@ concept waiting_state = resource_state<S> && requires(S& s, waiter& w) {
   { s.cancel_waiter(w) } noexcept -> std::same_as<bool>;
 };
 
-/// A state that is told of changes of holders (units of work that hold memory), to find out that no holder can go on.
+/// A state that is told of changes of holders (units of work that hold memory). By these it finds out when no holder
+/// can go on.
 export template <class S>
 concept holding_state = resource_state<S> && requires(S& s, holder& h) {
   { s.on_holder_event(h, holder_event::waits) } noexcept;
@@ -79,7 +80,8 @@ concept trimmable_state = resource_state<S> && requires(S& s, std::size_t n) {
   { s.trim(n) } -> std::same_as<std::size_t>;
 };
 
-/// A state that keeps statistics. It returns a std::optional if not all objects of the type keep them.
+/// A state that keeps statistics. read_statistics() returns a std::optional if not all objects of the type keep
+/// statistics.
 export template <class S>
 concept reporting_state = resource_state<S> && requires(S& s) {
   { s.read_statistics() } -> std::convertible_to<std::optional<statistics>>;

@@ -21,7 +21,8 @@ namespace gpumem::extend {
 /// deletes the state. Any thread.
 export class shared_state {
 public:
-  /// `long_lived`: false makes construction and the end of the state cheaper, without biased mutexes, and calls slower.
+  /// `long_lived`: if false, the state has no biased mutexes. Its construction and its end are then cheaper, and calls
+  /// are slower.
   explicit shared_state(bool long_lived = true) noexcept;
   shared_state(shared_state const&) = delete;
   shared_state& operator=(shared_state const&) = delete;
@@ -65,7 +66,7 @@ private:
   struct alignas(64) owned_slot : slot {
     sync::biased_mutex mutex; // its owner is the thread with the slot's index
   };
-  // For threads with higher indices. In a state that is not long-lived, for all threads.
+  // The slots of threads with higher indices; if the state is not long-lived, the slots of all threads.
   struct alignas(64) shared_slot : slot {
     std::atomic_flag busy;
   };
@@ -99,7 +100,7 @@ private:
 
   std::atomic<std::int64_t> handles_{0};
   // The live blocks of folded slots. Until all slots are folded, this includes `folding`, more than there can be
-  // blocks: so a free on a folded slot cannot bring it to zero too early.
+  // blocks: so a free on a folded slot cannot bring `remaining_` to zero too early.
   static constexpr std::int64_t folding = std::int64_t{1} << 62;
   std::atomic<std::int64_t> remaining_{folding};
   bool const long_lived_;

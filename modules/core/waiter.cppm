@@ -196,7 +196,7 @@ private:
   std::uint64_t age_ = 0;          // as holder::age()
   std::uint64_t turns_before_ = 0; // turns that the list had given, up to and including the waiter's own
   bool was_refused_ = false;       // whether it got no memory in a turn although enough bytes were set aside
-  bool exclusive_ = false;         // whether no other request gets a turn while it has one
+  bool exclusive_ = false;         // whether no other request gets a turn while this one has a turn
   sync::time_point parked_since_;
   std::size_t turn_ = 0; // bytes set aside in its turn; 0 without a turn
   waiter* next_woken_ = nullptr;

@@ -33,8 +33,7 @@ struct driver_pool {
   std::size_t limit = 0;
 };
 
-// Creates a pool with the options. Throws cuda_error, out_of_memory, std::invalid_argument; the pool is then destroyed
-// again.
+// Creates a pool with the options. Throws cuda_error, out_of_memory, std::invalid_argument; then no pool remains.
 driver_pool make_driver_pool(driver_pool_kind kind, class device where, async_options const& options);
 driver_pool default_driver_pool(class device where);
 // Returns the default pool of managed or of pinned memory and gives the device access to the pool. Throws cuda_error if

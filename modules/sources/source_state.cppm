@@ -20,9 +20,9 @@ bool is_default_handle(CUstream handle) noexcept;
 // Returns success if the stream does not capture, otherwise an error.
 CUresult refuse_capture(stream_key const& key, CUstream on) noexcept;
 
-// Base of the states that get each block by one call and free it after all work enqueued before the free. The key that
-// a call gets names a stream, or the host. The host waits for that work, unless a derived class overrides
-// free_in_order(). Records the live blocks, to detect misuse, and keeps statistics. Any thread.
+// Base of the states that get each block by one call and free it after all work enqueued before the free. The host
+// waits for that work, unless a derived class overrides free_in_order(). The key that a call gets names a stream, or
+// the host. Live blocks are recorded, to detect misuse and for the statistics. Any thread.
 //
 // A deferred free is one that cannot be done at once. A free on a capturing stream cannot wait for the stream, so it is
 // deferred to the next call outside a capture. A free on another thread's default stream is deferred until an event of

@@ -64,8 +64,8 @@ concept page_source = requires(S& source, S const& seen, std::size_t n, void con
 
 /// Options of virtual pages; sizes in bytes.
 export struct virtual_pages_options {
-  /// Bytes of addresses to reserve. 0: eight times the device's memory; halved, at least to one time, while the driver
-  /// refuses.
+  /// Bytes of addresses to reserve. 0: eight times the device's memory. If the driver refuses, the constructor tries
+  /// four times, two times and one time.
   std::size_t address_space = 0;
   std::vector<device> peers = {}; ///< other devices that may read and write the memory
   bool exportable = false;        ///< pages may be exported to other processes by export_page()
@@ -109,7 +109,7 @@ public:
   explicit virtual_pages(gpumem::device where = gpumem::device{0}, virtual_pages_options options = {});
   virtual_pages(virtual_pages const&) = delete;
   virtual_pages& operator=(virtual_pages const&) = delete;
-  /// Releases all memory, pinned pages too; no work may use it any more.
+  /// Releases all memory, pinned pages too; no work may use the memory any more.
   ~virtual_pages();
 
   /// Returns whether the device has virtual memory; false if the driver does not answer.
@@ -121,7 +121,7 @@ public:
   void* base() const noexcept { return reinterpret_cast<void*>(base_); }
   /// Returns the number of reserved bytes.
   std::size_t address_space() const noexcept { return address_space_; }
-  /// Returns the number of bytes of which all offsets and page sizes are multiples.
+  /// Returns the granularity in bytes: all offsets and page sizes are multiples of it.
   std::size_t granularity() const noexcept { return granularity_; }
   /// Returns `bytes`, rounded up to a multiple of the granularity.
   std::size_t round_up(std::size_t bytes) const noexcept;

@@ -74,7 +74,7 @@ void event::make_wait(stream_ref waiting) const {
   if (on_) key.timeline().add_dependency(on_->index(), covers_, before_);
 }
 
-// The driver would refuse the call as well, but it would also end the capture.
+// Throws if the event was recorded in a capture. The driver would refuse the call too, but would also end the capture.
 void event::refuse_captured() const {
   if (in_capture_) throw acquire_error{failure{outcome::capture_unsupported}};
 }

@@ -202,7 +202,7 @@ stream& stream::operator=(stream&& other) noexcept {
 
 stream::~stream() { retire(); }
 
-// Records an event that covers all frees on the stream. No later call may use the handle, so no later call could do it.
+// Records an event that covers all frees on the stream, since no later call may use the handle.
 void stream::retire() noexcept {
   if (!timeline_ || detail::forked()) return;
   auto& timeline = *std::exchange(timeline_, nullptr);

@@ -92,9 +92,9 @@ device allocation::where() const {
   return home ? *home : device::current();
 }
 
-// An event can be recorded only on streams of its own device. Two events are needed: the first is recorded here on the
-// block's stream. The guard's destructor records the second on the using stream, so that one is of that stream's
-// device.
+// An event can be recorded only on streams of its own device, so two events may be needed. The first one belongs to the
+// block's device and is recorded here. The second one belongs to the using stream's device; the guard's destructor
+// records it.
 scoped_use allocation::use_on(stream_ref stream) const {
   device const used{identify(stream, where()).timeline().device()}, home{timeline_->device()};
   event happened{home};

@@ -89,7 +89,7 @@ source_state::block_map::node_type source_state::retire(stream_key const& key, v
 }
 
 // If the stream may die and its handle may not be used, only an event can show that the work on the block is complete.
-// So the use of the block is given an epoch, up to which an event must be complete, before the free is tried.
+// So the free gets an epoch before it is tried: once an event of this epoch is complete, the block can be freed.
 void source_state::dispose(stream_key const& key, block_map::node_type returned) noexcept {
   auto& freed = returned.mapped();
   if (!key.has_handle() && key.timeline().is_mortal() && freed.freed_at == 0)
