@@ -79,8 +79,7 @@ concept resource = has_allocate<R> && has_deallocate<R> && has_allocate_sync<R> 
 } // namespace mr
 } // namespace gpumem
 
-// The driver's own C names, for the sources of the library. Users include <cuda.h>, or use the names in
-// gpumem::driver_api.
+// The driver's own C names, for the library's sources. Users include <cuda.h> or use the names in gpumem::driver_api.
 using ::cudaError_t;
 using ::cudaStream_t;
 using ::CUcontext;

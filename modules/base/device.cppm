@@ -52,8 +52,7 @@ public:
   /// Asks the driver for the free and total memory. Throws cuda_error.
   device_memory memory() const;
 
-  /// Returns whether the device is lost: gpumem has seen a sticky error or a reset, and nothing can be allocated any
-  /// more.
+  /// Returns whether the device is lost: gpumem has seen a sticky error or a reset, and every allocation fails.
   inline bool lost() const noexcept { return lost_error() != CUDA_SUCCESS; }
   /// Returns the error by which the device was lost; success if it is not lost.
   inline CUresult lost_error() const noexcept { return state_->lost.load(std::memory_order_relaxed); }

@@ -20,9 +20,8 @@ namespace detail {
 inline constinit std::atomic<bool> driver_gone{false};
 } // namespace detail
 
-// Every driver function that gpumem calls: the name of the table's member, and the plain name of the function. The
-// header's macros (cuMemAlloc is cuMemAlloc_v2) give the type, and cuGetProcAddress returns the same version for the
-// plain name.
+// Every driver function that gpumem calls: the table's member, and the plain name of the function. The header's macros
+// (cuMemAlloc is cuMemAlloc_v2) give the type, and cuGetProcAddress returns the same version for the plain name.
 #define GPUMEM_DRIVER_FUNCTIONS(X)                                                                                     \
   X(init, cuInit)                                                                                                      \
   X(driver_get_version, cuDriverGetVersion)                                                                            \
@@ -164,8 +163,7 @@ driver_table const& load_driver();
 
 namespace driver_api {
 /// Returns the table. The first call loads and initialises the driver (cuInit). Throws cuda_error if there is no driver
-/// or it is too old. In a forked child (see `driver_alive`) the functions of the table return CUDA_ERROR_DEINITIALIZED.
-/// Any thread.
+/// or it is too old. In a forked child (see `driver_alive`) its functions return CUDA_ERROR_DEINITIALIZED. Any thread.
 export inline driver_table const& driver() {
   auto const* const loaded = detail::loaded_driver.load(std::memory_order_acquire);
   return loaded ? *loaded : detail::load_driver();
@@ -174,12 +172,10 @@ export inline driver_table const& driver() {
 /// Returns whether driver() would succeed. Loads the driver as driver() does. Never throws.
 export bool driver_available() noexcept;
 
-/// Returns the number of all driver calls that gpumem has made in this process. Exact while no other thread makes
-/// calls.
+/// Returns the number of driver calls that gpumem has made in this process. Exact while no other thread makes calls.
 export std::uint64_t driver_calls() noexcept;
 
-/// Returns the number of calls of one function, by the driver's name ("cuEventRecord"). Returns 0 for a name that
-/// gpumem never calls.
+/// Returns the number of calls of the driver function of this name ("cuEventRecord"); 0 if gpumem never calls it.
 export std::uint64_t driver_calls(std::string_view name) noexcept;
 
 /// Throws cuda_error with the text `what`, unless the result is success.
@@ -204,8 +200,7 @@ export inline bool driver_alive() noexcept { return !detail::driver_gone.load(st
 } // namespace driver_api
 
 namespace detail {
-/// Throws cuda_error in a child for which driver_alive() is false. Every function that makes something calls this
-/// first.
+/// Throws cuda_error in a forked child (see `driver_alive`). Every function that makes something calls this first.
 export void throw_if_child();
 
 // While an object of this class lives, this thread's calls, such as queries of events, do not end a capture that

@@ -14,8 +14,7 @@ public:
   [[clang::acquire_capability]] inline void lock() { native_.lock(); }
   [[clang::try_acquire_capability(true)]] inline bool try_lock() { return native_.try_lock(); }
   [[clang::release_capability]] inline void unlock() { native_.unlock(); }
-  /// Tells the analysis that the calling thread holds the mutex. For lambdas, which it checks without regard to the
-  /// caller.
+  /// Tells the analysis that the calling thread holds the mutex. For lambdas, which it checks without their callers.
   [[clang::assert_capability]] inline void assert_held() const noexcept {}
 
 private:

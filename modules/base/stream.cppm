@@ -24,8 +24,8 @@ namespace detail {
 stream_key wait_without_identity(CUstream handle) noexcept;
 }
 
-/// The meaning of handle 0. gpumem cannot see it: it depends on whether the caller was compiled with per-thread default
-/// streams.
+/// The meaning of handle 0. A call does not show it: it depends on whether the caller was compiled with per-thread
+/// default streams.
 export enum class default_stream : std::uint8_t {
   either,     ///< not known: other streams reuse memory freed on it once both possible streams have done their work
   legacy,     ///< the device's legacy stream, `cudaStreamLegacy`: one stream for all threads
@@ -81,12 +81,10 @@ public:
     key.queueing_ = how;
     return key;
   }
-  /// Returns the key of the same stream, without the permission to use its handle unless gpumem knows that the handle
-  /// lives.
+  /// Returns the key of the same stream. It may use the handle only if gpumem made or adopted the stream.
   stream_key by_identity() const noexcept;
-  /// Returns the key of a stream that an object has kept with its handle, which must still live. The key has no
-  /// permission to use the handle in two cases: for a default stream of another thread, and if another stream has the
-  /// handle by now.
+  /// Returns the key of a stream that an object has kept with its handle, which must still live. The key may not use
+  /// the handle in two cases: for a default stream of another thread, and if another stream has the handle by now.
   static inline stream_key at_end_of(stream_timeline& timeline, CUstream handle) noexcept {
     bool const known = timeline.owns_handle() && !detail::owned_handles_hidden.load(std::memory_order_relaxed);
     return known ? of(timeline, handle) : at_end_of_other(timeline, handle);
@@ -142,8 +140,8 @@ export stream_key identify(stream_ref handle);
 } // namespace extend
 
 namespace detail {
-// Returns the timeline of a stream that gpumem made or adopted. Returns null for others, and while a capture scope is
-// open. No driver call.
+// Returns the timeline of a stream that gpumem made or adopted. Returns null for others and while a capture scope is
+// open.
 inline stream_timeline* find_owned_timeline(CUstream handle) noexcept {
   return handle ? owned_handles.find(handle) : nullptr;
 }
@@ -151,8 +149,8 @@ inline stream_timeline* find_owned_timeline(CUstream handle) noexcept {
 // null for all others, and on an error. Compares the id: two driver calls.
 stream_timeline* find_seen_timeline(CUstream handle) noexcept;
 // For a free on a stream for which the host has no memory to keep a timeline: waits for the stream and returns the
-// host's key. If the stream captures, it cannot be waited for: memory that is freed with the returned key stays in use
-// for ever.
+// host's key. If the stream captures, it cannot be waited for: memory freed with the returned key stays in use for
+// ever.
 stream_key wait_without_identity(CUstream handle) noexcept;
 // Returns whether the stream captures a graph, however the capture was begun. Asks the driver. Throws cuda_error.
 bool is_capturing(CUstream handle);
@@ -160,8 +158,7 @@ bool is_capturing(CUstream handle);
 
 /// A stream that gpumem makes: non-blocking, taken from a pool of streams and returned there by the destructor. The
 /// CUDA stream is never destroyed before process exit. So its handle identifies it, and such a stream is the fastest to
-/// look up. Move-only; after a move from it, its functions throw std::invalid_argument. One thread at a time, as any
-/// stream.
+/// look up. Move-only; after a move from it, its functions throw std::invalid_argument. One thread at a time.
 export class stream : public stream_ref {
 public:
   /// Throws cuda_error, std::bad_alloc. `priority` is that of the driver: lower is more urgent.
@@ -182,8 +179,7 @@ public:
   /// Waits on the host until all work enqueued so far is complete. Throws cuda_error.
   void synchronize();
 
-  /// Makes work enqueued from now on wait for the event. Does nothing if the event was never recorded. Throws
-  /// cuda_error.
+  /// Makes work enqueued from now on wait for the event; does nothing if that was never recorded. Throws cuda_error.
   void wait(event const& happened);
   using stream_ref::wait;
 

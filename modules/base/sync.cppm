@@ -68,16 +68,14 @@ public:
 
 private:
   // The slow path. With preserve_most this function saves the registers, so that the inlined fast path need not; other
-  // slow paths do the same. Hidden visibility avoids the linker's lazy-binding stub, which would not save the
-  // registers.
+  // slow paths do so too. Hidden visibility avoids the linker's lazy-binding stub, which would not save them.
   [[clang::preserve_most, gnu::visibility("hidden"), clang::acquire_capability]] void lock_taken() noexcept;
   std::atomic<bool> taken_{false};
 };
 
 using spin_lock = scoped_lock<spin_mutex>;
 
-/// A condition variable for spin mutexes and long waits. The notifying thread holds one of the mutexes. A wait may end
-/// early.
+/// A condition variable for spin mutexes and long waits. A wait may end early. The notifying thread holds a mutex.
 class spin_condition {
 public:
   /// Locks `mutex_` before it unlocks the others, so that no notification in between is lost.
@@ -139,8 +137,7 @@ private:
   spin_mutex others_;
 };
 
-/// Holds a biased_mutex for a scope. It has no state but a reference to the mutex, since it is inlined on the hottest
-/// paths.
+/// Holds a biased_mutex for a scope. It only has a reference to the mutex, since it is inlined on the hottest paths.
 class [[clang::scoped_lockable]] biased_lock {
 public:
   [[gnu::always_inline]] inline explicit biased_lock(biased_mutex& held) noexcept
@@ -174,8 +171,7 @@ private:
   std::thread native_;
 };
 
-/// The index of an exiting thread that has given its index back. The destructors of its last thread_local objects see
-/// it.
+/// The index of an exiting thread that has given its index back: destructors of its last thread_local objects see it.
 inline constexpr unsigned no_index = 1u << 31;
 
 namespace detail {
@@ -183,8 +179,7 @@ inline constinit thread_local unsigned own_index = no_index + 1; // no index yet
 unsigned take_index() noexcept;
 } // namespace detail
 
-/// Returns the calling thread's index: small, unique among live threads, and reused by a later thread after this thread
-/// has ended.
+/// Returns the calling thread's index: small, unique among live threads, and reused after the end of the thread.
 inline unsigned thread_index() noexcept {
   auto const number = detail::own_index;
   return number <= no_index ? number : detail::take_index();

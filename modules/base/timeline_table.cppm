@@ -8,9 +8,9 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// A hash table of timelines that is read without a lock. A key is never removed, so that a search finds every key that
-/// was written. Its timeline can be replaced or set to null. At least half of the slots stay empty, so that searches
-/// are short.
+/// A hash table of timelines that is read without a lock. A key is never removed, so a search finds every key that was
+/// written. Its timeline can be replaced or set to null. At least half of the slots stay empty, so that searches are
+/// short.
 export template <class Key> class timeline_table {
 public:
   /// Returns the timeline of the key; null if there is none. `key` must not be null. Any thread.

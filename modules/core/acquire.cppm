@@ -41,8 +41,7 @@ export template <std::size_t N> using acquired_t = acquired<N>::type;
 
 /// The awaiter of one `co_await` of an acquire_awaitable; immovable. The destructor withdraws a request that still
 /// waits. If memory was granted but the coroutine has not resumed, the destructor frees it. Destroy the awaiter only
-/// where its executor cannot resume the coroutine meanwhile: on the executor's thread, or while the executor does not
-/// run.
+/// where its executor cannot resume the coroutine meanwhile: on the executor's thread, or while it does not run.
 export template <stoppable_token Token, std::size_t N = 1> class acquire_operation {
 public:
   acquire_operation(acquire_operation const&) = delete;
@@ -51,8 +50,8 @@ public:
     if (first_.holds()) static_cast<void>(first_.take(what_)); // frees the memory
   }
 
-  /// Tries to get memory at once. Returns true if the request was granted or has failed: the coroutine then does not
-  /// suspend.
+  /// Tries to get memory at once. Returns true, and the coroutine does not suspend, if the request was granted or
+  /// failed.
   bool await_ready() noexcept {
     bool const stopped = token_.stop_requested();
     if (N == 1 && !stopped && first_.try_now(what_)) return true;

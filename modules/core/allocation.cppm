@@ -74,8 +74,8 @@ public:
   /// Returns whether there is a block: false for 0 bytes and after a move from this object.
   inline explicit operator bool() const noexcept { return data_ != nullptr; }
 
-  /// Gives up ownership and returns the pointer. The caller frees it by the resource's `deallocate`; the resource must
-  /// live until then.
+  /// Gives up ownership and returns the pointer. The caller frees it by `deallocate` of the resource, which must still
+  /// live.
   [[nodiscard]] void* release() noexcept;
   /// Frees the block now, in the order of its stream.
   void reset() noexcept;
@@ -93,8 +93,7 @@ private:
   void swap(allocation& other) noexcept;
   void free(stream_key const& key) noexcept;
   device where() const;
-  // While a block holds the timeline of its stream (gpumem's record of the stream), the timeline is used for no other
-  // stream.
+  // While a block holds its stream's timeline (gpumem's record of the stream), the timeline gets no other stream.
   inline void hold() const noexcept { timeline_->retain(); }
   inline void drop() const noexcept { timeline_->release(); }
 

@@ -13,8 +13,7 @@ class executor_thread;
 }
 
 namespace extend {
-/// One function call that an executor runs. The item is a part of the operation that waits, so that posting it
-/// allocates nothing.
+/// One function call that an executor runs. It is a part of the operation that waits, so posting it allocates nothing.
 export class work_item {
 public:
   work_item() = default;
@@ -59,7 +58,7 @@ public:
   /// Enqueues the item. Must not run it in this call, since the caller may hold a lock of gpumem. The caller does not
   /// touch the item afterwards: another thread may run it at once. Any thread.
   virtual void post(work_item& item) noexcept = 0;
-  /// Removes a posted item that has not begun to run. Returns false if it has begun. Destructors of operations call
+  /// Removes a posted item that has not begun to run; returns false if it has begun. Destructors of operations call
   /// this.
   virtual bool try_cancel(work_item& item) noexcept = 0;
   /// Returns whether flush() must be called after each post. Called before the post.
@@ -98,8 +97,7 @@ public:
   bool try_cancel(work_item& item) noexcept override;
 
   /// Ends the thread after the item that runs now. Items that are queued then, or posted later, never run. Returns
-  /// false if that takes longer than `bound`, or if it is called on that thread. The executor must then never be
-  /// destroyed.
+  /// false if that takes longer than `bound`, or on that thread itself. The executor must then never be destroyed.
   bool stop_within(sync::duration bound) noexcept;
 
 private:

@@ -30,8 +30,7 @@ public:
   // is a parameter because std::enable_shared_from_this needs friend functions, which clang 19 does not give to
   // importers (llvm-project#126373).
   void rescue(std::shared_ptr<adapted_queue> self) noexcept;
-  // Waits until no other thread is in a call of the user's function. Returns false if the calling thread is in such a
-  // call.
+  // Waits until no other thread is in a call of the user's function. Returns false if the calling thread is in one.
   bool wait_for_calls() noexcept;
 
 private:

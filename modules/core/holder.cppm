@@ -21,16 +21,14 @@ public:
   inline std::string const& name() const noexcept { return name_; }
   /// Returns the priority; requests of a higher one go first.
   inline int priority() const noexcept { return priority_; }
-  /// Returns the age, a number from a counter that all holders and all requests without a holder share. Smaller is
-  /// older.
+  /// Returns a number from a counter of all holders and all requests without a holder: a smaller number means older.
   inline std::uint64_t age() const noexcept { return age_; }
   /// Returns the next number of the counter of ages.
   static std::uint64_t next_age() noexcept;
 
-  /// Returns whether another holder also counts the bytes that this one holds. This is set before the holder is added
-  /// to a list.
+  /// Returns whether another holder also counts the bytes that this one holds.
   inline bool is_nested() const noexcept { return nested_; }
-  /// Sets that another holder also counts the bytes.
+  /// Sets that another holder also counts the bytes. Called before the holder is added to a list.
   void set_nested() noexcept { nested_ = true; }
 
   /// Returns the requested bytes that the holder was granted and has not freed yet.

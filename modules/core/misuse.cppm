@@ -57,8 +57,8 @@ void describe(misuse const& what, char* into, std::size_t room) noexcept;
 /// not throw and must not call gpumem. If it returns, the call with the error does nothing.
 using misuse_handler = void (*)(misuse const&) noexcept;
 
-/// Sets the handler of the process and returns the previous one. Null sets the default handler, which prints the text
-/// and aborts. Any thread.
+/// Sets the handler of the process and returns the previous one. Null sets the default, which prints the text and
+/// aborts. Any thread.
 misuse_handler set_misuse_handler(misuse_handler handler) noexcept;
 
 namespace extend {

@@ -17,8 +17,7 @@ public:
   /// Makes room for `count` pointers that insert_prepared() will insert. Returns false, and makes no room, if the host
   /// has no memory.
   bool prepare(std::size_t count) noexcept;
-  /// insert_prepared() inserts a pointer into room that prepare() has made; cancel() gives up room for `count`
-  /// pointers.
+  /// insert_prepared() inserts a pointer into room made by prepare(); cancel() gives up room for `count` pointers.
   void insert_prepared(void const* pointer) noexcept;
   void cancel(std::size_t count) noexcept;
   /// Erases the pointer. Returns whether it was in the set. Takes no lock while the set is empty.

@@ -63,8 +63,7 @@ public:
   static constexpr std::size_t default_alignment = 256;
 
   /// Returns false after a move from this object, unless the resource is a value that stays valid. After such a move
-  /// the functions throw std::invalid_argument, try_allocate fails with outcome::invalid_argument, and a free is a
-  /// misuse.
+  /// functions throw std::invalid_argument, try_allocate fails with outcome::invalid_argument, and a free is a misuse.
   bool valid() const noexcept {
     if constexpr (requires(Self const& s) { s.has_state(); }) return static_cast<Self const&>(*this).has_state();
     return true;
@@ -103,7 +102,7 @@ public:
     state().deallocate(stream_key::of(*timeline, stream.get()), pointer, bytes, alignment);
   }
 
-  /// Returns memory that any stream may use at once, and the host if it can access the memory. Throws as
+  /// Returns memory that any stream may use at once; so may the host, if it can access the memory. Throws as
   /// `throw_failure`.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
     if (!valid()) [[unlikely]]

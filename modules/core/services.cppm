@@ -80,8 +80,7 @@ concept trimmable_state = resource_state<S> && requires(S& s, std::size_t n) {
   { s.trim(n) } -> std::same_as<std::size_t>;
 };
 
-/// A state that keeps statistics. read_statistics() returns a std::optional if not all objects of the type keep
-/// statistics.
+/// A state that keeps statistics. read_statistics() returns a std::optional if not all objects of the type keep them.
 export template <class S>
 concept reporting_state = resource_state<S> && requires(S& s) {
   { s.read_statistics() } -> std::convertible_to<std::optional<statistics>>;
@@ -110,8 +109,7 @@ inline expected<void*, failure> checked_request(stream_key const& key, std::opti
   return explain_request(key, where, bytes, alignment, may_capture);
 }
 
-// Calls the function of the state that serves the key's stream. Refuses a capturing stream if the state cannot serve
-// it.
+// Calls the function of the state that serves the key's stream. Refuses a capturing stream if there is none.
 template <resource_state S>
 [[gnu::always_inline]] inline expected<void*, failure>
 allocate_keyed(S& state, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {

@@ -21,8 +21,7 @@ namespace gpumem::extend {
 /// deletes the state. Any thread.
 export class shared_state {
 public:
-  /// `long_lived`: if false, the state has no biased mutexes. Its construction and its end are then cheaper, and calls
-  /// are slower.
+  /// `long_lived`: if false, the state has no biased mutexes. Construction and end are then cheaper, and calls slower.
   explicit shared_state(bool long_lived = true) noexcept;
   shared_state(shared_state const&) = delete;
   shared_state& operator=(shared_state const&) = delete;

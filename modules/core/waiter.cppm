@@ -101,7 +101,7 @@ public:
   inline int priority() const noexcept { return priority_; }
   /// Returns the holder (a unit of work, such as a scope) that asks; null if there is none.
   inline class holder* holder() const noexcept { return holder_; }
-  /// Sets the holder, whose priority and age the request takes. Called before the request is parked. Later calls do
+  /// Sets the holder, whose priority and age the request takes. Called before the request is parked; later calls do
   /// nothing.
   void set_holder(class holder& of) noexcept;
   /// Returns a number that the resource may keep with the waiter, under its lock; initially 0.
@@ -146,8 +146,7 @@ public:
 protected:
   waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority = 0) noexcept
       : first_{stream, bytes, alignment}, bytes_{bytes}, priority_{priority} {}
-  /// `more` must live as long as the waiter. The sum of all bytes is capped at PTRDIFF_MAX, or at `bytes` if that is
-  /// more.
+  /// `more` must live as long as the waiter. The sum of all bytes is at most PTRDIFF_MAX, or `bytes` if that is more.
   waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority,
          std::span<request_part> more) noexcept;
   ~waiter() = default;
@@ -226,15 +225,14 @@ export struct waiting_statistics {
 };
 
 /// Parked requests by priority, and within one priority in order of arrival. The lock of the resource that keeps the
-/// list guards it. For a request of a holder, the time of arrival is that at which the holder was made: older work goes
+/// list guards it. For a request of a holder, the arrival is the time at which the holder was made: older work goes
 /// first.
 ///
 /// A turn goes to the first request without one. If there is too little memory for that request, a smaller one among
 /// the next `max_overtakes` requests may overtake it. It may do so only if no request before it has been overtaken
-/// `max_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside. If a
-/// request gets no memory in its turn nevertheless, all requests that got a turn meanwhile count as having overtaken
-/// it. Once it was overtaken `max_overtakes` times, it gets its next turn alone: no other request gets a turn
-/// meanwhile.
+/// `max_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside. If a request
+/// gets no memory in its turn nevertheless, all requests that got a turn meanwhile count as having overtaken it. Once
+/// it was overtaken `max_overtakes` times, it gets its next turn alone: no other request gets a turn meanwhile.
 export class waiter_list {
 public:
   /// Makes an empty list. 0: no request may overtake another.

@@ -29,8 +29,7 @@ struct async_options {
   int numa_node = -1;                              ///< NUMA node of the host on which pinned memory lies; -1: any
 };
 
-/// Bytes of a driver pool, as the driver reports them. Peaks count from the creation of the pool or the last
-/// reset_peaks().
+/// Bytes of a driver pool, as the driver reports them. Peaks count from the pool's creation or the last reset_peaks().
 struct driver_pool_usage {
   std::size_t reserved = 0;      ///< bytes that the pool has from the device
   std::size_t peak_reserved = 0; ///< highest `reserved`

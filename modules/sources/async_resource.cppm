@@ -19,7 +19,7 @@ namespace gpumem {
 /// capturing stream fails, even if the capture was begun on the raw handle. A free on a capturing stream is deferred:
 /// the next call outside a capture frees the block. If gpumem neither made nor adopted the stream, only a call on that
 /// stream does. Streams of other devices may be passed if the pool allows their device. A thread must wait for its
-/// per-thread default stream before it ends. If that stream still uses memory of any driver pool, the thread never ends
+/// per-thread default stream before it ends: if that stream still uses memory of a driver pool, the thread never ends
 /// (driver 580).
 ///
 /// `trim(keep)` returns unused memory whose frees the host has seen complete. The statistics have reserved and
@@ -45,13 +45,12 @@ public:
   ///
   /// When the pool ends, the device's default pool becomes current again, unless another pool is current by then.
   /// reset_current_pool() does that earlier. Blocks of cuMemAllocAsync do not keep the pool alive. Free them, and let
-  /// the host see these frees complete, before the last handle and the last block of the resource are gone. Throws
-  /// cuda_error.
+  /// the host see these frees complete, before the resource's last handle and last block are gone. Throws cuda_error.
   void make_current() { shared().make_current(); }
 };
 
-/// Makes the device's default driver pool its current one again. Pools and blocks stay as they are. Throws cuda_error.
-/// Any thread.
+/// Makes the device's default driver pool its current one again. Changes no pools or blocks. Throws cuda_error. Any
+/// thread.
 export void reset_current_pool(device where);
 
 static_assert(mr::resource_with<async_resource, mr::device_accessible>);

@@ -25,13 +25,12 @@ public:
   explicit async_resource_view(gpumem::device where = gpumem::device{0})
       : async_resource_view{detail::default_driver_pool(where)} {}
 
-  /// Uses the pool of this handle, which holds memory of the device. Throws std::invalid_argument for a null handle,
-  /// and cuda_error.
+  /// Uses the pool of this handle, of memory of the device. Throws std::invalid_argument for a null handle, and
+  /// cuda_error.
   async_resource_view(CUmemoryPool pool, gpumem::device where)
       : async_resource_view{detail::foreign_driver_pool(pool, where)} {}
 
-  /// Returns a view of the pool that cuMemAllocAsync uses on the device now. Throws std::invalid_argument and
-  /// cuda_error.
+  /// Returns a view of the pool that cuMemAllocAsync uses on the device now. Throws std::invalid_argument, cuda_error.
   static async_resource_view current(gpumem::device where) {
     return async_resource_view{detail::current_driver_pool(where)};
   }

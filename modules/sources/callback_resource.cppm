@@ -15,8 +15,7 @@ namespace gpumem {
 /// Returns `bytes` > 0 bytes at a multiple of `alignment`; work enqueued on the stream from now on may use them. If it
 /// cannot, returns null or throws.
 export using callback_allocate = std::function<void*(stream_ref, std::size_t bytes, std::size_t alignment)>;
-/// Frees memory, which work enqueued on the stream so far may still use. `bytes` and `alignment` are those of the
-/// allocation.
+/// Frees memory, which work enqueued on the stream so far may still use. `bytes` and `alignment` are the allocation's.
 export using callback_deallocate = std::function<void(stream_ref, void*, std::size_t bytes, std::size_t alignment)>;
 
 namespace detail {

@@ -93,8 +93,7 @@ private:
 // neither does synchronizing with another stream.
 //
 // So the destructor synchronizes with each of gpumem's own streams on which a free ran. All other streams may be
-// destroyed before the pool. So each free on another stream records an event of the pool, with which the destructor
-// synchronizes.
+// destroyed before the pool. So each free on them records an event of the pool, with which the destructor synchronizes.
 class async_state final : public driver_pool_state, public shared_state {
 public:
   async_state(driver_pool_kind kind, class device where, async_options options);
@@ -142,8 +141,7 @@ private:
   std::vector<pooled_event*> dead_ __attribute__((guarded_by(frees_mutex_)));
 };
 
-// The state of a pool that gpumem does not own; one per pool handle. Never destroyed: views are values that point to
-// it.
+// The state of a pool that gpumem does not own; one per handle. Never destroyed: views are values that point to it.
 class driver_pool_view_state final : public driver_pool_state {
 public:
   explicit driver_pool_view_state(driver_pool const& pool) : driver_pool_state{"async_resource_view", pool} {}

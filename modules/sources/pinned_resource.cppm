@@ -28,7 +28,7 @@ public:
   /// The memory may be used on every stream at once.
   static constexpr bool stream_ordered = false;
 
-  /// Allocates in the primary context of the device. Throws std::invalid_argument if the device does not exist, and
+  /// Allocates in the device's primary context. Throws std::invalid_argument if the device does not exist, and
   /// cuda_error.
   explicit pinned_resource(gpumem::device where = gpumem::device{0}) : state_{&detail::pinned_source(where)} {}
 

@@ -29,8 +29,7 @@ CUresult refuse_capture(stream_key const& key, CUstream on) noexcept;
 // that stream is complete. No free allocates host memory.
 class source_state {
 public:
-  // `natural`: the alignment that allocate_memory() gives to all blocks. For a larger alignment a block gets more
-  // bytes.
+  // `natural`: the alignment that allocate_memory() gives to all blocks. For larger ones a block gets more bytes.
   source_state(char const* name, std::size_t natural) noexcept : name_{name}, natural_{natural} {}
   source_state(source_state const&) = delete;
   source_state& operator=(source_state const&) = delete;

@@ -80,8 +80,8 @@ bool device::was_reset() const noexcept {
   return answer == CUDA_ERROR_CONTEXT_IS_DESTROYED || (answer == CUDA_SUCCESS && now != state_->context_id);
 }
 
-// After a reset, the handles of the old context are invalid or name other objects. So any error but the first two below
-// may come from a reset.
+// After a reset, the handles of the old context are invalid or name other objects. So all errors but not-ready and
+// out-of-memory may come from one.
 CUresult device::interpret(CUresult answer) const noexcept {
   if (answer == CUDA_SUCCESS || answer == CUDA_ERROR_NOT_READY || answer == CUDA_ERROR_OUT_OF_MEMORY) return answer;
   if (is_sticky(answer)) {

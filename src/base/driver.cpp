@@ -239,8 +239,8 @@ void driver_api::throw_cuda_error(CUresult result, char const* what) {
   auto const text = detail::text_of(result, what);
   auto const* const made = detail::made_for_children.load(std::memory_order_acquire);
   if (made && detail::forked()) throw detail::error_of_child{*made, text};
-  // If the host has no memory for the text, CCCL's constructor ends the process. This trial allocation then throws
-  // std::bad_alloc before.
+  // If the host has no memory for the text, CCCL's constructor ends the process. This trial allocation throws
+  // std::bad_alloc first.
   constexpr std::size_t more_than_a_text = 1024;
   ::operator delete(::operator new(more_than_a_text)); // a plain call, which no compiler may remove
   auto const status = detail::forked() ? CUDA_ERROR_DEINITIALIZED : result;

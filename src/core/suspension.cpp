@@ -19,8 +19,7 @@ struct gate {
   sync::condition posted;
 };
 
-// Never destroyed. Suspensions get gates in turn, independent of their addresses, so that a test can replay the same
-// schedule.
+// Never destroyed. Suspensions get gates in turn, not by their addresses, so that a test can replay a schedule.
 class gate_row {
 public:
   unsigned next() noexcept { return next_.fetch_add(1, std::memory_order_relaxed) % size; }
@@ -59,8 +58,7 @@ void suspension::post() noexcept {
   if (needs_flush) where->flush();
 }
 
-// The thread that posts the operation holds the gate's lock meanwhile: once this function has the lock, the post is
-// over.
+// The thread that posts the operation holds the gate's lock: once this function has the lock, the post is over.
 void suspension::await_post() noexcept {
   sync::lock const held{gates().at(gate_).mutex};
   posted_ = false;

@@ -15,8 +15,7 @@ import :sync;
 
 namespace gpumem {
 
-// A separate object, which a forked child can leave alive when it destroys the executor: its threads do not exist
-// there.
+// A separate object, so that a forked child can leave it alive: its threads do not exist there.
 class thread_pool_executor::state {
 public:
   explicit state(std::size_t threads);

@@ -175,8 +175,7 @@ void waiter_list::end_turn(waiter& item, bool in_vain) noexcept {
   add_waiting(item);
 }
 
-// Each request counts at most `max_overtakes` overtakings, which bounds the time of all calls of this function
-// together.
+// Each request counts at most `max_overtakes` overtakings, which bounds the time of all calls together.
 void waiter_list::count_overtaking(waiter const* by) noexcept {
   for (auto* at = first_waiting_; at && (!by || goes_first(*at, *by)); at = at->links_.next) {
     if (!has_turn(*at) && ++at->overtaken_ == max_overtakes_) ++blocked_;

@@ -115,8 +115,7 @@ private:
 inline constexpr unsigned no_index = 1u << 31;
 unsigned thread_index() noexcept;
 
-/// The function runs within the schedule, when a thread that the schedule has started ends. It never runs for other
-/// threads.
+/// The function runs within the schedule when a thread ends that the schedule has started; never for other threads.
 void at_thread_exit(void (*function)() noexcept);
 
 void sleep_for(duration span);

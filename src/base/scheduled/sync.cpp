@@ -96,8 +96,8 @@ participant& own() {
 
 bool can_run(participant const& p, time_point now) { return !p.ready || p.deadline <= now || (*p.ready)(); }
 
-// Fills `candidates`. If no thread can run now, advances the clock to the next deadline. Returns false if none can run
-// then.
+// Fills `candidates`. If no thread can run, advances the clock to the next deadline. Returns false if still none can
+// run.
 bool find_candidates() {
   auto& b = the_baton();
   for (bool advanced = false;; advanced = true) {
