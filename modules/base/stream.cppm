@@ -81,7 +81,7 @@ public:
     key.queueing_ = how;
     return key;
   }
-  /// Returns the key of the same stream. It may use the handle only if gpumem made or adopted the stream.
+  /// Returns the key of the same stream. This key may use the handle only if gpumem made or adopted the stream.
   stream_key by_identity() const noexcept;
   /// Returns the key of a stream that an object has kept with its handle, which must still live. The key may not use
   /// the handle in two cases: for a default stream of another thread, and if another stream has the handle by now.

@@ -41,7 +41,8 @@ export template <std::size_t N> using acquired_t = acquired<N>::type;
 
 /// The awaiter of one `co_await` of an acquire_awaitable; immovable. The destructor withdraws a request that still
 /// waits. If memory was granted but the coroutine has not resumed, the destructor frees it. Destroy the awaiter only
-/// where its executor cannot resume the coroutine meanwhile: on the executor's thread, or while it does not run.
+/// where its executor cannot resume the coroutine meanwhile: on the executor's thread, or while the executor does not
+/// run.
 export template <stoppable_token Token, std::size_t N = 1> class acquire_operation {
 public:
   acquire_operation(acquire_operation const&) = delete;

@@ -109,7 +109,7 @@ inline expected<void*, failure> checked_request(stream_key const& key, std::opti
   return explain_request(key, where, bytes, alignment, may_capture);
 }
 
-// Calls the function of the state that serves the key's stream. Refuses a capturing stream if there is none.
+// Calls the function of the state that serves the key's stream. Refuses a capturing stream that the state cannot serve.
 template <resource_state S>
 [[gnu::always_inline]] inline expected<void*, failure>
 allocate_keyed(S& state, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
