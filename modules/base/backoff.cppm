@@ -1,4 +1,4 @@
-// Pauses between polls.
+// backoff: the pauses between polls.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:backoff;
 import :std;
@@ -6,8 +6,9 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// Pauses between polls, each longer than the one before by `tuning::pause_step`, up to a maximum. After a time t the
-/// pause is about the square root of 2 t pause_step: the last poll is late by a small part of t only.
+/// Gives the pauses between polls, each longer than the one before by `tuning::pause_step`, up to a maximum. After a
+/// time t the pause is about the square root of 2 t pause_step. So the end of a wait of time t is seen late by a small
+/// part of t.
 export class backoff {
 public:
   explicit backoff(sync::duration longest) noexcept : longest_{longest} {}

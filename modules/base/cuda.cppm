@@ -1,4 +1,4 @@
-// Re-exports the names of CUDA and CCCL that the library uses.
+// Re-exports the names of CUDA and of CCCL (NVIDIA's C++ core libraries) that the library uses.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -47,28 +47,28 @@ using ::cuda::mr::synchronous_resource_adapter;
 using ::cuda::mr::synchronous_resource_ref;
 using ::cuda::mr::synchronous_resource_with;
 
-/// The parts of `resource`. Each has a name, so that a compiler's message says which one a type lacks. The first is
-/// `void* allocate(stream_ref, std::size_t bytes, std::size_t alignment)`.
+/// The functions that `resource` requires, one concept for each: a compiler's message then names the one that a type
+/// lacks. This one is `void* allocate(stream_ref, std::size_t bytes, std::size_t alignment)`.
 template <class R>
 concept has_allocate = requires(R& r, stream_ref stream, std::size_t n) {
   { r.allocate(stream, n, n) } -> ::cuda::std::same_as<void*>;
 };
-/// `void deallocate(stream_ref, void*, std::size_t bytes, std::size_t alignment)`
+/// Requires `void deallocate(stream_ref, void*, std::size_t bytes, std::size_t alignment)`.
 template <class R>
 concept has_deallocate = requires(R& r, stream_ref stream, void* pointer, std::size_t n) {
   { r.deallocate(stream, pointer, n, n) } -> ::cuda::std::same_as<void>;
 };
-/// `void* allocate_sync(std::size_t bytes, std::size_t alignment)`
+/// Requires `void* allocate_sync(std::size_t bytes, std::size_t alignment)`.
 template <class R>
 concept has_allocate_sync = requires(R& r, std::size_t n) {
   { r.allocate_sync(n, n) } -> ::cuda::std::same_as<void*>;
 };
-/// `void deallocate_sync(void*, std::size_t bytes, std::size_t alignment)`
+/// Requires `void deallocate_sync(void*, std::size_t bytes, std::size_t alignment)`.
 template <class R>
 concept has_deallocate_sync = requires(R& r, void* pointer, std::size_t n) {
   { r.deallocate_sync(pointer, n, n) } -> ::cuda::std::same_as<void>;
 };
-/// `operator==`, which tells whether one resource can free what the other has allocated.
+/// Requires `operator==`, which returns whether one resource can free the memory that the other has allocated.
 template <class R>
 concept has_equality = ::cuda::std::equality_comparable<R>;
 
@@ -79,7 +79,7 @@ concept resource = has_allocate<R> && has_deallocate<R> && has_allocate_sync<R> 
 } // namespace mr
 } // namespace gpumem
 
-// The driver's own C names, for the library's units. Users include <cuda.h>, or use the names in gpumem::driver_api.
+// The driver's own C names, for the library's sources. Users include <cuda.h> or use the names in gpumem::driver_api.
 using ::cudaError_t;
 using ::cudaStream_t;
 using ::CUcontext;

@@ -1,4 +1,5 @@
-// The CUDA driver as one typed table of functions, filled at first use from the libcuda.so.1 that the process finds.
+// The functions of the CUDA driver in a typed table, filled at first use from the libcuda.so.1 that the dynamic linker
+// finds.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -15,12 +16,12 @@ export struct driver_table;
 } // namespace driver_api
 
 namespace detail {
-// See driver_alive(). Set once; every call of a resource reads it.
+// Set once, when driver_alive() becomes false. Every call of a resource reads it.
 inline constinit std::atomic<bool> driver_gone{false};
 } // namespace detail
 
-// Every driver function that gpumem calls: member name, driver name. The header's macros (cuMemAlloc is cuMemAlloc_v2)
-// give the type; cuGetProcAddress gives the same version for the plain name.
+// Every driver function that gpumem calls: the table's member, and the plain name of the function. The header's macros
+// (cuMemAlloc is cuMemAlloc_v2) give the type, and cuGetProcAddress returns the same version for the plain name.
 #define GPUMEM_DRIVER_FUNCTIONS(X)                                                                                     \
   X(init, cuInit)                                                                                                      \
   X(driver_get_version, cuDriverGetVersion)                                                                            \
@@ -115,8 +116,8 @@ inline constexpr std::string_view driver_function_names[] = {GPUMEM_DRIVER_FUNCT
 enum class driver_function : unsigned { GPUMEM_DRIVER_FUNCTIONS(GPUMEM_DRIVER_INDEX) };
 #undef GPUMEM_DRIVER_INDEX
 
-// There is one counter per function and thread index. Each has a single writer, so that counting costs a load and a
-// store.
+// Counts a call of a driver function. There is one counter per function and thread index. Each has a single writer, so
+// that counting costs a load and a store.
 void count_driver_call(driver_function which) noexcept;
 
 template <class Function> class driver_entry;
@@ -143,7 +144,7 @@ private:
 } // namespace detail
 
 namespace driver_api {
-/// The driver's functions. Each is a callable that counts its calls. Any thread.
+/// The driver's functions. Each member is callable and counts its calls. Any thread.
 export struct driver_table {
 #define GPUMEM_DRIVER_MEMBER(member, name)                                                                             \
   detail::driver_entry<decltype(::name)> member{detail::driver_function::member};
@@ -155,55 +156,55 @@ export struct driver_table {
 namespace detail {
 // The table of a forked child. It has no functions: every call returns CUDA_ERROR_DEINITIALIZED.
 inline constinit driver_table const absent_driver;
-// Null until the driver is loaded.
+// The table in use; null until the driver is loaded.
 inline constinit std::atomic<driver_table const*> loaded_driver{nullptr};
 driver_table const& load_driver();
 } // namespace detail
 
 namespace driver_api {
-/// Returns the table; loads and initialises the driver (cuInit) at the first call. Throws cuda_error if there is no
-/// driver or it is too old. In a forked child (see `driver_alive`) its functions return CUDA_ERROR_DEINITIALIZED. Any
-/// thread.
+/// Returns the table. The first call loads and initialises the driver (cuInit). Throws cuda_error if there is no driver
+/// or it is too old. In a forked child (see `driver_alive`) its functions return CUDA_ERROR_DEINITIALIZED. Any thread.
 export inline driver_table const& driver() {
   auto const* const loaded = detail::loaded_driver.load(std::memory_order_acquire);
   return loaded ? *loaded : detail::load_driver();
 }
 
-/// Whether driver() would succeed; loads the driver as driver() does. Never throws.
+/// Returns whether driver() would succeed. Loads the driver as driver() does. Never throws.
 export bool driver_available() noexcept;
 
-/// Returns the number of all driver calls that gpumem has made in this process. Exact while no other thread calls.
+/// Returns the number of driver calls that gpumem has made in this process. Exact while no other thread makes calls.
 export std::uint64_t driver_calls() noexcept;
 
-/// Returns the number of calls of one function, by the driver's name ("cuEventRecord"); 0 for a name that gpumem never
-/// calls.
+/// Returns the number of calls of the driver function of this name ("cuEventRecord"); 0 if gpumem never calls it.
 export std::uint64_t driver_calls(std::string_view name) noexcept;
 
-/// Throws cuda_error with `what` unless the result is success.
+/// Throws cuda_error with the text `what`, unless the result is success.
 export void check(CUresult result, char const* what);
 
-/// Throws cuda_error with `what`; after a sticky error the text also says that the process has to be restarted. In a
-/// forked child (see `driver_alive`) the status is CUDA_ERROR_DEINITIALIZED. The text then gives the result as a
-/// number, since a call of the driver or the runtime could wait for ever in the child.
+/// Throws cuda_error with the text `what`. After a sticky error the text also says that the process has to be
+/// restarted. In a forked child (see `driver_alive`) the status is CUDA_ERROR_DEINITIALIZED, and the text gives the
+/// result as a number. To get its name would need a call that could wait for ever in the child.
 export [[noreturn]] void throw_cuda_error(CUresult result, char const* what);
 
-/// Whether an error of the driver means that the context cannot be used any more.
+/// Returns whether the error is sticky: the context cannot be used any more.
 export bool is_sticky(CUresult error) noexcept;
 
-/// False in two cases. The process is exiting, and no CUDA call may be made any more. Or it is a child that was forked
-/// from a process in which gpumem had been used; such a child cannot use gpumem. There, a call that makes something
-/// (memory, a pool, a stream, an event, an executor), waits or asks the driver throws cuda_error with
-/// CUDA_ERROR_DEINITIALIZED; its noexcept form fails with outcome::device_lost. Every other call, also a free and a
-/// destructor, does nothing and returns zeros. No call takes a lock. A child that is forked before the first use of
-/// gpumem can use it.
+/// Returns false in two cases:
+/// - the process is exiting, and no CUDA call may be made any more;
+/// - the process is a child that was forked after gpumem had been used. Such a child cannot use gpumem.
+/// In such a child no call takes a lock. A call that makes something (memory, a pool, a stream, an event, an executor),
+/// waits or asks the driver throws cuda_error with CUDA_ERROR_DEINITIALIZED. If the call is noexcept, it fails with
+/// outcome::device_lost. Every other call, also a free and a destructor, does nothing and returns zeros. A child that
+/// is forked before the first use of gpumem can use it.
 export inline bool driver_alive() noexcept { return !detail::driver_gone.load(std::memory_order_relaxed); }
 } // namespace driver_api
 
 namespace detail {
-/// Throws cuda_error in such a child. Every function that makes something calls it first.
+/// Throws cuda_error in a forked child (see `driver_alive`). Every function that makes something calls this first.
 export void throw_if_child();
 
-// Lets this thread query events and streams without ending a capture that another thread has begun in global mode.
+// While an object of this class lives, this thread's calls, such as queries of events, do not end a capture that
+// another thread has begun in global mode.
 class relaxed_capture {
 public:
   relaxed_capture() { driver().thread_exchange_stream_capture_mode(&mode_); }
@@ -221,8 +222,8 @@ template <class Visitor> void visit_entries(driver_table& table, Visitor visit) 
 #undef GPUMEM_DRIVER_VISIT
 }
 
-// Registers a function that runs at process exit, before the driver shuts down; the last one registered runs first. It
-// does not run in forked children. Its work must be bounded.
+// Registers a function that runs at process exit, before the driver shuts down. Functions run in reverse order of their
+// registration. They do not run in forked children. The function must end within a bounded time.
 void at_driver_exit(void (*function)() noexcept);
 } // namespace detail
 

@@ -17,8 +17,8 @@ using gpumem::outcome;
 using gpumem::to_string;
 
 namespace extend {
-/// Throws the exception that belongs to the failure: out_of_memory for exhausted and too_large (with the statistics),
-/// cuda_error for device_lost and driver_error, std::invalid_argument for invalid_argument, acquire_error for the rest.
+/// Throws the exception that belongs to the failure. exhausted and too_large: out_of_memory, with the statistics.
+/// device_lost and driver_error: cuda_error. invalid_argument: std::invalid_argument. All others: acquire_error.
 [[noreturn]] void throw_failure(failure const& why, out_of_memory_info const& info = {});
 
 } // namespace extend
@@ -27,12 +27,12 @@ namespace extend {
 
 namespace gpumem::detail {
 
-// The one text of each rule.
+// Returns the text of a broken rule.
 char const* text_of(broken_rule rule) noexcept;
 inline constexpr char const* unidentified_stream = "a stream that cannot be identified; its handle may be dead";
 
-// Keeps the rule, so that the exception can become a failure and an exception again. `where`: the resource or the call
-// that the text names; null: none.
+// An exception that keeps the broken rule, so that it can be converted into a failure and back. `where` is the resource
+// or the call that the text names; null for none.
 export class rule_error final : public std::invalid_argument {
 public:
   explicit rule_error(broken_rule rule, char const* where = nullptr);
@@ -43,9 +43,9 @@ private:
 };
 failure failure_of(broken_rule rule, std::size_t bytes) noexcept;
 
-// Throws a rule_error that names the call.
+// Throws a rule_error whose text names the call.
 [[noreturn]] void throw_moved_from(char const* call = nullptr);
-// As throw_failure(); the text also names the resource, unless that is null.
+// Does what throw_failure() does. The text also names the resource, unless that is null.
 [[noreturn]] void throw_failure_in(char const* resource, failure const& why, out_of_memory_info const& info = {});
 
 } // namespace gpumem::detail

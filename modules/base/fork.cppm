@@ -1,4 +1,4 @@
-// Whether this process is a forked child of one that had used gpumem.
+// Tells whether this process is a forked child of a process that had used gpumem.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:fork;
 import :std;
@@ -8,13 +8,14 @@ namespace gpumem::detail {
 enum class process_kind : std::uint8_t {
   unused, // gpumem has taken no lock, started no thread and made no driver call
   in_use,
-  child, // forked from a process that was in use; stays so
+  child, // forked from a process that was in use; never changes
 };
 inline constinit std::atomic<process_kind> this_process{process_kind::unused};
 
-/// True in a child that was forked from a process in which gpumem was in use. Threads that do not exist in the child
-/// may hold gpumem's locks for ever, and the driver does not serve the child. So every public function asks this before
-/// it takes a lock: a function that makes something or waits throws (`throw_if_child`), any other does nothing.
+/// Returns true in a child that was forked from a process in which gpumem was in use. In the child, gpumem's locks may
+/// be held for ever, by threads that do not exist there, and the driver does not serve the child. So every public
+/// function asks this before it takes a lock. A function that makes something or waits throws (`throw_if_child`); any
+/// other function does nothing.
 export inline bool forked() noexcept { return this_process.load(std::memory_order_relaxed) == process_kind::child; }
 
 /// Notes that gpumem is in use: children that are forked from now on cannot use it. Called before the first lock, the

@@ -9,15 +9,15 @@ template <class T> struct list_links {
   T* previous = nullptr;
 };
 
-// A doubly linked list. An item has the member `list_links<T> links_`, and the list is its friend. An item is in one
-// list at most. Not thread-safe: the caller holds a lock.
+// A doubly linked list. An item has the member `list_links<T> links_`, and the list is its friend. An item is in at
+// most one list. Not thread-safe: the caller holds a lock.
 template <class T> class intrusive_list {
 public:
   inline T* first() const noexcept { return first_; }
   inline T* last() const noexcept { return last_; }
   inline bool empty() const noexcept { return first_ == nullptr; }
 
-  // Inserts the item after `place`; as the first one if that is null.
+  // Inserts the item after `place`; at the front if `place` is null.
   inline void insert_after(T* place, T& item) noexcept {
     auto*& link = place ? place->links_.next : first_;
     item.links_ = {link, place};

@@ -1,5 +1,5 @@
-// The common part of both forms of `:sync`: the system's mutex, scoped locks and roles, with the attributes of clang's
-// thread-safety analysis, which checks the library as it is compiled.
+// Locks that both forms of the partition `:sync` use: the system's mutex, scoped locks and roles. Their attributes let
+// clang's thread-safety analysis check the library when it is compiled.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <mutex>
@@ -8,13 +8,13 @@ import :std;
 
 export namespace gpumem::detail::sync {
 
-/// The system's mutex. Also for threads outside the schedule of the scheduled form.
+/// The system's mutex. Unlike sync::mutex, it has the same form in tests that schedule the threads of the library.
 class [[clang::capability("mutex")]] native_mutex {
 public:
   [[clang::acquire_capability]] inline void lock() { native_.lock(); }
   [[clang::try_acquire_capability(true)]] inline bool try_lock() { return native_.try_lock(); }
   [[clang::release_capability]] inline void unlock() { native_.unlock(); }
-  /// Tells the analysis that the calling thread holds the mutex: for lambdas, which it checks without their callers.
+  /// Tells the analysis that the calling thread holds the mutex. For lambdas, which it checks without their callers.
   [[clang::assert_capability]] inline void assert_held() const noexcept {}
 
 private:
@@ -22,8 +22,8 @@ private:
   std::mutex native_;
 };
 
-/// Holds a mutex for a scope, in which it may be unlocked and locked again. After a try_lock() that succeeded, the
-/// scope takes over the mutex by `std::adopt_lock`.
+/// Holds a mutex for a scope, in which it may be unlocked and locked again. With `std::adopt_lock` the mutex is locked
+/// already, for example after a try_lock() that succeeded.
 template <class Mutex> class [[clang::scoped_lockable]] scoped_lock {
 public:
   inline explicit scoped_lock(Mutex& of) __attribute__((acquire_capability(of))) : mutex_{&of} { lock(); }
@@ -50,7 +50,7 @@ private:
   bool holds_ = false;
 };
 
-/// Unlocks a held mutex for a scope, and locks it again at its end: for functions that are called with the mutex held.
+/// Unlocks a held mutex for a scope and locks it again at the end. For functions that are called with the mutex held.
 template <class Mutex> class [[clang::scoped_lockable]] scoped_unlock {
 public:
   inline explicit scoped_unlock(Mutex& held) __attribute__((release_capability(held))) : mutex_{held} {
@@ -64,8 +64,9 @@ private:
   Mutex& mutex_;
 };
 
-/// Stands in the analysis for "one of several locks" (shared) or "all of them" (exclusive). The guards of those locks
-/// acquire it; it has no state. Members that are written under all the locks and read under any are guarded by it.
+/// For the analysis only; has no state. The guards of several locks acquire one role: shared if a guard holds one of
+/// the locks, exclusive if it holds all of them. The role guards members that are written under all the locks and read
+/// under any of them.
 class [[clang::capability("role")]] role {};
 
 } // namespace gpumem::detail::sync

@@ -5,7 +5,7 @@
 //   gpumem::extend      authors of resources, adaptors, executors and tools
 //   gpumem::driver_api  callers of the CUDA driver
 //   gpumem::detail      the library and its tests
-// The using-directives below let the library's own units omit the inner names. They are not exported to users.
+// The using-directives below let the library's own sources omit the inner namespaces. They are not exported to users.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:namespaces;
 

@@ -1,6 +1,6 @@
-// The names of the standard library that the interfaces use, in one unit: a header that each interface included would
-// be written into each BMI, and merged again by each importer. That takes long in clang by design
-// (llvm-project#97239). Remove the unit when all supported compilers have `import std` in C++20.
+// The names of the standard library that the interfaces use, in one unit. A header that each interface included would
+// be written into each compiled module (BMI) and merged again by each importer. That takes long in clang, by design
+// (llvm-project#97239). Remove this unit when all supported compilers have `import std` in C++20.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -28,7 +28,7 @@ export module gpumem:std;
 import :namespaces;
 
 // Exports no operators, and no functions that classes of the library declare as friends: clang 19 to 21 reject such a
-// friend beside an exported name (llvm-project#156604). Remove this exception when clang >= 22 is required.
+// friend if its name is also exported (llvm-project#156604). Remove this rule when clang >= 22 is required.
 export namespace std {
 
 using std::byte;
@@ -111,8 +111,8 @@ using std::runtime_error;
 
 } // namespace std
 
-// The operators of iterators. Templates of the interfaces use them in dependent expressions, through which the standard
-// does not keep a declaration of the global module fragment; reduced BMIs lack it. llvm-project#60488 shows the error.
+// Operators of iterators, which templates of the interfaces use in dependent expressions. For these, the standard does
+// not keep a declaration of the global module fragment, and reduced BMIs lack it. llvm-project#60488 shows the error.
 export namespace __gnu_cxx {
 using __gnu_cxx::operator==;
 using __gnu_cxx::operator<=>;

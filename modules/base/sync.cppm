@@ -1,5 +1,5 @@
-// Locks, threads, thread indices and the clock of the shipped library, built on the standard library.
-// `scheduled/sync.cppm` is this partition's other form, in which a seed decides which thread runs next.
+// Locks, threads, thread indices and the clock of the shipped library, built on the standard library. The tests have
+// another form of this partition, `scheduled/sync.cppm`: there a seed decides which thread runs next.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
@@ -20,15 +20,15 @@ using duration = std::chrono::nanoseconds;
 
 inline time_point now() noexcept { return clock::now(); }
 
-/// A place at which the scheduled form may switch threads; does nothing in the shipped library.
+/// A place at which the form for tests may switch threads. Does nothing here.
 inline void schedule_point() noexcept {}
 
 /// A plain mutex. Any thread.
 using mutex = native_mutex;
 using lock = scoped_lock<mutex>;
 
-/// A condition variable. The thread that waits holds the mutex. A wait may end early, so callers check what they wait
-/// for.
+/// A condition variable. The thread that waits holds the mutex. A wait may end early, so callers check the condition
+/// for which they wait.
 class condition {
 public:
   inline void wait(mutex& held) __attribute__((requires_capability(held))) {
@@ -41,7 +41,7 @@ public:
   inline void notify_all() noexcept { native_.notify_all(); }
 
 private:
-  // Lends the native lock to std::condition_variable, which is smaller and faster than the _any form.
+  // Lends the native lock to std::condition_variable, which is smaller and faster than std::condition_variable_any.
   template <class Wait> void wait_native(mutex& held, Wait wait) {
     std::unique_lock<std::mutex> native{held.native_, std::adopt_lock};
     wait(native);
@@ -55,7 +55,7 @@ private:
 class [[clang::capability("mutex")]] spin_mutex {
 public:
   spin_mutex() = default;
-  /// `locked`: the calling thread holds the mutex from the beginning.
+  /// `locked`: whether the calling thread holds the mutex from the beginning.
   explicit spin_mutex(bool locked) noexcept : taken_{locked} {}
   [[gnu::always_inline, clang::acquire_capability]] inline void lock() noexcept {
     if (taken_.exchange(true, std::memory_order_acquire)) lock_taken();
@@ -67,19 +67,18 @@ public:
   [[clang::assert_capability]] inline void assert_held() const noexcept {}
 
 private:
-  // Slow path. preserve_most: the callee saves the registers, so that the inlined fast path spills none; other slow
-  // paths do the same. Hidden visibility, since the linker's lazy-binding stub would not save them.
+  // The slow path. With preserve_most this function saves the registers, so that the inlined fast path need not; other
+  // slow paths do so too. Hidden visibility avoids the linker's lazy-binding stub, which would not save them.
   [[clang::preserve_most, gnu::visibility("hidden"), clang::acquire_capability]] void lock_taken() noexcept;
   std::atomic<bool> taken_{false};
 };
 
 using spin_lock = scoped_lock<spin_mutex>;
 
-/// A condition variable for spin mutexes and long waits; otherwise as `condition`. The notifying thread holds one of
-/// the mutexes.
+/// A condition variable for spin mutexes and long waits. A wait may end early. The notifying thread holds a mutex.
 class spin_condition {
 public:
-  /// Locks a mutex of its own before it unlocks the others, so that no notification in between is lost.
+  /// Locks `mutex_` before it unlocks the others, so that no notification in between is lost.
   template <class Locks> void wait(Locks& held) {
     {
       std::unique_lock inner{mutex_};
@@ -95,10 +94,10 @@ private:
   std::condition_variable native_;
 };
 
-/// A mutex that belongs to one thread: this owner locks it by two plain accesses. Another thread makes the kernel stop
-/// all threads of the process for a moment (membarrier: some microseconds), once for all the locks that it wants.
-/// Without an owner, or without such a kernel, an exchange locks it. The protocol: Dice, Huang, Yang, "Asymmetric
-/// Dekker synchronization" (2001).
+/// A mutex that belongs to one thread, its owner, which locks it by two plain accesses. To lock it, another thread
+/// makes the kernel stop all threads of the process for some microseconds (membarrier), once for all mutexes that it
+/// wants. Without an owner, or if the kernel cannot do that, an atomic exchange locks the mutex. The protocol: Dice,
+/// Huang, Yang, "Asymmetric Dekker synchronization" (2001).
 class [[clang::capability("mutex")]] biased_mutex {
 public:
   biased_mutex() = default;
@@ -107,7 +106,7 @@ public:
 
   /// Gives the mutex an owner. Called before any thread locks it.
   void enable_bias() noexcept;
-  /// Called by the owner, or by any thread if there is no owner.
+  /// Called by the owner; by any thread if there is no owner.
   [[gnu::always_inline, clang::acquire_capability]] inline void lock() noexcept {
     if (!biased_) [[unlikely]]
       return others_.lock();
@@ -122,8 +121,8 @@ public:
     taken_.store(false, std::memory_order_release);
   }
 
-  /// For any thread that does not hold the mutex, one at a time: calls request_revoke() for each mutex, then
-  /// fence_owner_threads() once for all of them, then lock_revoked() for each.
+  /// For threads that are not the owner, one at a time. The thread calls request_revoke() for each mutex that it wants,
+  /// then fence_owner_threads() once, then lock_revoked() for each.
   inline void request_revoke() noexcept { revoke_requested_.store(true, std::memory_order_relaxed); }
   static void fence_owner_threads() noexcept;
   [[clang::acquire_capability]] void lock_revoked() noexcept;
@@ -138,7 +137,7 @@ private:
   spin_mutex others_;
 };
 
-/// Holds a biased_mutex for a scope. It keeps no state beside the mutex, and is inlined on the hottest paths.
+/// Holds a biased_mutex for a scope. It only has a reference to the mutex, since it is inlined on the hottest paths.
 class [[clang::scoped_lockable]] biased_lock {
 public:
   [[gnu::always_inline]] inline explicit biased_lock(biased_mutex& held) noexcept
@@ -154,10 +153,10 @@ private:
   biased_mutex& held_;
 };
 
-/// Threads with an index below this have biased mutexes of their own.
+/// Each thread with an index below this has biased mutexes of its own.
 inline constexpr unsigned max_biased_threads = 64;
 
-/// The number of times that a thread finds a lock taken before memory is spent to keep threads apart.
+/// A thread that has found locks taken this many times gets memory of its own, to keep threads apart.
 inline constexpr unsigned contention_threshold = 32;
 
 /// A thread of gpumem's own; must be joined before it is destroyed.
@@ -172,23 +171,23 @@ private:
   std::thread native_;
 };
 
-/// The index of an exiting thread that has given its index back; destructors of its last thread_local objects see it.
+/// The index of an exiting thread that has given its index back: destructors of its last thread_local objects see it.
 inline constexpr unsigned no_index = 1u << 31;
 
 namespace detail {
-inline constinit thread_local unsigned own_index = no_index + 1; // none yet
+inline constinit thread_local unsigned own_index = no_index + 1; // no index yet
 unsigned take_index() noexcept;
 } // namespace detail
 
-/// Returns the calling thread's dense index: small, unique among live threads, reused by the next new thread after
-/// exit.
+/// Returns the calling thread's index: small, unique among live threads, and reused after the end of the thread.
 inline unsigned thread_index() noexcept {
   auto const number = detail::own_index;
   return number <= no_index ? number : detail::take_index();
 }
 
 /// Registers a function that runs when the calling thread ends, before the destructors of thread_local objects that
-/// were constructed earlier. If such a destructor registers it, it runs after that destructor. Throws std::bad_alloc.
+/// were constructed earlier. If such a destructor registers the function, it runs after that destructor. Throws
+/// std::bad_alloc.
 void at_thread_exit(void (*function)() noexcept);
 
 /// Sleeps for about `span`.

@@ -1,4 +1,4 @@
-// The tables of timelines by stream handle, which are read without a lock.
+// Tables of the streams' timelines (gpumem's records of streams) by handle, which are read without a lock.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:timeline_table;
 import :cuda;
@@ -8,11 +8,12 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// A hash table of timelines that is read without a lock. A key once written stays, so a probe never stops early; its
-/// timeline can be replaced or set to null. At least half of the slots stay empty, so that probes are short.
+/// A hash table of timelines that is read without a lock. A key is never removed, so a search finds every key that was
+/// written. Its timeline can be replaced or set to null. At least half of the slots stay empty, so that searches are
+/// short.
 export template <class Key> class timeline_table {
 public:
-  /// Returns the timeline; null if there is none. `key` must not be null. Any thread.
+  /// Returns the timeline of the key; null if there is none. `key` must not be null. Any thread.
   inline stream_timeline* find(Key key) const noexcept {
     for (std::size_t i = slot_of(key);; i = (i + 1) % size) {
       auto const seen = slots_[i].key.load(std::memory_order_acquire);
@@ -21,7 +22,7 @@ public:
     }
   }
 
-  /// False when full. Under the registry's lock.
+  /// Sets the timeline of the key. Returns false if the table is full. Called under the lock of the timeline_registry.
   inline bool put(Key key, stream_timeline* timeline) noexcept {
     for (std::size_t i = slot_of(key);; i = (i + 1) % size) {
       auto const seen = slots_[i].key.load(std::memory_order_relaxed);
@@ -48,13 +49,14 @@ private:
   std::size_t used_ = 0;
 };
 
-/// The own and adopted streams of the process, by handle. Streams that do not fit are identified like foreign ones.
+/// The streams that gpumem made or adopted, by handle. Streams that do not fit are identified like all others.
 export inline constinit timeline_table<CUstream> owned_handles;
-/// Set while a capture scope is open. The table above then has no timelines, since a capture that was begun on a raw
-/// handle is seen only by a call that asks the driver.
+/// Set while a capture scope is open: find() in the table above then returns null. For streams that the table does not
+/// have, gpumem asks the driver whether they capture. Only the driver knows of a capture that was begun on a raw
+/// handle.
 export inline constinit std::atomic<bool> owned_handles_hidden{false};
-/// All streams seen, by handle. The handle of a dead stream may belong to another stream by now, so callers compare
-/// ids. The registry finds the streams that do not fit.
+/// All streams seen, by handle. If a stream was destroyed, another stream may have its handle by now, so callers
+/// compare the ids. The timeline_registry finds the streams that do not fit.
 export inline constinit timeline_table<CUstream> seen_handles;
 
 } // namespace gpumem::detail

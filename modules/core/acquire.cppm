@@ -1,4 +1,4 @@
-// `co_await acquire(resource, stream, bytes)`: a request for memory as an awaitable.
+// acquire() and acquire_all(): a request for memory as an awaitable, for `co_await acquire(resource, stream, bytes)`.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <array>
@@ -36,32 +36,35 @@ template <std::size_t N> struct acquired {
 template <> struct acquired<1> {
   using type = allocation;
 };
-/// An allocation, or an array of N.
+/// One allocation, or an array of N.
 export template <std::size_t N> using acquired_t = acquired<N>::type;
 
-/// The awaiter of one `co_await` of an acquire_awaitable; immovable. Its destructor withdraws a parked request. If
-/// memory was granted and the coroutine has not resumed, the memory goes back to the resource. Destroy it only where
-/// its executor cannot resume it meanwhile: on the executor's thread, or while the executor does not run.
+/// The awaiter of one `co_await` of an acquire_awaitable; immovable. The destructor withdraws a request that still
+/// waits. If memory was granted but the coroutine has not resumed, the destructor frees it. Destroy the awaiter only
+/// where its executor cannot resume the coroutine meanwhile: on the executor's thread, or while the executor does not
+/// run.
 export template <stoppable_token Token, std::size_t N = 1> class acquire_operation {
 public:
   acquire_operation(acquire_operation const&) = delete;
   acquire_operation& operator=(acquire_operation const&) = delete;
   ~acquire_operation() {
-    if (first_.holds()) static_cast<void>(first_.take(what_)); // frees it
+    if (first_.holds()) static_cast<void>(first_.take(what_)); // frees the memory
   }
 
-  /// Returns true, and the coroutine does not suspend, if memory is free or the request fails at once.
+  /// Tries to get memory at once. Returns true, and the coroutine does not suspend, if the request was granted or
+  /// failed.
   bool await_ready() noexcept {
     bool const stopped = token_.stop_requested();
     if (N == 1 && !stopped && first_.try_now(what_)) return true;
     auto& operation = waiting_.emplace(what_, more_, token_);
     if (!stopped) return !first_.refused() && operation.try_now();
     operation.stop();
-    return false; // await_suspend() knows the promise that is told of the stop
+    return false; // await_suspend() tells the promise of the stop
   }
 
-  /// Parks the request. A stop calls unhandled_stopped() of a promise that has it. Throws std::system_error or
-  /// std::bad_alloc if the library thread cannot be started, cuda_error in a forked child.
+  /// Makes the request wait in the resource. If a stop was requested, calls unhandled_stopped() of a promise that has
+  /// this function. Throws std::system_error or std::bad_alloc if the library thread cannot be started, cuda_error in a
+  /// forked child.
   template <class Promise> auto await_suspend(std::coroutine_handle<Promise> continuation) {
     waiting_->continue_with(continuation);
     if constexpr (detail::stoppable_promise<Promise>) {
@@ -71,7 +74,7 @@ public:
     }
   }
 
-  /// Returns the memory, or throws what acquire_awaitable says.
+  /// Returns the memory. Throws as acquire_awaitable says.
   acquired_t<N> await_resume() {
     if constexpr (N == 1) {
       if (first_.holds()) return first_.take(what_);
@@ -93,23 +96,25 @@ private:
 };
 
 /// A request for memory that has not begun: a small movable description. `co_await` it, or call one of its functions.
-/// Completes when memory is granted that is valid in the stream's order; never waits for the GPU. If memory is free,
-/// the coroutine does not suspend and nothing is allocated on the host. Otherwise the request waits, if the resource
-/// lets requests wait: by priority and order of arrival, at most until its deadline. It resumes through its executor.
+/// `co_await` completes when memory is granted that is valid in the stream's order; it never waits for the GPU. If
+/// memory is free, the coroutine does not suspend and nothing is allocated on the host. Otherwise the request waits if
+/// the resource lets requests wait: by priority and order of arrival, at most until its deadline. The executor of the
+/// options then resumes the coroutine.
+///
 /// Throws out_of_memory, cuda_error, acquire_error, std::invalid_argument as `throw_failure` says. A passed deadline is
 /// an acquire_error; only a stop calls unhandled_stopped(). The resource and the stream must live until the request has
-/// ended. If the stream captures when the request resumes, the outcome is capture_unsupported. A request that begins on
-/// a capturing stream never waits: without memory at hand it ends as exhausted.
+/// ended. If the stream captures a graph when the coroutine resumes, the outcome is capture_unsupported. A request that
+/// begins on a capturing stream never waits: if no memory is free, it ends as exhausted.
 export template <stoppable_token Token = never_stop_token, std::size_t N = 1> class [[nodiscard]] acquire_awaitable {
 public:
-  /// An allocation, or an array of N.
+  /// One allocation, or an array of N.
   using value_type = acquired_t<N>;
 
   /// Begins the request.
   acquire_operation<Token, N> operator co_await() const noexcept { return {what_, more_, token_}; }
 
-  /// Returns memory that is free now, or the failure: outcome::exhausted also while other requests wait. Does not wait,
-  /// does not throw.
+  /// Returns memory that is free now, or the failure. While other requests wait, the failure is outcome::exhausted.
+  /// Does not wait, does not throw.
   [[nodiscard]] expected<value_type, failure> try_now() const noexcept {
     if constexpr (N == 1) {
       detail::first_attempt first;
@@ -121,8 +126,8 @@ public:
     return answered([](auto& operation) { operation.only_now(); });
   }
 
-  /// Waits on the calling thread, which must not be the library thread. Throws like `co_await`. Ends at the deadline;
-  /// ignores the stop token.
+  /// Waits on the calling thread for the memory, at most until the deadline. Throws like `co_await`; ignores the stop
+  /// token. Must not be called on the library thread, which may have to answer the request.
   [[nodiscard]] value_type wait() const {
     detail::further_parts<N - 1> parts{what_.from, more_};
     detail::blocking_operation operation{what_, parts.all(), parts.wrong()};
@@ -137,7 +142,7 @@ public:
   }
 
   /// Waits on the calling thread until `when` or the request's deadline, whichever is earlier. Returns
-  /// outcome::deadline if the request is not decided by then.
+  /// outcome::deadline if the request has not been answered by then.
   [[nodiscard]] expected<value_type, failure> wait_until(sync::time_point when) const noexcept {
     return answered([when](auto& operation) { operation.wait_until(when); });
   }
@@ -167,7 +172,7 @@ private:
 } // namespace extend
 
 namespace detail {
-// Makes an awaitable of a request.
+// Makes an awaitable of a request, for functions that are no friends of acquire_awaitable.
 struct awaitable_request {
   template <class Token, std::size_t N = 1>
   static acquire_awaitable<Token, N> of(request const& what, std::array<block_request, N - 1> const& more,
@@ -176,16 +181,16 @@ struct awaitable_request {
   }
 };
 
-// Waits until the resource could grant a request for `bytes`, but gets no memory. Completes at once if the resource
-// does not let requests wait.
+// Waits until the resource could grant a request for `bytes`. Gets no memory. Completes at once if the resource does
+// not let requests wait.
 template <class R> acquire_awaitable<> turn_for(R& resource, std::size_t bytes, executor* resume_on) noexcept {
   return awaitable_request::of<never_stop_token>(
       {services_of(resource), stream_ref{CUstream{}}, bytes, {.resume_on = resume_on}, true}, {}, {});
 }
 } // namespace detail
 
-/// Asks any resource for memory in stream order. A resource without gpumem's services is asked by its `allocate`, does
-/// not suspend the coroutine, and must outlive the allocation. Any thread.
+/// Asks any resource for memory in stream order. A resource that is not gpumem's is asked by its `allocate`: the
+/// coroutine then does not suspend, and the resource must outlive the allocation. Any thread.
 export template <class R, stoppable_token Token = never_stop_token>
 acquire_awaitable<Token> acquire(R& resource, stream_ref stream, std::size_t bytes, acquire_options options = {},
                                  Token token = {}) noexcept {
@@ -193,8 +198,9 @@ acquire_awaitable<Token> acquire(R& resource, stream_ref stream, std::size_t byt
 }
 
 /// Asks for several blocks at once, each with its own stream: `acquire_all(pool, {{a, bytes}, {b, other}})`. Either all
-/// are granted or none, so that no such request holds one block while it waits for another. It waits in line with the
-/// sum of the bytes, and gives a std::array of allocations. Alignments are those of the blocks. Any thread.
+/// are granted or none, so no such request holds one block while it waits for another. The request waits in line with
+/// the sum of the bytes. The result is a std::array of allocations. `options.alignment` is ignored: each block has its
+/// own alignment. Any thread.
 export template <class R, std::size_t N, stoppable_token Token = never_stop_token>
   requires(N > 1)
 acquire_awaitable<Token, N> acquire_all(R& resource, block_request const (&blocks)[N], acquire_options options = {},

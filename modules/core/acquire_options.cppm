@@ -10,19 +10,19 @@ namespace gpumem {
 
 /// Options of a request.
 export struct acquire_options {
-  std::size_t alignment = 256;   ///< of the memory, in bytes; a power of two
-  executor* resume_on = nullptr; ///< where a request that had to wait resumes; null: the library thread
+  std::size_t alignment = 256;   ///< alignment of the memory, in bytes; a power of two
+  executor* resume_on = nullptr; ///< executor on which a coroutine that had to wait resumes; null: the library thread
   int priority = 0;              ///< waiting requests of higher priority are served first
-  /// A request that still waits at this time of std::chrono::steady_clock ends with outcome::deadline; the library
-  /// thread checks the clock. Memory that is free when the request begins is granted even after the deadline.
+  /// When std::chrono::steady_clock reaches this time, a request that still waits ends with outcome::deadline. The
+  /// library thread checks the clock. Memory that is free when the request begins is granted even after the deadline.
   sync::time_point deadline = sync::time_point::max();
 };
 
-/// One of the blocks for which acquire_all asks.
+/// One of the blocks for which acquire_all() asks.
 export struct block_request {
-  stream_ref stream;           ///< in whose order the block is valid
-  std::size_t bytes;           ///< size of the block
-  std::size_t alignment = 256; ///< of the block, in bytes; a power of two
+  stream_ref stream;           ///< the stream in whose order the block is valid
+  std::size_t bytes;           ///< size of the block, in bytes
+  std::size_t alignment = 256; ///< alignment of the block, in bytes; a power of two
 };
 
 } // namespace gpumem

@@ -11,8 +11,8 @@ import :stream_timeline;
 
 namespace gpumem {
 
-/// Guards a use of a block on another stream: its destructor makes the block's stream wait for the work that the other
-/// stream has been given. The block and both streams must live until then. Move-only.
+/// Guards a use of a block on another stream. The destructor makes the block's stream wait for the work that is
+/// enqueued on the other stream by then. The block and both streams must live until then. Move-only.
 export class [[nodiscard]] scoped_use {
 public:
   scoped_use(scoped_use&& other) noexcept = default;
@@ -21,7 +21,7 @@ public:
 
 private:
   friend class allocation;
-  // `happened` is an event of `used_device`.
+  // `happened` is an event of `used_device`; the destructor records it on `used`.
   scoped_use(stream_ref home, device home_device, stream_ref used, device used_device, event happened) noexcept
       : home_{home}, used_{used}, home_device_{home_device}, used_device_{used_device}, happened_{std::move(happened)} {
   }
@@ -32,16 +32,18 @@ private:
   event happened_;
 };
 
-/// Owns a block: move-only, 48 bytes. It keeps the resource's state alive, even when all handles of the resource are
-/// gone. The destructor frees in the order of the block's stream, with the stream's handle, which must live until then,
-/// as with RMM's device_buffer. A program that destroys the stream earlier first calls reset() or set_stream() with
-/// another stream. A block of a thread's default stream may be destroyed on another thread: it is then freed without
-/// the handle. Other streams reuse it once an event that the first thread records later is complete. One thread at a
-/// time.
+/// Owns a block: move-only, 48 bytes. It keeps the resource's internal state alive, even after all resource objects
+/// that share it are gone. One thread at a time.
+///
+/// The destructor frees in the order of the block's stream. It uses the stream's handle, so the stream must live until
+/// then, as with RMM's device_buffer. A program that destroys the stream earlier first calls reset() or set_stream()
+/// with another stream. A block of a thread's default stream may be destroyed on another thread, which cannot use the
+/// handle. Other streams may then reuse the block only after an event that the first thread records on that stream
+/// later.
 export class [[nodiscard]] allocation {
 public:
   allocation() noexcept = default;
-  /// Takes over a block of a resource, which the resource has counted as live.
+  /// Takes over a block that the resource of `from` has allocated and counted.
   inline allocation(services_handle from, stream_key const& stream, void* data, std::size_t bytes,
                     std::size_t alignment) noexcept
       : data_{data}, bytes_{bytes}, alignment_log2_{static_cast<unsigned>(std::countr_zero(alignment))}, from_{from},
@@ -67,31 +69,31 @@ public:
   inline std::size_t alignment() const noexcept { return std::size_t{1} << alignment_log2_; }
   /// Returns the stream in whose order the block is valid and will be freed.
   inline stream_ref stream() const noexcept { return stream_ref{stream_}; }
-  /// Returns the block as a span of all whole elements of T that fit.
+  /// Returns the block as a span of as many whole elements of T as fit.
   template <class T> span<T> as() const noexcept { return {static_cast<T*>(data_), bytes_ / sizeof(T)}; }
-  /// False for 0 bytes and after a move from it.
+  /// Returns whether there is a block: false for 0 bytes and after a move from this object.
   inline explicit operator bool() const noexcept { return data_ != nullptr; }
 
-  /// Gives up ownership and returns the pointer. The caller frees it with the resource's `deallocate`; the resource's
-  /// state lives until then.
+  /// Gives up ownership and returns the pointer. The caller frees it by `deallocate` of the resource, which must still
+  /// live.
   [[nodiscard]] void* release() noexcept;
   /// Frees the block now, in the order of its stream.
   void reset() noexcept;
-  /// Frees the block now, in the order of `stream`, which the caller has ordered after all uses. Throws as identify().
+  /// Frees the block now, in the order of `stream`, which the caller has made wait for all uses. Throws as identify().
   void reset(stream_ref stream);
 
   /// Lets `stream` use the block from now on. The destructor of the returned guard makes the block's stream wait for
   /// `stream`. Throws cuda_error.
   scoped_use use_on(stream_ref stream) const;
-  /// Makes `stream` wait for the block's stream, and then makes it the block's stream. Throws cuda_error; the block is
-  /// then as before.
+  /// Makes `stream` wait for the block's stream; `stream` is then the block's stream. Throws cuda_error; the block then
+  /// keeps its stream.
   void set_stream(stream_ref stream);
 
 private:
   void swap(allocation& other) noexcept;
   void free(stream_key const& key) noexcept;
   device where() const;
-  // A timeline is not reused for another stream while a block holds it.
+  // While a block holds its stream's timeline (gpumem's record of the stream), the timeline gets no other stream.
   inline void hold() const noexcept { timeline_->retain(); }
   inline void drop() const noexcept { timeline_->release(); }
 

@@ -1,4 +1,4 @@
-// Executors: where suspended work resumes.
+// Executors: objects that choose the thread on which suspended work resumes.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:executor;
 import :intrusive_list;
@@ -13,13 +13,13 @@ class executor_thread;
 }
 
 namespace extend {
-/// One function call to run. It lies inside the operation that waits, so that posting it allocates nothing.
+/// One function call that an executor runs. It is a part of the operation that waits, so posting it allocates nothing.
 export class work_item {
 public:
   work_item() = default;
   work_item(work_item const&) = delete;
   work_item& operator=(work_item const&) = delete;
-  /// Does the work. The item may be destroyed meanwhile.
+  /// Does the work. May destroy this object.
   virtual void resume() noexcept = 0;
 
 protected:
@@ -39,9 +39,9 @@ public:
   void push(work_item& item) noexcept;
   /// Removes the first item and returns it; null if there is none.
   work_item* pop() noexcept;
-  /// Removes the item; false if it is not in the list.
+  /// Removes the item. Returns false if it is not in the list.
   bool remove(work_item& item) noexcept;
-  /// Whether there is no item.
+  /// Returns whether the list has no item.
   bool empty() const noexcept { return items_.empty(); }
 
 private:
@@ -49,18 +49,19 @@ private:
 };
 } // namespace extend
 
-/// Runs work items; users derive executors of their own from it. It must outlive the items posted to it. The last item
-/// may run, and its owner may destroy the executor, before the posting thread has left post(): thread_executor,
-/// thread_pool_executor and executor_adaptor allow that. An executor that needs flush() must outlive all threads that
-/// post; gpumem's own threads end with the process.
+/// Runs work items. Users may derive executors of their own from it. An executor must outlive the items posted to it.
+/// The last item may run before the posting thread has left post(), and the owner of the item may then destroy the
+/// executor: thread_executor, thread_pool_executor and executor_adaptor allow that. An executor that needs flush() must
+/// outlive all threads that post to it; gpumem's own threads end with the process.
 export class executor {
 public:
-  /// Enqueues the item without running it; gpumem may hold a lock. The caller does not touch the item afterwards, since
-  /// another thread may run it at once. Any thread.
+  /// Enqueues the item. Must not run it in this call, since the caller may hold a lock of gpumem. The caller does not
+  /// touch the item afterwards: another thread may run it at once. Any thread.
   virtual void post(work_item& item) noexcept = 0;
-  /// Removes a posted item that has not begun; false if it has begun. The destructor of an operation calls this.
+  /// Removes a posted item that has not begun to run; returns false if it has begun. Destructors of operations call
+  /// this.
   virtual bool try_cancel(work_item& item) noexcept = 0;
-  /// Whether flush() must be called after each post. Called before the post.
+  /// Returns whether flush() must be called after each post. Called before the post.
   virtual bool needs_flush() const noexcept { return false; }
   /// Called after a post, with no lock held. An executor that runs items on the posting thread runs them here.
   virtual void flush() noexcept {}
@@ -69,8 +70,8 @@ protected:
   ~executor() = default;
 };
 
-/// Runs items on the posting thread, after that thread has released gpumem's locks. An item that is posted by a running
-/// item runs after it, not inside it. For tests: a free may then run arbitrary code.
+/// Runs items on the posting thread, after that thread has released gpumem's locks. If a running item posts another
+/// item, that item runs after it, not inside it. For tests only: otherwise any free of memory could run arbitrary code.
 export class inline_executor final : public executor {
 public:
   void post(work_item& item) noexcept override;
@@ -84,7 +85,7 @@ private:
 };
 
 /// Runs items on one thread of its own, in the order of posting. The destructor runs all queued items and then joins
-/// the thread; it must not run on that thread.
+/// the thread, so it must not be called on that thread.
 export class thread_executor final : public executor {
 public:
   /// Throws std::system_error, std::bad_alloc, and cuda_error in a forked child.
@@ -95,8 +96,8 @@ public:
   void post(work_item& item) noexcept override;
   bool try_cancel(work_item& item) noexcept override;
 
-  /// Ends the thread after the item that runs now. Items that are queued then, or posted later, never run. False if
-  /// that took longer than `bound`, or if it is called on that thread: the executor must then never be destroyed.
+  /// Ends the thread after the item that runs now. Items that are queued then, or posted later, never run. Returns
+  /// false if that takes longer than `bound`, or on that thread itself. The executor must then never be destroyed.
   bool stop_within(sync::duration bound) noexcept;
 
 private:
@@ -104,21 +105,22 @@ private:
 };
 
 namespace detail {
-// Runs items in the order of posting, and timers. Separate from thread_executor, because a forked child must not
-// destroy it: the thread does not exist there, and the destructor of a condition waits for the threads that wait on it.
+// Runs items in the order of posting, and timers. It is an object of its own, so that a forked child can leave it alive
+// when the child destroys the thread_executor. The thread does not exist in the child, where the destructor of the
+// condition variable would wait for it for ever.
 class executor_thread final : public executor {
 public:
-  /// `name`: the name of the thread in debuggers and in /proc, at most 15 characters.
+  /// `name` is the thread's name in debuggers and in /proc, at most 15 characters.
   explicit executor_thread(char const* name) : thread_{[this, name] { run(name); }} {}
   executor_thread(executor_thread const&) = delete;
   executor_thread& operator=(executor_thread const&) = delete;
   ~executor_thread();
   void post(work_item& item) noexcept override;
   bool try_cancel(work_item& item) noexcept override;
-  /// As thread_executor::stop_within().
+  /// Does what thread_executor::stop_within() does.
   bool stop_within(sync::duration bound) noexcept;
 
-  /// As start_timer(), cancel_timer() and try_cancel_timer(), on this thread.
+  /// These do what start_timer(), cancel_timer() and try_cancel_timer() do, for timers on this thread.
   void start(timer& item, sync::time_point when) noexcept;
   void cancel(timer& item) noexcept;
   bool try_cancel(timer& item) noexcept;
@@ -131,26 +133,26 @@ private:
 
   sync::mutex mutex_;
   sync::condition wake_;
-  sync::condition over_; // an expire() or the thread has ended
+  sync::condition over_; // notified when an expire() or the thread has ended
   work_queue queue_ __attribute__((guarded_by(mutex_)));
   timer_heap timers_ __attribute__((guarded_by(mutex_)));
-  timer const* expiring_ __attribute__((guarded_by(mutex_))) = nullptr; // only compared, never dereferenced
+  timer const* expiring_ __attribute__((guarded_by(mutex_))) = nullptr; // the timer whose expire() runs now
   bool stopping_ __attribute__((guarded_by(mutex_))) = false;
   bool stopped_within_ __attribute__((guarded_by(mutex_))) = false;
   bool ended_ __attribute__((guarded_by(mutex_))) = false;
-  // The thread did not end within the bound, and is no longer waited for.
+  // Set when stop_within() has waited for its whole bound: no other call waits for the thread any more.
   bool detached_ __attribute__((guarded_by(mutex_))) = false;
   sync::thread thread_;
 };
 
-/// Returns the thread of default_executor(); null if that was never called.
+/// Returns the thread behind default_executor(); null if default_executor() was never called.
 executor_thread* running_library_thread() noexcept;
 } // namespace detail
 
-/// Returns the default executor: one library thread per process, started at first use and stopped before the driver
-/// shuts down. Items that have not run by then never run. Do not block it: pools poll there for the work that requests
-/// wait for, and requests end there at their deadlines. Waits for the GPU that resume there are polled there too. Throws
-/// std::system_error or std::bad_alloc if the thread cannot be started, cuda_error in a forked child.
+/// Returns the default executor, the library thread: one thread per process, started at first use and stopped before
+/// the driver shuts down. Items that have not run by then never run. Do not block this thread. On it, pools poll for
+/// the work that waiting requests need, requests end at their deadlines, and coroutines that wait for the GPU poll and
+/// resume. Throws std::system_error or std::bad_alloc if the thread cannot be started, cuda_error in a forked child.
 export executor& default_executor();
 
 } // namespace gpumem

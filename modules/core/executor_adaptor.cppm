@@ -1,4 +1,4 @@
-// Makes an executor of any job system.
+// executor_adaptor: makes an executor of any job system, such as a thread pool of the user.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <memory>
@@ -12,8 +12,9 @@ namespace gpumem {
 
 namespace detail {
 
-// Posted items wait here, so that they can be cancelled even if the job system cannot cancel its jobs; the job of a
-// cancelled item then finds nothing to run. Jobs share ownership of the queue, since they may outlive the executor.
+// Items wait in this queue, and each job of the job system runs the first one. So an item can be cancelled even if the
+// job system cannot cancel jobs: one job then finds nothing to run. Jobs may outlive the executor, so they share
+// ownership of the queue.
 class adapted_queue {
 public:
   // Throws cuda_error in a forked child.
@@ -23,12 +24,13 @@ public:
   virtual ~adapted_queue() = default;
 
   bool remove(work_item& item) noexcept;
-  // Runs the first item; false if there is none.
+  // Runs the first item. Returns false if there is none.
   bool run_one() noexcept;
-  // Makes the library thread run all queued items, because the job system did not take a job. `self` is this queue. (It
-  // is passed, since clang 19 gives importers no friend of std::enable_shared_from_this: llvm-project#126373.)
+  // Makes the library thread run all queued items, because the job system did not take a job. `self` is this queue. It
+  // is a parameter because std::enable_shared_from_this needs friend functions, which clang 19 does not give to
+  // importers (llvm-project#126373).
   void rescue(std::shared_ptr<adapted_queue> self) noexcept;
-  // Waits until no other thread is in a call of the function. Returns whether the calling thread is in none either.
+  // Waits until no other thread is in a call of the user's function. Returns false if the calling thread is in one.
   bool wait_for_calls() noexcept;
 
 private:
@@ -46,20 +48,20 @@ private:
   rescuer rescuer_ __attribute__((guarded_by(mutex_)));
 };
 
-// A call of the user's function for one item. It is counted before another thread can run the item. The queue must
-// outlive it.
+// A call of the user's function for one item, which the constructor enqueues. The call is counted in `calls_` before
+// another thread can run the item. The queue must outlive this object.
 class adapted_call {
 public:
   adapted_call(adapted_queue& queue, work_item& item) noexcept;
   adapted_call(adapted_call const&) = delete;
   adapted_call& operator=(adapted_call const&) = delete;
   ~adapted_call();
-  // Returns how many calls for this queue the calling thread is in: more than one if the function runs jobs itself.
+  // Returns in how many calls for this queue the calling thread is: more than one if the function itself runs jobs.
   static std::size_t count_own(adapted_queue const& queue) noexcept;
 
 private:
   adapted_queue& queue_;
-  adapted_call const* const outer_; // the call on the same thread that encloses this one
+  adapted_call const* const outer_; // the enclosing call on the same thread; null if there is none
 };
 
 template <class Post> class adapted_queue_of final : public adapted_queue {
@@ -78,11 +80,11 @@ export template <class Post>
 class executor_adaptor;
 
 namespace extend {
-/// One job: runs the first posted item that was not cancelled, or nothing if there is none. Copyable. Each copy runs
-/// once, on any thread, and may outlive the executor.
+/// One job: runs the first posted item that was not cancelled, or nothing if there is none. Copyable. Each copy may be
+/// called once, on any thread, and may outlive the executor.
 export class executor_job {
 public:
-  /// Runs the item. Any thread.
+  /// Runs the first item. Any thread.
   void operator()() const noexcept { from_->run_one(); }
 
 private:
@@ -97,31 +99,31 @@ private:
 
 /// Makes an executor of a function that hands an executor_job to a job system:
 /// `executor_adaptor where{[&](auto job) { asio::post(context, std::move(job)); }};`. Any thread may call the function,
-/// and gpumem may hold a lock meanwhile: the job must run later, not inside the call. If the function throws, the
+/// and the caller may hold a lock of gpumem: the job must run later, not inside the call. If the function throws, the
 /// library thread runs the posted items. Before the executor is destroyed, all operations that resume on it must have
 /// been resumed or destroyed.
 export template <class Post>
   requires std::invocable<Post&, executor_job>
 class executor_adaptor final : public executor {
 public:
-  /// Throws std::bad_alloc, and cuda_error in a forked child. If the function may throw, this starts the library
-  /// thread: std::system_error if that fails.
+  /// Throws std::bad_alloc, and cuda_error in a forked child. If the function is not noexcept, the constructor starts
+  /// the library thread, and throws std::system_error if that fails.
   explicit executor_adaptor(Post post) : state_{std::make_shared<detail::adapted_queue_of<Post>>(std::move(post))} {
     if constexpr (!nothrow) default_executor();
   }
   executor_adaptor(executor_adaptor const&) = delete;
   executor_adaptor& operator=(executor_adaptor const&) = delete;
 
-  /// Waits until no other thread is inside the function, and then destroys it: the job system may be destroyed next.
-  /// Any thread may call this, also one that runs a job. If the calling thread itself is inside the function, the
-  /// function lives until that call and all jobs have ended.
+  /// Waits until no other thread is inside the function, and then destroys the function. The job system may be
+  /// destroyed next. Any thread may call this, even one that runs a job. If the calling thread itself is inside the
+  /// function, the function lives until that call and all jobs have ended.
   ~executor_adaptor() {
     if (state_->wait_for_calls()) state_->post.reset();
   }
 
   void post(work_item& item) noexcept override {
     if (detail::forked()) return;
-    auto const state = state_; // a job that the function runs inside the call may destroy *this
+    auto const state = state_; // keeps the state alive: if the function runs a job at once, that job may destroy *this
     detail::adapted_call const call{*state, item};
     if constexpr (nothrow) {
       (*state->post)(executor_job{state});

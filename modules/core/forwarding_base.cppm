@@ -1,4 +1,4 @@
-// The base of resources that get their memory from another resource.
+// The base of resources that get their memory from another resource, their upstream.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:forwarding_base;
 import :cuda;
@@ -19,7 +19,7 @@ template <class Self, class State> struct accessible_base<Self, State, false, tr
 template <class Self, class State> struct accessible_base<Self, State, true, true> {
   using type = resource_base<Self, State, mr::device_accessible, mr::host_accessible>;
 };
-/// Returns whether memory of the upstream comes in stream order; true also without a member `stream_ordered`.
+/// Returns whether the upstream allocates in stream order: its constant `stream_ordered`, or true if it has none.
 export template <class Upstream> consteval bool is_stream_ordered() {
   if constexpr (requires {
                   { Upstream::stream_ordered } -> std::convertible_to<bool>;
@@ -30,8 +30,9 @@ export template <class Upstream> consteval bool is_stream_ordered() {
   }
 }
 
-// The properties of an upstream. A type that is no resource fails here with a sentence, not as the constraint of a
-// class: where the compiler deduces the class's arguments, it would not say which part of the constraint failed.
+// The properties of an upstream. Each static_assert names the function that a type lacks. A constraint of a class would
+// not do that: where the compiler deduces the class's arguments, its message does not say which part of the constraint
+// failed.
 template <class Upstream> struct checked_upstream {
   static_assert(mr::has_allocate<Upstream>, "gpumem: the upstream is no resource: it lacks the function "
                                             "void* allocate(stream_ref, std::size_t bytes, std::size_t alignment)");
@@ -49,7 +50,7 @@ template <class Upstream> struct checked_upstream {
   static constexpr bool for_host = mr::has_property<Upstream, mr::host_accessible>;
 };
 
-/// The resource_base with the accessibility properties of the upstream, no more and no less.
+/// The resource_base that has the same accessibility properties as the upstream.
 export template <class Self, class State, class Upstream>
 using forwarding_base =
     accessible_base<Self, State, checked_upstream<Upstream>::for_device, checked_upstream<Upstream>::for_host>::type;

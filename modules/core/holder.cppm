@@ -10,8 +10,8 @@ import :sync;
 
 namespace gpumem::extend {
 
-/// A unit of work that holds memory of one resource and may wait for more: the base of a scope's state. If two holders
-/// have the same priority, the one made earlier is older and its requests go first. Any thread.
+/// A unit of work that holds memory of one resource and may wait for more, such as a scope. If two holders have the
+/// same priority, the requests of the one that was made earlier go first. Any thread.
 export class holder {
 public:
   holder(holder const&) = delete;
@@ -21,37 +21,38 @@ public:
   inline std::string const& name() const noexcept { return name_; }
   /// Returns the priority; requests of a higher one go first.
   inline int priority() const noexcept { return priority_; }
-  /// Returns a number from one counter for all holders and all requests without a holder: a smaller one is older.
+  /// Returns a number from a counter of all holders and all requests without a holder: a smaller number means older.
   inline std::uint64_t age() const noexcept { return age_; }
-  /// Returns the next number of that counter.
+  /// Returns the next number of the counter of ages.
   static std::uint64_t next_age() noexcept;
 
-  /// Whether another holder also counts the bytes that this one holds. Set before the holder is added to a list.
+  /// Returns whether another holder also counts the bytes that this one holds.
   inline bool is_nested() const noexcept { return nested_; }
-  /// Notes that another holder counts the bytes too.
+  /// Sets that another holder also counts the bytes. Called before the holder is added to a list.
   void set_nested() noexcept { nested_ = true; }
 
-  /// Returns the requested bytes that were granted to it and are not freed yet.
+  /// Returns the requested bytes that the holder was granted and has not freed yet.
   inline std::size_t held() const noexcept { return held_.load(std::memory_order_relaxed); }
 
-  /// Whether its work can be rolled back: its waiting requests may then end with outcome::preempted.
+  /// Returns whether the holder's work can be rolled back. If so, its waiting requests may end with outcome::preempted.
   inline bool may_roll_back() const noexcept { return rollbacks_.load(std::memory_order_relaxed) > 0; }
-  /// Allows rollback until forbid_rollback() was called as often.
+  /// Allows rollback until each allow_rollback() was taken back by forbid_rollback().
   void allow_rollback() noexcept { rollbacks_.fetch_add(1, std::memory_order_relaxed); }
   /// Takes back one allow_rollback().
   void forbid_rollback() noexcept { rollbacks_.fetch_sub(1, std::memory_order_relaxed); }
-  /// Notes that its request for `bytes` ends with outcome::preempted. Returns the bytes that it holds. Called under the
-  /// lock of its resource, as is end_giving_way().
+  /// Notes that a request of the holder for `bytes` ends with outcome::preempted. Returns the bytes that the holder
+  /// holds. This function and end_giving_way() are called under the lock of the holder's resource.
   std::size_t preempt(std::size_t bytes) noexcept {
     giving_ = held();
     need_.store(giving_ + bytes, std::memory_order_relaxed);
     return giving_;
   }
-  /// Whether it was preempted and its work has not been rolled back yet.
+  /// Returns whether the holder was preempted and its work has not been rolled back yet.
   inline bool gives_way() const noexcept { return need_.load(std::memory_order_relaxed) > 0; }
-  /// Returns the result of the last preempt(), and 0 from then on.
+  /// Returns the result of the last preempt(). Further calls return 0, until the next preempt().
   std::size_t end_giving_way() noexcept { return std::exchange(giving_, 0); }
-  /// Returns the bytes that it held plus the bytes that it asked for at the last preempt(), and 0 from then on.
+  /// Returns the bytes that the holder held at the last preempt(), plus those for which it asked. Further calls return
+  /// 0, until the next preempt().
   std::size_t take_need() noexcept { return need_.exchange(0, std::memory_order_relaxed); }
 
 protected:
@@ -59,8 +60,8 @@ protected:
   holder(std::string name, int priority) noexcept : name_{std::move(name)}, priority_{priority}, age_{next_age()} {}
   ~holder() = default;
 
-  // Bytes are added after the resource counts them as live, and removed before it stops counting them: held() never
-  // exceeds the live bytes.
+  // The resource counts bytes as live before add() counts them, and stops counting them only after remove(). So held()
+  // never exceeds the live bytes.
   void add(std::size_t bytes) noexcept { held_.fetch_add(bytes, std::memory_order_relaxed); }
   void remove(std::size_t bytes) noexcept { held_.fetch_sub(bytes, std::memory_order_relaxed); }
 
@@ -75,25 +76,25 @@ private:
   std::atomic<int> rollbacks_{0};
   std::atomic<std::size_t> need_{0};
   std::size_t giving_ = 0;
-  unsigned marks_ = 0; // see holder_list
+  unsigned marks_ = 0; // mark() calls that were not taken back; see holder_list
   detail::list_links<holder> links_;
 };
 
-/// The holders of a resource, guarded by a lock of its own. Holders that wait for something other than memory are
-/// marked; mark() and unmark() need the lock of the resource as well.
+/// The holders of a resource, guarded by the list's own lock. A holder that waits for something other than memory is
+/// marked. mark() and unmark() are called under the lock of the resource as well.
 export class holder_list {
 public:
   /// Adds a holder, without a mark.
   void add(holder& item) noexcept;
-  /// Removes a holder of the list.
+  /// Removes a holder, which must be in the list.
   void remove(holder& item) noexcept;
-  /// The holder must be in the list. Each mark() needs one unmark().
+  /// Marks a holder, which must be in the list. Each mark() needs one unmark().
   void mark(holder& item) noexcept;
   /// Takes back one mark().
   void unmark(holder& item) noexcept;
-  /// Whether the holder is marked. Called under the lock of the resource.
+  /// Returns whether the holder is marked. Called under the lock of the resource.
   static inline bool is_marked(holder const& item) noexcept { return item.marks_ > 0; }
-  /// Whether a holder is marked. Called under the lock of the resource.
+  /// Returns whether the list has a marked holder. Called under the lock of the resource.
   inline bool has_marked() const noexcept { return marked_ > 0; }
   /// Calls `f(holder)` for each holder, under the lock of the list.
   template <class F> void visit(F f) {
@@ -110,7 +111,7 @@ private:
   sync::spin_mutex mutex_;
   // Marked holders come before all others.
   detail::intrusive_list<holder> items_ __attribute__((guarded_by(mutex_)));
-  std::size_t marked_ = 0; // the lock of the resource is enough to read it
+  std::size_t marked_ = 0; // written under both locks, so the lock of the resource is enough to read it
 };
 
 } // namespace gpumem::extend

@@ -1,5 +1,5 @@
-// The set of pointers by which a resource with several upstreams knows what came from one of them.
-// SPDX-License-Identifier: Apache-2.0
+// pointer_set: the pointers that a resource with several upstreams got from one of them. SPDX-License-Identifier:
+// Apache-2.0
 module;
 #include <unordered_set>
 export module gpumem:pointer_set;
@@ -8,19 +8,19 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// Pointers that are live in one of several upstreams. A resource inserts a pointer after the upstream has allocated
-/// it, and erases it before the upstream frees it. Any thread.
+/// The pointers that are live in one of several upstreams. A resource inserts a pointer after the upstream has
+/// allocated it, and erases it before the upstream frees it. Any thread.
 export class pointer_set {
 public:
   /// Returns false, and inserts nothing, if the host has no memory.
   bool insert(void const* pointer) noexcept;
-  /// Makes room for `count` pointers that insert_prepared() will insert. Returns false, and makes none, if the host has
-  /// no memory.
+  /// Makes room for `count` pointers that insert_prepared() will insert. Returns false, and makes no room, if the host
+  /// has no memory.
   bool prepare(std::size_t count) noexcept;
-  /// Inserts a pointer into room that prepare() has made; cancel() gives up room for `count` pointers.
+  /// insert_prepared() inserts a pointer into room made by prepare(); cancel() gives up room for `count` pointers.
   void insert_prepared(void const* pointer) noexcept;
   void cancel(std::size_t count) noexcept;
-  /// Returns whether the pointer was in the set. Takes no lock while the set is empty.
+  /// Erases the pointer. Returns whether it was in the set. Takes no lock while the set is empty.
   bool erase(void const* pointer) noexcept {
     return count_.load(std::memory_order_acquire) != 0 && erase_locked(pointer);
   }

@@ -33,7 +33,7 @@ struct request {
   bool asks_for_turn = false; // see waiter::asks_for_turn
 };
 
-// All parts of a request after the first.
+// All parts of a request after the first part.
 template <std::size_t N> class further_parts {
 public:
   further_parts(services_handle from, std::array<block_request, N> const& what) noexcept
@@ -69,15 +69,16 @@ template <> struct acquired<1> {
 };
 template <std::size_t N> using acquired_t = acquired<N>::type;
 
-// The first attempt of a request for one block. It comes before the operation for waiting is constructed, which took
-// three times as long as the allocation itself.
+// The first attempt of a request for one block. Most requests end here, without a waiting_operation: its construction
+// took three times as long as the allocation itself.
 class first_attempt {
 public:
   first_attempt() = default;
   first_attempt(first_attempt const&) = delete;
   first_attempt& operator=(first_attempt const&) = delete;
 
-  // Tries at once. False if it could not try, or if the request must wait and the resource allows that: see refused().
+  // Tries at once. Returns false if it could not try, or if the request must wait and the resource lets requests wait.
+  // In the second case refused() returns true.
   inline bool try_now(request const& what) noexcept {
     auto const& table = *what.from.table;
     if (!table.try_allocate_behind || what.asks_for_turn || what.bytes == 0) return false;
@@ -87,7 +88,7 @@ public:
     return !refused_;
   }
   inline bool refused() const noexcept { return refused_; }
-  // Whether memory was granted and not taken yet.
+  // Returns whether memory was granted and not taken yet.
   inline bool holds() const noexcept { return granted_ != nullptr; }
   inline failure const& why() const noexcept { return why_; }
   inline allocation take(request const& what) noexcept {
@@ -101,8 +102,8 @@ private:
   bool refused_ = false;
 };
 
-// A request in progress: its stream's key, its answer and, while it is parked, its node in the resource's list.
-// Immovable.
+// A request in progress: its stream's key, its answer and, while it waits in the resource, its node in the resource's
+// list. Immovable. To park it is to let it wait in that list.
 class request_operation : public waiter {
 public:
   explicit request_operation(request const& what, std::span<request_part> more = {},
@@ -117,33 +118,35 @@ public:
 protected:
   ~request_operation() = default;
 
-  // Tries at once; false if the request must wait and the resource allows that. `may_wait`: see stream_key.
+  // Tries at once. Returns false if the request must wait and the resource lets requests wait. `may_wait`: the attempt
+  // may wait on the host for memory that is free but still in use, for a bounded time.
   bool try_now(bool may_wait = false, queueing how = queueing::behind) noexcept;
-  // Parks the request; false if it was answered at once, as on a capturing stream: with outcome::exhausted. When this
-  // returns true, another thread may already have destroyed the operation.
+  // Parks the request. Returns false if the resource answered it at once; on a capturing stream it is not parked, and
+  // ends as exhausted. When this returns true, another thread may already have destroyed the operation.
   bool park() noexcept;
-  // Called after a decision or a turn; in a turn it asks again. True: the request is answered. False: it is parked
-  // again, and another thread may already have destroyed the operation.
+  // Called after a decision, or in a turn (the resource has set memory aside for the request): then it asks again.
+  // Returns true if the request is answered. If it returns false, the request is parked again, and another thread may
+  // already have destroyed the operation.
   bool answered() noexcept { return is_complete() || !park_again(); }
-  // Whether the resource may let requests wait.
+  // Returns whether the resource may let requests wait.
   bool can_wait() const noexcept { return from_.table->admit != nullptr; }
-  // Withdraws the request from the resource; true if it was still parked.
+  // Withdraws the request from the resource. Returns true if it was still parked.
   bool cancel_waiter() noexcept;
-  // For a stop or the deadline: if the request is still parked, answers it with `why`. The first reason counts.
+  // For a stop or the deadline: if the request is still parked, answers it with `why`. Only the first call counts.
   void cancel(outcome why) noexcept;
-  // Whether a stop ended the request; takes that answer.
+  // Returns whether a stop ended the request; if so, removes that answer.
   bool take_stopped() noexcept;
   // Returns the answer; take_or_throw() throws the exception that belongs to a failure.
   expected<allocation, failure> take() noexcept;
   allocation take_or_throw();
-  // The same for all parts.
+  // These do the same for all parts.
   std::optional<failure> take_into(std::span<allocation> places) noexcept;
   void take_into_or_throw(std::span<allocation> places);
   // Frees the granted memory.
   void return_memory() noexcept;
-  // Whether the request was passed to the resource and its answer has not been taken.
+  // Returns whether the request was passed to the resource and its answer has not been taken.
   bool parked() const noexcept { return parked_; }
-  // Whether a stop or the deadline ended the request: the resource no longer refers to it.
+  // Returns whether a stop or the deadline ended the request: the resource then no longer refers to it.
   bool was_cancelled() const noexcept { return cancelled_; }
   void end_turn() noexcept;
   sync::time_point deadline() const noexcept { return deadline_; }
@@ -157,16 +160,16 @@ private:
   expected<void*, failure> try_part(request_part const& one, bool may_wait, queueing how) noexcept;
   expected<void*, failure> try_parts(bool may_wait, queueing how) noexcept;
   bool park_again() noexcept;
-  // Whether the stream of a part was capturing when the request began.
+  // Returns whether the stream of a part was capturing when the request began.
   bool captures() noexcept;
 
   services_handle from_;
   sync::time_point deadline_;
   bool parked_ = false;
-  bool cancelled_ = false; // by cancel()
+  bool cancelled_ = false; // set by cancel()
 };
 
-// A request whose answer the calling thread waits for.
+// A request for whose answer the calling thread waits.
 class blocking_operation final : public request_operation {
 public:
   using request_operation::request_operation;
@@ -176,11 +179,12 @@ public:
   using request_operation::take_or_throw;
   // Waits until the request is answered.
   void wait();
-  // Waits until the request is answered, at most until `when` or its own deadline.
+  // Waits until the request is answered, at most until `when` or the request's deadline, whichever is earlier.
   void wait_until(sync::time_point when) noexcept;
   // Tries once; gets memory only if no other request waits.
   void only_now() noexcept;
-  // Like `allocate` of a resource: waits, for a bounded time, for memory that is free but still in use.
+  // Like `allocate` of a resource: if no memory can be used at once, waits for a bounded time for memory that is free
+  // but still in use. Ignores other requests that wait.
   expected<allocation, failure> allocate() noexcept;
 
 private:
@@ -192,7 +196,7 @@ private:
   bool done_ __attribute__((guarded_by(mutex_))) = false;
 };
 
-// A request whose answer a suspended coroutine waits for. Its timer expires at its deadline.
+// A request for whose answer a suspended coroutine waits. It is a timer that expires at the deadline.
 class suspended_operation : public request_operation, public suspension, private timer {
 public:
   suspended_operation(request const& what, std::span<request_part> more, std::optional<failure> const& wrong) noexcept
@@ -201,13 +205,14 @@ public:
 protected:
   ~suspended_operation() = default;
 
-  // Called before park(): chooses the executor and starts the timer. Throws as suspension::prepare().
+  // Called before park(). Chooses the executor and starts the timer. Throws as suspension::prepare().
   void prepare();
-  // After it returns the deadline cannot cancel the request. No lock of a resource may be held.
+  // After this returns, the deadline cannot cancel the request. The caller holds no lock of a resource.
   void forget_deadline() noexcept { cancel_timer(*this); }
 
-  // Withdraws the request, or frees the granted memory. The destructor of the final class calls it: in that of a base
-  // the dynamic type has changed, and another thread may be about to call on_complete().
+  // Withdraws the request, or frees the granted memory. The destructor of the final class calls this. In the destructor
+  // of a base, the virtual functions of the final class could no longer be called, and another thread may be about to
+  // call on_complete().
   void cancel_and_release() noexcept;
 
 private:
@@ -232,8 +237,8 @@ public:
   using suspended_operation::try_now;
   void stop() noexcept { this->complete(unexpected<failure>{failure{outcome::stopped, 0, this->bytes()}}); }
 
-  // False if the request is answered. The deadline and the stop callback are registered before the request is parked:
-  // afterwards the coroutine may resume and destroy its frame.
+  // Returns false if the request is already answered. The deadline and the stop callback are registered before the
+  // request is parked: once it is parked, the coroutine may resume and destroy this object.
   bool begin() {
     if (this->is_complete() || this->is_late(this->deadline())) return false;
     this->prepare();

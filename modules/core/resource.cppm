@@ -1,4 +1,4 @@
-// The base of all resources: adds the other functions to a state that can allocate and free.
+// resource_base, the base of all resources: adds the other functions to a state that can allocate and free.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:resource;
 import :acquire;
@@ -16,12 +16,12 @@ namespace gpumem {
 
 namespace detail {
 
-// False while the process exits, and in a forked child (see `driver_alive`): frees then do nothing.
+// Returns false while the process exits, and in a forked child (see `driver_alive`): frees then do nothing.
 inline bool may_free() noexcept { return driver_alive(); }
-// Reports a free on a stream that could not be identified. `resource`: its name, or null.
+// Reports a free on a stream that could not be identified. `resource` is the resource's name, or null.
 void report_bad_stream(char const* resource, void* pointer, failure const& why) noexcept;
 
-// Frees a block of the state without its size, in the order of the stream.
+// Frees a block of the state in the order of the stream. The caller does not know the block's size.
 template <class State> void deallocate_unsized(State& state, stream_ref stream, void* pointer) noexcept {
   if (!pointer || !may_free()) return;
   if (auto const key = identify_for_free(stream, state.where(), 0)) {
@@ -33,7 +33,7 @@ template <class State> void deallocate_unsized(State& state, stream_ref stream, 
   }
 }
 
-// One property of a resource, found by argument-dependent lookup.
+// Gives `Self` one of CCCL's properties. CCCL finds get_property() by argument-dependent lookup.
 template <class Self, class Property> struct property_of {
   friend constexpr void get_property(Self const&, Property) noexcept {}
 };
@@ -44,26 +44,26 @@ template <class Self> struct services_property {
 } // namespace detail
 
 namespace extend {
-/// Base of every gpumem resource. `Self` has `State& state() const noexcept` and operator==; `State` is a
-/// resource_state. A `Self` that a move leaves without a state also has `bool has_state() const noexcept`. Adds CCCL's
-/// concept, functions that do not throw, the awaitables, the properties and the services.
+/// Base of every gpumem resource. `State` is a resource_state. `Self` has operator== and `State& state() const
+/// noexcept`. A `Self` that has no state after a move also has `bool has_state() const noexcept`. The base adds the
+/// other functions of CCCL's concept, functions that do not throw, the awaitables, the properties and the services.
 ///
-/// For all functions: 0 bytes give nullptr, and freeing nullptr does nothing. The alignment may be any power of two,
-/// and the stream any stream. Any thread.
+/// For all functions: 0 bytes give nullptr, and freeing nullptr does nothing. The alignment may be any power of two.
+/// Any stream, any thread.
 export template <class Self, class State, class... Properties>
 class resource_base : public mr::memory_resource_base<Self>,
                       public detail::services_property<Self>,
                       public detail::property_of<Self, Properties>... {
 public:
-  /// The properties, as CCCL reads them of a resource.
+  /// The properties of the resource, where CCCL looks for them.
   using default_queries = mr::properties_list<Properties...>;
-  /// The state, which adaptors call without a table of functions.
+  /// The type of the state, which adaptors call directly.
   using state_type = State;
-  /// The alignment if the caller names none, in bytes.
+  /// The alignment in bytes if the caller passes none.
   static constexpr std::size_t default_alignment = 256;
 
-  /// Returns false after a move from this handle. Its functions then throw std::invalid_argument, try_allocate fails
-  /// with outcome::invalid_argument, and a free is a misuse. A resource that is a value stays valid.
+  /// Returns false after a move from this object, unless the resource is a value that stays valid. After such a move
+  /// functions throw std::invalid_argument, try_allocate fails with outcome::invalid_argument, and a free is a misuse.
   bool valid() const noexcept {
     if constexpr (requires(Self const& s) { s.has_state(); }) return static_cast<Self const&>(*this).has_state();
     return true;
@@ -79,8 +79,9 @@ public:
     return *result;
   }
 
-  /// The same without throwing and without waiting. Force-inlined, like deallocate(): where a thread cache serves the
-  /// request, the function calls took 7 % of the time of recorded traces.
+  /// Does what allocate() does, but returns the failure instead of throwing it, and does not wait. Force-inlined, as
+  /// deallocate() is: where a thread cache serves the request, the function calls took 7 % of the time of recorded
+  /// traces.
   [[nodiscard, gnu::always_inline]] inline expected<void*, failure>
   try_allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     if (!valid()) [[unlikely]]
@@ -88,8 +89,8 @@ public:
     return detail::allocate_outermost(state(), stream, bytes, alignment, detail::as_it_is);
   }
 
-  /// Frees in the order of the stream: work enqueued on it earlier may still use the memory. Misuse is reported to the
-  /// handler.
+  /// Frees in the order of the stream: work that was enqueued on it earlier may still use the memory. Misuse is
+  /// reported to the handler.
   [[gnu::always_inline]] inline void deallocate(stream_ref stream, void* pointer, std::size_t bytes,
                                                 std::size_t alignment = default_alignment) noexcept {
     if (!pointer || !detail::may_free()) [[unlikely]]
@@ -101,7 +102,8 @@ public:
     state().deallocate(stream_key::of(*timeline, stream.get()), pointer, bytes, alignment);
   }
 
-  /// Returns memory that any stream, and the host if it can access it, may use at once. Throws as `throw_failure`.
+  /// Returns memory that any stream may use at once; so may the host, if it can access the memory. Throws as
+  /// `throw_failure`.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
     if (!valid()) [[unlikely]]
       detail::throw_moved_from("allocate_sync");
@@ -114,7 +116,7 @@ public:
     return *result;
   }
 
-  /// Frees memory. The caller guarantees that all uses are complete and that the host has seen that.
+  /// Frees memory. The caller guarantees that all uses of it are complete and that the host has seen that.
   void deallocate_sync(void* pointer, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     if (!pointer || !detail::may_free()) return;
     if (!valid()) [[unlikely]]
@@ -129,21 +131,21 @@ public:
     return gpumem::acquire(self(), stream, bytes, options, std::move(token));
   }
 
-  /// The same for several blocks, of which all are granted or none; see gpumem::acquire_all.
+  /// Returns an awaitable that gives several blocks: all are granted or none. See gpumem::acquire_all.
   template <std::size_t N, stoppable_token Token = never_stop_token>
   acquire_awaitable<Token, N> acquire_all(block_request const (&blocks)[N], acquire_options options = {},
                                           Token token = {}) noexcept {
     return gpumem::acquire_all(self(), blocks, options, std::move(token));
   }
 
-  /// Returns this resource type-erased, with its services but without ownership: it must outlive the result.
+  /// Returns this resource type-erased, with its services. The result does not own the resource, which must outlive it.
   pool_ref ref() noexcept
     requires mr::has_property<Self, mr::device_accessible>
   {
     return pool_ref{self()};
   }
 
-  /// Gives unused memory beyond `keep` reserved bytes back to the upstream; returns the bytes given back.
+  /// Gives unused memory back to the upstream until `keep` bytes are reserved. Returns the number of bytes given back.
   std::size_t trim(std::size_t keep = 0)
     requires trimmable_state<State>
   {
@@ -151,7 +153,7 @@ public:
     return state().trim(keep);
   }
 
-  /// Returns the statistics; a std::optional of them if only the upstream knows whether it keeps any.
+  /// Returns the statistics. For an adaptor whose upstream may keep none, returns a std::optional of them.
   auto statistics() const
     requires reporting_state<State>
   {
@@ -159,13 +161,13 @@ public:
     return state().read_statistics();
   }
 
-  /// Returns the device; a std::optional of one if the memory may belong to no device.
+  /// Returns the device of the memory. Returns a std::optional if the memory may belong to no device.
   auto device() const {
     if (!valid()) detail::throw_moved_from("device");
     return state().where();
   }
 
-  /// Returns the table and state through which allocations and erased types use this resource; keeps nothing alive.
+  /// Returns the state, and the table of functions by which allocations and erased types use it. Keeps nothing alive.
   services_handle services() const noexcept {
     if (!valid()) [[unlikely]]
       return {&detail::moved_from_table, nullptr};
@@ -173,7 +175,7 @@ public:
   }
 
 private:
-  // For a stream that is neither gpumem's own nor adopted.
+  // Frees on a stream that is neither gpumem's own nor adopted.
   [[gnu::noinline]] void deallocate_foreign(stream_ref stream, void* pointer, std::size_t bytes,
                                             std::size_t alignment) noexcept {
     if (auto* const timeline = detail::find_seen_timeline(stream.get())) [[likely]] {

@@ -1,4 +1,4 @@
-// The services of a resource: the table of functions through which allocations and awaitables use it.
+// The services of a resource: the table of functions by which allocations and awaitables use it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/services.hpp>
@@ -19,12 +19,12 @@ export {
   using gpumem::statistics;
 
   /// An owning, type-erased, device-accessible resource with gpumem's services. `acquire`, `trim` and `statistics_of`
-  /// work on it, and on erased types with fewer properties that are made from it. Never empty, unless moved from; a
+  /// work on it, and on erased types with fewer properties that are made from it. Empty only after a move from it. A
   /// copy may allocate on the host. With clang 19, a translation unit that includes CCCL's headers, imports gpumem and
   /// calls try_get_property must include <gpumem/services.hpp> (llvm-project#126373).
   using gpumem::any_pool;
 
-  /// The same without ownership: 16 bytes. The resource to which it refers must outlive it.
+  /// A reference to a resource, type-erased as any_pool is: 16 bytes. The resource must outlive it.
   using gpumem::pool_ref;
 }
 
@@ -37,10 +37,13 @@ export {
 }
 using gpumem::extend::find_services;
 
-/// The state that the author of a resource writes: two functions and a device. `where` returns a device, or an empty
-/// std::optional if the memory belongs to no device: streams are then identified by the current device. `try_allocate`
-/// returns `bytes` > 0 bytes, aligned to a power of two, valid in the stream's order (for the host's key: at once). If
-/// it fails it changes nothing. `deallocate` takes back what `try_allocate` returned. Any thread.
+/// The state of a resource: two functions and a device, which the author of the resource writes. Any thread may call
+/// them.
+/// - `try_allocate` returns `bytes` > 0 bytes, aligned to a power of two. They are valid in the order of the key's
+///   stream; for the host's key, at once. If it fails, it changes nothing.
+/// - `deallocate` takes back what `try_allocate` returned.
+/// - `where` returns a device, or an empty std::optional if the memory belongs to no device. Streams are then
+///   identified by the current device.
 export template <class S>
 concept resource_state = requires(S& s, stream_key const& key, void* pointer, std::size_t n) {
   { s.try_allocate(key, n, n) } noexcept -> std::same_as<expected<void*, failure>>;
@@ -48,22 +51,24 @@ concept resource_state = requires(S& s, stream_key const& key, void* pointer, st
   { s.where() } noexcept -> std::convertible_to<std::optional<device>>;
 };
 
-/// A state that can serve requests on capturing streams: those call `allocate_in_capture` in place of `try_allocate`.
-/// For all other states such a request fails with outcome::capture_unsupported. An adaptor, whose `try_allocate` passes
-/// the key on, has the constant `forwards_captures` instead.
+/// A state that can serve requests on capturing streams: these requests call `allocate_in_capture` in place of
+/// `try_allocate`. An adaptor that only passes the key on to its upstream's `try_allocate` has the constant
+/// `forwards_captures` instead. With any other state, a request on a capturing stream fails with
+/// outcome::capture_unsupported.
 export template <class S>
 concept capturing_state = resource_state<S> && requires(S& s, stream_key const& key, std::size_t n) {
   { s.allocate_in_capture(key, n, n) } noexcept -> std::same_as<expected<void*, failure>>;
 };
 
-/// A state that can let requests wait.
+/// A state that can let requests wait; see waiter.
 export template <class S>
 concept waiting_state = resource_state<S> && requires(S& s, waiter& w) {
   { s.admit(w) } noexcept -> std::same_as<bool>;
   { s.cancel_waiter(w) } noexcept -> std::same_as<bool>;
 };
 
-/// A state that uses holder events to find out that no holder can go on.
+/// A state that is told of changes of holders (units of work that hold memory). By these it finds out when no holder
+/// can go on.
 export template <class S>
 concept holding_state = resource_state<S> && requires(S& s, holder& h) {
   { s.on_holder_event(h, holder_event::waits) } noexcept;
@@ -75,7 +80,7 @@ concept trimmable_state = resource_state<S> && requires(S& s, std::size_t n) {
   { s.trim(n) } -> std::same_as<std::size_t>;
 };
 
-/// A state that keeps statistics. It returns a std::optional if only the object knows whether it does.
+/// A state that keeps statistics. read_statistics() returns a std::optional if not all objects of the type keep them.
 export template <class S>
 concept reporting_state = resource_state<S> && requires(S& s) {
   { s.read_statistics() } -> std::convertible_to<std::optional<statistics>>;
@@ -84,12 +89,13 @@ concept reporting_state = resource_state<S> && requires(S& s) {
 
 namespace detail {
 
-// Whether requests on capturing streams may reach the state, which serves or forwards them.
+// Whether a request on a capturing stream may reach the state: the state serves such requests or forwards them.
 template <class S>
 inline constexpr bool serves_captures = capturing_state<S> || requires { requires S::forwards_captures; };
 
-// The checks of each request, made once, in the outermost call. explain_request() returns what is wrong with it;
-// plain_request() only tells whether all is right. `may_capture`: the stream may capture, which is not plain.
+// The checks of each request, made once, in the outermost call. plain_request() returns whether all is right and the
+// stream does not capture. explain_request() is the slow form: it returns the failure, if there is one. With
+// `may_capture` a capturing stream is no failure.
 expected<void*, failure> explain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
                                          std::size_t alignment, bool may_capture = false) noexcept;
 inline bool plain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
@@ -103,7 +109,7 @@ inline expected<void*, failure> checked_request(stream_key const& key, std::opti
   return explain_request(key, where, bytes, alignment, may_capture);
 }
 
-// Calls the function of the state that serves this stream; refuses a capturing stream if there is none.
+// Calls the function of the state that serves the key's stream. Refuses a capturing stream that the state cannot serve.
 template <resource_state S>
 [[gnu::always_inline]] inline expected<void*, failure>
 allocate_keyed(S& state, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
@@ -119,8 +125,8 @@ allocate_keyed(S& state, stream_key const& key, std::size_t bytes, std::size_t a
 // Identifies a stream without throwing.
 expected<stream_key, failure> identify_other(stream_ref stream, std::optional<device> where,
                                              std::size_t bytes) noexcept;
-// The same for a free, which must not fail if host memory for the stream's timeline is missing: it then waits for the
-// stream on the host and returns the host's key.
+// Identifies a stream for a free, which must not fail. If the host has no memory to keep track of the stream, waits for
+// the stream on the host and returns the host's key.
 expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> where,
                                                 std::size_t bytes) noexcept;
 inline expected<stream_key, failure> try_identify(stream_ref stream, std::optional<device> where,
@@ -129,7 +135,7 @@ inline expected<stream_key, failure> try_identify(stream_ref stream, std::option
   return identify_other(stream, where, bytes);
 }
 expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept;
-// Adds the figures that are sums over several resources, except limits and peaks.
+// Adds those figures that are sums over several resources, but no limits and peaks.
 void add_statistics(statistics& sum, statistics const& one) noexcept;
 // Returns the statistics of the resource; none if it keeps none.
 inline std::optional<statistics> statistics_from(services_handle const& from) {
@@ -168,7 +174,7 @@ template <class Allocate> expected<void*, failure> allocate_external(Allocate al
   } catch (...) { return unexpected<failure>{current_failure(bytes)}; }
 }
 
-// For a request that fails a check, or on a stream that has not been seen before.
+// Serves a request that fails a check, or whose stream has not been seen before.
 template <resource_state State, class Adjust>
 [[gnu::noinline]] expected<void*, failure> allocate_unusual(State& state, stream_ref stream, std::size_t bytes,
                                                             std::size_t alignment, Adjust adjust) noexcept {
@@ -179,7 +185,7 @@ template <resource_state State, class Adjust>
   return checked ? allocate_keyed(state, adjust(*key), bytes, alignment) : checked;
 }
 
-// For a stream that is neither gpumem's own nor one whose owner has promised that it lives.
+// Serves a request on a stream that is neither gpumem's own nor one whose owner has promised that it lives.
 template <resource_state State, class Adjust>
 [[gnu::noinline]] expected<void*, failure> allocate_foreign(State& state, stream_ref stream, std::size_t bytes,
                                                             std::size_t alignment, Adjust adjust) noexcept {
@@ -192,7 +198,8 @@ template <resource_state State, class Adjust>
   return state.try_allocate(adjust(key), bytes, alignment);
 }
 
-// `adjust` returns the key that is passed to the state: see stream_key::waiting and stream_key::queueing_as.
+// Checks a request and passes it to the state, with the key that `adjust` returns: see stream_key::waiting and
+// stream_key::queueing_as.
 template <resource_state State, class Adjust>
 [[gnu::always_inline]] inline expected<void*, failure>
 allocate_outermost(State& state, stream_ref stream, std::size_t bytes, std::size_t alignment, Adjust adjust) noexcept {
@@ -258,10 +265,10 @@ template <resource_state S> services_table make_table(std::type_info const& type
   return table;
 }
 
-// Tells the handler of a free through a handle that was moved from.
+// Reports a free through a handle that was moved from to the misuse handler.
 void report_moved_from(void* pointer, std::size_t bytes) noexcept;
 
-// The table of a handle that was moved from: each of its functions says so.
+// Returns the table of a handle that was moved from: each of its functions fails and says so.
 inline services_table make_moved_from_table() noexcept {
   services_table table{};
   table.type = &typeid(void);
@@ -282,8 +289,8 @@ inline services_table make_moved_from_table() noexcept {
 }
 inline services_table const moved_from_table = make_moved_from_table();
 
-// The table of a resource that is not gpumem's. The resource is its own state and must outlive its allocations. Frees
-// use the handle of the block's stream, which must live until then.
+// The functions below make the table of a resource that is not gpumem's. The resource is its own state and must outlive
+// its allocations. Frees use the handle of the block's stream, which must live until then.
 template <class R> R& as(void* state) noexcept { return *static_cast<R*>(state); }
 inline stream_ref stream_of(stream_key const& key) noexcept { return stream_ref{key.timeline().handle()}; }
 
@@ -319,8 +326,8 @@ template <class R> inline services_table const external_table_of = make_external
 } // namespace detail
 
 namespace extend {
-/// Returns the services of any resource. A gpumem resource has its own, an erased one carries those of the type that it
-/// holds, and any other gets a table over its public functions. The handle keeps nothing alive.
+/// Returns the services of any resource. A gpumem resource has its own. An erased resource carries those of the type
+/// that it holds. Any other resource gets a table over its public functions. The result keeps nothing alive.
 export template <class R> services_handle services_of(R& resource) noexcept {
   if constexpr (requires { resource.services(); }) {
     return resource.services();
@@ -342,7 +349,7 @@ export template <class R> services_handle services_of(R& resource) noexcept {
 } // namespace extend
 
 namespace detail {
-// The services of an upstream. Throws rule_error if it was moved from.
+// Returns the services of an upstream. Throws rule_error if the upstream was moved from.
 template <class R> services_handle services_of_upstream(R& upstream) {
   auto const found = services_of(upstream);
   if (found.table == &moved_from_table) throw_moved_from("the upstream");
@@ -350,8 +357,8 @@ template <class R> services_handle services_of_upstream(R& upstream) {
 }
 } // namespace detail
 
-/// Gives unused memory beyond `keep` reserved bytes back to the upstream; returns the bytes given back. Does not wait
-/// for streams. Any thread.
+/// Gives unused memory back to the upstream until `keep` bytes are reserved. Returns the number of bytes given back.
+/// Does not wait for streams. Any thread.
 export template <class R> std::size_t trim(R& resource, std::size_t keep = 0) {
   auto const s = services_of(resource);
   return s.table->trim(s.state, keep);

@@ -11,13 +11,17 @@ import :sync;
 
 namespace gpumem::extend {
 
-/// Base of a shared state. It counts handles in one counter, and live blocks in slots by thread, since a counter that
-/// all threads share costs hundreds of nanoseconds. Each slot has a biased mutex: an atomic exchange takes 5 ns, of the
-/// 12 of a pool's call. Once the last handle is gone the slots are folded into one count. That revokes the mutexes,
-/// which stops all threads for some microseconds. The call that brings the count to zero deletes the state. Any thread.
+/// Base of a shared state. Each object of a pool's or adaptor's class is a handle, and one counter counts the handles.
+/// Live blocks are counted in slots by thread, since a counter that all threads share costs hundreds of nanoseconds.
+/// The first threads have slots with a biased mutex, which its thread locks without an atomic exchange: that would take
+/// 5 ns of the 12 ns of a pool's call.
+///
+/// When the last handle is gone, the counts of all slots are added up in one counter: the slots are folded. This
+/// revokes the biased mutexes, which stops all threads for some microseconds. The call that brings the counter to zero
+/// deletes the state. Any thread.
 export class shared_state {
 public:
-  /// `long_lived`: false saves the making and the revocation of biased mutexes, and makes calls slower.
+  /// `long_lived`: if false, the state has no biased mutexes. Construction and end are then cheaper, and calls slower.
   explicit shared_state(bool long_lived = true) noexcept;
   shared_state(shared_state const&) = delete;
   shared_state& operator=(shared_state const&) = delete;
@@ -31,7 +35,7 @@ public:
     if (!count(1)) [[unlikely]]
       remaining_.fetch_add(1, std::memory_order_relaxed);
   }
-  /// The state may be deleted when this returns.
+  /// Counts a live block as freed. The state may be deleted when this returns.
   inline void drop_live() noexcept {
     if (detail::forked()) [[unlikely]]
       return;
@@ -39,13 +43,13 @@ public:
       drop_folded();
   }
 
-  /// Whether the last handle is gone: only frees may still come.
+  /// Returns whether the last handle is gone: only frees may still come.
   inline bool closed() const noexcept { return handles_.load(std::memory_order_relaxed) == 0; }
 
 protected:
   virtual ~shared_state() = default;
 
-  /// Called once, when the last handle is gone; the state still lives.
+  /// Called once, when the last handle is gone; the state is still alive.
   virtual void on_last_handle() noexcept {}
 
 private:
@@ -59,9 +63,9 @@ private:
     }
   };
   struct alignas(64) owned_slot : slot {
-    sync::biased_mutex mutex; // belongs to the thread of the slot's index
+    sync::biased_mutex mutex; // its owner is the thread with the slot's index
   };
-  // Threads with higher indices use these, and all threads in a state that is not long-lived.
+  // The slots of threads with higher indices; if the state is not long-lived, the slots of all threads.
   struct alignas(64) shared_slot : slot {
     std::atomic_flag busy;
   };
@@ -94,8 +98,8 @@ private:
   void drop_folded() noexcept;
 
   std::atomic<std::int64_t> handles_{0};
-  // The live blocks of folded slots. It includes `folding`, more than there can be blocks, until all slots are folded:
-  // a free on a folded slot cannot bring it to zero before.
+  // The live blocks of folded slots. Until all slots are folded, this includes `folding`, more than there can be
+  // blocks: so a free on a folded slot cannot bring `remaining_` to zero too early.
   static constexpr std::int64_t folding = std::int64_t{1} << 62;
   std::atomic<std::int64_t> remaining_{folding};
   bool const long_lived_;
@@ -103,10 +107,10 @@ private:
   std::array<owned_slot, sync::max_biased_threads> owned_;
 };
 
-/// A counted pointer to a state; each handle of a pool or adaptor holds one.
+/// A counted pointer to a state; each object of a pool's or adaptor's class holds one.
 export template <class State> class state_ptr {
 public:
-  /// Counts a handle of the state.
+  /// Counts a new handle of the state.
   explicit state_ptr(State* state) noexcept : state_{state} { state_->add_handle(); }
   state_ptr(state_ptr const& other) noexcept : state_{other.state_} {
     if (state_) state_->add_handle();

@@ -1,4 +1,4 @@
-// The stop tokens that a wait takes: std::stop_token, those of P2300, and other types of the same shape.
+// The stop tokens that a wait takes: std::stop_token, those of P2300, and other types with the same functions.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <stop_token>
@@ -24,12 +24,12 @@ struct stop_probe {
 
 namespace extend {
 /// The callback type of a token. Constructed with (token, function), it calls the function at a stop request, on the
-/// requesting thread; in the constructor if the request came earlier. Its destructor waits for a call in progress on
-/// another thread.
+/// thread that requests the stop. If the request came earlier, the constructor calls the function. The destructor waits
+/// for a call in progress on another thread.
 export template <class Token, class Function>
 using stop_callback_t = typename detail::stop_callback_of<Token, Function>::type;
 
-/// A token through which a wait can be asked to stop.
+/// A token by which a wait can be asked to stop.
 export template <class T>
 concept stoppable_token = std::copyable<T> && requires(T const& token) {
   { token.stop_requested() } noexcept -> std::convertible_to<bool>;

@@ -9,21 +9,22 @@ import :std;
 
 namespace gpumem::detail {
 
-// A promise that is told of a stop and returns the coroutine that runs instead, as in P2300.
+// A coroutine's promise that accepts a stop, as in P2300: unhandled_stopped() returns the coroutine to run instead.
 template <class Promise>
 concept stoppable_promise = requires(Promise& promise) {
   { promise.unhandled_stopped() } -> std::convertible_to<std::coroutine_handle<>>;
 };
 
-// The thread that decides a suspended operation posts it, and must not touch it afterwards: it may run and be destroyed
-// at once. The thread that destroys the operation must know that the post is over. Both take the lock of a gate that
-// outlives all operations.
+// A suspended operation. One thread decides it, posts it to the executor, and must not touch it afterwards: it may run
+// and be destroyed at once. A thread that destroys the operation must know that the post is over. So both threads take
+// the lock of a gate, an object that outlives all operations.
 //
-// posted_ | guarded by the gate: set by the deciding thread before the post, cleared before the operation waits again
-// false   | the operation is undecided, or the deciding thread has not posted it yet
-// true    | the operation is in the executor's queue, runs, or has run
+// The lock guards `posted_`. The deciding thread sets it before the post; it is cleared before the operation waits
+// again.
+// - false: the operation is undecided, or the deciding thread has not posted it yet;
+// - true: the operation is in the executor's queue, runs, or has run.
 //
-// Another thread must not destroy a coroutine that its executor has begun to resume: no lock here makes that safe.
+// No lock here makes it safe to destroy a coroutine that an executor has begun to resume on another thread.
 class suspension : public work_item {
 public:
   explicit suspension(executor* where) noexcept : executor_{where} {}
@@ -41,32 +42,33 @@ protected:
     }
   }
 
-  // Called before another thread can decide the operation. Without an executor it resumes on the library thread, which
-  // is started if needed: throws std::system_error, std::bad_alloc, and cuda_error in a forked child.
+  // Called before another thread can decide the operation. Without an executor, chooses the library thread and starts
+  // it if needed. Throws std::system_error, std::bad_alloc, and cuda_error in a forked child.
   void prepare();
 
-  // The executor on which the operation resumes; after prepare().
+  // Returns the executor on which the operation resumes. Called after prepare().
   executor const& resumes_on() const noexcept { return *executor_; }
 
-  // Returns the coroutine that runs after the decision; the thread that resumes the operation calls it.
+  // Returns the coroutine that runs after the decision. Called by the thread that resumes the operation.
   std::coroutine_handle<> next() noexcept {
     return unhandled_stopped_ && end_stopped() ? unhandled_stopped_(continuation_) : continuation_;
   }
 
-  // Whether a stop decided the operation. If so, its result is not read and the coroutine is not resumed.
+  // Returns whether a stop decided the operation. If so, the result is not read and the coroutine is not resumed.
   virtual bool end_stopped() noexcept = 0;
 
-  // Runs on the executor, before the coroutine resumes. False: the operation waits again, and may be destroyed.
+  // Runs on the executor, before the coroutine resumes. Returns false if the operation waits again. Another thread may
+  // then destroy the operation at any time.
   virtual bool conclude() noexcept { return true; }
 
-  // Called by the thread that decided the operation, as its last access to it.
+  // Posts the operation. Called by the thread that decided the operation, as its last access to it.
   void post() noexcept;
-  // Waits until the post is over. conclude() calls it before the operation waits again, and so before the resource can
-  // decide it a second time.
+  // Waits until the post is over. conclude() calls this before the operation waits again: otherwise the resource could
+  // decide the operation a second time during the post.
   void await_post() noexcept;
 
-  // Called by the thread that destroys the operation, after another thread has decided it: waits until it is posted,
-  // then cancels the post.
+  // Called by the thread that destroys the operation, after another thread has decided it. Waits until the operation is
+  // posted, then cancels the post.
   void take_back() noexcept;
 
 private:

@@ -8,7 +8,7 @@ import :sync;
 namespace gpumem {
 
 /// Runs items on several threads of its own, which share one queue: items begin in the order of posting, several at a
-/// time. The destructor runs all queued items and then joins the threads; it must not run on one of them.
+/// time. The destructor runs all queued items and then joins the threads, so it must not be called on one of them.
 export class thread_pool_executor final : public executor {
 public:
   /// Throws std::invalid_argument for 0 threads, std::system_error, std::bad_alloc, and cuda_error in a forked child.

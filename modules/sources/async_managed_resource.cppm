@@ -11,17 +11,17 @@ import :std;
 namespace gpumem {
 
 /// A driver pool of managed memory without a preferred location. The host may touch the memory as soon as an allocation
-/// returns. So an allocation waits on the host until the memory is ready; it has to wait only if the driver reuses
-/// memory that other work still uses. A free does not wait; it takes effect in the order of its stream. Everything else
-/// is as for async_resource.
+/// returns. So an allocation waits on the host until the memory is ready. The memory is ready at once unless other work
+/// still uses it. A free does not wait; it takes effect in the order of its stream. All other properties are those of
+/// async_resource.
 export class async_managed_resource
     : public detail::owned_driver_pool<async_managed_resource, mr::device_accessible, mr::host_accessible> {
 public:
   /// The memory may be used on every stream at once.
   static constexpr bool stream_ordered = false;
 
-  /// Throws std::invalid_argument for options that contradict each other, out_of_memory, and cuda_error if the device
-  /// or the driver does not support such pools.
+  /// Throws std::invalid_argument for options that contradict each other, and out_of_memory. Throws cuda_error if the
+  /// device or the driver does not support such pools.
   explicit async_managed_resource(gpumem::device where = gpumem::device{0}, async_options options = {})
       : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::managed, where, std::move(options)}} {}
 };

@@ -8,9 +8,9 @@ import :resource;
 
 namespace gpumem {
 
-/// Allocates from the driver's default pool of managed memory without a preferred location, or from any such pool by
-/// its handle, as async_managed_resource does from its own. Ownership, copies and thread-safety are as for
-/// async_resource_view.
+/// Allocates as async_managed_resource does, but from a pool that gpumem does not own. This is the driver's default
+/// pool of managed memory without a preferred location, or any such pool by its handle. For ownership, copies and
+/// thread-safety see async_resource_view.
 export class async_managed_resource_view
     : public detail::driver_pool_base<async_managed_resource_view, detail::driver_pool_view_state,
                                       mr::device_accessible, mr::host_accessible> {
@@ -22,7 +22,7 @@ public:
   explicit async_managed_resource_view(gpumem::device where = gpumem::device{0})
       : async_managed_resource_view{detail::default_driver_pool(detail::driver_pool_kind::managed, where)} {}
 
-  /// Uses the pool of this handle; the host and the device must be able to access its memory. Throws
+  /// Uses the pool of this handle. The host and the device must be able to access its memory. Throws
   /// std::invalid_argument for a null handle, and cuda_error.
   async_managed_resource_view(CUmemoryPool pool, gpumem::device where)
       : async_managed_resource_view{detail::foreign_driver_pool(pool, where, true)} {}

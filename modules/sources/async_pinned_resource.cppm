@@ -11,18 +11,20 @@ import :std;
 namespace gpumem {
 
 /// A driver pool of page-locked host memory, on the NUMA node `options.numa_node` unless that is -1. The device and
-/// `options.peers` can access it. The host may touch the memory as soon as an allocation returns; allocations and frees
-/// wait as async_managed_resource's do. Runtime copies that name their direction fail on such memory (driver 580), and
-/// so do Thrust's algorithms, which use them. Copies by cudaMemcpyDefault and driver copies work. Everything else is as
-/// for async_resource.
+/// `options.peers` can access the memory, and the host may touch it as soon as an allocation returns. So an allocation
+/// waits on the host until its memory is ready; a free does not wait.
+///
+/// Copies of the CUDA runtime that name their direction fail on such memory (driver 580). So do Thrust's algorithms,
+/// which use such copies. Copies by cudaMemcpyDefault and driver copies work. All other properties are those of
+/// async_resource.
 export class async_pinned_resource
     : public detail::owned_driver_pool<async_pinned_resource, mr::device_accessible, mr::host_accessible> {
 public:
   /// The memory may be used on every stream at once.
   static constexpr bool stream_ordered = false;
 
-  /// Throws std::invalid_argument for options that contradict each other, out_of_memory, and cuda_error if the device
-  /// or the driver does not support such pools.
+  /// Throws std::invalid_argument for options that contradict each other, and out_of_memory. Throws cuda_error if the
+  /// device or the driver does not support such pools.
   explicit async_pinned_resource(gpumem::device where = gpumem::device{0}, async_options options = {})
       : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::pinned, where, std::move(options)}} {}
 };

@@ -8,9 +8,9 @@ import :resource;
 
 namespace gpumem {
 
-/// Allocates from the driver's default pool of page-locked host memory, or from any such pool by its handle, as
-/// async_pinned_resource does from its own. A view of the default pool gives the device access to all memory of that
-/// pool, for good. Ownership, copies and thread-safety are as for async_resource_view.
+/// Allocates as async_pinned_resource does, but from a pool that gpumem does not own. This is the driver's default pool
+/// of page-locked host memory, or any such pool by its handle. A view of the default pool gives the device access to
+/// all memory of that pool; the access stays for ever. For ownership, copies and thread-safety see async_resource_view.
 export class async_pinned_resource_view
     : public detail::driver_pool_base<async_pinned_resource_view, detail::driver_pool_view_state, mr::device_accessible,
                                       mr::host_accessible> {
@@ -22,7 +22,7 @@ public:
   explicit async_pinned_resource_view(gpumem::device where = gpumem::device{0})
       : async_pinned_resource_view{detail::default_driver_pool(detail::driver_pool_kind::pinned, where)} {}
 
-  /// Uses the pool of this handle; the host and the device must be able to access its memory. Throws
+  /// Uses the pool of this handle. The host and the device must be able to access its memory. Throws
   /// std::invalid_argument for a null handle, and cuda_error.
   async_pinned_resource_view(CUmemoryPool pool, gpumem::device where)
       : async_pinned_resource_view{detail::foreign_driver_pool(pool, where, true)} {}

@@ -8,13 +8,13 @@ import :resource;
 
 namespace gpumem {
 
-/// Allocates from a device's default pool, or from any pool of device memory by its handle, as async_resource does from
-/// its own. A view does not own the pool, and changes its settings only on request. So the release threshold of the
-/// default pool stays at the driver's 0 unless the program has raised it. The pool must outlive the
-/// view's blocks. Destroy it only after the host has seen their frees complete. A block must be freed through a view of
-/// the same pool; an async_resource that owns that pool is a different resource.
+/// Allocates as async_resource does, but from a pool that gpumem does not own: a device's default pool, or any pool of
+/// device memory by its handle. A view changes the settings of the pool only on request: so the release threshold of
+/// the default pool stays at the driver's 0 unless the program has raised it. The pool must outlive the view's blocks,
+/// and may be destroyed only after the host has seen their frees complete. A block must be freed through a view of the
+/// same pool; an async_resource that owns this pool is a different resource.
 ///
-/// A value type; views of one pool are equal. Any thread.
+/// A value type: all views of the same pool are equal. Any thread.
 export class async_resource_view
     : public detail::driver_pool_base<async_resource_view, detail::driver_pool_view_state, mr::device_accessible> {
 public:
@@ -25,12 +25,12 @@ public:
   explicit async_resource_view(gpumem::device where = gpumem::device{0})
       : async_resource_view{detail::default_driver_pool(where)} {}
 
-  /// Uses a pool of the device by its handle. Throws std::invalid_argument for a null handle, and cuda_error.
+  /// Uses the pool of this handle, of memory of the device. Throws std::invalid_argument for a null handle, and
+  /// cuda_error.
   async_resource_view(CUmemoryPool pool, gpumem::device where)
       : async_resource_view{detail::foreign_driver_pool(pool, where)} {}
 
-  /// Returns a view of the pool that cuMemAllocAsync uses on the device now. Throws std::invalid_argument and
-  /// cuda_error.
+  /// Returns a view of the pool that cuMemAllocAsync uses on the device now. Throws std::invalid_argument, cuda_error.
   static async_resource_view current(gpumem::device where) {
     return async_resource_view{detail::current_driver_pool(where)};
   }

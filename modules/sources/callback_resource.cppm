@@ -12,15 +12,15 @@ import :stream;
 
 namespace gpumem {
 
-/// Returns `bytes` > 0 bytes at a multiple of `alignment` that work enqueued on the stream from now on may use. Returns
-/// null or throws if it cannot.
+/// Returns `bytes` > 0 bytes at a multiple of `alignment`; work enqueued on the stream from now on may use them. If it
+/// cannot, returns null or throws.
 export using callback_allocate = std::function<void*(stream_ref, std::size_t bytes, std::size_t alignment)>;
-/// Frees memory after the work enqueued on the stream so far. `bytes` and `alignment` are those of its allocation.
+/// Frees memory, which work enqueued on the stream so far may still use. `bytes` and `alignment` are the allocation's.
 export using callback_deallocate = std::function<void(stream_ref, void*, std::size_t bytes, std::size_t alignment)>;
 
 namespace detail {
 
-// Calls the functions. Its handles and live blocks are counted; it ends with the last of them.
+// Calls the functions. Its handles and live blocks are counted, and it is deleted with the last of them.
 class callback_state final : public source_state, public shared_state {
 public:
   callback_state(class device where, callback_allocate allocate, callback_deallocate deallocate);
@@ -43,7 +43,7 @@ private:
   void call_deallocate(stream_ref on, block const& returned) noexcept;
 
   class device const where_;
-  stream own_; // for calls without a stream
+  stream own_; // for calls that have no stream of the caller
   callback_allocate const allocate_;
   callback_deallocate const deallocate_;
   std::atomic<std::uint64_t> dropped_{0};
@@ -51,26 +51,27 @@ private:
 
 } // namespace detail
 
-/// Makes a resource of two functions. `Properties` says whether the device and the host can access their memory;
-/// without it, `callback_resource{device, allocate, deallocate}` is accessible to the device.
+/// Makes a resource of two functions. `Properties` says whether the device and the host can access their memory.
+/// Without it, `callback_resource{device, allocate, deallocate}` makes a resource whose memory the device can access.
 ///
-/// Both functions are called without a lock of gpumem, on any thread and on several at once. The device is current
-/// meanwhile. A stream-ordered call passes the caller's stream. `allocate_sync` passes a stream of the resource, and
-/// then waits on the host for that stream. `deallocate_sync` passes that stream and does not wait. So does a free whose
-/// stream may not be used any more, after the host has seen the work on the block complete.
+/// Both functions are called without a lock of gpumem, on any thread and on several threads at once. The device is
+/// current meanwhile. A stream-ordered call passes the caller's stream. `allocate_sync` passes a stream of the resource
+/// and then waits on the host for that stream. `deallocate_sync` passes the same stream and does not wait. A free whose
+/// stream may not be used any more also passes it, after the host has seen the work on the block complete.
 ///
-/// Null and std::bad_alloc from an allocation mean outcome::exhausted. A cuda_error means driver_error or, if it is
-/// sticky, device_lost, with its code. A std::invalid_argument, and memory with a smaller alignment, mean
-/// invalid_argument. Any other exception means driver_error with code 0. A free cannot fail. An exception that the
-/// function throws there is dropped and counted; the block counts as freed.
+/// Failures of an allocation: null or std::bad_alloc is outcome::exhausted. A cuda_error is device_lost if it is
+/// sticky, otherwise driver_error, with its code. A std::invalid_argument, and memory with a smaller alignment, are
+/// invalid_argument. Any other exception is driver_error with code 0. A free cannot fail: if the function throws, the
+/// exception is dropped and counted, and the block counts as freed.
 ///
-/// An allocation on a capturing stream fails, and a free there is deferred to the next call outside a capture, as in
-/// cuda_resource. Misuse is found and reported, and does not reach the functions. Neither function is called after the
-/// device is lost, at process exit, and in a forked child. Statistics are those of cuda_resource, per resource.
+/// An allocation on a capturing stream fails. A free on a capturing stream is deferred to a later call outside the
+/// capture, as in cuda_resource. Misuse is reported, and the functions are not called for it. Neither function is
+/// called after the device is lost, at process exit, and in a forked child. The statistics have the same figures as
+/// those of cuda_resource, for this resource alone.
 ///
-/// A shared handle of 8 bytes: copies refer to the same functions and compare equal. The functions live until the last
-/// handle is gone and the last block is freed. A free that was deferred and still cannot be done then is never done.
-/// Any thread.
+/// An object is a shared handle of 8 bytes: copies refer to the same functions and compare equal. The functions live
+/// until the last handle is gone and the last block is freed. If a deferred free still cannot be done then, it is never
+/// done. Any thread.
 export template <class... Properties>
 class callback_resource
     : public resource_base<callback_resource<Properties...>, detail::callback_state, Properties...> {
@@ -78,11 +79,11 @@ public:
   /// The memory may be used in the order of the stream on which it was allocated.
   static constexpr bool stream_ordered = true;
 
-  /// Throws std::invalid_argument for an empty function, std::bad_alloc and cuda_error.
+  /// Throws std::invalid_argument if a function is empty, std::bad_alloc, cuda_error.
   callback_resource(gpumem::device where, callback_allocate allocate, callback_deallocate deallocate)
       : state_{new detail::callback_state{where, std::move(allocate), std::move(deallocate)}} {}
 
-  /// Returns how many exceptions of the function that frees were dropped. Any thread.
+  /// Returns how many exceptions of the deallocating function were dropped. Any thread.
   std::uint64_t dropped_exceptions() const { return state_->dropped_exceptions(); }
 
   friend bool operator==(callback_resource const& a, callback_resource const& b) noexcept {

@@ -13,16 +13,17 @@ device_source& cuda_source(device where);
 } // namespace detail
 
 /// Calls cuMemAlloc and cuMemFree on one device. The memory may be used on every stream at once; a call takes tens of
-/// microseconds. The driver aligns to 256 bytes; larger alignments over-allocate.
+/// microseconds. The driver aligns to 256 bytes. For larger alignments more bytes are allocated than requested.
 ///
-/// A free waits on the host for its stream. It does not rely on cuMemFree, which waits for the device as well but does
-/// not promise to for every kind of memory. `deallocate_sync` waits only as cuMemFree does. A free on a capturing
-/// stream is deferred to a call outside a capture. For own and adopted streams any call does; for others a call on the
-/// same stream, or any call after an event shows that the stream's work is complete. After the device is lost, a free
-/// makes no driver call and only updates the statistics.
+/// A free waits on the host for its stream. It does not rely on a wait inside cuMemFree: the driver does not promise
+/// that wait for every kind of memory. `deallocate_sync` only calls cuMemFree, and waits only as long as that does.
 ///
-/// Statistics: live and reserved bytes and their peaks, allocations, frees, failures; common to all cuda_resource
-/// objects of a device. A value type; all objects of one device are equal. Any thread.
+/// A free on a capturing stream is deferred: a later call outside a capture frees the block. If gpumem made or adopted
+/// the stream, any such call does. Otherwise a call on the same stream does, or any call after an event shows that the
+/// stream's work is complete. After the device is lost, a free makes no driver call and only updates the statistics.
+///
+/// Statistics: live and reserved bytes and their peaks, allocations, frees, failures. All cuda_resource objects of a
+/// device share them. A value type; all objects of one device are equal. Any thread.
 export class cuda_resource : public resource_base<cuda_resource, detail::device_source, mr::device_accessible> {
 public:
   /// The memory may be used on every stream at once.

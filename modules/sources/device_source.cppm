@@ -11,16 +11,16 @@ import :stream;
 
 namespace gpumem::detail {
 
-// A kind of memory: its two driver calls, made with the device current. Each kind aligns to 256 bytes.
+// A kind of memory: its two driver calls, made while the device is current. Each kind aligns to 256 bytes.
 struct driver_memory {
   char const* name;
   CUresult (*allocate)(CUdeviceptr* address, std::size_t bytes);
   CUresult (*free)(CUdeviceptr address);
 };
 
-// Makes a driver call with the device current and returns its result. If the device was reset or is lost, and in a
-// forked child, the call is not made and the error for that state is returned. The call is part of no graph, but
-// without relaxed_capture it would invalidate a global-mode capture of another thread.
+// Makes a driver call while the device is current, and returns its result. If the device was reset or is lost, or in a
+// forked child, does not make the call and returns the error for that state. The call belongs to no graph. Without
+// relaxed_capture it would nevertheless invalidate a global-mode capture of another thread.
 template <class Call> CUresult call_on(class device where, Call call) noexcept {
   try {
     where.require();
@@ -30,12 +30,12 @@ template <class Call> CUresult call_on(class device where, Call call) noexcept {
   } catch (cuda_error const& e) { return static_cast<CUresult>(e.status()); }
 }
 
-// One per kind and device. Never destroyed: the resources are values that point to it.
+// One object per kind of memory and device. Never destroyed: the resources are values that point to it.
 class device_source final : public source_state {
 public:
   device_source(driver_memory const& kind, class device where) noexcept;
   static device_source& of(driver_memory const& kind, class device where);
-  // Whether this is a whole live block of one of the states: one allocation of the driver.
+  // Returns whether `pointer` and `bytes` are a whole live block of any device_source: one allocation of the driver.
   static bool any_has_block(void* pointer, std::size_t bytes) noexcept;
   class device where() noexcept { return device_; }
 

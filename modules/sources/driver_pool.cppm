@@ -24,11 +24,11 @@ enum class driver_pool_kind : unsigned char { device, managed, pinned };
 // Returns the name of the resource class that owns pools of this kind.
 char const* name_of(driver_pool_kind kind) noexcept;
 
-// A pool handle and the device of its memory; does not own the pool.
+// The handle of a driver pool and the device of its memory; does not own the pool.
 struct driver_pool {
   CUmemoryPool handle = nullptr;
   class device where;
-  // The host may touch an allocation at once, so an allocation waits on the host until its memory is ready.
+  // Whether the host may touch an allocation at once. If so, an allocation waits on the host until its memory is ready.
   bool host_ready = false;
   std::size_t limit = 0;
 };
@@ -36,15 +36,16 @@ struct driver_pool {
 // Creates a pool with the options. Throws cuda_error, out_of_memory, std::invalid_argument; then no pool remains.
 driver_pool make_driver_pool(driver_pool_kind kind, class device where, async_options const& options);
 driver_pool default_driver_pool(class device where);
-// Returns the default pool of managed or of pinned memory and gives the device access to it. Throws cuda_error if the
-// driver has none.
+// Returns the default pool of managed or of pinned memory and gives the device access to the pool. Throws cuda_error if
+// the driver has no such pool.
 driver_pool default_driver_pool(driver_pool_kind kind, class device where);
 driver_pool current_driver_pool(class device where);
 void set_current_driver_pool(driver_pool const& pool);
 driver_pool foreign_driver_pool(CUmemoryPool handle, class device where, bool host_ready = false);
 
-// Allocates and frees in stream order. Handle 0 is taken as the legacy stream, which is ordered with both streams that
-// the caller can mean. A free on a foreign stream without its handle is deferred to the next call on that stream.
+// Allocates and frees in stream order. For handle 0, which means the legacy or the per-thread stream, the driver gets
+// the legacy stream: it is ordered with both. A free on a foreign stream (one that gpumem neither made nor adopted)
+// without its handle is deferred to the next call on that stream.
 class driver_pool_state : public source_state {
 public:
   class device where() noexcept { return pool_.where; }
@@ -65,7 +66,7 @@ protected:
 
   // Allocates `bytes` and frees them at once, so that the pool reserves them. Throws as throw_failure.
   void reserve(std::size_t bytes);
-  // Waits for the free that allocate_ready() enqueued, if one of its waits failed.
+  // If a wait in allocate_ready() has failed, waits for the free that allocate_ready() then enqueued.
   CUresult wait_for_allocations() noexcept;
 
 private:
@@ -86,11 +87,13 @@ private:
 
 // A pool that gpumem owns. Its handles and live blocks are counted; the pool is destroyed with the last of them.
 //
-// The driver promises to keep a destroyed pool until its frees have run. But driver 580.159.04 crashes in that call, or
-// in later or concurrent ones, unless the host has synchronized with each stream that freed, or with a later event of
-// it. A query that finds the frees complete does not help, nor does synchronizing with another stream. So the
-// destructor synchronizes with each of gpumem's own streams on which a free ran. All other streams may be destroyed
-// before the pool, and gpumem's timelines only query their events. So each free on them records an event of the pool.
+// The driver promises to keep a destroyed pool until its frees have run. But driver 580.159.04 crashes in the call that
+// destroys the pool, or in later or concurrent calls. It does not crash if the host has synchronized with each stream
+// that freed, or with an event that was recorded there later. A query that finds the frees complete does not help, and
+// neither does synchronizing with another stream.
+//
+// So the destructor synchronizes with each of gpumem's own streams on which a free ran. All other streams may be
+// destroyed before the pool. So each free on them records an event of the pool, with which the destructor synchronizes.
 class async_state final : public driver_pool_state, public shared_state {
 public:
   async_state(driver_pool_kind kind, class device where, async_options options);
@@ -115,51 +118,51 @@ private:
   struct freed_stream {
     stream_timeline* own = nullptr; // the stream if it is gpumem's own; otherwise `event` covers the free
     pooled_event* event = nullptr;
-    std::uint64_t id = 0; // of the stream on which `event` was recorded
+    std::uint64_t id = 0; // id of the stream on which `event` was recorded
   };
 
   void freed_in_order(stream_key const& key) noexcept override;
   // Records the event of a stream after a free. Throws cuda_error, std::bad_alloc.
   void record_free(freed_stream& freed, stream_key const& key, CUstream on)
       __attribute__((requires_capability(frees_mutex_)));
-  // Returns false if a free has no event, or if the wait was refused: because of a capture or of a lost device.
+  // Returns false if a free has no event, or if a wait was refused because of a capture or a lost device.
   bool wait_for_frees() noexcept;
   void return_events() noexcept;
-  // Makes the default pool current again if this one still is.
+  // If this pool is still current, makes the default pool current again.
   void end_being_current() noexcept;
 
   std::atomic<bool> was_current_{false};
   async_options const options_;
   std::atomic<bool> free_without_event_{false};
   sync::mutex frees_mutex_;
-  // The key is the stream's timeline; for a context's legacy stream the context.
+  // The key is the timeline of the stream (gpumem's record of it); for the legacy stream it is the context.
   std::map<void const*, freed_stream> frees_ __attribute__((guarded_by(frees_mutex_)));
-  // Events of destroyed streams whose timelines have new streams; complete ones are returned.
+  // Events of destroyed streams whose timelines belong to new streams by now. Complete events are given back.
   std::vector<pooled_event*> dead_ __attribute__((guarded_by(frees_mutex_)));
 };
 
-// A pool that gpumem does not own. One state per pool handle. Never destroyed: views are values that point to it.
+// The state of a pool that gpumem does not own; one per handle. Never destroyed: views are values that point to it.
 class driver_pool_view_state final : public driver_pool_state {
 public:
   explicit driver_pool_view_state(driver_pool const& pool) : driver_pool_state{"async_resource_view", pool} {}
   static driver_pool_view_state& of(driver_pool const& pool);
 };
 
-/// Functions of every resource over a driver pool, beyond those of resource_base.
+/// Functions of every resource over a driver pool, in addition to those of resource_base.
 export template <class Self, class State, class... Properties>
 class driver_pool_base : public resource_base<Self, State, Properties...> {
 public:
   /// Returns the driver's handle, which is valid as long as the pool lives.
   CUmemoryPool handle() const { return pool().handle(); }
 
-  /// Asks the driver for the bytes reserved and used. Throws cuda_error.
+  /// Asks the driver for the reserved and the used bytes. Throws cuda_error.
   driver_pool_usage usage() const { return pool().usage(); }
   /// Sets the peaks to the current values. Throws cuda_error.
   void reset_peaks() { pool().reset_peaks(); }
 
   /// Lets another device read and write the pool's memory. Throws cuda_error.
   void allow(gpumem::device peer) { pool().set_access(peer, true); }
-  /// Takes that right from the device again. Throws cuda_error.
+  /// Takes that permission back. Throws cuda_error.
   void forbid(gpumem::device peer) { pool().set_access(peer, false); }
   /// Returns whether a device may read and write the pool's memory. Throws cuda_error.
   bool allows(gpumem::device peer) const { return pool().access(peer); }
@@ -168,7 +171,7 @@ public:
   std::size_t release_threshold() const { return pool().release_threshold(); }
 
 private:
-  // Throws std::invalid_argument if this handle was moved from.
+  // Throws std::invalid_argument after a move from this object.
   State& pool() const {
     if (!this->valid()) throw_moved_from();
     return static_cast<Self const&>(*this).state();

@@ -14,7 +14,7 @@ namespace gpumem {
 
 namespace detail {
 
-// One per process, never destroyed. Belongs to no device.
+// The state of all host_resource objects: one per process, never destroyed. Belongs to no device.
 class host_state final : public source_state {
 public:
   host_state() noexcept;
@@ -30,18 +30,18 @@ private:
 
 } // namespace detail
 
-/// Pageable host memory by aligned operator new. The `_sync` forms need no device and no driver. The host may touch the
-/// memory as soon as an allocation returns, and work on any stream may copy from and to it.
+/// Pageable host memory by aligned operator new. allocate_sync() and deallocate_sync() need no device and no driver.
+/// The host may touch the memory as soon as an allocation returns, and work on any stream may copy from and to it.
 ///
 /// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. A free on a
-/// capturing stream is deferred as in cuda_resource. Statistics are those of cuda_resource. A value type; all objects
-/// are equal. Any thread.
+/// capturing stream is deferred to a later call, as in cuda_resource. The statistics have the same figures as those of
+/// cuda_resource. A value type; all objects are equal. Any thread.
 export class host_resource : public resource_base<host_resource, detail::host_state, mr::host_accessible> {
 public:
   /// The memory may be used on every stream at once.
   static constexpr bool stream_ordered = false;
 
-  /// The one resource; makes nothing.
+  /// Refers to the one state of the process.
   host_resource() : state_{&detail::host_state::instance()} {}
 
   friend bool operator==(host_resource const&, host_resource const&) noexcept { return true; }

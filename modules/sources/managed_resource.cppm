@@ -12,14 +12,14 @@ namespace detail {
 device_source& managed_source(device where);
 } // namespace detail
 
-/// Managed memory, attached to all streams: one address for the host and all devices. Its pages move to the processor
-/// that touches them. The host, and work on any stream, may touch the memory as soon as an allocation returns. On
-/// devices without concurrent managed access the host may not touch it while work runs. Alignments above 256
-/// over-allocate.
+/// Managed memory, attached to all streams: it has the same address for the host and all devices. Its pages move to the
+/// processor that touches them. The host, and work on any stream, may touch the memory as soon as an allocation
+/// returns. On devices without concurrent managed access the host may not touch the memory while work runs. For
+/// alignments above 256 bytes more bytes are allocated than requested.
 ///
-/// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. Captures, loss
-/// of the device and statistics are as for cuda_resource. A value type; all objects of one device are equal. Any
-/// thread.
+/// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. Frees on
+/// capturing streams, loss of the device and statistics are as for cuda_resource. A value type; all objects of one
+/// device are equal. Any thread.
 export class managed_resource
     : public resource_base<managed_resource, detail::device_source, mr::device_accessible, mr::host_accessible> {
   using base = resource_base<managed_resource, detail::device_source, mr::device_accessible, mr::host_accessible>;

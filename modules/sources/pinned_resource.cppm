@@ -13,12 +13,13 @@ device_source& pinned_source(device where);
 } // namespace detail
 
 /// Page-locked host memory, portable and mapped: every device can access it at the same address, and copies from and to
-/// it are asynchronous. The host, and work on any stream, may touch the memory as soon as an allocation returns.
-/// Alignments above 256 over-allocate. For memory on one NUMA node see async_pinned_resource.
+/// it are asynchronous. The host, and work on any stream, may touch the memory as soon as an allocation returns. For
+/// alignments above 256 bytes more bytes are allocated than requested. For memory on one NUMA node see
+/// async_pinned_resource.
 ///
-/// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. Captures, loss
-/// of the device and statistics are as for cuda_resource. A value type; all objects of one device are equal. Any
-/// thread.
+/// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. Frees on
+/// capturing streams, loss of the device and statistics are as for cuda_resource. A value type; all objects of one
+/// device are equal. Any thread.
 export class pinned_resource
     : public resource_base<pinned_resource, detail::device_source, mr::device_accessible, mr::host_accessible> {
   using base = resource_base<pinned_resource, detail::device_source, mr::device_accessible, mr::host_accessible>;
@@ -27,7 +28,7 @@ public:
   /// The memory may be used on every stream at once.
   static constexpr bool stream_ordered = false;
 
-  /// Allocates in the primary context of the device. Throws std::invalid_argument if the device does not exist, and
+  /// Allocates in the device's primary context. Throws std::invalid_argument if the device does not exist, and
   /// cuda_error.
   explicit pinned_resource(gpumem::device where = gpumem::device{0}) : state_{&detail::pinned_source(where)} {}
 

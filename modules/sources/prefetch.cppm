@@ -11,12 +11,12 @@ namespace gpumem {
 /// A place where managed memory can lie: a device, or the host. A small value.
 export class memory_location {
 public:
-  /// A device.
+  /// Names a device.
   memory_location(gpumem::device where) noexcept : ordinal_{where.ordinal()} {}
   /// Returns the host.
   static memory_location host() noexcept { return memory_location{}; }
 
-  /// Whether it is the host.
+  /// Returns whether the location is the host.
   inline bool is_host() const noexcept { return ordinal_ < 0; }
   /// Returns the device's ordinal; -1 for the host.
   inline int ordinal() const noexcept { return ordinal_; }
@@ -30,22 +30,23 @@ private:
 
 namespace detail {
 // Enqueues the prefetch on the key's stream and returns the driver's answer. If the stream captures, or may not be used
-// any more, makes no such call and returns an error. Notes if the device is lost. Never throws.
+// any more, does not call the driver and returns an error. Marks the device as lost if it is. Never throws.
 CUresult enqueue_prefetch(stream_key const& key, void const* pointer, std::size_t bytes, memory_location to) noexcept;
 } // namespace detail
 
-/// Moves managed memory to a location, in the order of the stream; does not wait. Work that uses the memory meanwhile
-/// is correct, but slower. The driver rounds the range to whole pages.
+/// Moves managed memory to a location, in the order of the stream; does not wait. Work that uses the memory during the
+/// move is correct, but slower. The driver rounds the range to whole pages.
 ///
 /// Returns whether the prefetch was enqueued. Returns false for memory that cannot be prefetched: memory that is not
-/// managed, and any memory on a device without concurrent managed access. Returns false for 0 bytes, without a driver
-/// call. The driver API keeps no last error, so nothing of a refused prefetch is left behind.
+/// managed, and any memory on a device without concurrent managed access. For 0 bytes returns false without a driver
+/// call. A refused prefetch leaves no error behind, since the driver API keeps no last error.
 ///
-/// Throws cuda_error for any other error of the driver; with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED for a stream that
-/// captures, whose capture goes on. Throws std::invalid_argument for a default stream of another device. Any thread.
+/// Throws cuda_error for any other error of the driver. If the stream captures, its code is
+/// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and the capture goes on. Throws std::invalid_argument for a default stream of
+/// another device. Any thread.
 export bool prefetch(void const* pointer, std::size_t bytes, memory_location to, stream_ref stream);
 
-/// The same for the elements of a span.
+/// Moves the elements of a span, as the function above does.
 export template <class T> bool prefetch(span<T> elements, memory_location to, stream_ref stream) {
   return gpumem::prefetch(static_cast<void const*>(elements.data()), elements.size() * sizeof(T), to, stream);
 }

@@ -1,4 +1,4 @@
-// The state common to all sources: live blocks, alignment, and deferred frees.
+// source_state, the base of the states of all sources: live blocks, alignment, and deferred frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
@@ -15,19 +15,21 @@ import :sync;
 
 namespace gpumem::detail {
 
-// Whether the handle means another stream in each context.
+// Returns whether the handle means another stream in each context.
 bool is_default_handle(CUstream handle) noexcept;
-// Returns success unless the stream captures.
+// Returns success if the stream does not capture, otherwise an error.
 CUresult refuse_capture(stream_key const& key, CUstream on) noexcept;
 
-// Base of the states that get each block by one call and free it after all work enqueued before the free. Unless a
-// derived class overrides free_in_order(), the host waits for that work. Records the live blocks, to detect misuse, and
-// keeps statistics. A free on a capturing stream cannot wait for the stream, so it is deferred to the next call outside
-// a capture. A free on another thread's default stream is deferred until an event of that stream is complete. No free
-// allocates host memory. Any thread.
+// Base of the states that get each block by one call and free it after all work enqueued before the free. The host
+// waits for that work, unless a derived class overrides free_in_order(). The key that a call gets names a stream, or
+// the host. Live blocks are recorded, to detect misuse and for the statistics. Any thread.
+//
+// A deferred free is one that cannot be done at once. A free on a capturing stream cannot wait for the stream, so it is
+// deferred to the next call outside a capture. A free on another thread's default stream is deferred until an event of
+// that stream is complete. No free allocates host memory.
 class source_state {
 public:
-  // `natural`: the alignment that allocate_memory() always gives; for larger alignments blocks are over-allocated.
+  // `natural`: the alignment that allocate_memory() gives to all blocks. For larger ones a block gets more bytes.
   source_state(char const* name, std::size_t natural) noexcept : name_{name}, natural_{natural} {}
   source_state(source_state const&) = delete;
   source_state& operator=(source_state const&) = delete;
@@ -37,7 +39,7 @@ public:
   bool deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
   statistics read_statistics() noexcept;
   char const* resource_name() const noexcept { return name_; }
-  // Whether this is a whole live block, of exactly these bytes.
+  // Returns whether `pointer` is the start of a live block of exactly `bytes`.
   bool has_block(void* pointer, std::size_t bytes) noexcept __attribute__((locks_excluded(mutex_)));
 
 protected:
@@ -51,17 +53,17 @@ protected:
     stream_key freed_on;
     epoch freed_at = 0;
   };
-  using block_map = std::map<void*, block>; // its nodes move between maps without allocation
+  using block_map = std::map<void*, block>; // its nodes move between maps, which allocates nothing
 
-  // Waits on the host for the stream and frees the block. If the handle may not be used, polls the stream's events
-  // instead of waiting. Returns false if the block cannot be freed yet.
+  // Waits on the host for the stream and frees the block. If the stream's handle may not be used, polls the stream's
+  // events instead of waiting. Returns false if the block cannot be freed yet.
   bool free_after_wait(stream_key const& key, block const& returned) noexcept;
 
-  // Tries the deferred frees that a call on the stream `now` may try; for the host's key all of them.
+  // Tries those deferred frees that a call on the stream `now` may try; for the host's key, all of them.
   void run_deferred_frees(stream_key const& now) noexcept __attribute__((locks_excluded(mutex_)));
 
-  // Removes and returns the deferred frees on the streams for which `which(stream_key)` holds. The caller passes each
-  // to end_free().
+  // Removes and returns the deferred frees on the streams for which `which(stream_key)` is true. The caller passes each
+  // of them to end_free().
   template <class Which> block_map take_deferred(Which which) noexcept __attribute__((locks_excluded(mutex_))) {
     sync::lock const held{mutex_};
     block_map taken;
@@ -73,23 +75,24 @@ protected:
     any_deferred_.store(!deferred_.empty(), std::memory_order_relaxed);
     return taken;
   }
-  // Forgets a block that was freed (`gone`). Otherwise defers the free.
+  // `gone`: the block was freed, so it is forgotten. Otherwise its free is deferred.
   void end_free(stream_key const& key, block_map::node_type returned, bool gone) noexcept
       __attribute__((locks_excluded(mutex_)));
 
 private:
-  // Returns memory that work enqueued on the stream from now on may use; for the host key, all streams and the host.
+  // Returns memory that work enqueued on the stream from now on may use. For the host's key, all streams and the host
+  // may use it at once.
   virtual expected<void*, failure> allocate_memory(stream_key const& key, std::size_t bytes,
                                                    std::size_t alignment) noexcept = 0;
-  // Frees a block of which all use is over. Returns false if a capture forbids that now.
+  // Frees a block that no work uses any more. Returns false if a capture forbids that now.
   virtual bool free_memory(block const& returned) noexcept = 0;
   // Frees a block after the work enqueued on the stream so far. Returns false if that is not possible yet.
   virtual bool free_in_order(stream_key const& key, block const& returned) noexcept {
     return free_after_wait(key, returned);
   }
-  // Called after free_in_order() freed a block, with the same key.
+  // Called with the same key after free_in_order() has freed a block.
   virtual void freed_in_order(stream_key const&) noexcept {}
-  // Whether a call on the second stream may try a deferred free on the first.
+  // Returns whether a call on the second stream may try a deferred free on the first stream.
   virtual bool may_free_inside(stream_key const&, stream_key const&) const noexcept { return true; }
   // Called when the driver has reported an error after which the device cannot be used.
   virtual void mark_lost(stream_key const& key, CUresult error) noexcept = 0;
@@ -108,12 +111,13 @@ private:
   statistics counts_ __attribute__((guarded_by(mutex_)));
 };
 
-// Returns a handle that names the key's stream on any thread. Returns none for the host, and for a foreign stream
-// outside a call that was given its handle, which may have been destroyed.
+// Returns a handle that names the key's stream on any thread. Returns none for the host. Returns none for a stream that
+// gpumem neither made nor adopted if the current call did not get its handle: the stream may have been destroyed.
 std::optional<CUstream> usable_handle(stream_key const& key) noexcept;
 
-// Makes a driver call on the key's stream and returns its result. If the stream captures, makes no call and returns an
-// error of capture. Default streams depend on the current context, so theirs is made current. `on`: usable_handle().
+// Makes a driver call on the key's stream and returns its result. If the stream captures, does not make the call and
+// returns an error of capture. `on` is the result of usable_handle(). The handle of a default stream depends on the
+// current context, so the context of that stream is made current.
 template <class Call> CUresult call_on_stream(stream_key const& key, CUstream on, Call call) noexcept {
   bool const by_context = is_default_handle(on);
   context_guard const here{by_context ? key.timeline().context() : nullptr};
@@ -124,7 +128,7 @@ template <class Call> CUresult call_on_stream(stream_key const& key, CUstream on
 
 // Converts the error of a failed driver call into a failure.
 failure refusal_of(CUresult error, std::size_t bytes) noexcept;
-// Whether the error says that a graph capture forbids the call.
+// Returns whether the error says that a graph capture forbids the call.
 bool capture_forbids(CUresult error) noexcept;
 
 } // namespace gpumem::detail

@@ -13,13 +13,13 @@ namespace gpumem {
 
 /// Options of a system_resource.
 export struct system_options {
-  /// If not 0, bytes of device memory that blocks should leave free: see system_resource.
+  /// Bytes of device memory that blocks should leave free; 0: no advice is given. See system_resource.
   std::size_t headroom = 0;
 };
 
 namespace detail {
 
-// One per device and headroom, never destroyed: the resources are values that point to it.
+// One object per device and headroom, never destroyed: the resources are values that point to it.
 class system_source final : public source_state {
 public:
   system_source(class device where, std::size_t headroom) noexcept;
@@ -43,18 +43,19 @@ private:
 
 } // namespace detail
 
-/// Memory by aligned operator new, where the device can access all memory of the host (HMM, or ATS as on Grace). The
+/// Memory by aligned operator new, for devices that can access all memory of the host (HMM, or ATS as on Grace). The
 /// host, and work on any stream, may touch the memory as soon as an allocation returns. Pages lie where they are
 /// touched first, and may move to the processor that uses them.
 ///
-/// With a headroom, each block gets advice (cuMemAdvise) as it is allocated. Its first part, as large as the device's
-/// free memory beyond the headroom, prefers the device. The rest prefers the host and is accessed there. Blocks that
-/// nothing has touched yet take no device memory and are not counted. Blocks are then whole pages of the host, and a
-/// free takes the advice back. An allocation whose advice the driver refuses fails with the driver's error.
+/// With a headroom, each block gets advice (cuMemAdvise) when it is allocated. The first part of the block is advised
+/// to lie on the device. This part is as large as the device's free memory beyond the headroom; blocks that nothing has
+/// touched yet do not reduce that memory. The rest is advised to lie on the host, where the device accesses it. Blocks
+/// with advice are whole pages of the host, and a free takes the advice back. If the driver refuses the advice, the
+/// allocation fails with the driver's error.
 ///
-/// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. Captures, loss
-/// of the device and statistics are as for cuda_resource. A value type; objects with the same device and headroom are
-/// equal. Any thread.
+/// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. Frees on
+/// capturing streams, loss of the device and statistics are as for cuda_resource. A value type; objects with the same
+/// device and headroom are equal. Any thread.
 export class system_resource
     : public resource_base<system_resource, detail::system_source, mr::device_accessible, mr::host_accessible> {
   using base = resource_base<system_resource, detail::system_source, mr::device_accessible, mr::host_accessible>;
@@ -63,12 +64,12 @@ public:
   /// The memory may be used on every stream at once.
   static constexpr bool stream_ordered = false;
 
-  /// Throws std::invalid_argument if the device does not exist, and cuda_error; with CUDA_ERROR_NOT_SUPPORTED if the
+  /// Throws std::invalid_argument if the device does not exist. Throws cuda_error, with CUDA_ERROR_NOT_SUPPORTED if the
   /// device cannot access the memory.
   explicit system_resource(gpumem::device where = gpumem::device{0}, system_options options = {})
       : state_{&detail::system_source::of(where, options.headroom)} {}
 
-  /// Returns whether the device can access the memory; false if the driver cannot be asked. Any thread.
+  /// Returns whether the device can access the memory; false if the driver does not answer. Any thread.
   static bool supported(gpumem::device where) noexcept;
   /// Returns the headroom in bytes; 0 without one.
   std::size_t headroom() const noexcept { return state_->headroom(); }

@@ -26,7 +26,7 @@ struct device_table {
 // Constant-initialised, so that a forked child cannot find it half constructed.
 constinit device_table devices;
 
-// Returns null for a device that was not used yet, and for -1.
+// Returns null for a device that gpumem has not used, and for -1.
 detail::device_state* known_state(int ordinal) noexcept {
   if (ordinal < 0 || ordinal >= max_devices) return nullptr;
   auto& state = devices.states[static_cast<std::size_t>(ordinal)];
@@ -80,7 +80,8 @@ bool device::was_reset() const noexcept {
   return answer == CUDA_ERROR_CONTEXT_IS_DESTROYED || (answer == CUDA_SUCCESS && now != state_->context_id);
 }
 
-// Handles of a destroyed context are invalid, or name other objects by now: any other error may come from a reset.
+// After a reset, the handles of the old context are invalid or name other objects. So all errors but not-ready and
+// out-of-memory may come from one.
 CUresult device::interpret(CUresult answer) const noexcept {
   if (answer == CUDA_SUCCESS || answer == CUDA_ERROR_NOT_READY || answer == CUDA_ERROR_OUT_OF_MEMORY) return answer;
   if (is_sticky(answer)) {
@@ -119,7 +120,7 @@ int device::count() {
   return count;
 }
 
-// After a reset of a device its context is still current.
+// After a reset of a device, its old context is still the current one, and the driver's answer is an error.
 void device::throw_if_context_lost(CUcontext context, CUresult answer) {
   for (auto& state : devices.states) {
     if (!state.known.load(std::memory_order_acquire) || state.primary != context) continue;

@@ -27,12 +27,12 @@ namespace {
 
 inline constexpr std::size_t function_count = std::size(driver_function_names);
 
-// Newer drivers give these names to functions with one more argument, which have other names in the headers.
+// Newer drivers give these names to functions with one more argument; the headers have other names for those functions.
 bool newer_form(std::string_view name) noexcept {
   return name == "cuStreamGetCtx" || name == "cuCtxGetDevice" || name == "cuCtxSynchronize";
 }
 
-// The counters of one thread index. They stay when the thread ends: the next thread with the index adds to them.
+// The counters of one thread index. They stay when the thread ends: the next thread with this index adds to them.
 struct alignas(64) call_counters {
   std::array<std::atomic<std::uint64_t>, function_count> calls{};
   call_counters* next = nullptr;
@@ -53,7 +53,7 @@ call_counters& own_counters() {
   return *block;
 }
 
-// The functions that run before the driver shuts down; a few parts of the library register one each.
+// The functions that run before the driver shuts down. A few parts of the library register one function each.
 struct exit_list {
   sync::native_mutex mutex;
   std::array<void (*)() noexcept, 16> functions __attribute__((guarded_by(mutex))){};
@@ -90,11 +90,11 @@ void on_fork() {
   loaded_driver.store(&absent_driver);
 }
 
-// Registered when the library is loaded, so before any fork of a process that has used gpumem.
+// Registered when the library is loaded: so before any fork of a process that has used gpumem.
 [[maybe_unused]] int const fork_handler = pthread_atfork(nullptr, nullptr, on_fork);
 
-// The constructors of CCCL's cuda_error ask the runtime for a text. In a child, the runtime's locks may be held by
-// threads that do not exist there. So children throw copies of an exception that their parent has made.
+// CCCL's cuda_error asks the runtime for a text when it is constructed. In a child, threads that do not exist there may
+// hold the runtime's locks. So a child throws a copy of an exception that its parent has constructed.
 std::atomic<cuda_error const*> made_for_children{nullptr};
 
 void prepare_fork() {
@@ -108,10 +108,10 @@ public:
   char const* what() const noexcept override { return text_.what(); }
 
 private:
-  std::runtime_error text_; // copies without throwing, as an exception must
+  std::runtime_error text_; // its copies do not throw, as an exception's must not
 };
 
-// Returns the text of an error; after a sticky error it says that the process has to be restarted.
+// Returns the text of an error. After a sticky error, the text says that the process has to be restarted.
 std::string text_of(CUresult result, char const* what) {
   auto const text = std::string{what};
   if (forked()) {
@@ -128,7 +128,7 @@ std::string text_of(CUresult result, char const* what) {
 } // namespace
 
 void count_driver_call(driver_function which) noexcept {
-  thread_local constinit call_counters* own = nullptr; // a reference would be read by two look-ups in a shared library
+  thread_local constinit call_counters* own = nullptr; // no reference: that would take two look-ups in a shared library
   if (!own) own = &own_counters();
   auto& counter = own->calls[static_cast<unsigned>(which)];
   counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -137,14 +137,14 @@ void count_driver_call(driver_function which) noexcept {
 void at_driver_exit(void (*function)() noexcept) {
   auto& list = exits();
   sync::scoped_lock const held{list.mutex};
-  if (list.size == list.functions.size()) std::abort(); // a part registers once, not once per object
-  // Without a driver there are still functions to run at exit. If a driver is loaded later, its own exit handler would
-  // run before this one; so the loader registers run_exit_functions() again, which then runs first.
+  if (list.size == list.functions.size()) std::abort(); // each part registers once, not once per object
+  // Even without a driver, functions have to run at exit. If a driver is loaded later, its own exit handler would run
+  // before the handler registered here. So the loader registers run_exit_functions() again, and that call runs first.
   if (list.size == 0 && !is_loaded()) std::atexit(run_exit_functions);
   list.functions[list.size++] = function;
 }
 
-// Fills the table; keeps the error if it cannot.
+// Fills the table of functions. If that fails, keeps the error.
 class driver_loader {
 public:
   driver_table table;
@@ -239,7 +239,7 @@ void driver_api::throw_cuda_error(CUresult result, char const* what) {
   auto const text = detail::text_of(result, what);
   auto const* const made = detail::made_for_children.load(std::memory_order_acquire);
   if (made && detail::forked()) throw detail::error_of_child{*made, text};
-  // CCCL's constructor ends the process if the host has no memory for the text. This trial allocation throws
+  // If the host has no memory for the text, CCCL's constructor ends the process. This trial allocation throws
   // std::bad_alloc first.
   constexpr std::size_t more_than_a_text = 1024;
   ::operator delete(::operator new(more_than_a_text)); // a plain call, which no compiler may remove

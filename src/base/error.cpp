@@ -1,4 +1,4 @@
-// The exceptions of failures.
+// The exceptions that belong to failures.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

@@ -53,8 +53,8 @@ void event::record(stream_ref stream) {
   device_.throw_if_lost();
   auto const key = identify(stream, device_);
   auto& timeline = key.timeline();
-  // An event on the null or legacy stream also covers other streams, and a captured event never runs: neither tells
-  // pools of an order.
+  // Two kinds of events tell pools of no order: an event on the null or legacy stream, since it also covers work of
+  // other streams, and a captured event, since it never runs.
   bool const captured = detail::is_capturing(key.handle());
   bool const tells =
       !captured && timeline.kind() != detail::stream_kind::null && timeline.kind() != detail::stream_kind::legacy;
@@ -74,7 +74,7 @@ void event::make_wait(stream_ref waiting) const {
   if (on_) key.timeline().add_dependency(on_->index(), covers_, before_);
 }
 
-// The driver would fail as well, but also end the capture.
+// Throws if the event was recorded in a capture. The driver would refuse the call too, but would also end the capture.
 void event::refuse_captured() const {
   if (in_capture_) throw acquire_error{failure{outcome::capture_unsupported}};
 }

@@ -1,5 +1,5 @@
-# gdb's printers for pools, allocations, streams and tasks. The object file of debugging.cpp carries this text in its
-# section .debug_gdb_scripts, so that gdb loads it with the program; `source` in gdb loads it too.
+# gdb's printers for pools, allocations, streams and tasks. The object file of debugging.cpp has this text in its
+# section .debug_gdb_scripts, so that gdb loads it with the program. `source` in gdb loads it too.
 # SPDX-License-Identifier: Apache-2.0
 import re
 
@@ -156,8 +156,9 @@ class Task(Printer):
         return found
 
 
-# A printer by the name of its type, with a member by which the type is told from another program's of that name: clang
-# 19 leaves the namespace out of the names of exported classes. No report is known; without `export` it does not.
+# Each printer with a pattern for the name of its type, and with a member of that type. The member tells the type from
+# another program's type of the same name: clang 19 leaves the namespace out of the names of exported classes. No report
+# is known; without `export` the namespace is there.
 PRINTERS = [(re.compile(pattern), member, printer) for pattern, member, printer in (
     (r"(gpumem::)?(pool|arena|fixed_size)_resource<.*>", "state_", Pool),
     (r"(gpumem::)?allocation", "alignment_log2_", Allocation),

@@ -53,7 +53,8 @@ stream_timeline& foreign_timeline_of(CUstream handle, device where, bool capturi
   return all.of_default(kind, where, handle, capturing);
 }
 
-// Whether a default stream captures, or another stream's capture forbids calls on it; true also on an error.
+// Returns whether a default stream captures, or another stream's capture forbids calls on it. Returns true on an error
+// too.
 bool captures_default(stream_timeline const& timeline, CUstream handle) noexcept {
   try {
     device_guard const scope{device{timeline.device()}};
@@ -61,8 +62,8 @@ bool captures_default(stream_timeline const& timeline, CUstream handle) noexcept
   } catch (...) { return true; }
 }
 
-// Whether an own or adopted stream captures, as far as gpumem knows; while a capture scope is open, as the driver says.
-// True also on an error.
+// Returns whether a stream that gpumem made or adopted captures. While a capture scope is open, asks the driver;
+// otherwise gpumem's own record is enough. Returns true on an error too.
 bool captures_owned(stream_timeline const& timeline, CUstream handle) noexcept {
   if (!detail::owned_handles_hidden.load(std::memory_order_relaxed)) return timeline.capturing();
   try {
@@ -70,7 +71,7 @@ bool captures_owned(stream_timeline const& timeline, CUstream handle) noexcept {
   } catch (...) { return true; }
 }
 
-// Waits for a stream, unless it captures: the wait would end the capture.
+// Waits for a stream, unless it captures: a wait would end the capture.
 CUresult wait_outside_capture(CUstream handle) noexcept {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   if (auto const asked = driver().stream_is_capturing(handle, &status); asked != CUDA_SUCCESS) return asked;
@@ -113,7 +114,7 @@ detail::stream_timeline* detail::find_seen_timeline(CUstream handle) noexcept tr
   if (!found) return nullptr;
   auto status = CU_STREAM_CAPTURE_STATUS_NONE;
   bool const known = ask.stream_is_capturing(handle, &status) == CUDA_SUCCESS;
-  if (!known || status != CU_STREAM_CAPTURE_STATUS_NONE) return nullptr; // the next question would end the capture
+  if (!known || status != CU_STREAM_CAPTURE_STATUS_NONE) return nullptr; // to ask for the id would end the capture
   unsigned long long id = 0;
   if (ask.stream_get_id(handle, &id) != CUDA_SUCCESS || found->id() != id) return nullptr;
   if (found->cover_requested()) [[unlikely]]
@@ -147,7 +148,7 @@ stream_key extend::identify(stream_ref stream, device where) {
   auto const handle = resolve_default(stream.get());
   if (auto* const timeline = detail::find_owned_timeline(handle)) return stream_key::of(*timeline, handle);
   if (is_default(handle)) require_current(where);
-  bool const capturing = detail::is_capturing(handle); // first, since the question for the id would end a capture
+  bool const capturing = detail::is_capturing(handle); // asked first, since to ask for the id would end a capture
   auto& timeline = foreign_timeline_of(handle, where, capturing);
   if (timeline.cover_requested() && !capturing) [[unlikely]]
     timeline.record_requested(handle);
@@ -160,7 +161,7 @@ stream_key extend::identify(stream_ref stream) {
   return identify(stream, device::current());
 }
 
-// Handle 0 is the legacy or the per-thread stream, depending on how the caller was compiled: waits for both.
+// Handle 0 means the legacy or the per-thread stream, depending on how the caller was compiled. So this waits for both.
 CUresult stream_key::wait_on_host() const noexcept {
   if (is_host()) return CUDA_SUCCESS;
   if (!has_handle_ && timeline_->is_mortal()) return CUDA_ERROR_NOT_READY;
@@ -201,7 +202,7 @@ stream& stream::operator=(stream&& other) noexcept {
 
 stream::~stream() { retire(); }
 
-// Records an event that covers all frees while the handle may still be used: no later call may come for the stream.
+// Records an event that covers all frees on the stream, since no later call may use the handle.
 void stream::retire() noexcept {
   if (!timeline_ || detail::forked()) return;
   auto& timeline = *std::exchange(timeline_, nullptr);

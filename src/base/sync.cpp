@@ -1,4 +1,4 @@
-// The slow paths of locks, and dense thread indices.
+// The slow paths of locks, and thread indices.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cxxabi.h>
@@ -23,7 +23,7 @@ import :fork;
 namespace gpumem::detail::sync {
 namespace {
 
-// Every program links this file, so it also gets debugging.cpp, which only debuggers read.
+// Every program links this file. The reference makes it link debugging.cpp too, which only debuggers read.
 [[gnu::used]] char const* const debugging = &gpumem_debugging;
 
 inline void pause() noexcept {
@@ -46,7 +46,7 @@ void wait_while(std::atomic<bool> const& taken) noexcept {
   }
 }
 
-// Leaked on purpose: threads may end after static destruction has begun.
+// Never freed: threads may end after static destruction has begun.
 struct number_registry {
   sync::mutex mutex;
   std::priority_queue<unsigned, std::vector<unsigned>, std::greater<>> returned __attribute__((guarded_by(mutex)));
@@ -77,7 +77,7 @@ struct number_holder {
   }
 };
 
-// Whether the kernel can stop the owners of biased mutexes; asked once.
+// Returns whether the kernel can stop the owners of biased mutexes. Asks the kernel once.
 bool owners_can_be_stopped() noexcept {
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
@@ -91,12 +91,13 @@ bool owners_can_be_stopped() noexcept {
 } // namespace
 
 void spin_mutex::lock_taken() noexcept {
-  // Waits by reading only: the cache line stays shared while another thread holds the lock.
+  // Waits by reading only: so the cache line stays shared while another thread holds the lock.
   do wait_while(taken_);
   while (!try_lock());
 }
 
-// Takes the inner lock, which a waiting thread holds from before it unlocks the outer one: no notification is lost.
+// A waiting thread locks `mutex_` before it unlocks the outer mutexes. Since this locks `mutex_` too, it cannot come
+// between, and no notification is lost.
 void spin_condition::notify_all() noexcept {
   std::scoped_lock const inner{mutex_};
   native_.notify_all();
@@ -104,7 +105,7 @@ void spin_condition::notify_all() noexcept {
 
 void biased_mutex::enable_bias() noexcept { biased_ = owners_can_be_stopped(); }
 
-// After it, each owner either sees the request, or is seen to hold the lock.
+// After this, each owner either sees the request, or is seen to hold the lock.
 void biased_mutex::fence_owner_threads() noexcept {
   if (!owners_can_be_stopped()) return;
   while (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0)

@@ -1,4 +1,4 @@
-// Frees a block, and lets other streams use it.
+// Frees a block, and orders the uses of a block on several streams.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace gpumem {
 
 namespace {
 
-// Throws nothing: a stream that cannot be waited for runs no work any more.
+// Throws nothing. If the driver cannot wait for the stream, the stream runs no work any more.
 void wait_for(stream_ref used, device where) noexcept {
   try {
     device_guard const scope{where};
@@ -32,7 +32,7 @@ void wait_for(stream_ref used, device where) noexcept {
 
 } // namespace
 
-// Makes each stream's device current, since the handle may be that of a default stream.
+// Each stream's device is made current, since the handle may be that of a default stream.
 scoped_use::~scoped_use() {
   if (!happened_.valid() || !driver_alive()) return;
   try {
@@ -43,8 +43,8 @@ scoped_use::~scoped_use() {
     device_guard const scope{home_device_};
     happened_.make_wait(home_);
   } catch (...) {
-    // An event could not order the streams: the device is lost, a handle is dead, or these are default streams of two
-    // devices. The only order left is to wait for the stream on the host.
+    // No event could order the streams: the device is lost, a handle is dead, or both are default streams of different
+    // devices. The only order left is to wait for the used stream on the host.
     wait_for(used_, used_device_);
   }
 }
@@ -92,8 +92,9 @@ device allocation::where() const {
   return home ? *home : device::current();
 }
 
-// An event can be recorded only on streams of its own device. So each order uses an event of the device of the stream
-// that comes first: here the block's stream, in the guard's destructor the using stream.
+// An event can be recorded only on streams of its own device, so two events may be needed. The first one belongs to the
+// block's device and is recorded here. The second one belongs to the using stream's device; the guard's destructor
+// records it.
 scoped_use allocation::use_on(stream_ref stream) const {
   device const used{identify(stream, where()).timeline().device()}, home{timeline_->device()};
   event happened{home};

@@ -1,4 +1,4 @@
-// The executors on the posting thread and on one thread of their own, and the library thread.
+// inline_executor, thread_executor, and the library thread.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <pthread.h>
@@ -46,9 +46,9 @@ bool inline_executor::try_cancel(work_item& item) noexcept {
 }
 
 namespace {
-// The executor that this thread flushes now: a flush inside a flush leaves the items to the outer one.
+// The executor whose flush() runs on this thread. If an item calls flush() again, the outer flush() runs the new items.
 thread_local inline_executor const* flushing = nullptr;
-// The executor_thread that runs on this thread; null if none does.
+// The executor_thread to which this thread belongs; null for other threads.
 thread_local void const* running_on = nullptr;
 } // namespace
 
@@ -97,7 +97,7 @@ detail::executor_thread::~executor_thread() {
   if (thread_.joinable()) thread_.join();
 }
 
-// Notifies under the lock: once the lock is free the item may run and its owner may destroy the executor.
+// Notifies under the lock: once the lock is free, the item may run and the owner of the item may destroy the executor.
 void detail::executor_thread::post(work_item& item) noexcept {
   if (forked()) return;
   sync::lock const held{mutex_};
@@ -137,7 +137,7 @@ void detail::executor_thread::cancel(timer& item) noexcept {
   timers_.remove(item);
   if (expiring_ != &item) return;
   if (running_on == this) {
-    expiring_ = nullptr; // another timer may get this address
+    expiring_ = nullptr; // a later timer may have this address
   } else {
     while (expiring_ == &item && !detached_) over_.wait(mutex_);
   }
@@ -149,7 +149,7 @@ bool detail::executor_thread::try_cancel(timer& item) noexcept {
 }
 
 namespace {
-// Queued behind other items, it tells when these have run.
+// An item that is queued after other items and tells when these have run.
 struct end_mark final : work_item {
   bool passed = false;
   void resume() noexcept override { passed = true; }
@@ -161,8 +161,8 @@ void detail::executor_thread::run(char const* name) {
   running_on = this;
   sync::lock const held{mutex_};
   while (!stopped_within_) {
-    // One timer, then the items that are queued at that moment, in turn: a timer may be due at all times, and an item
-    // may post another one each time.
+    // Each round runs one timer, then the items that are queued at that moment. So neither can keep the other from
+    // running, even if a timer is always due or each item posts another one.
     bool const expired = expire_first();
     if (!queue_.empty()) {
       end_mark end;
@@ -212,7 +212,7 @@ bool detail::executor_thread::expire_first() {
 namespace {
 inline constexpr auto exit_bound = std::chrono::seconds{1};
 
-// Never freed: operations may post during static destruction. Its thread ends before the driver shuts down.
+// Never freed, since operations may post during static destruction. The thread ends before the driver shuts down.
 struct library_thread {
   sync::mutex mutex;
   std::atomic<detail::executor_thread*> running{nullptr};
@@ -246,7 +246,7 @@ detail::executor_thread* detail::running_library_thread() noexcept {
 
 void detail::start_timer(timer& item, sync::time_point when) {
   auto& thread = started_library_thread();
-  item.started_ = true; // set first: afterwards the timer may expire and be destroyed
+  item.started_ = true; // set first: the started timer may expire and be destroyed at once
   thread.start(item, when);
 }
 

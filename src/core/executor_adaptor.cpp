@@ -13,7 +13,7 @@ import :sync;
 
 namespace gpumem::detail {
 namespace {
-// The innermost call of an adaptor's function that the calling thread is in.
+// The innermost call of an adaptor's function on the calling thread; null if there is none.
 thread_local adapted_call const* innermost = nullptr;
 } // namespace
 
@@ -69,12 +69,12 @@ bool adapted_queue::run_one() noexcept {
 
 void adapted_queue::rescue(std::shared_ptr<adapted_queue> self) noexcept {
   sync::lock const held{mutex_};
-  if (rescuer_.keeps) return; // it is posted already
+  if (rescuer_.keeps) return; // the rescuer is posted already
   rescuer_.keeps = std::move(self);
   default_executor().post(rescuer_);
 }
 
-// Clears `keeps` before it runs items, so that a later rescue() posts again.
+// Clears `keeps` before it runs items, so that a later rescue() posts the rescuer again.
 void adapted_queue::rescuer::resume() noexcept {
   std::shared_ptr<adapted_queue> from;
   {

@@ -14,7 +14,7 @@ import :error;
 namespace gpumem {
 namespace {
 
-// Formats text into a buffer; text that does not fit is cut off.
+// Appends text to a buffer; text that does not fit is cut off.
 class text {
 public:
   text(char* into, std::size_t room) noexcept : at_{into}, room_{room} {

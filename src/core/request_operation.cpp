@@ -75,7 +75,7 @@ bool request_operation::captures() noexcept {
   return any;
 }
 
-// A capture cannot wait: the memory that ends the wait may be freed by work that runs only after it.
+// A capture cannot wait: the work that frees the memory may run only after the capture has ended.
 bool request_operation::park() noexcept {
   if (captures()) {
     complete(unexpected<failure>{failure{refusal(), 0, bytes()}});
@@ -96,7 +96,7 @@ bool request_operation::cancel_waiter() noexcept {
 void request_operation::cancel(outcome why) noexcept {
   if (forked() || !set_cancelled(why)) return;
   if (!cancel_waiter()) return;
-  clear_hooks(); // the withdrawal has passed through the adaptors
+  clear_hooks(); // the adaptors have seen the withdrawal
   cancelled_ = true;
   refuse(failure{why, 0, bytes()});
 }
@@ -107,8 +107,8 @@ bool request_operation::is_late(sync::time_point deadline) noexcept {
   return true;
 }
 
-// The request may resume on a thread with other default streams, and its stream may be destroyed or capture by now. For
-// the handle of a foreign stream these two look alike.
+// The request may resume on a thread with other default streams, and its stream may be destroyed or capturing by now.
+// If gpumem does not own the handle of the stream, these two cases look alike, and both end the request.
 bool request_operation::park_again() noexcept {
   clear_hooks();
   bool usable = true;
@@ -126,7 +126,7 @@ bool request_operation::park_again() noexcept {
   return false;
 }
 
-// Makes the resource forget the request, also if it has its turn.
+// Makes the resource forget the request, even if the request has its turn.
 void request_operation::end_turn() noexcept {
   set_being_destroyed();
   cancel_waiter();
@@ -176,7 +176,7 @@ allocation request_operation::take_or_throw() {
   throw_failure_of(from_, stream().handle(), result.error());
 }
 
-// A resource that lets requests wait is not also asked to wait on the host.
+// If the resource lets requests wait, the first attempt does not wait on the host: the request waits in the resource.
 void blocking_operation::wait() {
   if (!try_now(!can_wait())) wait_parked(deadline());
 }
@@ -204,7 +204,7 @@ void blocking_operation::sleep() {
   done_ = false;
 }
 
-// Notifies under the lock: the waiting thread cannot return and destroy the condition before this has left it.
+// Notifies under the lock: so the waiting thread cannot return and destroy the condition before this call has ended.
 void blocking_operation::on_complete() noexcept {
   sync::lock const held{mutex_};
   done_ = true;
@@ -222,7 +222,7 @@ bool suspended_operation::conclude() noexcept {
   return answered();
 }
 
-// Frees granted memory and ends a turn. It reads the result only after take_back(), when the deciding thread is done.
+// Frees granted memory and ends a turn. Reads the result only after take_back(): the deciding thread is done by then.
 void suspended_operation::cancel_and_release() noexcept {
   if (forked()) return;
   if (parked() && (was_cancelled() || !cancel_waiter())) {

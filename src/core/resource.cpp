@@ -1,4 +1,4 @@
-// Reports a free on a stream that cannot be identified, or through a handle that was moved from.
+// Reports frees on a stream that cannot be identified, and frees through a handle that was moved from.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

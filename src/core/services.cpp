@@ -53,8 +53,9 @@ expected<stream_key, failure> identify_other(stream_ref stream, std::optional<de
   }
 }
 
-// If the stream has no timeline and the host has no memory for one, this waits for the stream. A stream that captures
-// cannot be waited for: its memory then never counts as complete, which is the only safe answer.
+// If the stream has no timeline (gpumem's record of it) and the host has no memory for one, this waits for the stream.
+// A capturing stream cannot be waited for. Memory that is freed with the returned key then stays in use for ever, which
+// is the only safe answer.
 expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> where,
                                                 std::size_t bytes) noexcept {
   auto const key = identify_other(stream, where, bytes);
@@ -104,7 +105,7 @@ void throw_failure_of(services_handle const& from, CUstream stream, failure cons
                            .quarantined = f.quarantined};
   try {
     device const where{facts.device};
-    relaxed_capture const relaxed; // the calls below belong to no capture
+    relaxed_capture const relaxed; // the calls below must not end a capture
     if (auto const key = try_identify(stream_ref{stream}, where, why.requested)) facts.stream = key->id();
     auto const memory = where.memory();
     facts.device_free = memory.free;

@@ -1,4 +1,4 @@
-// Counts the live blocks of a shared state, and folds the slots when the last handle is gone.
+// Counts the live blocks of a shared state, and adds up the slots when the last handle is gone.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>
@@ -20,13 +20,13 @@ void shared_state::drop_folded() noexcept {
   if (remaining_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
 }
 
-// The count is negative if threads of this slot freed blocks of others.
+// The count of a slot is negative if its thread freed blocks that other threads had allocated.
 void shared_state::fold(slot& from) noexcept {
   from.folded = true;
   remaining_.fetch_add(from.live, std::memory_order_relaxed);
 }
 
-// Does nothing in a forked child: a slot may be locked there for ever, and the state's memory belongs to the parent.
+// Does nothing in a forked child: a slot may be locked there for ever, and the memory belongs to the parent.
 void shared_state::drop_handle() noexcept {
   if (detail::forked()) return;
   if (handles_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;

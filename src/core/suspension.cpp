@@ -19,8 +19,7 @@ struct gate {
   sync::condition posted;
 };
 
-// Never destroyed. The gate of an operation depends only on the order of suspensions, so that a schedule can be
-// replayed.
+// Never destroyed. Suspensions get gates in turn, not by their addresses, so that a test can replay a schedule.
 class gate_row {
 public:
   unsigned next() noexcept { return next_.fetch_add(1, std::memory_order_relaxed) % size; }
@@ -59,7 +58,7 @@ void suspension::post() noexcept {
   if (needs_flush) where->flush();
 }
 
-// Once this has locked the gate, the thread that posted the operation has left it.
+// The thread that posts the operation holds the gate's lock: once this function has the lock, the post is over.
 void suspension::await_post() noexcept {
   sync::lock const held{gates().at(gate_).mutex};
   posted_ = false;

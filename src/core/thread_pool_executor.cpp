@@ -15,7 +15,7 @@ import :sync;
 
 namespace gpumem {
 
-// Separate from the executor, like that of thread_executor: a forked child must not destroy it.
+// A separate object, so that a forked child can leave it alive: its threads do not exist there.
 class thread_pool_executor::state {
 public:
   explicit state(std::size_t threads);
@@ -77,7 +77,7 @@ void thread_pool_executor::state::stop() noexcept {
   for (auto& thread : threads_) thread.join();
 }
 
-// Notifies under the lock: once the lock is free the item may run and its owner may destroy the executor.
+// Notifies under the lock: once the lock is free, the item may run and the owner of the item may destroy the executor.
 void thread_pool_executor::state::post(work_item& item) noexcept {
   sync::lock const held{mutex_};
   queue_.push(item);

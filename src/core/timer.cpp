@@ -35,7 +35,7 @@ bool timer_heap::before(timer const& a, timer const& b) noexcept {
   return a.when_ == b.when_ ? a.number_ < b.number_ : a.when_ < b.when_;
 }
 
-// The later of two roots becomes the first child of the other.
+// The later of two roots becomes the first child of the other root.
 timer* timer_heap::merge(timer* a, timer* b) noexcept {
   if (!a || !b) return a ? a : b;
   if (before(*b, *a)) std::swap(a, b);

@@ -1,4 +1,4 @@
-// Decides waiters, and keeps the list of parked ones.
+// Decides waiters, and keeps the list of parked waiters.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -25,8 +25,8 @@ waiter::waiter(stream_key const& stream, std::size_t bytes, std::size_t alignmen
     bytes_ += std::min(each.bytes, PTRDIFF_MAX - std::min<std::size_t>(bytes_, PTRDIFF_MAX));
 }
 
-// Keeps the first holder: that of the outermost scope, which also counts the bytes of inner ones. When the request asks
-// again this must not write: other threads may be reading the holder.
+// The first call counts. It comes from the outermost scope, whose bytes include those of inner scopes. A later call
+// must write nothing, since other threads may be reading the holder.
 void waiter::set_holder(class holder& of) noexcept {
   if (holder_) return;
   holder_ = &of;
@@ -73,7 +73,7 @@ bool waiter::has_passed(grant_hook const& by) const noexcept {
   return false;
 }
 
-// There are as many entries as hooks, so one is free.
+// `passed_` has as many entries as there can be hooks, so one entry is free.
 void waiter::mark_passed(grant_hook const& by) noexcept {
   for (auto& each : passed_) {
     if (!each.load(std::memory_order_relaxed)) return each.store(&by, std::memory_order_relaxed);
@@ -124,7 +124,7 @@ bool waiter_list::remove(waiter& item) noexcept {
 
 waiter_list::yielding waiter_list::find_yielding(waiter const& first) const noexcept {
   yielding found;
-  holder const* counted = nullptr; // the requests of a holder are neighbours
+  holder const* counted = nullptr; // requests of the same holder are neighbours
   for (auto* at = items_.last(); at && at != &first; at = at->links_.previous) {
     auto const* const of = at->holder_;
     if (!of || of == first.holder_ || has_turn(*at) || of->held() == 0) continue;
@@ -175,7 +175,7 @@ void waiter_list::end_turn(waiter& item, bool in_vain) noexcept {
   add_waiting(item);
 }
 
-// Each request is counted at most `max_overtakes` times, which bounds the time of all walks together.
+// Each request counts at most `max_overtakes` overtakings, which bounds the time of all calls together.
 void waiter_list::count_overtaking(waiter const* by) noexcept {
   for (auto* at = first_waiting_; at && (!by || goes_first(*at, *by)); at = at->links_.next) {
     if (!has_turn(*at) && ++at->overtaken_ == max_overtakes_) ++blocked_;
@@ -205,7 +205,7 @@ void woken_waiters::add(waiter& item) noexcept {
   end_ = &item.next_woken_;
 }
 
-// A waiter may be destroyed as soon as wake() is called, so the next one is read first.
+// A waiter may be destroyed as soon as wake() is called, so its successor is read first.
 woken_waiters::~woken_waiters() {
   while (auto* const item = first_) {
     first_ = item->next_woken_;

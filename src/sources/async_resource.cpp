@@ -1,4 +1,4 @@
-// async_resource: which pool of a device is current.
+// reset_current_pool(): makes the default pool of a device the current one again.
 // SPDX-License-Identifier: Apache-2.0
 module gpumem:async_resource.impl;
 import :async_resource;

@@ -24,7 +24,7 @@ import :stream;
 namespace gpumem::detail {
 namespace {
 
-inline constexpr std::size_t any_alignment = std::size_t{1} << 63; // blocks are never over-allocated
+inline constexpr std::size_t any_alignment = std::size_t{1} << 63; // so blocks are never over-allocated
 
 template <class Function> Function required(Function given, char const* name) {
   if (given) return given;
@@ -85,8 +85,8 @@ expected<void*, failure> callback_state::allocate_ready(std::size_t bytes, std::
   return unexpected<failure>{refusal_of(where_.interpret(waited), bytes)};
 }
 
-// The functions' driver calls belong to no graph; without relaxed_capture they would invalidate a global-mode capture
-// of another thread.
+// The functions may make driver calls, which belong to no graph. Without relaxed_capture, such a call would invalidate
+// a global-mode capture of another thread.
 expected<void*, failure> callback_state::call_allocate(stream_ref on, std::size_t bytes,
                                                        std::size_t alignment) noexcept {
   void* given = nullptr;
@@ -97,7 +97,7 @@ expected<void*, failure> callback_state::call_allocate(stream_ref on, std::size_
     given = allocate_(on, bytes, alignment);
   } catch (...) {
     auto const why = current_failure(bytes);
-    if (why.code != 0) where_.interpret(static_cast<CUresult>(why.code)); // notes that the device is lost
+    if (why.code != 0) where_.interpret(static_cast<CUresult>(why.code)); // marks the device as lost, if it is
     return unexpected<failure>{why};
   }
   if (!given) return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};

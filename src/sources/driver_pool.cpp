@@ -33,7 +33,7 @@ namespace {
 
 inline constexpr std::size_t driver_alignment = 256;
 
-// Returns the stream for allocations that the host waits for. One per device, never destroyed.
+// Returns the stream for allocations that the host waits for. One stream per device, never destroyed.
 stream& ready_stream(device where) {
   static auto* const mutex = new sync::mutex;
   static auto* const streams = new std::map<int, stream>;
@@ -41,7 +41,7 @@ stream& ready_stream(device where) {
   return streams->try_emplace(where.ordinal(), where).first->second;
 }
 
-// Destroys the pool with its device current, as for every other change of a pool.
+// Destroys the pool while its device is current, as it is for every other change of a pool.
 void destroy(CUmemoryPool pool, device where) noexcept {
   call_on(where, [pool] { return driver().mem_pool_destroy(pool); });
 }
@@ -94,7 +94,7 @@ bool driver_pool_state::free_in_order(stream_key const& key, block const& return
   return !capture_forbids(pool_.where.interpret(result));
 }
 
-// For memory of a pool, cuMemFree relies on the caller that all use is over.
+// On memory of a pool, cuMemFree does not wait: the caller must know that all use is over.
 bool driver_pool_state::free_memory(block const& returned) noexcept {
   if (pool_.where.lost()) return true;
   auto const result =
@@ -111,7 +111,7 @@ void driver_pool_state::mark_lost(stream_key const&, CUresult error) noexcept { 
 void driver_pool_state::reserve(std::size_t bytes) {
   auto const allocated = allocate_ready(bytes);
   if (!allocated) throw_failure(allocated.error());
-  // Waits for the free: until it has run, the driver counts the memory as used.
+  // Waits for the free, since the driver counts the memory as used until the free has run.
   check(call_on(pool_.where,
                 [&] {
                   auto const freed = driver().mem_free_async(reinterpret_cast<CUdeviceptr>(*allocated), ready_.get());
@@ -130,8 +130,8 @@ driver_pool_view_state& driver_pool_view_state::of(driver_pool const& pool) {
 
 async_state::owned_pool::~owned_pool() {
   if (kept) return;
-  call_on(pool.where,
-          [&] { return driver().stream_synchronize(ready_stream(pool.where).get()); }); // an allocation that failed
+  // The free that a failed allocation has enqueued on this stream must run first.
+  call_on(pool.where, [&] { return driver().stream_synchronize(ready_stream(pool.where).get()); });
   destroy(pool.handle, pool.where);
 }
 
@@ -144,7 +144,7 @@ async_state::async_state(driver_pool_kind kind, owned_pool made, async_options o
   made.kept = true;
 }
 
-// If the host cannot wait for the frees, the pool is never destroyed, only trimmed to the memory still in use.
+// If the host cannot wait for all frees, the pool is never destroyed, but trimmed to the memory that is still in use.
 async_state::~async_state() {
   if (driver_alive() && !where().lost()) {
     end_being_current();
@@ -163,7 +163,8 @@ void async_state::make_current() {
   set_current_driver_pool({handle(), where()});
 }
 
-// The driver does so only when it destroys the pool, which does not happen if its frees cannot be awaited.
+// The driver makes the default pool current only when it destroys this pool. The destructor cannot always destroy the
+// pool, so this function makes the default pool current before.
 void async_state::end_being_current() noexcept try {
   if (was_current_.load(std::memory_order_relaxed) && current_driver_pool(where()).handle == handle()) {
     set_current_driver_pool(default_driver_pool(where()));
@@ -171,9 +172,10 @@ void async_state::end_being_current() noexcept try {
 } catch (cuda_error const&) { // the pool then stays current until the driver destroys it
 }
 
-// Only the first free on a stream allocates memory. Without it, or without an event, the pool is never destroyed.
+// Allocates host memory only at the first free on a stream. If the host has none, or no event can be recorded, the pool
+// is never destroyed.
 void async_state::freed_in_order(stream_key const& key) noexcept try {
-  auto const on = usable_handle(key); // the stream on which free_in_order() has freed
+  auto const on = usable_handle(key); // the stream that free_in_order() has used
   if (!on || where().lost()) return;
   auto& timeline = key.timeline();
   bool const legacy = *on == CU_STREAM_LEGACY;
@@ -186,8 +188,9 @@ void async_state::freed_in_order(stream_key const& key) noexcept try {
   }
 } catch (...) { free_without_event_.store(true, std::memory_order_relaxed); }
 
-// A timeline may have got another stream since the last free. The event then has to be synchronized with before it is
-// recorded there. A free must not wait for that, so an event that is not complete is kept.
+// Since the last free, the timeline (gpumem's record of a stream) may have passed to another stream. The host must
+// synchronize with the event before the event is recorded on that stream. A free must not wait for that, so an event
+// that is not complete is kept in `dead_`.
 void async_state::record_free(freed_stream& freed, stream_key const& key, CUstream on) {
   auto const context = key.timeline().context();
   auto const id = on == CU_STREAM_LEGACY ? 0 : key.id();

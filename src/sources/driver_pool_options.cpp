@@ -68,7 +68,7 @@ CUmemoryPool create(driver_pool_kind kind, device where, async_options const& op
   properties.maxSize = options.limit;
   if (options.hardware_decompression) properties.usage = CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS;
   CUmemoryPool made = nullptr;
-  relaxed_capture const relaxed; // here and below: without it, calls for a pool end a capture in global mode
+  relaxed_capture const relaxed; // here and below: otherwise calls for a pool end a capture in global mode
   auto const result = driver().mem_pool_create(&made, &properties);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) throw_failure(refusal_of(result, options.initial_size));
   if (result != CUDA_SUCCESS) {
@@ -103,7 +103,7 @@ void apply(driver_pool_kind kind, driver_pool const& made, async_options const& 
   set<int>(pool, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, options.reuse_after_events);
   set<int>(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, options.reuse_completed);
   set<int>(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, options.reuse_by_inserted_waits);
-  // Pinned memory is at first accessible to the host only; managed memory is accessible to all devices.
+  // At first only the host can access pinned memory. All devices can access managed memory.
   if (kind == driver_pool_kind::pinned) give_access(pool, made.where, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   for (auto const peer : options.peers) {
     if (kind != driver_pool_kind::managed && peer != made.where) {
@@ -227,7 +227,7 @@ statistics driver_pool_state::read_statistics() noexcept {
     now.allocated = told.used;
     now.reserved = told.reserved;
     now.peak_reserved = told.peak_reserved;
-  } catch (cuda_error const&) { // keeps the counts of source_state
+  } catch (cuda_error const&) { // the counts of source_state stay
   }
   return now;
 }

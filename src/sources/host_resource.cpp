@@ -49,7 +49,7 @@ bool host_state::free_memory(block const& returned) noexcept {
 void host_state::mark_lost(stream_key const& key, CUresult error) noexcept {
   try {
     device{key.timeline().device()}.mark_lost(error);
-  } catch (...) { // the driver has been unloaded too, so there is no device to mark
+  } catch (...) { // there is no driver any more, and so no device to mark
   }
 }
 

@@ -45,7 +45,7 @@ expected<void*, failure> source_state::try_allocate(stream_key const& key, std::
 bool source_state::track_live(void* pointer, block const& given) noexcept try {
   sync::lock const held{mutex_};
   if (auto const [at, fresh] = live_.try_emplace(pointer, given); !fresh) {
-    counts_.live -= at->second.bytes; // the old block is from before a reset of its device
+    counts_.live -= at->second.bytes; // the old block was lost in a reset of its device
     counts_.reserved -= at->second.allocated;
     at->second = given;
   }
@@ -88,8 +88,8 @@ source_state::block_map::node_type source_state::retire(stream_key const& key, v
   return {};
 }
 
-// Without the handle of a stream that may die, only an event shows that its work is complete. So its use ends here,
-// before the free is tried.
+// If the stream may die and its handle may not be used, only an event can show that the work on the block is complete.
+// So the free gets an epoch before it is tried: once an event of this epoch is complete, the block can be freed.
 void source_state::dispose(stream_key const& key, block_map::node_type returned) noexcept {
   auto& freed = returned.mapped();
   if (!key.has_handle() && key.timeline().is_mortal() && freed.freed_at == 0)
@@ -105,8 +105,8 @@ void source_state::end_free(stream_key const& key, block_map::node_type returned
     counts_.reserved -= returned.mapped().allocated;
     return;
   }
-  // With its epoch the free can outlive the stream: the timeline gets no new stream before an event of that epoch is
-  // complete.
+  // With its epoch the free can be done even after the stream is destroyed: the stream's timeline (gpumem's record of
+  // it) passes to no new stream before an event of that epoch is complete.
   auto& kept = returned.mapped();
   if (kept.freed_at == 0) kept.freed_at = key.end_use(kept.allocated);
   kept.freed_on = key.by_identity();
@@ -130,7 +130,7 @@ bool source_state::free_after_wait(stream_key const& key, block const& returned)
   return free_memory(returned);
 }
 
-// A deferred free on the stream of this call may use its handle; other frees go without one.
+// If a deferred free is on the stream of this call, it may use the handle of this call. Other deferred frees use none.
 void source_state::run_deferred_frees(stream_key const& now) noexcept {
   if (!any_deferred_.load(std::memory_order_relaxed)) return;
   auto waiting = take_deferred([&](stream_key const& freed_on) { return may_free_inside(freed_on, now); });
@@ -169,7 +169,7 @@ std::optional<CUstream> usable_handle(stream_key const& key) noexcept {
   }
 }
 
-// For a stream that is not gpumem's own, identify() has already asked the driver.
+// For a stream that gpumem neither made nor adopted, identify() has already asked the driver whether it captures.
 CUresult refuse_capture(stream_key const& key, CUstream on) noexcept {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   bool const known = key.has_handle() && !key.timeline().owns_handle();

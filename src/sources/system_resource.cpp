@@ -40,7 +40,7 @@ std::size_t page_size() noexcept {
   return size;
 }
 
-// Advice covers whole pages, so blocks with advice share no page.
+// Advice applies to whole pages. So a block with advice is made of whole pages and shares none with another block.
 std::size_t page_of(std::size_t headroom) noexcept { return headroom ? page_size() : alignof(std::max_align_t); }
 
 std::align_val_t alignment_of(std::size_t asked, std::size_t headroom) noexcept {
@@ -101,7 +101,7 @@ CUresult system_source::advise(void* base, std::size_t bytes) noexcept {
   });
 }
 
-// The advice would otherwise hold for the next user of these addresses.
+// Otherwise the advice would still apply to the next block at these addresses.
 void system_source::take_advice_back(void* base, std::size_t bytes) noexcept {
   if (device_.lost()) return;
   device_.interpret(call_on(device_, [&] {

@@ -23,12 +23,12 @@ import :driver;
 namespace gpumem {
 namespace {
 
-// A new page has 1/page_fraction of the mapped bytes. Small pages cost driver calls; a large page stays mapped for the
-// sake of one small block.
+// The size of a new page is the mapped bytes divided by this. Smaller pages need more driver calls. A larger page is
+// more often kept mapped by one small block that lies in it.
 inline constexpr std::size_t page_fraction = 128;
-// Reserved addresses as a multiple of the device's memory, since moved pages leave holes. Addresses cost no memory. A
-// reservation takes 5 us on an H200, whether for 1 or for 64 times the device's memory. With 2 times, and two thirds of
-// the memory live, a recorded trace found no hole for its largest blocks after 30 passes.
+// How many times the device's memory is reserved as addresses, since moved pages leave holes. Addresses cost no memory.
+// A reservation takes 5 us on an H200, whether for 1 or for 64 times the device's memory. With 2 times, and two thirds
+// of the memory live, a recorded trace found no hole for its largest blocks once it had run 30 times.
 inline constexpr std::size_t max_times = 8;
 
 bool has(device where, CUdevice_attribute what) {
@@ -102,7 +102,7 @@ virtual_pages::virtual_pages(class device where, virtual_pages_options options)
   }
   auto status = CUDA_ERROR_OUT_OF_MEMORY;
   auto times = options_.address_space != 0 ? 1 : max_times;
-  detail::relaxed_capture const relaxed; // a pool may make its pages while a thread captures
+  detail::relaxed_capture const relaxed; // a thread may be capturing while a pool makes its pages
   for (; times > 0 && status == CUDA_ERROR_OUT_OF_MEMORY; times /= 2) {
     address_space_ = round_up(times * once);
     status = driver().mem_address_reserve(&base_, address_space_, 0, 0, 0);
@@ -128,7 +128,7 @@ bool virtual_pages::supported(class device where) noexcept {
   } catch (cuda_error const&) { return false; }
 }
 
-// No driver call may be made while the process exits, and on a lost device every call fails.
+// Returns whether no driver call may be made (the process exits) or every call fails (the device is lost).
 bool virtual_pages::is_gone() const noexcept { return !driver_alive() || device_.lost(); }
 
 std::size_t virtual_pages::round_up(std::size_t bytes) const noexcept {
@@ -196,7 +196,7 @@ std::optional<page_info> virtual_pages::page_of(void const* address) const noexc
   return info_of(found->first, found->second);
 }
 
-// Returns the number of pages that hold the bytes; 0 if a part of them is not mapped.
+// Returns the number of pages that hold the range; 0 if a part of the range is not mapped.
 std::size_t virtual_pages::pages_in(void const* address, std::size_t bytes) const noexcept {
   auto at = find_containing(address);
   if (bytes == 0 || at == pages_.end()) return 0;

@@ -34,7 +34,7 @@ template <class Call> CUresult virtual_pages::on_device(Call call) noexcept {
   return detail::call_on(device_, call);
 }
 
-// Returns granted if pages can be mapped at the run, otherwise the reason.
+// Returns outcome::granted if pages can be mapped at the range; otherwise the reason why not.
 outcome virtual_pages::refusal(page_extent run) const noexcept {
   if (is_gone()) return outcome::device_lost;
   if (run.bytes == 0 || run.offset % granularity_ != 0) return outcome::invalid_argument;
@@ -44,14 +44,14 @@ outcome virtual_pages::refusal(page_extent run) const noexcept {
 
 expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_t bytes, std::size_t page) noexcept {
   retry_unreleased();
-  // Rounding up a size beyond the address space could overflow; refusal() finds it too large.
+  // A size beyond the address space is not rounded up, which could overflow; refusal() then finds it too large.
   page_extent const run{offset, bytes > address_space_ ? bytes : round_up(bytes)};
   auto const why = page % granularity_ != 0 ? outcome::invalid_argument : refusal(run);
   if (why != outcome::granted) return refused(why, bytes, device_.lost_error());
   try {
     auto pages = planned(run, page != 0 ? page : next_page_size());
-    // If the device had no memory at the last attempt, first try all bytes as one page: a refusal then costs one call,
-    // while creating and undoing single pages would cost many.
+    // If the device had no memory at the last attempt, this first creates one page of all bytes. If the driver refuses,
+    // that costs one call, while creating and releasing several pages would cost many.
     if (full_ && pages.size() > 1 && !has_memory(planned(run, run.bytes))) {
       return unexpected<failure>{detail::refusal_of(CUDA_ERROR_OUT_OF_MEMORY, bytes)};
     }
@@ -104,7 +104,7 @@ expected<page_extent, failure> virtual_pages::move(std::size_t offset, std::size
   return move({&run, 1}, to);
 }
 
-// Returns the pages to be created. Throws std::bad_alloc.
+// Returns the pages of a range, not yet created. Throws std::bad_alloc.
 virtual_pages::page_map virtual_pages::planned(page_extent run, std::size_t page) const {
   page_map made;
   for (auto at = run.offset; at < run.end();) {
@@ -132,11 +132,11 @@ expected<page_extent, failure> virtual_pages::install(page_map made, page_extent
   }
   if (entered != CUDA_SUCCESS) result = entered;
   result = device_.interpret(result);
-  if (result == CUDA_SUCCESS) return refused(outcome::driver_error, requested); // on_mapped refused it
+  if (result == CUDA_SUCCESS) return refused(outcome::driver_error, requested); // on_mapped refused the range
   return unexpected<failure>{detail::refusal_of(result, requested)};
 }
 
-// Returns whether the device has memory for the page: creates it and releases it again.
+// Returns whether the device has memory for the page. To find out, creates the page and releases it again.
 bool virtual_pages::has_memory(page_map page) noexcept {
   auto result = CUDA_SUCCESS;
   on_device([&] {
@@ -195,10 +195,10 @@ CUresult virtual_pages::attach(std::size_t offset, mapped_page& at) noexcept {
 bool virtual_pages::notify_mapped(page_extent run) const noexcept {
   try {
     return !options_.on_mapped || options_.on_mapped(reinterpret_cast<void*>(base_ + run.offset), run.bytes);
-  } catch (...) { return false; } // any exception refuses the mapping
+  } catch (...) { return false; } // an exception refuses the mapping, as false does
 }
 
-// Returns the pages of the run; an empty span if it does not consist of whole pages.
+// Returns the pages of the range; an empty span if the range does not consist of whole pages.
 virtual_pages::page_span virtual_pages::made_of(page_extent run) const noexcept {
   auto const first = pages_.find(run.offset);
   auto last = first;
@@ -222,7 +222,7 @@ bool virtual_pages::unmap(std::size_t offset, std::size_t bytes) noexcept {
   return true;
 }
 
-// Unmaps a page and, after its last mapping, releases its memory. Returns false if the driver refuses.
+// Unmaps a page. If that was its last mapping, releases its memory. Returns false if the driver refuses.
 bool virtual_pages::unmap_page(std::size_t offset, mapped_page& at) noexcept {
   auto& of = *at.of;
   auto const done = [this](CUresult result) { return device_.interpret(result) == CUDA_SUCCESS; };
@@ -238,7 +238,7 @@ bool virtual_pages::unmap_page(std::size_t offset, mapped_page& at) noexcept {
   return true;
 }
 
-// Unmaps all pages; pages that the driver refuses to unmap or release move to `unreleased_`.
+// Unmaps all pages. A page that the driver refuses to unmap or release moves to `unreleased_`.
 void virtual_pages::unmap_all(page_map& leaving) noexcept {
   on_device([&] {
     for (auto at = leaving.begin(); at != leaving.end();)

@@ -1,4 +1,4 @@
-// A mutex with the attributes of clang's thread-safety analysis, for units outside the module.
+// Mutexes with the attributes of clang's thread-safety analysis, for sources outside the module.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,7 +18,7 @@ private:
 };
 
 /// A mutex for scopes of a few instructions, half as expensive as a guarded_mutex: one exchange locks it, one store
-/// unlocks it. A thread that finds it locked gives its processor away after 100 attempts.
+/// unlocks it. A thread that finds it locked tries 100 times and then yields its processor between attempts.
 class [[clang::capability("mutex")]] guarded_spin_mutex {
 public:
   [[clang::acquire_capability]] void lock() {
@@ -55,7 +55,7 @@ public:
   }
   scoped_unlock(scoped_unlock const&) = delete;
   scoped_unlock& operator=(scoped_unlock const&) = delete;
-  [[clang::release_capability]] ~scoped_unlock() { mutex_.lock(); } // locks what the constructor has released
+  [[clang::release_capability]] ~scoped_unlock() { mutex_.lock(); } // locks what the constructor has unlocked
 
 private:
   guarded_mutex& mutex_;

@@ -1,5 +1,5 @@
-// Locks, threads, thread indices and the clock of the form of the library that tests replay: real threads pass one
-// baton, so that a seed decides which thread runs next at each lock, wait, driver call and other schedule point.
+// Locks, threads, thread indices and the clock in the form of the library for tests. Only the thread that holds the
+// baton runs. At each schedule point (a lock, a wait, a driver call) a seed decides which thread gets the baton.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
@@ -11,7 +11,7 @@ import :std;
 
 export namespace gpumem::detail::sync {
 
-/// Virtual time: it advances by 100 ns at each schedule point, and to the next deadline when all threads wait.
+/// Virtual time. It advances by 100 ns at each schedule point. If all threads wait, it advances to the next deadline.
 struct clock {
   using duration = std::chrono::nanoseconds;
   using rep = duration::rep;
@@ -52,7 +52,7 @@ public:
   void notify_all() noexcept;
 
 private:
-  // A waiting thread takes a ticket; it may go on once `served_` has reached that.
+  // A waiting thread takes the next ticket. It may go on once `served_` has reached its ticket.
   std::uint64_t tickets_ = 0;
   std::uint64_t served_ = 0;
 };
@@ -76,7 +76,7 @@ private:
   std::uint64_t served_ = 0;
 };
 
-/// Like the shipped one, but the owner locks it as other threads do.
+/// Has the functions of the shipped biased_mutex, but its owner locks it as other threads do.
 class [[clang::capability("mutex")]] biased_mutex {
 public:
   void enable_bias() noexcept {}
@@ -95,7 +95,7 @@ private:
 using biased_lock = scoped_lock<biased_mutex>;
 
 inline constexpr unsigned max_biased_threads = 4;
-inline constexpr unsigned contention_threshold = 1; // runs are short
+inline constexpr unsigned contention_threshold = 1; // low, since runs are short
 
 class thread {
 public:
@@ -115,7 +115,7 @@ private:
 inline constexpr unsigned no_index = 1u << 31;
 unsigned thread_index() noexcept;
 
-/// The function runs within the schedule, at the end of threads that the schedule started; never for other threads.
+/// The function runs within the schedule when a thread ends that the schedule has started; never for other threads.
 void at_thread_exit(void (*function)() noexcept);
 
 void sleep_for(duration span);
@@ -131,19 +131,19 @@ struct result {
 };
 
 /// Runs the bodies as threads until all have returned. The seed chooses the next thread at each wait and, on average,
-/// at one schedule point in `switch_one_in`. Rare switches find errors that take long to develop, and cost less. A
-/// deadlock of all threads is printed with the seed and aborts. Must not be called within a run.
+/// at one schedule point in `switch_one_in`. Rare switches cost less, and find errors that take long to develop. If all
+/// threads wait for each other, prints the seed and aborts. Must not be called within a run.
 result run(std::uint64_t seed, std::vector<std::function<void()>> bodies, unsigned switch_one_in = 1);
 
-/// Chooses the thread that goes on if more than one can: returns a number below `candidates`. If `may_stay`, 0 is the
-/// thread that has the baton, and any other number is a preemption.
+/// Chooses the thread that goes on if more than one can: returns a number below `candidates`. If `may_stay`, number 0
+/// is the thread that has the baton, and any other number preempts that thread.
 using chooser = std::function<std::size_t(std::size_t candidates, bool may_stay)>;
 
 /// Runs the bodies, and calls `choose` at every schedule point and wait. The same choices give the same run.
 result run(chooser choose, std::vector<std::function<void()>> bodies);
 
-/// For a driver that cannot proceed: lets other threads run until one has passed a schedule point; false if none can
-/// run.
+/// For a simulated driver that cannot go on: lets other threads run until one of them has passed a schedule point.
+/// Returns false if no other thread can run.
 bool blocked() noexcept;
 
 } // namespace gpumem::detail::schedule

@@ -1,5 +1,5 @@
-// The baton of the scheduled form: one participant runs, the others sleep on a futex. The holder of the baton picks the
-// next participant by the seed, or by a chooser.
+// The scheduler of the form for tests. One participant (a thread) holds the baton and runs; the others sleep on a
+// futex. The holder of the baton picks the next participant by the seed, or by a chooser.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <linux/futex.h>
@@ -28,10 +28,10 @@ namespace {
 inline constexpr auto no_deadline = time_point::max();
 inline constexpr auto mark_cost = std::chrono::nanoseconds{100};
 
-// One thread that takes part. `turn` is 1 while it holds the baton.
+// A thread that takes part in the schedule. `turn` is 1 while it holds the baton.
 struct participant {
   std::atomic<std::uint32_t> turn{0};
-  std::function<bool()> const* ready = nullptr; // null: it may run
+  std::function<bool()> const* ready = nullptr; // null: the participant may run
   time_point deadline = no_deadline;
   char const* waits_for = "";
   unsigned number = 0;
@@ -48,7 +48,7 @@ struct participant {
   }
 };
 
-// Only the holder of the baton uses this state, except for the list of participants while a thread joins it.
+// Only the holder of the baton uses this state. The list of participants is also used by a thread that joins it.
 struct baton {
   native_mutex joining;
   std::vector<participant*> participants;
@@ -72,7 +72,7 @@ struct baton {
   }
 };
 
-// Leaked on purpose: gpumem's own threads are joined during static destruction.
+// Never freed: gpumem's own threads are joined during static destruction.
 baton& the_baton() {
   static auto* const instance = new baton;
   return *instance;
@@ -82,7 +82,7 @@ thread_local participant* self = nullptr;
 thread_local void (*exit_function)() noexcept = nullptr;
 
 // Returns the calling thread's participant. A thread that the schedule did not start (usually the main thread) takes
-// part from its first call.
+// part from its first call on.
 participant& own() {
   if (!self) {
     auto& b = the_baton();
@@ -96,7 +96,8 @@ participant& own() {
 
 bool can_run(participant const& p, time_point now) { return !p.ready || p.deadline <= now || (*p.ready)(); }
 
-// Fills `candidates`; advances the clock to the next deadline if no thread can run now. False if none can run then.
+// Fills `candidates`. If no thread can run, advances the clock to the next deadline. Returns false if still none can
+// run.
 bool find_candidates() {
   auto& b = the_baton();
   for (bool advanced = false;; advanced = true) {
@@ -280,7 +281,7 @@ result run_all(std::vector<std::function<void()>>& bodies) {
   CPU_SET(sched_getcpu(), &one);
   if (pinned) sched_setaffinity(0, sizeof one, &one);
   auto const marks = b.marks, switches = b.switches;
-  // The calling thread goes on when all are done, not in between.
+  // The calling thread goes on only when all bodies have returned.
   std::size_t running = bodies.size();
   std::vector<sync::thread> threads;
   threads.reserve(bodies.size());
