@@ -15,8 +15,8 @@ import :stream;
 
 namespace gpumem::detail {
 
-/// Gets chunks from the upstream, and gives back chunks without a live block. Called by pool_backend, which documents
-/// the locks and errors of the functions that are not described here.
+/// Gets chunks from the upstream, and gives back chunks without a live block. For all other facts about the functions
+/// see pool_backend, which calls them.
 export class chunk_backend {
 public:
   explicit chunk_backend(backend_parts& parts) noexcept : parts_{parts} {}

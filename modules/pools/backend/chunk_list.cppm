@@ -50,7 +50,7 @@ public:
   /// Returns the limit; 0 if there is none. Any thread.
   inline std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
   void set_limit(std::size_t bytes) noexcept { limit_.store(bytes, std::memory_order_relaxed); }
-  /// Returns the most bytes that may be reserved: the limit, rounded down to whole granules.
+  /// Returns the most bytes that may be reserved: the limit, rounded down to whole granules of 256 bytes.
   inline std::size_t max_reserved() const noexcept {
     return (limit() ? limit() : std::numeric_limits<std::size_t>::max()) / granule * granule;
   }

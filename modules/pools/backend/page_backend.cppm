@@ -20,7 +20,7 @@ import :virtual_pages;
 namespace gpumem::detail {
 
 /// Maps new pages or moves idle ones, after the mapped addresses of a shard or in holes between them. Unmaps idle
-/// pages. Called by pool_backend, which documents the locks and errors of the functions that are not described here.
+/// pages. For all other facts about the functions see pool_backend, which calls them.
 export class page_backend {
 public:
   explicit page_backend(backend_parts& parts) noexcept;

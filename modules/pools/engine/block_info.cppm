@@ -38,7 +38,7 @@ inline memory_range range_of(block const& one) noexcept {
   return range;
 }
 
-// Sets the region of adjacent ranges: it begins with the first range and ends with the last.
+// Sets the region of each of these adjacent ranges: the memory from the first range to the last.
 inline void end_region(std::span<memory_range> ranges) noexcept {
   if (ranges.empty()) return;
   auto& last = ranges.back();

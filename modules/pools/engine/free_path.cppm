@@ -70,8 +70,8 @@ public:
   /// one. Then frees the caller's block, unless the cache took it.
   free_result finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                      cached_free const& cached) noexcept;
-  /// A request for several blocks keeps none of them if one is refused. This frees one that it had got: see
-  /// request_queue::return_part.
+  /// A request for several blocks keeps none of them if one is refused. This frees a block that such a request had got:
+  /// see request_queue::return_part.
   void return_part(stream_key const& key, void* pointer) noexcept;
 
 private:

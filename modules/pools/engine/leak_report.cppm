@@ -7,8 +7,8 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Returns whether the environment variable GPUMEM_REPORT_LEAKS is 1 or on. Throws std::invalid_argument if it is
-/// neither that, nor 0, off or empty.
+/// Returns whether the environment variable GPUMEM_REPORT_LEAKS is 1 or on; false if it is unset, empty, 0 or off.
+/// Throws std::invalid_argument for any other value.
 export bool reports_leaks();
 
 /// Adds a pool to the report as long as this object lives. When the process exits, the report is written to standard

@@ -14,8 +14,8 @@ namespace gpumem::detail {
 
 /// Finds memory for a request for which the pool cannot grow, by steps of rising cost. It moves the blocks of all
 /// thread caches to the free lists. It makes the request's stream wait for other streams that still use free memory. It
-/// gives unused memory back to the upstream, and gets memory that suits the request in its place. It lets the host
-/// wait, for at most one second, until streams complete their work.
+/// gives unused memory back to the upstream, and gets new memory for the request instead. It lets the host wait, for at
+/// most one second, until streams complete their work.
 export class out_of_memory {
 public:
   /// Keeps references to all arguments.

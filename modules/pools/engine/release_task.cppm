@@ -34,8 +34,8 @@ public:
                request_passes& requests, owner& of) noexcept
       : parts_{parts}, frees_{frees}, deferred_{deferred}, monitor_{monitor}, requests_{requests}, owner_{of} {}
 
-  /// Gives back free memory now, if the host has seen its uses complete, as long as at least `keep` bytes remain.
-  /// Returns the bytes given back. The caller holds the locks of all shards; calls of the upstream unlock them.
+  /// Gives back free memory whose uses the host has seen complete, as long as at least `keep` bytes remain. Returns the
+  /// bytes given back. The caller holds the locks of all shards; calls of the upstream unlock them.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep);
   /// Gives back all memory. Called when no handle, live block or request is left. Later passes give back memory that
   /// streams still use. The pool may be destroyed when this returns.

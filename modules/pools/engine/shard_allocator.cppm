@@ -31,14 +31,14 @@ public:
   /// Searches all shards. If that finds nothing, moves the blocks of the thread caches to the free ranges and searches
   /// again, as long as there are such blocks.
   [[clang::requires_capability(one_shard, all_shards)]] void* search_all(allocation_request const& request);
-  /// Serves a thread that should not take memory from other threads' shards. Searches its own shard, then moves an
-  /// unused chunk there from another shard. If it returns null, the caller grows the shard.
+  /// Serves a thread that should not take memory from other threads' shards. Searches the thread's own shard, then
+  /// moves an unused chunk there from another shard. If it returns null, the caller grows the shard.
   [[clang::requires_capability(one_shard, all_shards)]] void* search_own(allocation_request const& request);
   /// Searches all shards, including ranges that other streams still use. Makes the request's stream wait on the device
   /// for the uses of the range that it gets.
   [[clang::requires_capability(one_shard, all_shards)]] void* search_with_wait(allocation_request const& request);
-  /// Returns whether the thread has lately taken `max_steals` blocks from other threads' shards. Then its own shard
-  /// should grow.
+  /// Returns whether the thread has lately taken `max_steals` blocks from other threads' shards. Then the thread's own
+  /// shard should grow instead.
   [[clang::requires_capability(one_shard, all_shards)]] bool steals_too_often(pool_shard const& thief) const noexcept;
   /// Grows the pool by memory of the upstream, and allocates the block there. Unless `exact`, gets more memory than the
   /// request needs. The result is retry() if another thread grew the pool meanwhile, or if the new memory is not

@@ -23,7 +23,7 @@ export class shard_frees {
 public:
   explicit shard_frees(pool_parts& parts) noexcept : parts_{parts} {}
 
-  // Functions that are called under the lock of the block's shard.
+  // The next functions are called under the lock of the block's shard.
   /// Puts a small block on a quick list, where it is not coalesced yet. Puts other blocks on a free list, coalesced
   /// with free neighbours. The block's uses stay with the memory, so that a later use is ordered after them.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
@@ -31,19 +31,19 @@ public:
   /// Frees a block that was in a thread cache. The cache has counted the free, so this does not.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   free_cached_block(block& cached) noexcept;
-  /// Returns whether a freed block goes to a quick list, and is not coalesced yet.
+  /// Returns whether a freed block goes to a quick list, where it is not coalesced yet.
   [[clang::requires_shared_capability(all_shards)]] inline bool goes_to_quick_list(block const& freed) const noexcept {
-    auto const max_streams = parts_.rules.host_accessible() ? 0u : 1u; // in host memory, only blocks without any use
+    auto const max_streams = parts_.rules.host_accessible() ? 0u : 1u; // with host access no use may be left
     return freed.bytes <= size_class::largest_small && parts_.mode.fast_path() && freed.uses.size() <= max_streams;
   }
-  /// Completes the remote frees of a shard. The caller holds the lock of that shard if the pool is on the fast path;
-  /// otherwise it holds the locks of all shards.
+  /// Completes the remote frees of a shard. The caller holds that shard's lock, which is enough on the fast path (see
+  /// pool_mode); otherwise it holds the locks of all shards.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] inline void
   drain_remote_frees(pool_shard& in) noexcept {
     if (!in.remote_frees.empty()) drain(in);
   }
 
-  // Functions that are called under the locks of all shards.
+  // The next functions are called under the locks of all shards.
   [[clang::requires_capability(one_shard, all_shards)]] inline void drain_all_remote_frees() noexcept {
     for (auto const& each : parts_.shards.all()) drain_remote_frees(*each);
   }

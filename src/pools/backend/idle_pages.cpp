@@ -59,7 +59,8 @@ std::vector<idle_pages::idle_run> idle_pages::find_runs(page_query const& query)
              return use.completed() || use.timeline == query.in_use_by;
            });
   };
-  // All complete ranges are now moved to the ready list. So the search need not visit all blocks of a large pool.
+  // In the usual case promote_completed() moves all complete ranges to the ready list. Then the search need not visit
+  // all blocks of a large pool.
   bool const on_one_list =
       !parts_.closed && !gone && !query.in_use_by && parts_.options.cross_stream != reuse_policy::ordered;
   if (on_one_list)

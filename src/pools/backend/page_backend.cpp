@@ -56,7 +56,7 @@ void page_backend::poll_for_moves(allocation_request const& request) {
     move_budget_.spend(tuning::move_poll_cost); // at the pool's limit it polls even without budget
 }
 
-// Gets pages for a request: moves idle pages, or maps new pages and unmaps the same bytes of idle ones. Returns the
+// Gets pages for a request: moves idle pages, or maps new pages and unmaps idle ones of the same size. Returns the
 // place of the block in the range that the pages form with their free neighbours. The result is retry() if that range
 // is too small, or after a wait.
 attempt<placement> page_backend::grow(allocation_request const& request, bool exact) {
@@ -97,8 +97,8 @@ bool page_backend::may_move(allocation_request const& request) const noexcept {
 
 // Waits until the work of the request's stream is complete, so that pages that the stream has freed can move. Without
 // the wait, a program that runs ahead of the device would get new pages. Does not wait if other streams use free
-// memory, since the caller could not give work to them meanwhile. The wait is paid from the time for moves, and leaves
-// enough of it for the moves. Returns whether it unlocked the shards: then the search begins again.
+// memory, since the caller could not give work to them meanwhile. The wait counts as time for moves, and leaves enough
+// of that time for the moves themselves. Returns whether it unlocked the shards: then the search begins again.
 bool page_backend::wait_for_own_work(allocation_request const& request) {
   auto& own = request.key.timeline();
   if (!request.key.may_wait() || !request.key.has_handle()) return false;

@@ -39,8 +39,8 @@ free_result free_path::finish(stream_key const& key, void* pointer, std::optiona
   if (cached.result.inserted) return evicted;
   free_call const call{key, pointer, bytes, cached.use};
   if (cached.freed.that) return free_uncached(call, cached.freed);
-  // A block of another thread's shard goes back to that shard. If this thread cached it, each later free of it would
-  // search all shards for it. Near the limit of the pool the thread caches it all the same. The thread may then find no
+  // A block of another thread's shard goes back to that shard. If this thread cached the block, each later free of it
+  // would search all shards. Near the limit of the pool the thread caches it all the same. The thread may then find no
   // other block, and an allocation from another shard takes the locks of all shards.
   auto const seen = parts_.shards.find_live(pointer);
   if (!seen.that || !parts_.mode.near_limit() || !may_cache(*seen.that, key, bytes)) return free_uncached(call, seen);

@@ -65,7 +65,7 @@ void out_of_memory::flush() {
 }
 
 // Moves unused pages together to hold the request. If that fails, gives unused memory back to the upstream, and gets
-// memory that suits the request in its place.
+// new memory for the request instead.
 expected<void*, failure> out_of_memory::grow_in_place(allocation_request const& request) {
   if (auto const place = parts_.backend.move_at_limit(request)) return allocator_.commit(request, place);
   parts_.backend.release_for(request);
