@@ -1,4 +1,4 @@
-// The parts on which the classes of a pool's backend work.
+// The parts on which the classes of a pool's backend work: those that get memory and give it back.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:backend_parts;
 import :chunk_list;
@@ -16,7 +16,7 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Is told of each change of a pool's reserved bytes before the locks of the shards are unlocked.
+/// Base of an object that is told of each change of a pool's reserved bytes, while the shards are still locked.
 export class reserved_observer {
 public:
   [[clang::requires_capability(all_shards)]] virtual void on_reserved_changed() noexcept = 0;
@@ -25,7 +25,7 @@ protected:
   ~reserved_observer() = default;
 };
 
-/// The memory of a pool, and the rules for its growth. Changed under the locks of all shards.
+/// The memory of a pool, and the rules for its growth. Changed only under the locks of all shards.
 export struct backend_parts {
   backend_parts(pool_upstream& from, pool_options const& asked, reuse_rules& reuse, chunk_list& all, shard_list& pool,
                 reserved_observer& watcher);
@@ -39,16 +39,17 @@ export struct backend_parts {
   reserved_observer& observer;
   growth_policy growth;
   growth_lock lock;
-  bool closed __attribute__((guarded_by(all_shards))) = false; ///< see pool_backend::set_closed
+  bool closed __attribute__((guarded_by(all_shards))) = false; ///< the pool has no users any more
 
   inline bool lost() const noexcept { return where && where->lost(); }
-  // On a lost device no work runs any more and no use is seen complete: a closed pool then gives back all memory.
+  // Returns whether the pool is closed and its device is lost. Such a pool gives back all memory: no work runs any
+  // more, and the host will see no use complete.
   [[clang::requires_shared_capability(all_shards)]] inline bool device_gone() const noexcept {
     return closed && lost();
   }
-  /// Marks the device as lost if the upstream has failed for that reason.
+  /// Marks the device as lost if that is why the upstream has failed.
   void note_failure(failure const& why) const noexcept;
-  /// Counts bytes that the shard has got.
+  /// Counts bytes that the upstream has given to the shard, and tells the observer.
   [[clang::requires_capability(one_shard, all_shards)]] void count_growth(pool_shard& into, std::size_t bytes) noexcept;
 };
 

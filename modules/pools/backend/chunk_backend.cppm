@@ -1,4 +1,4 @@
-// Growth and release of pools over chunks.
+// Growth and release of pools that get chunks from their upstream.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:chunk_backend;
 import :allocation_request;
@@ -15,15 +15,15 @@ import :stream;
 
 namespace gpumem::detail {
 
-/// Gets chunks from the upstream, and gives back those without a live block. For locks and errors see pool_backend,
-/// which calls it.
+/// Gets chunks from the upstream, and gives back chunks without a live block. For all other facts about the functions
+/// see pool_backend, which calls them.
 export class chunk_backend {
 public:
   explicit chunk_backend(backend_parts& parts) noexcept : parts_{parts} {}
 
   [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow(allocation_request const& request,
                                                                                 bool exact);
-  /// Gets one chunk of these bytes.
+  /// Gets one chunk of these bytes, and returns its only block, which is free.
   [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure> reserve(std::size_t bytes,
                                                                                           pool_shard& into);
   [[clang::requires_capability(one_shard, all_shards)]] placement migrate(allocation_request const& request);

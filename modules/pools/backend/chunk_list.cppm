@@ -9,52 +9,55 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// A pool's chunks, and the limit on their bytes. Changes need the locks of all shards; reads need any one of them.
+/// A pool's chunks, which are contiguous memory of its upstream, and the limit on their bytes. Changes need the locks
+/// of all shards of the pool; reads need the lock of any shard.
 export class chunk_list {
 public:
-  /// `limit`: most bytes that may be reserved; 0: no limit. `chunk_bytes`: bytes of each chunk; 0: see growth().
+  /// `limit`: the most bytes that may be reserved; 0: no limit. `chunk_bytes`: the size of a chunk, unless the request
+  /// is larger; 0: growth() chooses the size.
   explicit chunk_list(std::size_t limit, std::size_t chunk_bytes = 0) noexcept
       : limit_{limit}, chunk_bytes_{chunk_bytes} {}
 
-  /// Returns the size of the next chunk for a request of `need` bytes by a shard that has `has` bytes. It is more than
-  /// `need`, so that growth is rare, but stays within the limit; 0 if `need` is beyond the limit.
+  /// Returns the size of the next chunk, for a request of `need` bytes by a shard that has `has` bytes. It is usually
+  /// more than `need`, so that growth is rare. It stays within the limit; 0 if `need` exceeds the limit.
   [[clang::requires_shared_capability(all_shards)]] std::size_t growth(std::size_t need,
                                                                        std::size_t has) const noexcept;
 
-  /// Throws std::bad_alloc.
+  /// Adds a chunk that the upstream has given. Throws std::bad_alloc.
   [[clang::requires_capability(all_shards)]] chunk& add(void* base, std::size_t bytes);
-  /// Removes a chunk from the list, and returns it. Its bytes count against the limit until end_release().
+  /// Removes a chunk from the list, and returns its description. Its bytes count against the limit until end_release().
   [[clang::requires_capability(all_shards)]] chunk begin_release(chunk const& which) noexcept;
-  /// Begins to release pages of a chunk that stays.
+  /// Counts bytes of pages that are being unmapped in a chunk that stays. They count against the limit until
+  /// end_release().
   [[clang::requires_capability(all_shards)]] void begin_release(std::size_t bytes) noexcept {
     reserved_ -= bytes;
     releasing_ += bytes;
   }
   [[clang::requires_capability(all_shards)]] void end_release(std::size_t bytes) noexcept { releasing_ -= bytes; }
-  /// Counts bytes that were added to a chunk.
+  /// Counts bytes that the upstream has given.
   [[clang::requires_capability(all_shards)]] void add_reserved(std::size_t bytes) noexcept;
-  /// Removes an empty chunk.
+  /// Removes a chunk from the list. Changes no counts.
   [[clang::requires_capability(all_shards)]] void erase(chunk const& which) noexcept;
 
   [[clang::requires_shared_capability(all_shards)]] inline std::size_t reserved() const noexcept { return reserved_; }
   [[clang::requires_shared_capability(all_shards)]] inline std::size_t releasing() const noexcept { return releasing_; }
   [[clang::requires_shared_capability(all_shards)]] inline std::size_t peak() const noexcept { return peak_; }
   [[clang::requires_capability(all_shards)]] inline void reset_peak() noexcept { peak_ = reserved_ + releasing_; }
-  /// Returns the bytes that the upstream has given since the pool was made.
+  /// Returns all bytes that the upstream has given since the pool was made, including those that have gone back.
   [[clang::requires_shared_capability(all_shards)]] inline std::size_t reserved_in_all() const noexcept {
     return reserved_in_all_;
   }
-  /// Any thread.
+  /// Returns the limit; 0 if there is none. Any thread.
   inline std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
   void set_limit(std::size_t bytes) noexcept { limit_.store(bytes, std::memory_order_relaxed); }
-  /// Returns the most bytes that may be reserved, in whole granules.
+  /// Returns the most bytes that may be reserved: the limit, rounded down to whole granules of 256 bytes.
   inline std::size_t max_reserved() const noexcept {
     return (limit() ? limit() : std::numeric_limits<std::size_t>::max()) / granule * granule;
   }
   /// Returns the bytes that may still be reserved: the limit less the reserved bytes and those being released.
   [[clang::requires_shared_capability(all_shards)]] std::size_t headroom() const noexcept;
-  /// Returns whether less than a quarter of the limit is left. Without a limit false: how much memory the device has
-  /// left shows only when a request fails.
+  /// Returns whether less than a quarter of the limit is left. Returns false without a limit: only a failed request
+  /// shows how much memory the device has left.
   [[clang::requires_shared_capability(all_shards)]] inline bool near_limit() const noexcept {
     auto const max_bytes = limit();
     return max_bytes && max_bytes - std::min(max_bytes, reserved_) < max_bytes / tuning::near_limit_fraction;
@@ -67,8 +70,8 @@ public:
     for (auto const& each : chunks_) visitor(*each);
   }
 
-  /// Returns the largest chunk without live blocks for which `may(chunk)` is true and without which at least `keep`
-  /// bytes remain reserved; null if there is none.
+  /// Returns the largest chunk that has no live block and for which `may(chunk)` is true; null if there is none.
+  /// Considers only chunks without which at least `keep` bytes remain reserved.
   template <class May>
   [[clang::requires_shared_capability(all_shards)]] chunk* largest_idle(std::size_t keep, May may) const {
     chunk* best = nullptr;
@@ -80,7 +83,7 @@ public:
   }
 
 private:
-  std::vector<std::unique_ptr<chunk>> chunks_ __attribute__((guarded_by(all_shards))); // by address
+  std::vector<std::unique_ptr<chunk>> chunks_ __attribute__((guarded_by(all_shards))); // sorted by address
   std::atomic<std::size_t> limit_;
   std::size_t const chunk_bytes_;
   std::size_t reserved_ __attribute__((guarded_by(all_shards))) = 0;

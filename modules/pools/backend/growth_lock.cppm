@@ -1,4 +1,4 @@
-// The rule that one thread at a time grows a pool.
+// The lock under which one thread at a time grows a pool.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:growth_lock;
 import :chunk_list;
@@ -9,21 +9,22 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// Keeps other threads from growing a pool or changing its pages while one thread makes driver calls for that without
-/// the locks of the shards. Guarded by the locks of all shards.
+/// While a thread grows a pool or changes its pages, it unlocks the shards during its driver calls. This lock then
+/// keeps other threads from doing the same. Guarded by the locks of all shards.
 export class growth_lock {
 public:
   explicit growth_lock(shard_list& shards) noexcept : shards_{shards} {}
 
   [[clang::requires_shared_capability(all_shards)]] inline bool taken() const noexcept { return taken_; }
-  /// Waits while another thread has it. Returns whether it waited. Unlocks the shards during the wait.
+  /// Waits while another thread has this lock. Returns whether it waited. Unlocks the shards during the wait.
   [[clang::requires_capability(one_shard, all_shards)]] bool wait();
-  /// Takes it. No thread may have it.
+  /// Takes this lock, which no other thread may have.
   [[clang::requires_capability(all_shards)]] void begin() noexcept;
   [[clang::requires_capability(all_shards)]] void end() noexcept;
-  /// Waits until the bytes that are being released change. Unlocks the shards during the wait.
+  /// Waits until `chunks.releasing()` changes, because another thread has released memory. Unlocks the shards during
+  /// the wait.
   [[clang::requires_capability(one_shard, all_shards)]] void wait_for_release(chunk_list const& chunks);
-  /// These bytes have changed.
+  /// Wakes the threads in wait_for_release(), after a change of `chunks.releasing()`.
   void notify_release() noexcept { changed_.notify_all(); }
 
 private:

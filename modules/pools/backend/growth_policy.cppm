@@ -1,4 +1,4 @@
-// The growth policy of pools over pages: how much to map for a request, where, and in pages of which size.
+// The growth policy of pools that map pages: how much to map for a request, where, and in pages of which size.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
@@ -17,53 +17,55 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-/// How much to map for a request, in bytes, and where.
+/// A plan for a growth: how many bytes to map, and where.
 export struct growth_plan {
-  std::optional<page_extent> hole; ///< addresses in which to map; none: at the end of the mapped addresses
+  std::optional<page_extent> hole; ///< unmapped addresses in which to map; none: after all mapped addresses
   std::size_t bytes;
-  std::size_t least;         ///< bytes to map if the device has less than `bytes`
+  std::size_t least;         ///< bytes that are enough for the request; mapped if the device has less than `bytes`
   std::uintptr_t beside = 0; ///< start of the free range that the new pages extend; 0: there is none
-  bool downwards = false;    ///< that range is above the hole: the new pages end where it starts
+  bool downwards = false;    ///< the range at `beside` is above the hole: the new pages end where that range starts
 
-  /// Returns the offset at which `mapped` bytes go into the hole.
+  /// Returns the offset at which to map `mapped` bytes in the hole.
   inline std::size_t offset(std::size_t mapped) const noexcept {
     return downwards ? hole->end() - mapped : hole->offset;
   }
 };
 
-/// Decides how much to map for a request, where, and in pages of which size; changes nothing in the pool. The caller
+/// Decides how much to map for a request, where, and in pages of which size. Changes nothing in the pool. The caller
 /// holds the locks of the shards that it passes; page_size() needs no lock. Sizes are in bytes.
 ///
-/// Each stream has a segment of the addresses of its own. Its memory grows there, beside ranges that it has freed, and
-/// coalesces with them. When streams grew side by side, none of them got back a range as large as it had freed.
+/// Each stream has a segment of a shard's addresses. The stream's memory grows in its segment, beside ranges that the
+/// stream has freed, and coalesces with them. When streams grew side by side, none of them got back a range as large as
+/// it had freed.
 export class growth_policy {
 public:
   /// Keeps references to all arguments.
   growth_policy(chunk_list const& chunks, shard_list const& shards, reuse_rules const& rules) noexcept
       : chunks_{chunks}, shards_{shards}, rules_{rules} {}
 
-  /// Returns whether the range is free, and only this stream or no stream has uses of it left.
+  /// Returns whether the range is free, and no stream or only this one still uses it.
   bool usable(block const* range, stream_key const& key) const;
-  /// Returns where and how much to map for a request; nullopt if the addresses are used up and no hole is large enough.
-  /// Prefers the place where the fewest bytes are missing, and among equal places one in the stream's segment. Unless
-  /// `exact`, adds memory for later requests.
+  /// Returns how much to map for a request, and where; nullopt if neither a hole nor the addresses after all mapped
+  /// ones are large enough. Prefers the place where the fewest bytes must be mapped, and among equal places one in the
+  /// stream's segment. Unless `exact`, adds memory for later requests.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<growth_plan>
   plan(allocation_request const& request, pool_shard const& in, bool exact) const;
-  /// Returns whether to split the block off the upper end of its range. Large blocks go there: the next pages are
-  /// mapped beside them, so that their range can grow after their free. Not under a limit: there it left more pages
-  /// partly in use, and some requests of a recorded trace failed.
+  /// Returns whether to split a block of these bytes off the upper end of its range. Large blocks go there, because the
+  /// next pages are mapped above them: after the free, the block and the pages form one range. Under a limit blocks do
+  /// not go there: that left more pages partly in use, and some requests of a recorded trace failed.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] inline bool
   place_high(std::size_t bytes, pool_shard const& in) const noexcept {
     return !chunks_.limit() && bytes >= in.reserved / tuning::high_block_fraction;
   }
-  /// Returns the smallest page that is worth moving; in place of smaller ones the pool makes new, larger ones.
+  /// Returns the size of the smallest page that is worth moving. In place of smaller pages the pool makes new, larger
+  /// ones.
   std::size_t min_moved_page(virtual_pages const& of) const noexcept {
     return usual_page(of) / 4 * tuning::min_moved_quarters;
   }
-  /// Returns the size of the pages for a growth by `bytes`. Each page costs the same time, whatever its size, so there
-  /// are at most `max_pages`; but no page is larger than 32 MiB.
+  /// Returns the size of the pages for a growth by `bytes`. Each page costs the same time, whatever its size. So
+  /// without a limit there are at most `max_pages` pages, unless each had to be larger than 32 MiB.
   std::size_t page_size(virtual_pages const& of, std::size_t bytes, std::size_t max_pages) const noexcept;
-  /// Returns the page size that follows from the mapped bytes alone.
+  /// Returns the page size for a small growth, which follows from the mapped bytes or from the limit.
   std::size_t usual_page(virtual_pages const& of) const noexcept { return page_size(of, 0, 1); }
 
 private:

@@ -17,21 +17,21 @@ namespace gpumem::detail {
 /// mapped pages and memory of driver pools, and count each refusal as an error of the program. Any thread.
 export class nvtx_heaps {
 public:
-  /// Returns null if no tool implements the interface, and in a build without NVTX's headers. The first call loads the
-  /// tool; the driver must be initialised before. Throws std::bad_alloc.
+  /// Returns null if no tool implements NVTX's memory interface, or in a build without NVTX's headers. The first call
+  /// loads the tool; the driver must be initialised before. Throws std::bad_alloc.
   static std::unique_ptr<nvtx_heaps> make(device where);
   explicit nvtx_heaps(device where) noexcept : device_{where} {}
 
-  /// Makes a new chunk a heap. Does nothing if a heap of another pool holds it, or if the tool refuses it: the blocks
-  /// of the chunk are then no regions.
+  /// Makes a new chunk a heap. Does nothing if a heap of another pool has bytes of the chunk, or if the tool refuses
+  /// it. The blocks of such a chunk become no regions.
   void add_heap(void* base, std::size_t bytes) noexcept;
-  /// Ends the heap of a chunk that is about to be freed, if it is one.
+  /// Ends the heap of a chunk that is about to be freed. Does nothing if the chunk is no heap.
   void remove_heap(void* base) noexcept;
 
-  /// Makes a new block a region, if it is in a heap. Returns false if the host has no memory for that.
+  /// Makes a new block a region, if it is in a heap. Returns false if the host has no memory for the region.
   bool add_region(void* block, std::size_t bytes) noexcept;
-  /// Ends the region of a block that is about to be freed, if it is one and has these bytes; without `bytes` any size
-  /// is right.
+  /// Ends the region of a block that is about to be freed. Does nothing if the block is no region, or has a size other
+  /// than `bytes`. Without `bytes` any size is right.
   void remove_region(void* block, std::optional<std::size_t> bytes) noexcept;
 
 private:
@@ -42,9 +42,9 @@ private:
   void* heap_of(std::uintptr_t block) noexcept __attribute__((requires_capability(mutex_)));
 
   device const device_;
-  sync::mutex mutex_; // held during the tool's functions
+  sync::mutex mutex_; // held while functions of the tool run
   std::map<std::uintptr_t, heap> heaps_ __attribute__((guarded_by(mutex_)));
-  std::map<std::uintptr_t, std::size_t> regions_ __attribute__((guarded_by(mutex_))); // bytes by address
+  std::map<std::uintptr_t, std::size_t> regions_ __attribute__((guarded_by(mutex_))); // bytes of each region by address
 };
 
 } // namespace gpumem::detail

@@ -1,4 +1,4 @@
-// Growth and release of pools over pages.
+// Growth and release of pools that map pages.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:page_backend;
 import :allocation_request;
@@ -19,22 +19,22 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-/// Maps pages at the end of a shard's addresses and in holes, moves free pages there, and unmaps idle pages. For locks
-/// and errors see pool_backend, which calls it.
+/// Maps new pages or moves idle ones, after the mapped addresses of a shard or in holes between them. Unmaps idle
+/// pages. For all other facts about the functions see pool_backend, which calls them.
 export class page_backend {
 public:
   explicit page_backend(backend_parts& parts) noexcept;
 
   [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow(allocation_request const& request,
                                                                                 bool exact);
-  /// Maps these bytes at the end of the shard's addresses.
+  /// Maps these bytes after the shard's mapped addresses. Returns the free range that holds them.
   [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure> reserve(std::size_t bytes,
                                                                                           pool_shard& into);
   [[clang::requires_capability(one_shard, all_shards)]] placement move_at_limit(allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void release_for(allocation_request const& request);
-  /// Waits while another thread changes pages. Returns the virtual_pages of the shard in whose addresses the pointer
-  /// lies; null for chunks and for memory that is not the pool's.
+  /// Waits while another thread changes pages. Returns the pages of the shard that holds the address; null if the pool
+  /// has chunks, or does not have the address.
   [[clang::requires_capability(one_shard, all_shards)]] virtual_pages* pages_of(void const* pointer);
 
 private:
@@ -66,8 +66,8 @@ private:
   backend_parts& parts_;
   idle_pages idle_;
   time_budget move_budget_
-      __attribute__((guarded_by(all_shards))); // for moves, for polls and waits before them, and for new pages
-  // The work that a wait did not see complete in time. Until it is, no request waits again.
+      __attribute__((guarded_by(all_shards))); // time for moves, for polls and waits before them, and for new pages
+  // Work that was not complete after the longest wait of a request. Until it is complete, no request waits again.
   stream_use given_up_ __attribute__((guarded_by(all_shards)));
 };
 

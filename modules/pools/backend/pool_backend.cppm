@@ -20,9 +20,9 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Gets chunks or pages, and gives back unused memory. Calls that change anything need the locks of all shards. Those
-/// that take `held` unlock it during waits and calls upstream; one thread at a time grows the pool or changes its
-/// pages. Reads need the lock of any shard; `paged`, `where` and `lost` need none. Sizes are in bytes.
+/// Gets chunks or pages, and gives back unused memory. Functions that change the pool need the locks of all shards, and
+/// unlock them during waits and calls of the upstream. One thread at a time grows the pool or changes its pages. Reads
+/// need the lock of any shard; paged(), where() and lost() need none. Sizes are in bytes.
 export class pool_backend {
 public:
   /// Keeps references to all arguments.
@@ -36,37 +36,41 @@ public:
   inline bool lost() const noexcept { return parts_.lost(); }
   inline growth_policy const& growth() const noexcept { return parts_.growth; }
 
-  /// Waits while another thread allocates a chunk, or maps, moves or unmaps pages. Returns whether it waited.
+  /// Waits while another thread gets a chunk, or maps, moves or unmaps pages. Returns whether it waited.
   [[clang::requires_capability(one_shard, all_shards)]] bool wait_for_growth() { return parts_.lock.wait(); }
   [[clang::requires_shared_capability(all_shards)]] inline bool growing() const noexcept { return parts_.lock.taken(); }
-  /// Gets memory for a request, and coalesces it with free neighbours; no other thread may be growing. Unless `exact`,
-  /// gets some to spare. Must be retried after a search if that is not enough or if it had to wait for a release. A
-  /// failure carries the requested bytes; too_large from the upstream becomes exhausted. Throws std::bad_alloc.
+  /// Gets memory for a request, and coalesces it with free neighbours. No other thread may be growing the pool. Unless
+  /// `exact`, gets more memory than the request needs. The result is retry() if the new memory is not enough, or if the
+  /// call waited for another thread to release memory. The caller then searches before it tries again. A failure
+  /// carries the requested bytes, with `exhausted` in place of the upstream's too_large. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow(allocation_request const& request,
                                                                                 bool exact);
-  /// Gets memory until `bytes` are reserved. Returns the bytes that were missing, or the upstream's failure. Throws
+  /// Gets memory until `bytes` are reserved. Returns how many bytes it got, or the upstream's failure. Throws
   /// std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] expected<std::size_t, failure> grow_to(std::size_t bytes,
                                                                                                pool_shard& into);
-  /// Moves a chunk from another shard to the request's shard: one that is a single free range, large enough, which the
-  /// stream may use at once. Returns the place in it; empty if there is no such chunk.
+  /// Moves a chunk from another shard to the request's shard. The chunk must be a single free range that is large
+  /// enough and that the stream may use at once. Returns the place of the block in it; an empty place if there is no
+  /// such chunk.
   [[clang::requires_capability(one_shard, all_shards)]] placement migrate_chunk(allocation_request const& request);
 
   /// Gives back unused memory whose uses the host has seen complete, as long as at least `keep` bytes remain. Returns
   /// the bytes given back.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept;
-  /// Moves unused pages together for a request that the pool cannot grow for. Returns the place in them; empty, and
-  /// nothing is moved, if they are not enough. Throws std::bad_alloc.
+  /// Moves unused pages together for a request for which the pool cannot grow. Returns the place of the block in them.
+  /// If the pages are not enough, moves none and returns an empty place. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] placement move_at_limit(allocation_request const& request);
-  /// Gives unused memory back so that the pool can grow for the request: as many pages as are missing, or all unused
-  /// chunks. Throws std::bad_alloc.
+  /// Gives unused memory back, so that the pool can grow for the request. A pool of pages gives back as many pages as
+  /// are missing; a pool of chunks gives back all unused chunks. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] void release_for(allocation_request const& request);
-  /// Marks the pool as closed: it has no users any more. From then on memory on a lost device counts as complete, and
-  /// unused memory is given back whatever stream freed it.
+  /// Marks the pool as closed: it has no users any more. From then on unused memory goes back also with
+  /// reuse_policy::ordered, which otherwise keeps it for the stream that freed it. If the device is lost, all memory
+  /// counts as unused.
   [[clang::requires_capability(all_shards)]] void set_closed() noexcept { parts_.closed = true; }
   [[clang::requires_shared_capability(all_shards)]] inline bool closed() const noexcept { return parts_.closed; }
 
-  /// See pool_engine. All four wait as wait_for_growth() does.
+  /// See the functions of pool_engine with these names. All four wait while another thread grows the pool or changes
+  /// its pages.
   [[clang::requires_capability(one_shard, all_shards)]] CUresult open_to(device peer);
   [[clang::requires_capability(one_shard, all_shards)]] bool pin(void const* pointer, std::size_t bytes);
   [[clang::requires_capability(one_shard, all_shards)]] void unpin(void const* pointer, std::size_t bytes);

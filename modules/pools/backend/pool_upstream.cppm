@@ -12,39 +12,39 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-/// Base of the object that holds a pool's copy of its upstream.
+/// Base of the object that holds a pool's copy of its upstream, whatever the type of the upstream is.
 export class pool_upstream {
 public:
   virtual ~pool_upstream() = default;
 
   inline bool stream_ordered() const noexcept { return stream_ordered_; }
-  /// The host may touch the memory at once, whatever stream it was allocated on.
+  /// Returns whether the host can touch the memory at once, whatever stream it was allocated on.
   inline bool host_accessible() const noexcept { return host_accessible_; }
   inline bool device_accessible() const noexcept { return device_accessible_; }
-  /// Whether the upstream's calls reach this state.
+  /// Returns whether `state` is the object that serves the upstream's calls.
   inline bool is(void const* state) const noexcept { return services_.state == state; }
   inline int device() const noexcept { return services_.table->device(services_.state); }
 
-  /// Returns whether the pool maps pages, in one run of addresses per shard; otherwise it allocates chunks.
+  /// Returns whether the pool maps pages, in one run of addresses per shard. Otherwise it allocates chunks.
   inline bool paged() const noexcept { return paged_.has_value(); }
-  /// Lets another device use the pages of all runs that are made from now on.
+  /// Lets another device use the pages of all objects that make_pages() makes from now on.
   void add_peer(gpumem::device peer) { paged_->options.peers.push_back(peer); }
-  /// Makes the run of addresses of one shard. Throws what the constructor of virtual_pages throws.
+  /// Makes the object that maps the pages of one shard. Throws what the constructor of virtual_pages throws.
   std::unique_ptr<virtual_pages> make_pages() const;
 
-  /// Makes the chunks heaps of the tool that checks memory, if there is one and the device can access them; returns
-  /// whether it did. Call it before the first chunk. Throws std::bad_alloc and cuda_error.
+  /// From now on tells a tool that checks memory of each chunk, if there is such a tool and a device can access the
+  /// chunks. Returns whether it does. Called before the first chunk. Throws std::bad_alloc and cuda_error.
   bool show_to_tool();
-  /// Returns the heaps to which the pool adds its blocks; null if no tool is told.
+  /// Returns the object by which the pool tells the tool of its blocks; null if no tool is told.
   inline nvtx_heaps* heaps() const noexcept { return heaps_.get(); }
 
-  /// Allocates memory that is aligned to the granule and valid in the order of the stream. The upstream may be slow:
-  /// the caller holds no lock.
+  /// Allocates memory that is aligned to the granule (256 bytes) and valid in the order of the stream. The caller holds
+  /// no lock, because the upstream may be slow.
   expected<void*, failure> allocate(stream_key const& stream, std::size_t bytes) noexcept;
   /// Gives back memory whose uses the host has seen complete.
   void deallocate(chunk const& done) noexcept;
 
-  /// Allocate and free a block as it is, for pass_through.
+  /// Allocate and free one block with its exact size, for a pool that makes each block an allocation of the upstream.
   expected<void*, failure> allocate_exact(stream_key const& stream, std::size_t bytes, std::size_t alignment) noexcept;
   void deallocate_exact(stream_key const& stream, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
 

@@ -27,16 +27,16 @@ namespace gpumem::detail {
 
 export class graph_memory_list;
 
-/// The state of a graph_resource: chunks of an upstream, which never go back before its end. A freed range serves the
-/// stream that freed it, at once and without a test of completion, since captured work completes at each replay.
-/// Another stream of the capture gets it if the graph orders its next work after all uses of the range. The uses of a
-/// range have numbers of captured_order as their epochs. Records no event, queries none, and waits for none. Any
-/// thread.
+/// The state of a graph_resource: chunks of an upstream, which go back only at its end. A freed range at once serves
+/// later requests of the stream that freed it. Completion is not tested, since captured work completes anew at each
+/// launch of the graph. Another stream of the capture gets the range if the graph orders that stream's next work after
+/// all uses of the range. In each stream_use of a range, the epoch is the number of an end in captured_order. Records
+/// no event, queries none, and waits for none. Any thread.
 export class graph_memory final : public shared_state {
 public:
   explicit graph_memory(std::unique_ptr<pool_upstream> upstream);
 
-  /// Requests on capturing streams are requests as all others.
+  /// Requests on capturing streams are passed to try_allocate() too.
   static constexpr bool forwards_captures = true;
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
@@ -44,21 +44,22 @@ public:
     free_or_report(key, pointer, bytes);
   }
   inline void deallocate(stream_key const& key, void* pointer) noexcept { free_or_report(key, pointer, std::nullopt); }
-  /// Ends a use of the block on the stream. If its end has no known order in the capture in which the block was
-  /// allocated, the memory is not used again, unless the same stream frees the block.
+  /// Declares that all uses of the block on this stream are enqueued. If the end of these uses has no order in the
+  /// capture in which the block was allocated, the memory is not reused, unless the same stream frees the block.
   void record_use(stream_key const& key, void* pointer) noexcept;
   inline std::optional<device> where() const noexcept { return device_; }
-  /// Gives nothing back: captured graphs may use all of it.
+  /// Gives nothing back and returns 0: captured graphs may use all of the memory.
   std::size_t trim(std::size_t keep) noexcept;
   statistics read_statistics() noexcept;
   std::optional<block_info> find(void const* pointer) noexcept;
-  /// See pool_engine::find_owned.
+  /// Returns the live block that starts at the address, for a caller that owns it; nullopt if there is none.
   std::optional<owned_block> find_owned(void const* pointer) noexcept;
   std::optional<std::size_t> try_deallocate(void* pointer) noexcept;
   void reset_peaks() noexcept;
-  /// Throws std::bad_alloc.
+  /// Describes all memory, in the order of addresses. Throws std::bad_alloc.
   std::vector<memory_range> memory_map();
-  /// See graph_resource::restore. Throws std::invalid_argument, std::bad_alloc.
+  /// Makes exactly these ranges live, and frees all other blocks: see graph_resource::restore. Throws
+  /// std::invalid_argument, std::bad_alloc.
   void restore(std::span<memory_range const> live);
   static char const* resource_name() noexcept { return "graph_resource"; }
   pool_upstream const& upstream() const noexcept { return *upstream_; }
@@ -67,13 +68,13 @@ private:
   friend class graph_memory_list;
   friend class intrusive_list<graph_memory>;
 
-  // `foreign`: the pointer is not in this memory. `refused`: a misuse was reported.
+  // `foreign`: the pointer is not in this memory. `refused`: the free is a misuse, and was reported.
   enum class free_outcome : std::uint8_t { foreign, refused, done };
 
   ~graph_memory() override;
   void* take(stream_key const& key, std::size_t bytes, std::size_t alignment)
       __attribute__((requires_capability(mutex_)));
-  // A range that the stream may use, and the place of the block in it; without a range there is none.
+  // A free range that the stream may use, and the offset of the block in it; the range is null if there is none.
   struct fit {
     block* range = nullptr;
     std::size_t offset = 0;
@@ -86,7 +87,7 @@ private:
   void give_back(chunk const& drawn) noexcept;
 
   void free_or_report(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  // After `done` the caller calls drop_live().
+  // After `done` the caller calls drop_live(), which may destroy this object.
   free_outcome free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   free_outcome report(stream_key const& key, void const* pointer, std::optional<std::size_t> bytes) const noexcept
       __attribute__((requires_capability(mutex_)));
@@ -102,38 +103,38 @@ private:
   void make_live(memory_range const& one) __attribute__((requires_capability(mutex_)));
   bool declare_use(stream_key const& key, void const* pointer) noexcept;
 
-  std::unique_ptr<pool_upstream> const upstream_; // keeps the pool alive, and with it `listed_in_`
+  std::unique_ptr<pool_upstream> const upstream_; // keeps the pool alive, which owns *listed_in_
   std::optional<device> const device_;
   sync::mutex growth_mutex_; // held while the upstream is called
   sync::mutex mutex_;
   range_allocator ranges_ __attribute__((guarded_by(mutex_)));
   std::vector<std::unique_ptr<chunk>> chunks_ __attribute__((guarded_by(mutex_)));
-  std::set<stream_timeline*> timelines_ __attribute__((guarded_by(mutex_))); // none serves another stream meanwhile
+  std::set<stream_timeline*> timelines_ __attribute__((guarded_by(mutex_))); // retained: none serves another stream
   captured_order order_ __attribute__((guarded_by(mutex_)));
-  // The captures in which live blocks were allocated; a block that is not here was allocated in none.
+  // The captures in which live blocks were allocated. A block that was allocated outside a capture is not here.
   std::unordered_map<block const*, std::uint64_t> allocated_in_ __attribute__((guarded_by(mutex_)));
   statistics counts_ __attribute__((guarded_by(mutex_)));
   graph_memory_list* listed_in_ = nullptr; // set once, under the lock of the list
   list_links<graph_memory> links_;
 };
 
-/// The graph memories of a pool: a free through the pool's handle finds the one that the block belongs to. The lock of
-/// the list comes before that of a graph memory. Any thread.
+/// The graph memories of a pool. A free through the pool's handle finds the memory that holds the block. A thread takes
+/// the lock of this list before that of a graph memory. Any thread.
 export class graph_memory_list {
 public:
-  /// Whether there is any. Without a lock.
+  /// Returns whether the pool has a graph memory. Takes no lock.
   inline bool any() const noexcept { return any_.load(std::memory_order_relaxed); }
-  /// Adds it, unless it is in the list. It leaves the list at its end.
+  /// Adds a graph memory, unless it is in the list. Its destructor removes it.
   void add(graph_memory& one) noexcept;
 
-  /// Frees a block or reports a misuse; false if the pointer is in none of them. The end of the last block may destroy
-  /// its graph memory, and with it the pool and this list.
+  /// Frees a block or reports a misuse. Returns false if the pointer is in none of the memories. The end of a memory's
+  /// last block may destroy that memory, and with it the pool and this list.
   bool free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  /// Returns the block that holds the address; nullopt if none of them does.
+  /// Describes the block that holds the address; nullopt if none of the memories holds the address.
   std::optional<block_info> find(void const* pointer) noexcept;
-  /// See pool_engine::find_owned.
+  /// Returns the live block that starts at the address, for a caller that owns it; nullopt if there is none.
   std::optional<owned_block> find_owned(void const* pointer) noexcept;
-  /// False if the pointer is in none of them. See graph_memory::record_use.
+  /// Does what graph_memory::record_use does. Returns false if the pointer is in none of the memories.
   bool record_use(stream_key const& key, void const* pointer) noexcept;
 
 private:

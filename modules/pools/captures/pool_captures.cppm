@@ -1,4 +1,4 @@
-// The capture scopes of a pool: which graph memory serves a capturing stream.
+// The capture scopes of a pool, which decide which graph memory serves a capturing stream.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pool_captures;
 import :block_info;
@@ -17,12 +17,13 @@ namespace gpumem::detail {
 
 export class open_capture;
 
-/// The graph memories that a pool has used, and its open capture scopes. Any thread.
+/// The graph memories that a pool has used, and its open capture scopes. A graph memory holds the blocks of captured
+/// graphs. While a scope is open, its graph memory serves the requests of its stream's capture. Any thread.
 export class pool_captures {
 public:
-  /// Returns the graph memory for requests on a capturing stream. It is that of the stream's own scope; otherwise that
-  /// of the oldest scope whose stream belongs to the same capture. Fails with outcome::capture_unsupported if there is
-  /// none.
+  /// Returns the graph memory for requests on a capturing stream. It is the memory of this stream's scope, or otherwise
+  /// of the oldest scope whose stream takes part in the same capture. Fails with outcome::capture_unsupported if there
+  /// is no such scope, and with driver_error if the capture is invalid.
   expected<state_ptr<graph_memory>, failure> find(stream_key const& key, std::size_t bytes) noexcept;
 
   inline graph_memory_list& memories() noexcept { return memories_; }
@@ -40,8 +41,8 @@ private:
 /// One open capture scope. It keeps the graph memory alive, and with it the pool.
 export class open_capture {
 public:
-  /// `pool`: the state of the pool whose captures these are. Throws what `identify` throws. Throws
-  /// std::invalid_argument for a memory of another upstream, and for a stream that cannot capture or that has a scope.
+  /// `pool`: the state of the pool, which must be the upstream of the memory. Throws std::invalid_argument if it is
+  /// not, or if the stream cannot capture or already has a scope of this pool. Throws what `identify` throws.
   open_capture(pool_captures& in, void const* pool, graph_memory& memory, stream_ref stream,
                std::optional<device> where);
   open_capture(open_capture const&) = delete;

@@ -1,4 +1,4 @@
-// Allocations that the thread's cache does not serve.
+// Allocations for which the cache of the calling thread has no block.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:allocate_path;
 import :allocation_request;
@@ -18,17 +18,19 @@ import :stream;
 
 namespace gpumem::detail {
 
-/// Allocates under the lock of the thread's shard, otherwise under the locks of all shards: from free ranges, then from
-/// new memory, then as class out_of_memory says.
+/// Allocates the blocks that the thread's cache of freed blocks does not have. A pool has one or more shards, each with
+/// a lock and free ranges of its own. The search takes the lock of the thread's own shard. If that shard has nothing,
+/// it takes the locks of all shards. It tries free ranges first, then new memory of the upstream, then the steps of
+/// class out_of_memory.
 export class allocate_path {
 public:
-  /// Refers to all arguments.
+  /// Keeps references to all arguments.
   allocate_path(pool_parts& parts, shard_frees& frees, deferred_frees& deferred, request_queue& queue,
                 shard_allocator& allocator, out_of_memory& last_resort) noexcept
       : parts_{parts}, frees_{frees}, deferred_{deferred}, queue_{queue}, allocator_{allocator},
         out_of_memory_{last_resort} {}
 
-  /// `size`: of `bytes`, as rounded by the pool's mode. Any thread, without a lock.
+  /// `size`: the size to which the pool rounds `bytes` up. Called by any thread, without a lock of the pool.
   expected<void*, failure> allocate(stream_key const& key, size_class size, std::size_t bytes,
                                     std::size_t alignment) noexcept;
 

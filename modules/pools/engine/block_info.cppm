@@ -1,4 +1,4 @@
-// The description of the memory in which a pointer lies.
+// Descriptions of a pool's memory: of one block, of one range, and of the largest live blocks.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_info;
 import :block;
@@ -10,21 +10,21 @@ namespace gpumem {
 /// Describes the block or the free range in which a pointer lies.
 export struct block_info {
   void* base = nullptr;      ///< start of the block or range
-  std::size_t bytes = 0;     ///< requested; 0 of free memory
-  std::size_t allocated = 0; ///< rounded up; of free memory, the size of the range
-  std::uint64_t stream = 0;  ///< id of the stream that it was given to
-  bool live = false;         ///< false: the memory is free
+  std::size_t bytes = 0;     ///< bytes that the caller requested; 0 for free memory
+  std::size_t allocated = 0; ///< bytes of the whole block, rounded up, or of the free range
+  std::uint64_t stream = 0;  ///< id of the stream for which the block was allocated; 0 for free memory
+  bool live = false;         ///< whether the block is allocated; false for free memory
 };
 
-/// A part of a pool's reserved memory: a live block, or memory that is free or in a cache.
+/// A part of a pool's reserved memory: a live block, a free range, or a freed block in a thread's cache.
 export struct memory_range {
   void* base = nullptr;         ///< start of the range
   std::size_t bytes = 0;        ///< size of the range
-  std::size_t requested = 0;    ///< of a live block; 0 for other memory
-  std::uint64_t stream = 0;     ///< id of the stream for which a live block was allocated; 0 for other memory
-  bool live = false;            ///< false: free or cached
-  void* region = nullptr;       ///< start of the contiguous memory, got as a chunk or as pages, that holds the range
-  std::size_t region_bytes = 0; ///< bytes of that memory
+  std::size_t requested = 0;    ///< bytes that the caller requested; 0 if the range is not live
+  std::uint64_t stream = 0;     ///< id of the stream for which the live block was allocated; 0 if the range is not live
+  bool live = false;            ///< whether the range is a live block
+  void* region = nullptr;       ///< start of the contiguous memory that holds the range: a chunk, or a run of pages
+  std::size_t region_bytes = 0; ///< size of that contiguous memory
 };
 
 namespace detail {
@@ -38,7 +38,7 @@ inline memory_range range_of(block const& one) noexcept {
   return range;
 }
 
-// Ends the region to which the ranges from `first` on belong.
+// Sets the region of each of these adjacent ranges: the memory from the first range to the last.
 inline void end_region(std::span<memory_range> ranges) noexcept {
   if (ranges.empty()) return;
   auto& last = ranges.back();
@@ -49,23 +49,23 @@ inline void end_region(std::span<memory_range> ranges) noexcept {
   }
 }
 
-/// A live block, found by its owner.
+/// Describes a live block to its owner.
 export struct owned_block {
-  std::size_t bytes;       ///< requested
-  stream_timeline* stream; ///< for which it was allocated
-  /// Graph memory: the id of the open capture in which it was allocated, if the calling thread has made the newest
-  /// request of that capture; otherwise 0.
+  std::size_t bytes;       ///< bytes that the caller requested
+  stream_timeline* stream; ///< stream for which the block was allocated
+  /// Id of the graph capture in which the block was allocated. 0 if it was allocated in none, if that capture has
+  /// ended, or if another thread has made the capture's newest request for memory.
   std::uint64_t capture = 0;
 };
 
-// The live blocks of a pool: their sum, and the largest of them, the largest first.
+// The number and the bytes of a pool's live blocks, and up to `shown` of the largest blocks in descending order.
 struct live_blocks {
   static constexpr std::size_t shown = 5;
   std::size_t count = 0;
   std::size_t bytes = 0;
   std::vector<block_info> largest;
 
-  // Throws std::bad_alloc.
+  // Counts a block, and keeps its description if it is one of the largest. Throws std::bad_alloc.
   void add(block_info const& one) {
     ++count;
     bytes += one.bytes;

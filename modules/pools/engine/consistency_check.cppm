@@ -7,8 +7,9 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Returns whether each byte is in exactly one place: live + cached + free = reserved, no overlap, free lists and
-/// neighbours agree, and the cached bytes are within the budget. Takes the locks of all shards.
+/// Returns whether the records of a pool agree: each reserved byte is live, cached or free, and blocks do not overlap.
+/// The free lists hold exactly the free ranges, and the thread caches keep within their budget. Takes the locks of all
+/// shards.
 export bool is_consistent(pool_parts& parts, shard_frees& frees);
 
 } // namespace gpumem::detail

@@ -1,4 +1,4 @@
-// Frees that the thread's cache does not take.
+// Frees of blocks that the cache of the calling thread does not take.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
@@ -25,35 +25,40 @@ namespace gpumem::detail {
 
 /// The result of a free.
 export enum class free_result : std::uint8_t {
-  refused, ///< a misuse was reported, and nothing was freed
+  refused, ///< a misuse by the caller was reported, and nothing was freed
   done,
-  last, ///< it freed the last live block of a pool without handles, which the caller now closes
+  last, ///< freed; the pool has no handle, live block or request left, and the caller closes it
 };
 
-/// The result of a free into the calling thread's cache.
+/// The result of an attempt to put a freed block into the calling thread's cache.
 export struct cached_free {
-  stream_use use; ///< the use that ends
+  stream_use use; ///< the stream of the free, and its epoch at that time (see end_use)
   thread_caches::result result;
-  shard_list::lookup freed; ///< if it lies in the thread's own shard
+  shard_list::lookup freed; ///< the block, if it lies in the thread's own shard
   inline bool done() const noexcept { return result.inserted && !result.evicted; }
 };
 
-/// Frees under the lock of the block's shard, under the locks of all shards, or without a lock as a remote free.
-/// Allocates no host memory.
+/// Frees the blocks that the thread's cache does not take. A pool has one or more shards, each with a lock of its own.
+/// A free takes the lock of the block's shard. If another thread holds that lock, the free becomes a remote free: the
+/// next holder of the lock completes it. A free inside a graph capture, among others, takes the locks of all shards. No
+/// free allocates host memory.
 export class free_path {
 public:
-  /// Refers to all arguments.
+  /// Keeps references to all arguments.
   free_path(pool_parts& parts, shard_frees& frees, deferred_frees& deferred, waiting_requests const& waiting,
             progress_monitor& monitor, request_queue& queue) noexcept
       : parts_{parts}, frees_{frees}, deferred_{deferred}, waiting_{waiting}, monitor_{monitor}, queue_{queue},
         events_{parts} {}
 
-  /// Whether a thread's cache may hold the block. No other thread changes a live block, so no lock is needed.
+  /// Returns whether a thread's cache may hold the block. Reads the block without a lock, since only the owner of a
+  /// live block changes it.
   static inline bool may_cache(block const& freed, stream_key const& key, std::optional<std::size_t> bytes) noexcept {
     return freed.is_live() && (!bytes || *bytes == freed.requested) && freed.uses.empty() && !key.is_host() &&
            !key.capturing();
   }
-  /// Returns the use that ends now on the stream. A free whose size is not known counts as a large one.
+  /// Ends a block's use on a stream. Returns the stream and its current epoch, a number that grows with each event
+  /// recorded on the stream. If the stream may be destroyed at any time, records an event after enough frees or freed
+  /// bytes. A free of unknown size always counts as enough.
   [[gnu::always_inline]] static inline stream_use
   end_use(pool_mode const& mode, stream_key const& key, block const* freed, std::optional<std::size_t> bytes) noexcept {
     auto& timeline = key.timeline();
@@ -61,10 +66,12 @@ public:
       return {&timeline, timeline.current_epoch()};
     return {&timeline, key.end_use(freed ? freed->bytes : bytes.value_or(~std::size_t{0} / 2), mode.frees_record())};
   }
-  /// Frees a block after an attempt to cache it, and the block that the cache has evicted.
+  /// Completes a free after an attempt to cache the block. First frees the block that the cache evicted, if there is
+  /// one. Then frees the caller's block, unless the cache took it.
   free_result finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                      cached_free const& cached) noexcept;
-  /// Frees a part of a request of which another part was refused: see request_queue::return_part.
+  /// A request for several blocks keeps none of them if one is refused. This frees a block that such a request had got:
+  /// see request_queue::return_part.
   void return_part(stream_key const& key, void* pointer) noexcept;
 
 private:

@@ -1,4 +1,4 @@
-// Reports, when the process exits, the blocks of pools that were never freed.
+// The report about blocks that were never freed, which is written when the process exits.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:leak_report;
 import :block_info;
@@ -7,18 +7,19 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Returns whether GPUMEM_REPORT_LEAKS asks for the reports. Throws std::invalid_argument for a value other than 0, 1,
-/// off and on.
+/// Returns whether the environment variable GPUMEM_REPORT_LEAKS is 1 or on; false if it is unset, empty, 0 or off.
+/// Throws std::invalid_argument for any other value.
 export bool reports_leaks();
 
-/// Lists a pool for the report while it lives. When the process exits, a line on standard error tells for each listed
-/// pool with live blocks how many these are, and the largest ones. It is written just before the driver shuts down.
-/// Afterwards frees do nothing. So a block of an object that is destroyed even later counts as never freed. Any thread.
+/// Adds a pool to the report as long as this object lives. When the process exits, the report is written to standard
+/// error, just before the driver shuts down. For each pool with live blocks it tells their number, and describes the
+/// largest ones. Later frees do nothing, so a block whose owner is destroyed after the report counts as never freed.
+/// Any thread.
 export class leak_report {
 public:
   using reader = live_blocks (*)(void* pool);
 
-  /// Calls `read(pool)` for the report. The name and the pool must outlive this object.
+  /// `read(pool)` returns the live blocks of the pool, and may throw. The name and the pool must outlive this object.
   leak_report(char const* name, reader read, void* pool);
   ~leak_report();
   leak_report(leak_report const&) = delete;

@@ -1,4 +1,4 @@
-// A text that tells people which streams hold the memory of a pool, and what is free.
+// A report for people: how much memory of a pool each stream holds, and how much is free.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <string>
@@ -10,13 +10,14 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Returns a text with the sums of the pool, and a line for each stream and power of two of live blocks, of cached
-/// blocks and of free ranges. Takes the locks of all shards, and time in proportion to the number of blocks. Throws
-/// std::bad_alloc.
+/// Returns a text. Its first line has the pool's reserved, live, cached and free bytes. Each further line counts the
+/// live blocks of one stream whose sizes round up to the same power of two. Cached blocks and free ranges have such
+/// lines too; those of free ranges name no stream. Takes the locks of all shards, for a time in proportion to the
+/// number of blocks. Throws std::bad_alloc.
 export std::string describe_memory(pool_parts& parts, shard_frees& frees);
 
-/// Appends the text and the failure to the file that the pool's options name. Does nothing for a request that may still
-/// wait, and if the file cannot be written.
+/// Appends the failure and the text of describe_memory() to the file that the pool's option `failure_report` names.
+/// Does nothing if the file cannot be written.
 export void append_failure_report(pool_parts& parts, shard_frees& frees, failure const& why) noexcept;
 
 } // namespace gpumem::detail

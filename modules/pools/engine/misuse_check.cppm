@@ -9,8 +9,8 @@ import :stream;
 
 namespace gpumem::detail {
 
-/// Returns the live block that begins at the pointer. Returns null after it has reported a misuse: no live block of
-/// this size begins there. Without `bytes` any size is right. The caller holds the locks of all shards.
+/// Returns the live block that begins at the pointer. `bytes`: its requested size; without it any size is right. If
+/// there is no such block, reports a misuse by the caller and returns null. The caller holds the locks of all shards.
 export [[clang::requires_capability(one_shard, all_shards)]] block*
 find_or_report(pool_parts& parts, stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
 

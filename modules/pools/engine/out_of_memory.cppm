@@ -1,4 +1,4 @@
-// A request for which the pool cannot grow.
+// The steps by which a pool that cannot grow finds memory for a request.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:out_of_memory;
 import :allocation_request;
@@ -12,17 +12,18 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Finds memory for a request for which the pool cannot grow, at rising cost. It flushes the thread caches, lets the
-/// request's stream wait for other streams, and gives back pages or chunks to grow in their place. At last the host
-/// waits, for at most one second.
+/// Finds memory for a request for which the pool cannot grow, by steps of rising cost. It moves the blocks of all
+/// thread caches to the free lists. It makes the request's stream wait for other streams that still use free memory. It
+/// gives unused memory back to the upstream, and gets new memory for the request instead. It lets the host wait, for at
+/// most one second, until streams complete their work.
 export class out_of_memory {
 public:
-  /// Refers to all arguments.
+  /// Keeps references to all arguments.
   out_of_memory(pool_parts& parts, shard_frees& frees, shard_allocator& allocator) noexcept
       : parts_{parts}, frees_{frees}, allocator_{allocator} {}
 
-  /// `why`: the failure of the growth. Under the locks of all shards, which it unlocks during driver calls and waits.
-  /// Throws std::bad_alloc.
+  /// Returns the block, or the failure if no step has found memory. `why`: the failure of the growth. The caller holds
+  /// the locks of all shards; calls of the upstream and waits unlock them. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] expected<void*, failure> allocate(allocation_request& request,
                                                                                           failure const& why);
 

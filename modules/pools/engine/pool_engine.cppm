@@ -1,4 +1,4 @@
-// The engine of one pool: its parts, and the paths of allocations and frees over them.
+// The engine of one pool: its parts, and the classes that allocate and free blocks in them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <string>
@@ -38,12 +38,14 @@ import :waiting_requests;
 
 namespace gpumem::detail {
 
-/// An allocation or a free takes the lock of the thread's cache, if that serves it. Otherwise it takes the lock of the
-/// thread's shard, and after that the locks of all shards. Under a lock the engine makes driver calls on streams, but
+/// Allocates and frees the blocks of one pool, which has one or more shards with a lock each. If the thread's cache of
+/// freed blocks serves a call, the call takes only the lock of that cache. Otherwise it takes the lock of one shard,
+/// and then, if that is not enough, the locks of all shards. Under a lock the engine makes driver calls on streams, but
 /// neither calls its upstream nor waits. The engine deletes itself after close().
 export class pool_engine final : private release_task::owner {
 public:
-  /// Throws what `throw_failure` throws for the failure of the upstream, std::invalid_argument, std::bad_alloc.
+  /// Throws std::invalid_argument for wrong options, std::bad_alloc, and the exception of `throw_failure` for a failure
+  /// of the upstream.
   pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options);
 
   [[gnu::always_inline]] inline expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
@@ -55,89 +57,96 @@ public:
     }
     return allocate_path_.allocate(key, size, bytes, alignment);
   }
-  /// Puts a block into the calling thread's cache, if the cache may hold it; without `bytes` any size is right.
-  /// `free_slow` does the rest.
+  /// Puts a block into the calling thread's cache, if the cache may hold it. `bytes`: the size that the caller states;
+  /// without it any size is right. Unless the result is done(), the caller then calls free_slow().
   [[gnu::always_inline]] inline cached_free try_cache(stream_key const& key, void* pointer,
                                                       std::optional<std::size_t> bytes) noexcept {
     auto const thread = sync::thread_index();
     auto& shard = parts_.shards.shard_of(thread);
     auto* const freed = shard.find_live(pointer);
     bool const may = freed && free_path::may_cache(*freed, key, bytes);
-    // The epoch is read after all work that the caller has enqueued, and before the block changes.
+    // Reads the stream's epoch now: the caller has enqueued all work on the block, and insert() stores the epoch in the
+    // block.
     auto const use = free_path::end_use(parts_.mode, key, freed, bytes);
     if (!may) [[unlikely]]
       return {use, {false, nullptr}, {freed, &shard}};
     return {use, parts_.caches.insert(*freed, use, thread), {freed, &shard}};
   }
-  /// `cached`: the result of `try_cache` for the same call.
+  /// Completes the free of a block for which try_cache() has returned `cached`.
   inline free_result free_slow(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                                cached_free const& cached) noexcept {
     return free_path_.finish(key, pointer, bytes, cached);
   }
-  /// Calls try_cache() and free_slow().
+  /// Frees a block: calls try_cache(), then free_slow().
   inline free_result deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
     return free_slow(key, pointer, bytes, try_cache(key, pointer, bytes));
   }
-  /// Returns the live block that starts at the address, for a caller that owns it; nullopt if there is none. No lock.
+  /// Returns the live block that starts at the address; nullopt if there is none. Takes no lock, so the caller must own
+  /// the block: otherwise another thread could free it meanwhile.
   inline std::optional<owned_block> find_owned(void const* pointer) noexcept {
     auto const* const found = parts_.shards.find_live(pointer).that;
     if (!found || !found->is_live()) return std::nullopt;
     return owned_block{found->requested, found->stream};
   }
-  /// See request_queue::return_part.
+  /// Frees a block that a request for several blocks had got before another one was refused.
   void return_part(stream_key const& key, void* pointer) noexcept { free_path_.return_part(key, pointer); }
 
-  /// See recorded_uses, request_queue, request_passes and pool_statistics.
+  /// Return the objects that serve the other calls of the pool.
   inline recorded_uses& uses() noexcept { return uses_; }
   inline request_queue& requests() noexcept { return queue_; }
   inline request_passes& passes() noexcept { return request_passes_; }
   inline pool_statistics& statistics() noexcept { return statistics_; }
   inline pool_options const& options() const noexcept { return parts_.options; }
   inline pool_upstream& upstream() noexcept { return *parts_.upstream; }
-  /// Returns the device; none over an upstream without a device.
+  /// Returns the upstream's device; nullopt if the upstream has none.
   inline std::optional<device> where() const noexcept { return parts_.backend.where(); }
   inline bool lost() const noexcept { return parts_.backend.lost(); }
-  /// Whether all requests are refused.
+  /// Returns whether the pool refuses all requests.
   inline bool refuses() const noexcept { return parts_.requests.is_closed(); }
-  /// Whether requests wait.
+  /// Returns whether requests wait for memory.
   inline bool has_waiting() const noexcept { return parts_.requests.has_waiting(); }
   bool is_consistent();
-  /// Throws std::bad_alloc.
+  /// Returns a text about the pool's memory, for people. Throws std::bad_alloc.
   std::string describe_memory() { return detail::describe_memory(parts_, frees_); }
 
   std::size_t trim(std::size_t keep);
-  /// Throws what `throw_failure` throws for the failure of the upstream, std::bad_alloc.
+  /// Gets memory from the upstream until `bytes` are reserved, and returns the bytes that it got. Throws
+  /// std::bad_alloc, and the exception of `throw_failure` for a failure of the upstream.
   std::size_t reserve(std::size_t bytes);
-  /// Throws std::invalid_argument.
+  /// Sets the most bytes that the pool may reserve; 0: no limit. Throws std::invalid_argument.
   void set_limit(std::size_t bytes);
-  /// Keeps the pages of these bytes in place until unpin() was called as often as pin(). Returns false if a byte is not
-  /// the pool's.
+  /// Keeps the pages of these bytes mapped in place until unpin() was called as often as pin(). Returns false if a byte
+  /// is not the pool's.
   bool pin(void const* pointer, std::size_t bytes);
   void unpin(void const* pointer, std::size_t bytes);
-  /// Makes the peaks of the statistics those of this moment.
+  /// Sets the peaks in the statistics to the present values.
   void reset_peaks();
-  /// Lets another device read and write all memory of the pool. Throws cuda_error, std::bad_alloc.
+  /// Lets another device read and write the pages of the pool. Does nothing if the pool has chunks. Throws cuda_error,
+  /// std::bad_alloc.
   void open_to(device peer);
-  /// As virtual_pages::export_page; outcome::invalid_argument for a pointer outside the pages of the pool.
+  /// Returns a file descriptor of the page that holds the pointer, as virtual_pages::export_page does. Fails with
+  /// outcome::invalid_argument if the pool has no such page.
   expected<int, failure> export_page(void const* pointer);
-  /// Waits until all work is complete that keeps free memory in the pool. Returns false if some was not seen complete.
-  /// Throws std::bad_alloc.
+  /// Waits on the host until streams have completed their work on the pool's free memory. Returns false if that took
+  /// more than `longest`, or if the device is lost. Throws std::bad_alloc.
   bool synchronize(sync::duration longest);
 
-  /// Refuses all further requests with outcome::closed, and answers the waiting ones with it.
+  /// Makes all further requests, and those that wait now, fail with outcome::closed.
   void refuse_requests() noexcept;
-  /// Notes that no handle is left. Returns true if there is no live block and no request either. Otherwise the end of
-  /// the last one returns free_result::last or waiting::last.
+  /// Notes that the pool has no handle any more. Returns true if it has no live block and no request either: the caller
+  /// then calls close(). Otherwise a later call that ends the last block or request returns `last`, and its caller
+  /// calls close().
   bool drop_last_handle() noexcept;
-  /// Called when no handle and no live block is left. Returns all memory to the upstream; the library thread returns
-  /// memory whose uses the host has not seen complete. The engine may be gone when this returns.
+  /// Gives all memory back to the upstream. Called when no handle, live block or request is left. The library thread
+  /// (of default_executor()) later gives back memory that streams still use. The engine may be deleted when this
+  /// returns.
   void close() noexcept;
 
 private:
   [[clang::requires_capability(one_shard, all_shards)]] void refuse_requests(woken_waiters& woken) noexcept;
   void destroy() noexcept override { delete this; }
 
-  // Each refers to those before it, and the first to the last, its timer.
+  // Each member keeps references to members before it. parts_ also refers to release_, the timer of its passes.
   pool_parts parts_;
   shard_frees frees_;
   deferred_frees deferred_;

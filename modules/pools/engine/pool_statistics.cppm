@@ -11,22 +11,24 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Sums up the counts of the shards, the thread caches and the requests that wait. Takes the locks of the shards. Any
-/// thread.
+/// Sums up the counts of a pool's shards, its thread caches and its waiting requests. Takes the locks of the shards.
+/// Any thread.
 export class pool_statistics {
 public:
-  /// Refers to all arguments.
+  /// Keeps references to all arguments.
   pool_statistics(pool_parts& parts, shard_frees& frees, request_queue& queue) noexcept
       : parts_{parts}, frees_{frees}, queue_{queue} {}
 
   statistics read();
   pool_counters read_counters();
-  /// Describes the block or the free range in which the pointer lies; nullopt if it is not the pool's. Takes time in
-  /// proportion to the number of blocks in the chunk.
+  /// Describes the block or the free range that holds the address; nullopt if the address is not in the pool. Takes
+  /// time in proportion to the number of blocks in the same chunk.
   std::optional<block_info> find(void const* pointer);
-  /// Takes time in proportion to the number of blocks. Throws std::bad_alloc.
+  /// Counts the live blocks, and describes the largest. Takes time in proportion to the number of blocks. Throws
+  /// std::bad_alloc.
   live_blocks find_live();
-  /// Returns all reserved memory by address. Takes time in proportion to the number of blocks. Throws std::bad_alloc.
+  /// Describes all reserved memory, in the order of addresses. Takes time in proportion to the number of blocks. Throws
+  /// std::bad_alloc.
   std::vector<memory_range> memory_map();
 
 private:

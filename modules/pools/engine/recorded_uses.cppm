@@ -1,4 +1,4 @@
-// Uses of live blocks on streams other than their own.
+// Uses of live blocks on streams other than the one for which they were allocated.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:recorded_uses;
 import :deferred_frees;
@@ -11,15 +11,17 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// Keeps the uses that callers declare by record_use(). Takes the locks of all shards.
+/// Adds to live blocks the uses that callers declare by record_use(). After the free, the memory is reused only when
+/// these uses are over too. Takes the locks of all shards.
 export class recorded_uses {
 public:
-  /// Refers to both.
+  /// Keeps references to both.
   recorded_uses(pool_parts& parts, deferred_frees& deferred) noexcept : parts_{parts}, deferred_{deferred} {}
 
-  /// Returns false after it has reported a misuse. Throws cuda_error, std::bad_alloc.
+  /// Declares that all uses of the block on this stream are enqueued. If no live block begins at the pointer, reports a
+  /// misuse and returns false. Throws cuda_error, std::bad_alloc.
   bool record(stream_key const& key, void* pointer);
-  /// Returns the uses on other streams that were recorded for a live block.
+  /// Returns the uses on other streams that were recorded for the live block at the address.
   stream_uses of(void const* pointer) noexcept;
 
 private:

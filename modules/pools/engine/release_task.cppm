@@ -1,4 +1,4 @@
-// Passes of the library thread over a pool, and the return of its memory to the upstream.
+// The passes of the library thread over a pool, and the return of the pool's memory to its upstream.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:release_task;
 import :deferred_frees;
@@ -14,34 +14,36 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// Serves requests that wait, and gives memory back whose uses the host has seen complete: beyond the release
-/// threshold, or all of a closed pool. The task of a closed pool ends with the pool.
+/// A task of the library thread (the thread of default_executor()). Each pass serves requests that wait for memory. It
+/// gives free memory back to the upstream after the host has seen all its uses complete: memory beyond the release
+/// threshold, or all memory of a closed pool. A closed pool and its task end together.
 export class release_task final : public deferred_release {
 public:
-  /// The owner of the pool.
+  /// The object that holds the pool and this task.
   class owner {
   public:
-    /// Destroys the closed pool, and this task with it, when all memory was given back.
+    /// Destroys the closed pool, and this task with it, after all memory has gone back.
     virtual void destroy() noexcept = 0;
 
   protected:
     ~owner() = default;
   };
 
-  /// Refers to all arguments.
+  /// Keeps references to all arguments.
   release_task(pool_parts& parts, shard_frees& frees, deferred_frees& deferred, progress_monitor& monitor,
                request_passes& requests, owner& of) noexcept
       : parts_{parts}, frees_{frees}, deferred_{deferred}, monitor_{monitor}, requests_{requests}, owner_{of} {}
 
-  /// Gives memory back now, as long as at least `keep` bytes remain. Returns the bytes given back. Under the locks of
-  /// all shards, which it unlocks during driver calls.
+  /// Gives back free memory whose uses the host has seen complete, as long as at least `keep` bytes remain. Returns the
+  /// bytes given back. The caller holds the locks of all shards; calls of the upstream unlock them.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep);
-  /// Called when no handle and no live block is left. Gives all memory back; later passes give back memory whose uses
-  /// the host has not seen complete. The pool may be gone when this returns.
+  /// Gives back all memory. Called when no handle, live block or request is left. Later passes give back memory that
+  /// streams still use. The pool may be destroyed when this returns.
   void close() noexcept;
 
 private:
-  // The reason why memory that is to go back stays after a pass.
+  // The reason why a pass has left memory that should go back. `open_events`: streams use it, and polls of their events
+  // will show the end. `uses_without_event`: streams use it, and have no event that shows the end.
   enum class held_by { nothing, open_events, uses_without_event };
   void expire() noexcept override;
   [[clang::requires_capability(one_shard, all_shards)]] held_by release_pass() noexcept;

@@ -1,4 +1,4 @@
-// Allocation out of the shards' free ranges and out of new memory.
+// Allocation out of the free ranges of a pool's shards, and out of new memory.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:shard_allocator;
 import :allocation_request;
@@ -14,32 +14,38 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Finds a range for a request, or grows the pool for it, and allocates the block out of that range. Functions that
-/// return a pointer return null if they find nothing. Except for the first they are called under the locks of all
-/// shards. All throw std::bad_alloc.
+/// Finds a range for a request, or grows the pool for it, and allocates the block out of that range. A shard is a part
+/// of the pool with a lock and free ranges of its own. Functions that return a pointer return null if they find
+/// nothing. The attributes say which locks the caller holds. All functions but steals_too_often() may throw
+/// std::bad_alloc.
 export class shard_allocator {
 public:
-  /// Refers to both.
+  /// Keeps references to both.
   shard_allocator(pool_parts& parts, shard_frees& frees) noexcept
       : parts_{parts}, frees_{frees}, search_{parts.options.cross_stream, parts.rules} {}
 
-  /// Allocates from the thread's own shard under its lock alone. Returns null also if that needs the locks of all
-  /// shards. With a single shard this does not poll: the search under all locks costs the same then, and polls.
+  /// Allocates from the thread's own shard under the lock of that shard alone. Returns null also if the request needs
+  /// the locks of all shards. If the pool has one shard, this does not poll streams for completed work: search_all()
+  /// does, under the same single lock.
   void* allocate_from_own(allocation_request& request);
-  /// Searches all shards, then flushes the thread caches and repeats while a flush finds blocks.
+  /// Searches all shards. If that finds nothing, moves the blocks of the thread caches to the free ranges and searches
+  /// again, as long as there are such blocks.
   [[clang::requires_capability(one_shard, all_shards)]] void* search_all(allocation_request const& request);
-  /// Serves a thread that steals too often: from its own shard, or from an unused chunk, which moves there from another
-  /// shard. If it returns null, the caller grows the shard.
+  /// Serves a thread that should not take memory from other threads' shards. Searches the thread's own shard, then
+  /// moves an unused chunk there from another shard. If it returns null, the caller grows the shard.
   [[clang::requires_capability(one_shard, all_shards)]] void* search_own(allocation_request const& request);
-  /// Also searches ranges that other streams still use, and makes the request's stream wait for these uses.
+  /// Searches all shards, including ranges that other streams still use. Makes the request's stream wait on the device
+  /// for the uses of the range that it gets.
   [[clang::requires_capability(one_shard, all_shards)]] void* search_with_wait(allocation_request const& request);
-  /// Whether the thread has stolen `max_steals` times of late, so that its own shard grows instead.
+  /// Returns whether the thread has lately taken `max_steals` blocks from other threads' shards. Then the thread's own
+  /// shard should grow instead.
   [[clang::requires_capability(one_shard, all_shards)]] bool steals_too_often(pool_shard const& thief) const noexcept;
-  /// Allocates from new memory of the upstream; unless `exact`, gets some to spare. Must be retried if another thread
-  /// grew the pool meanwhile, or if the new memory does not serve the request. Unlocks the shards during driver calls.
+  /// Grows the pool by memory of the upstream, and allocates the block there. Unless `exact`, gets more memory than the
+  /// request needs. The result is retry() if another thread grew the pool meanwhile, or if the new memory is not
+  /// enough. The caller then searches again. Unlocks the shards during calls of the upstream.
   [[clang::requires_capability(one_shard, all_shards)]] attempt<void*> grow(allocation_request const& request,
                                                                             bool exact);
-  /// Allocates the block of a request at its place.
+  /// Allocates the block of the request at the place that a search has found. Returns its address.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void*
   commit(allocation_request const& request, placement place);
 

@@ -13,21 +13,25 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// Decides which frees of a pool record an event. An event tells other streams and the host when the block's use is
-/// complete. Events are recorded only on a stream that the caller has passed, or that is gpumem's own.
+/// Decides which frees of a pool record an event. The event shows other streams and the host when the work on the block
+/// is complete. It is recorded only if the call may use the stream's handle: the caller has passed it, or the stream's
+/// owner keeps the stream alive.
 export class free_events {
 public:
   explicit free_events(pool_parts& parts) noexcept : parts_{parts} {}
 
-  /// Returns the use that `use` becomes: later, if the free of these bytes records an event. A free does if another
-  /// stream or the host may soon want the memory. The caller holds the lock of the shard.
+  /// Records an event for a free if another stream or the host may soon want memory. `use`: the stream of the free and
+  /// its epoch; `bytes`: the size of the block. Returns the use with the epoch of the event, or `use` itself if none
+  /// was recorded. The caller holds the lock of shard `in`.
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline stream_use
   record_if_due(stream_key const& key, stream_use const& use, std::size_t bytes, pool_shard& in) noexcept {
     bool const many = parts_.mode.multi_stream() && passes_threshold(*use.timeline, bytes, in);
     return many || use.timeline->event_requested() || parts_.mode.under_pressure() ? record(key, use) : use;
   }
-  /// Records an event, if the stream's handle may be used and another stream may get the memory.
+  /// Records an event on the stream of the use, and returns the use with the epoch of the event. Returns `use` itself
+  /// if it records none: without the stream's handle, if memory stays with its stream (reuse_policy::ordered), or on an
+  /// error.
   stream_use record(stream_key const& key, stream_use const& use) noexcept;
 
 private:

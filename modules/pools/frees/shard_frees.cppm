@@ -1,4 +1,4 @@
-// Frees of blocks into their shards.
+// Frees of blocks into the lists of their shards.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:shard_frees;
 import :block;
@@ -16,38 +16,42 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// Puts freed blocks on the lists of their shards: blocks that callers free, blocks that leave thread caches, and
-/// remote frees. Allocates no host memory.
+/// Puts freed blocks on the lists of their shards; a shard is a part of a pool with a lock of its own. The blocks come
+/// from callers, from thread caches and from remote frees. A remote free is one that found the lock of the shard taken.
+/// Allocates no host memory.
 export class shard_frees {
 public:
   explicit shard_frees(pool_parts& parts) noexcept : parts_{parts} {}
 
-  // Under the lock of the block's shard.
-  /// Puts a block on its quick list, or on a free list. A later use must be ordered after the block's uses.
+  // The next functions are called under the lock of the block's shard.
+  /// Puts a small block on a quick list, where it is not coalesced yet. Puts other blocks on a free list, coalesced
+  /// with free neighbours. The block's uses stay with the memory, so that a later use is ordered after them.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   free_block(block& freed) noexcept;
-  /// Frees a block that was in a thread cache. The cache has already counted its free.
+  /// Frees a block that was in a thread cache. The cache has counted the free, so this does not.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   free_cached_block(block& cached) noexcept;
-  /// Whether a freed block goes to a quick list instead of being coalesced.
+  /// Returns whether a freed block goes to a quick list, where it is not coalesced yet.
   [[clang::requires_shared_capability(all_shards)]] inline bool goes_to_quick_list(block const& freed) const noexcept {
-    auto const max_streams = parts_.rules.host_accessible() ? 0u : 1u; // the host has to wait for all streams
+    auto const max_streams = parts_.rules.host_accessible() ? 0u : 1u; // with host access no use may be left
     return freed.bytes <= size_class::largest_small && parts_.mode.fast_path() && freed.uses.size() <= max_streams;
   }
-  /// Completes the remote frees of a shard. The caller holds its lock, on the fast path, or the locks of all shards.
+  /// Completes the remote frees of a shard. The caller holds that shard's lock, which is enough on the fast path (see
+  /// pool_mode); otherwise it holds the locks of all shards.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] inline void
   drain_remote_frees(pool_shard& in) noexcept {
     if (!in.remote_frees.empty()) drain(in);
   }
 
-  // Under the locks of all shards.
+  // The next functions are called under the locks of all shards.
   [[clang::requires_capability(one_shard, all_shards)]] inline void drain_all_remote_frees() noexcept {
     for (auto const& each : parts_.shards.all()) drain_remote_frees(*each);
   }
   /// Moves the blocks of all thread caches and quick lists to the free lists. Returns whether there were any.
   [[clang::requires_capability(one_shard, all_shards)]] bool flush_thread_caches() noexcept;
-  /// Flushes the thread caches if caching is off, as it is beyond the release threshold. Called only after new memory
-  /// is granted: a flushed neighbour could coalesce with it.
+  /// Moves the blocks of all thread caches to the free lists if caching is off, as it is beyond the release threshold.
+  /// Called only after a request has taken new memory, since a block that was moved earlier could coalesce with the new
+  /// memory.
   [[clang::requires_capability(one_shard, all_shards)]] void flush_beyond_threshold() noexcept;
 
 private:

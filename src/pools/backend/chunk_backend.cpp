@@ -41,8 +41,8 @@ attempt<placement> chunk_backend::grow(allocation_request const& request, bool e
   return placement{*fresh, offset, reuse_tier::none};
 }
 
-// Allocates a chunk without the locks, while the growth lock keeps other threads out. If the upstream has less than
-// `bytes`, tries `least`. Returns the chunk's only block, which is free.
+// Allocates a chunk while the shards are unlocked and the growth lock keeps other threads from growing the pool. If the
+// upstream has less than `bytes`, tries `least`. Returns the chunk's only block, which is free.
 expected<block*, failure> chunk_backend::allocate(stream_key const& key, pool_shard& into, std::size_t bytes,
                                                   std::size_t least) {
   expected<void*, failure> drawn = nullptr;
@@ -70,7 +70,8 @@ expected<block*, failure> chunk_backend::reserve(std::size_t bytes, pool_shard& 
   return allocate(stream_key::host(), into, bytes, bytes);
 }
 
-// Memory of the upstream is valid in the order of the stream it was allocated on: its first use.
+// Adds a chunk to a shard as one free block. If the upstream's memory is valid only in the order of the key's stream,
+// that stream counts as the block's first user. Other streams then come after it.
 block& chunk_backend::add(stream_key const& key, pool_shard& into, void* base, std::size_t bytes) {
   bool const ordered = parts_.upstream.stream_ordered() && !key.is_host();
   auto& added = parts_.chunks.add(base, bytes);
@@ -112,7 +113,7 @@ bool chunk_backend::is_idle_and_complete(chunk const& parent) const noexcept {
   return complete;
 }
 
-// Releases the largest idle chunk first.
+// Gives back idle chunks, the largest one first.
 std::size_t chunk_backend::release(std::size_t keep) noexcept {
   std::size_t given = 0;
   for (;;) {

@@ -1,4 +1,4 @@
-// The size of the next chunk, and the chunks by address.
+// The size of the next chunk, look-up of chunks by address, and the sums of bytes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Waits for other threads that grow the pool.
+// Waits for other threads that grow the pool or release memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 module gpumem:growth_lock.impl;

@@ -1,4 +1,4 @@
-// Plans what a pool over pages maps for a request: how much, where, and in pages of which size.
+// Plans what a pool of pages maps for a request: how much, where, and in pages of which size.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -32,7 +32,8 @@ std::size_t whole_pages(virtual_pages const& of, std::size_t bytes) noexcept {
   return bytes / of.granularity() * of.granularity();
 }
 
-// Returns whether the stream used the block last: then the addresses beside the block belong to the stream's segment.
+// Returns whether the block belongs to the stream or was last used by it. If so, the addresses beside the block belong
+// to the stream's segment.
 bool is_of(block const* neighbour, stream_key const& key) noexcept {
   if (!neighbour || neighbour->state() == block_state::hole) return false;
   if (!neighbour->is_free()) return neighbour->stream == &key.timeline();
@@ -41,7 +42,8 @@ bool is_of(block const* neighbour, stream_key const& key) noexcept {
 
 } // namespace
 
-// A plan, whether its addresses belong to the stream's segment, and how many addresses are free there.
+// A plan, and two facts to compare it with others: whether its addresses belong to the stream's segment, and how many
+// addresses are free there.
 struct growth_policy::candidate {
   growth_plan plan;
   bool own_segment;
@@ -63,19 +65,21 @@ block* growth_policy::usable_end(allocation_request const& request, pool_shard c
   return in.offset_of(last->end()) == in.pages->mapped_end() ? last : nullptr;
 }
 
-// Returns the bytes to map after the usable range `end`, which may be null, in whole pages.
+// Returns how many bytes to map after the range `end`, in whole pages, so that both hold the request. `end` is a range
+// that the stream may use at once, or null.
 std::size_t growth_policy::shortfall(allocation_request const& request, pool_shard const& in, block const* end,
                                      bool exact) const {
   auto const need = request.bytes + (request.alignment - granule);
   auto const least = need - std::min(need - granule, end ? end->bytes : 0);
   auto const page = exact || !in.pages ? smallest_of(in) : usual_page(*in.pages);
   auto wanted = least;
-  // With several shards each gets some to spare: for memory that its shard lacks, a thread locks all shards.
+  // With several shards each growth adds memory to spare: a thread whose shard lacks memory must lock all shards.
   if (!exact && !shards_.single()) wanted = std::max(wanted, in.reserved / tuning::shard_growth_fraction);
   return wanted > SIZE_MAX - page ? least : round_up(wanted, page);
 }
 
-// Returns the hole in which the fewest bytes are missing, at its start or at its end, within the limit.
+// Returns the hole in which the fewest bytes must be mapped for the request, at the start or at the end of the hole.
+// Leaves out holes for which the limit allows too few bytes.
 std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_request const& request,
                                                                  pool_shard const& in, bool exact) const {
   auto const need = request.bytes + (request.alignment - granule);
@@ -99,8 +103,9 @@ std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_requ
   return best;
 }
 
-// Returns a new segment after all mapped addresses, at a distance in which the segment before it can grow. New
-// segments start in the lower half of the addresses only: the upper half stays in one piece for the largest requests.
+// Returns addresses for a new segment after all mapped addresses, at a distance in which the last segment can grow. New
+// segments start in the lower half of the addresses only, so that the upper half stays in one piece for the largest
+// requests.
 std::optional<page_extent> growth_policy::new_segment(allocation_request const& request, pool_shard const& in) const {
   if (!in.pages || in.ranges.lists().single_stream().size() <= 1 || request.key.is_host()) return std::nullopt;
   auto const step = round_up(in.pages->address_space() / tuning::segment_fraction, in.pages->granularity());
@@ -130,8 +135,8 @@ std::optional<growth_plan> growth_policy::plan(allocation_request const& request
   return apart.hole && apart.bytes <= std::min(chunks_.headroom(), apart.hole->bytes) ? apart : best.plan;
 }
 
-// Pages grow with the mapped bytes. They are smaller under a limit, where free pages must make way for other requests:
-// few large pages are wholly free.
+// The page size grows with the mapped bytes. It is smaller under a limit: there a page must become free as a whole
+// before other requests can have it, and large pages rarely do.
 std::size_t growth_policy::page_size(virtual_pages const& of, std::size_t bytes, std::size_t max_pages) const noexcept {
   auto const least = smallest_of(of);
   if (chunks_.limit()) {

@@ -25,7 +25,7 @@ import :virtual_pages;
 namespace gpumem::detail {
 namespace {
 
-// Adds a run below those that were added before; joins it with the last one if they are adjacent.
+// Adds a run. If it ends where the last run begins, joins both.
 void append(std::vector<page_run>& runs, page_run const& next) {
   auto* const above = runs.empty() ? nullptr : &runs.back();
   if (above && above->shard == next.shard && above->where.offset == next.where.end()) {
@@ -38,8 +38,8 @@ void append(std::vector<page_run>& runs, page_run const& next) {
 
 } // namespace
 
-// Coalesces adjacent ranges whose uses are complete. Does nothing with `reuse_policy::ordered` while the pool is open,
-// where memory stays with the streams that freed it.
+// Coalesces adjacent ranges whose uses are complete. With `reuse_policy::ordered`, where memory stays with the streams
+// that freed it, does nothing until the pool is closed.
 void idle_pages::coalesce_complete(pool_shard& in) {
   if (!in.paged || (parts_.options.cross_stream == reuse_policy::ordered && !parts_.closed)) return;
   auto const complete = [gone = parts_.device_gone()](block const& each) { return gone || each.uses.completed(); };
@@ -48,8 +48,9 @@ void idle_pages::coalesce_complete(pool_shard& in) {
   }
 }
 
-// Coalesces complete ranges, and returns the runs of free memory whose uses the host has seen complete, by address.
-// Leaves out the block that holds the address `excluded`, unless that is 0.
+// Coalesces complete ranges. Returns the runs of idle memory by address. Idle memory is free, and the host has seen all
+// its uses complete, except those of the stream `in_use_by`. Leaves out the block that holds the address `excluded`,
+// unless that is 0.
 std::vector<idle_pages::idle_run> idle_pages::find_runs(page_query const& query) {
   std::vector<idle_run> found;
   bool const gone = parts_.device_gone();
@@ -58,7 +59,8 @@ std::vector<idle_pages::idle_run> idle_pages::find_runs(page_query const& query)
              return use.completed() || use.timeline == query.in_use_by;
            });
   };
-  // After promotion all complete ranges are on the ready list, so that a large pool need not visit all its blocks.
+  // In the usual case promote_completed() moves all complete ranges to the ready list. Then the search need not visit
+  // all blocks of a large pool.
   bool const on_one_list =
       !parts_.closed && !gone && !query.in_use_by && parts_.options.cross_stream != reuse_policy::ordered;
   if (on_one_list)
@@ -84,8 +86,8 @@ std::vector<idle_pages::idle_run> idle_pages::find_runs(page_query const& query)
     }
   }
   std::erase_if(found, [](idle_run const& each) { return each.bytes() < smallest_page; });
-  // The lowest run goes first. With the longest first, a recorded trace with blocks of most of the pool moved a quarter
-  // more.
+  // The lowest run goes first. When the longest one went first, a recorded trace with blocks as large as most of the
+  // pool moved a quarter more.
   std::ranges::sort(found, {}, &idle_run::begin);
   return found;
 }

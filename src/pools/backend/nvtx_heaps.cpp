@@ -29,8 +29,8 @@ nvtxDomainHandle_t domain() noexcept {
   return made;
 }
 
-// Looks at the function itself, since a call to find out would count as an error of the program. A tool that implements
-// the interface has set it when the initialisation returns.
+// Returns whether a tool implements the memory interface. Such a tool has set the address of nvtxMemHeapRegister() when
+// the initialisation returns. A call of that function as a test would count as an error of the program.
 bool tool_listens() noexcept {
   static bool const result = [] {
     NVTX_EXT_MEM_VERSIONED_ID(nvtxExtMemInitOnce)();
@@ -49,7 +49,7 @@ void* register_heap(void const* base, std::size_t bytes) noexcept {
   heap.type = NVTX_MEM_TYPE_VIRTUAL_ADDRESS;
   heap.typeSpecificDescSize = sizeof range;
   heap.typeSpecificDesc = &range;
-  // NVTX's header also names -1: no tool. Its macro for that does not compile as C++.
+  // NVTX's header also defines the handle -1, for no tool. Its macro for that does not compile as C++.
   auto* const handle = nvtxMemHeapRegister(domain(), &heap);
   return reinterpret_cast<std::intptr_t>(handle) == -1 ? nullptr : handle;
 }
@@ -90,15 +90,15 @@ void register_region(void*, void const*, std::size_t) noexcept {}
 void unregister_region(void const*) noexcept {}
 #endif
 
-// The heaps of all pools. A pool whose upstream is a pool gets chunks that are blocks of it: a heap must not be made in
-// a heap.
+// The heaps of all pools. The chunks of a pool over another pool are blocks of that pool, so they lie in its heaps. A
+// heap must not be made inside a heap.
 class heap_ranges {
 public:
   static heap_ranges& instance() {
     static auto* const made = new heap_ranges;
     return *made;
   }
-  // Returns false if a heap has bytes of the range. Throws std::bad_alloc.
+  // Returns false, and adds nothing, if a heap has bytes of the range. Throws std::bad_alloc.
   bool add(std::uintptr_t base, std::size_t bytes) {
     sync::lock const held{mutex_};
     auto const above = ends_.upper_bound(base); // the first heap that ends after the base
@@ -113,7 +113,7 @@ public:
 
 private:
   sync::mutex mutex_;
-  std::map<std::uintptr_t, std::uintptr_t> ends_ __attribute__((guarded_by(mutex_))); // base by end
+  std::map<std::uintptr_t, std::uintptr_t> ends_ __attribute__((guarded_by(mutex_))); // start of each heap by its end
 };
 
 } // namespace
@@ -122,7 +122,7 @@ std::unique_ptr<nvtx_heaps> nvtx_heaps::make(device where) {
   return tool_listens() ? std::make_unique<nvtx_heaps>(where) : nullptr;
 }
 
-// The device is current during the tool's functions, since a tool may ask the driver about the memory.
+// Makes the device current during the tool's functions, since a tool may ask the driver about the memory.
 void nvtx_heaps::add_heap(void* base, std::size_t bytes) noexcept {
   auto const begin = address_of(base);
   context_guard const scope{device_.context()};
@@ -133,7 +133,7 @@ void nvtx_heaps::add_heap(void* base, std::size_t bytes) noexcept {
     made = {bytes, register_heap(base, bytes)};
     if (made.handle) return;
     heaps_.erase(begin);
-  } catch (std::bad_alloc const&) {} // then it is no heap
+  } catch (std::bad_alloc const&) {} // then the chunk is no heap
   heap_ranges::instance().remove(begin + bytes);
 }
 

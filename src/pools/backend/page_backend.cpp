@@ -53,11 +53,12 @@ void page_backend::charge_moves(std::size_t pages) noexcept {
 void page_backend::poll_for_moves(allocation_request const& request) {
   parts_.rules.poll_young_events(&request.key, shard_list::search_order{parts_.shards, *request.shard});
   if (affordable_pages() > 0)
-    move_budget_.spend(tuning::move_poll_cost); // at the limit the polls are made even without budget
+    move_budget_.spend(tuning::move_poll_cost); // at the pool's limit it polls even without budget
 }
 
-// Moves free pages or maps new ones for a request, and unmaps others in their place. Returns a place in the range that
-// the pages form with their free neighbours. Must be retried if that range is too small, or after a wait.
+// Gets pages for a request: moves idle pages, or maps new pages and unmaps idle ones of the same size. Returns the
+// place of the block in the range that the pages form with their free neighbours. The result is retry() if that range
+// is too small, or after a wait.
 attempt<placement> page_backend::grow(allocation_request const& request, bool exact) {
   auto& shard = *request.shard;
   bool moving = !exact && parts_.shards.single() && may_move(request) && affordable_pages() > 0;
@@ -66,9 +67,9 @@ attempt<placement> page_backend::grow(allocation_request const& request, bool ex
     if (wait_for_own_work(request)) return attempt<placement>::retry();
   }
   auto plan = parts_.growth.plan(request, shard, exact);
-  // Unmaps free pages in place of those that it will map. Not at the limit: there move_at_limit() moves pages once all
-  // other ways have failed. An unmapped page may have lain beside another hole, in which more bytes are missing then:
-  // so each round plans again.
+  // Unmaps as many bytes of idle pages as the plan will map. Does not do so at the limit, where move_at_limit() moves
+  // pages after all other steps have failed. If an unmapped page lay beside the hole of the plan, that hole now lacks
+  // more bytes. So each round makes a new plan.
   for (std::size_t given = 0; moving && (!plan || (given < plan->bytes && lacking(plan->bytes) == 0));) {
     auto const more = evict(request, plan, given);
     given += more;
@@ -94,10 +95,10 @@ bool page_backend::may_move(allocation_request const& request) const noexcept {
   return page_is_free && parts_.options.cross_stream != reuse_policy::ordered;
 }
 
-// Waits until the work of the request's stream is complete, so that pages that it has freed can move. A program that
-// runs ahead of the device would make new pages instead. Does so only if no other stream uses free memory: otherwise
-// the wait would keep the caller from giving work to those streams. The wait is paid from the time for moves, and
-// leaves enough of it for the moves. Returns whether it gave up the locks: then the search begins again.
+// Waits until the work of the request's stream is complete, so that pages that the stream has freed can move. Without
+// the wait, a program that runs ahead of the device would get new pages. Does not wait if other streams use free
+// memory, since the caller could not give work to them meanwhile. The wait counts as time for moves, and leaves enough
+// of that time for the moves themselves. Returns whether it unlocked the shards: then the search begins again.
 bool page_backend::wait_for_own_work(allocation_request const& request) {
   auto& own = request.key.timeline();
   if (!request.key.may_wait() || !request.key.has_handle()) return false;
@@ -110,7 +111,7 @@ bool page_backend::wait_for_own_work(allocation_request const& request) {
   auto const for_moves = static_cast<double>(pages) * time_budget::nanoseconds{tuning::page_cost};
   auto const longest = move_budget_.unlimited() ? tuning::max_move_burst : move_budget_.left(begin) - for_moves;
   if (pages == 0 || longest <= time_budget::nanoseconds{0}) return false;
-  own.cover(request.key.handle()); // the frees after the last event
+  own.cover(request.key.handle()); // records an event after the stream's last frees
   if (!reuse_rules::streams_in_use(true, among).empty()) return false;
   stream_use const awaited{&own, own.newest_recorded()};
   auto const end = begin + std::chrono::duration_cast<sync::duration>(longest);
@@ -144,14 +145,15 @@ placement page_backend::move_at_limit(allocation_request const& request) {
   return move(request, true);
 }
 
-// New memory has no uses. It counts as used by the request's stream at epoch 0, which is complete since the first epoch
-// is 1. So the rest of it goes to the free list of that stream, in whose segment it lies.
+// Returns the uses of new memory. Memory for a stream counts as used by that stream at epoch 0. This use is complete,
+// since the first epoch is 1. Because of it, the rest of the memory goes to the free list of that stream, in whose
+// segment the memory lies.
 stream_uses page_backend::fresh_uses(allocation_request const& request) const noexcept {
   return parts_.rules.needs_host(request.key) ? stream_uses{} : stream_uses{stream_use{&request.key.timeline(), 0}};
 }
 
-// Coalesces new memory with usable neighbours. Returns the place of the request in the result; empty if it is too
-// small.
+// Coalesces new memory with free neighbours that the stream may use. Returns the place of the block in the result; an
+// empty place if the result is too small.
 placement page_backend::placement_in(block& fresh, allocation_request const& request) const {
   auto& ranges = fresh.parent->shard->ranges;
   auto* range = &fresh;
@@ -164,9 +166,9 @@ placement page_backend::placement_in(block& fresh, allocation_request const& req
   return {range, offset, reuse_tier::none};
 }
 
-// Moves unused pages to where memory is missing. A move costs two thirds of unmapping a page and making another, or
-// less if the page is large. `at_limit`: the pool would unmap pages otherwise, so the time for moves is not bounded.
-// Returns an empty placement if the pages are not enough.
+// Moves idle pages to where memory is missing. A move costs two thirds of the time to unmap a page and make another, or
+// less if the page is large. `at_limit`: otherwise the pool would unmap pages, so the time for moves is not bounded.
+// Returns an empty place if the pages are not enough.
 placement page_backend::move(allocation_request const& request, bool at_limit) {
   auto& shard = *request.shard;
   if (!shard.pages) return {};
@@ -200,7 +202,8 @@ placement page_backend::move(allocation_request const& request, bool at_limit) {
   return there ? placement_in(**there, request) : placement{};
 }
 
-// Maps pages without the locks, while the growth lock keeps other threads out. Returns the range that holds the pages.
+// Maps pages while the shards are unlocked and the growth lock keeps other threads from changing pages. Returns the
+// range that holds the pages.
 expected<block*, failure> page_backend::map(pool_shard& into, growth_plan const& plan, stream_uses const& uses) {
   auto const affordable = affordable_pages();
   auto const count = [&into] { return into.pages ? into.pages->pages() : 0; };
@@ -215,15 +218,15 @@ expected<block*, failure> page_backend::map(pool_shard& into, growth_plan const&
   return accept(into, made, uses);
 }
 
-// Maps pages in the hole or at the end. If the device has less than `bytes`, maps `least`. make_pages() refuses no
-// options: the pool has checked them when it was made.
+// Maps pages in the hole of the plan, or after all mapped addresses. If the device has less than `bytes`, maps `least`.
+// make_pages() does not refuse the options, which were checked when the pool was made.
 expected<page_extent, failure> page_backend::map_unlocked(pool_shard& into, growth_plan const& plan,
                                                           std::size_t affordable) noexcept {
   try {
     if (!into.pages) into.pages = parts_.upstream.make_pages();
     auto const map = [&](std::size_t wanted) {
       auto const end = into.pages->mapped_end();
-      bool const fits_behind = wanted <= into.pages->address_space() - end; // otherwise in any large enough hole
+      bool const fits_behind = wanted <= into.pages->address_space() - end; // otherwise any large enough hole
       auto const at = plan.hole     ? plan.offset(wanted)
                       : fits_behind ? end
                                     : into.pages->find_extent(wanted).value_or(end);
@@ -238,7 +241,8 @@ expected<page_extent, failure> page_backend::map_unlocked(pool_shard& into, grow
   } catch (std::bad_alloc const&) { return unexpected<failure>{failure{outcome::exhausted, 0, plan.bytes}}; }
 }
 
-// Adds pages that were mapped or moved without the locks, and ends the growth. Returns the range that holds the pages.
+// Adds pages that were mapped or moved while the shards were unlocked, and gives up the growth lock. Returns the range
+// that holds the pages.
 expected<block*, failure> page_backend::accept(pool_shard& into, expected<page_extent, failure> const& made,
                                                stream_uses const& uses) {
   if (made) {
@@ -282,7 +286,8 @@ block& page_backend::add(pool_shard& into, page_extent const& where, stream_uses
       auto& hole = into.ranges.hole_at(address);
       added = &into.ranges.fill_hole(hole, address - hole.base, where.bytes, uses);
     } else {
-      // Addresses that the driver did not unmap lie in between: they become a hole.
+      // The pages may begin after the end of the chunk, for example in a new segment. The addresses between become a
+      // hole.
       auto const gap = address - parent.end();
       added = &into.ranges.extend(parent, gap + where.bytes, uses);
       if (gap > 0) added = into.ranges.make_hole(*added, address - gap, gap).upper;
@@ -309,12 +314,12 @@ std::size_t page_backend::release(std::size_t keep) noexcept {
 }
 
 void page_backend::release_for(allocation_request const& request) {
-  parts_.lock.wait(); // no other thread may change the pages meanwhile
+  parts_.lock.wait(); // until no other thread changes pages
   auto const plan = parts_.growth.plan(request, *request.shard, true);
   evict(request, plan, plan ? std::min(plan->bytes, parts_.chunks.headroom()) : 0);
 }
 
-// Returns by how much these bytes exceed the headroom.
+// Returns how many of these bytes exceed the headroom, that is, the bytes that may still be reserved.
 std::size_t page_backend::lacking(std::size_t bytes) const noexcept {
   return bytes - std::min(bytes, parts_.chunks.headroom());
 }
@@ -337,15 +342,15 @@ std::size_t page_backend::release_idle(page_query const& query) noexcept {
   return given;
 }
 
-// Unmaps wholly free pages, so that the pool can map others for a request, or to make a hole if there is no plan yet.
-// Keeps the range that the plan extends; it may become a part of a larger range before the search. `given`: bytes that
-// earlier calls unmapped for the same request. Returns the bytes that this call unmapped.
+// Unmaps idle pages, so that the pool can map others for a request. Without a plan unmaps enough to make a hole for the
+// request. Keeps the range that the plan extends. `given`: bytes that earlier calls have unmapped for the request.
+// Returns the bytes that this call has unmapped.
 std::size_t page_backend::evict(allocation_request const& request, std::optional<growth_plan> const& plan,
                                 std::size_t given) {
   poll_for_moves(request);
   auto const beyond =
       parts_.chunks.reserved() -
-      std::min(parts_.chunks.reserved(), parts_.chunks.max_reserved()); // more than 0: the limit was lowered
+      std::min(parts_.chunks.reserved(), parts_.chunks.max_reserved()); // more than 0 if the limit was lowered
   auto const needed = plan ? plan->bytes : request.bytes, missing = plan ? needed - given : needed;
   auto const least = beyond > 0 ? 0 : lacking(needed);
   auto const more = release_idle({.wanted = missing + beyond, .least = least, .excluded = plan ? plan->beside : 0});

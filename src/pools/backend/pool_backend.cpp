@@ -1,4 +1,4 @@
-// Calls the backend of pages or of chunks.
+// Passes each call to the backend of pages or to that of chunks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -49,7 +49,7 @@ expected<std::size_t, failure> pool_backend::grow_to(std::size_t bytes, pool_sha
 }
 
 placement pool_backend::migrate_chunk(allocation_request const& request) {
-  return paged() ? placement{} : chunks_.migrate(request); // pages belong to the addresses of their shard
+  return paged() ? placement{} : chunks_.migrate(request); // pages stay in the addresses of their shard
 }
 
 std::size_t pool_backend::release(std::size_t keep) noexcept {
@@ -67,7 +67,7 @@ void pool_backend::release_for(allocation_request const& request) {
 
 bool pool_backend::pin(void const* pointer, std::size_t bytes) {
   if (auto* const pages = pages_.pages_of(pointer)) return pages->pin(pointer, bytes);
-  // A chunk stays as long as it has a live block.
+  // A chunk with a live block stays, so it needs no pin.
   auto const* const parent = parts_.chunks.find_containing(pointer);
   return parent && bytes > 0 && bytes <= parent->end() - reinterpret_cast<std::uintptr_t>(pointer);
 }
@@ -76,7 +76,7 @@ void pool_backend::unpin(void const* pointer, std::size_t bytes) {
   if (auto* const pages = pages_.pages_of(pointer)) pages->unpin(pointer, bytes);
 }
 
-// Chunks of cuMemAlloc are open to the devices for which the program enables access.
+// Chunks need no call: other devices can use memory of cuMemAlloc after the program has enabled peer access.
 CUresult pool_backend::open_to(device peer) {
   parts_.lock.wait();
   if (!paged()) return CUDA_SUCCESS;

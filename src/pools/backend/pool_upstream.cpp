@@ -29,8 +29,8 @@ bool pool_upstream::show_to_tool() {
 }
 
 expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::size_t bytes) noexcept {
-  // If the call may not use the stream's handle, asks for memory that is valid at once. Does not queue behind requests
-  // that wait in an upstream pool.
+  // If the call may not use the stream's handle, asks for memory that is valid at once. If the upstream is a pool where
+  // requests wait, this request does not queue behind them.
   auto const key = (stream.has_handle() ? stream : stream_key::host()).queueing_as(queueing::none);
   auto const drawn = services_.table->try_allocate_keyed(services_.state, &key, bytes, granule);
   if (heaps_ && drawn && device_source::any_has_block(*drawn, bytes)) heaps_->add_heap(*drawn, bytes);

@@ -24,8 +24,8 @@ import :timeline_registry;
 namespace gpumem::detail {
 namespace {
 
-// The capture of a stream, 0 if it takes part in none, its graph, and the edges to the stream's next node. The driver
-// owns the lists, and changes them with the next call on the stream.
+// The capture in which a stream takes part (0: none), its graph, and the nodes and edges before the stream's next node.
+// The driver owns the lists, and changes them with the next call on the stream.
 struct capture_place {
   std::uint64_t capture = 0;
   CUgraph graph = nullptr;
@@ -33,8 +33,9 @@ struct capture_place {
   CUgraphEdgeData const* edges = nullptr;
 };
 
-// A question about the legacy stream would end captures. The handle of a foreign stream may be dead unless the call has
-// got it; then the stream was asked when it was identified.
+// Returns whether to ask the driver about the stream. A question about the legacy stream would end captures. A stream
+// that may be destroyed at any time was already asked when this call identified it. So it is asked again only if it
+// captured then.
 bool may_ask(stream_key const& key) {
   if (!key.has_handle() || !driver_alive()) return false;
   switch (key.timeline().kind()) {
@@ -46,7 +47,7 @@ bool may_ask(stream_key const& key) {
   }
 }
 
-// Returns nullopt if the driver could not be asked, or had no answer.
+// Asks the driver. Returns nullopt if the driver may not be asked, or on an error.
 std::optional<capture_place> place_of(stream_key const& key) {
   if (!may_ask(key)) return std::nullopt;
   auto status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -61,7 +62,7 @@ std::optional<capture_place> place_of(stream_key const& key) {
   return capture_place{id, graph, {nodes, count}, edges};
 }
 
-// The edges to one node, in buffers that grow as needed.
+// Reads the edges to one node, into buffers that grow as needed.
 class incoming_edges {
 public:
   std::span<CUgraphNode const> read(CUgraphNode node) {
@@ -80,19 +81,21 @@ private:
   std::vector<CUgraphEdgeData> edges_ = std::vector<CUgraphEdgeData>(8);
 };
 
-// Any other edge lets the later node begin while the earlier one runs, as for a programmatic launch.
+// Returns whether the later node of an edge begins only after the earlier one is complete. Edges of other types let it
+// begin earlier, as for a programmatic launch.
 bool awaits_completion(CUgraphEdgeData const& edge) noexcept {
   return edge.type == CU_GRAPH_DEPENDENCY_TYPE_DEFAULT && edge.from_port == CU_GRAPH_KERNEL_NODE_PORT_DEFAULT;
 }
 
-// Whether the stream's next node awaits the completion of the last ones.
+// Returns whether the stream's next node begins only after the stream's last nodes are complete.
 bool awaits_completion(capture_place const& of) noexcept {
   return !of.edges || std::ranges::all_of(std::span{of.edges, of.nodes.size()},
                                           [](CUgraphEdgeData const& each) { return awaits_completion(each); });
 }
 
-// Adds all nodes before a place. A node that has begun had waited for the completion of those before it. Nodes that
-// were reached before are not visited again, and stay before all later work of the stream.
+// Adds to `reached` all nodes that come before a place in the graph. Even if a node has only begun, the nodes whose
+// completion it awaits are complete. Nodes that are in `reached` already come before all later work of the stream, so
+// they are not visited again.
 void walk(std::unordered_map<CUgraphNode, bool>& reached, capture_place const& from) {
   std::vector<CUgraphNode> pending;
   auto const reach = [&](std::span<CUgraphNode const> nodes, CUgraphEdgeData const* edges) {
@@ -114,7 +117,8 @@ void walk(std::unordered_map<CUgraphNode, bool>& reached, capture_place const& f
 
 } // namespace
 
-// A stream takes part in its capture until that ends. So a stream that is seen elsewhere shows the end.
+// Returns the position of a stream in a capture; null without a capture. A stream takes part in its capture until the
+// capture ends. So if the stream is now seen elsewhere, the earlier capture has ended.
 captured_order::position* captured_order::enter(stream_timeline& timeline, std::uint64_t capture, CUgraph graph) {
   auto known = streams_.find(&timeline);
   if (known != streams_.end() && known->second.capture_ != capture) {
@@ -138,15 +142,16 @@ captured_order::position* captured_order::enter(stream_timeline& timeline, std::
   return &known->second;
 }
 
-// Once no capture is open, all captures with ends come before those that follow.
+// Notes the end of a capture. If no capture is open any more, all ends so far come before the captures that follow.
 void captured_order::close(std::uint64_t capture) noexcept {
   if (open_.erase(capture) == 0 || !open_.empty()) return;
   ++era_;
   streams_.clear();
 }
 
-// The program may use none of the streams of an ended capture again. A capture stays open here if only foreign streams
-// took part, which may be dead.
+// Closes the captures that have ended, also those whose streams the program never uses again: asks the driver about
+// their streams. Does not ask about foreign streams, whose owners may have destroyed them. So a capture stays open here
+// if only foreign streams took part.
 void captured_order::close_ended() {
   std::vector<std::uint64_t> ended;
   for (auto const& [timeline, at] : streams_) {
@@ -170,7 +175,7 @@ bool captured_order::is_worked_on_here(std::uint64_t capture) const noexcept {
   return found != open_.end() && found->second == sync::thread_index();
 }
 
-// Reads the list of nodes only where no other thread is known to work on the stream.
+// Asks the driver for the stream's nodes only if no other thread is known to work on the capture or the stream.
 epoch captured_order::end_use(stream_key const& key, std::uint64_t allocated_in) {
   if (!is_worked_on_here(allocated_in)) return own_end;
   auto const known = streams_.find(&key.timeline());
@@ -195,7 +200,7 @@ captured_order::position const* captured_order::look_at(stream_key const& key) {
   return here;
 }
 
-// Captures into the same graph are parts of one launch, so that the end of one orders nothing.
+// Captures into the same graph may be parts of one launch, so their order gives no order of uses.
 bool captured_order::is_before(epoch end, position const& next) const noexcept {
   auto const found = ends_.find(end);
   if (found == ends_.end()) return false;

@@ -1,4 +1,4 @@
-// Allocates, frees and grows the memory of captured graphs, and gives it back at its end.
+// Allocation, frees and growth of the memory of captured graphs, and its return at the end.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
@@ -41,9 +41,9 @@ namespace gpumem::detail {
 namespace {
 
 inline constexpr std::size_t small_chunk = std::size_t{2} << 20; // bytes
-inline constexpr std::size_t largest_small = small_chunk / 2;    // larger requests get a chunk of their own size
-// The first granule of each chunk is never given out. So no block begins at an address at which a live block of the
-// upstream begins, and a free through the upstream's handle can tell the two apart.
+inline constexpr std::size_t largest_small = small_chunk / 2;    // larger requests get a chunk of their size
+// The first granule of each chunk is never given out. A chunk is a live block of the upstream, so no block here begins
+// at the address of such a block. So the address tells a free whether the block is the upstream's or is graph memory.
 inline constexpr std::size_t header = granule;
 
 std::optional<device> device_of_upstream(pool_upstream const& upstream) {
@@ -57,8 +57,8 @@ std::optional<device> device_of_upstream(pool_upstream const& upstream) {
 graph_memory::graph_memory(std::unique_ptr<pool_upstream> upstream)
     : shared_state{false}, upstream_{std::move(upstream)}, device_{device_of_upstream(*upstream_)} {}
 
-// The caller has promised that no launch of a graph is pending. Leaves the list first: until then other threads may
-// look for a block here.
+// The caller guarantees that no launch of a graph is pending. Leaves the list first: until then other threads may look
+// for a block here.
 graph_memory::~graph_memory() {
   if (listed_in_) listed_in_->remove(*this);
   if (driver_alive()) {
@@ -86,8 +86,8 @@ expected<void*, failure> graph_memory::try_allocate(stream_key const& key, std::
   return result;
 }
 
-// Returns null if no range fits. The ranges that this stream has freed come first, then those that the graph orders
-// before its next work, then memory without any use.
+// Returns null if no range fits. Prefers ranges that this stream has freed, then ranges whose uses the graph orders
+// before the stream's next work, then ranges without any use.
 void* graph_memory::take(stream_key const& key, std::size_t bytes, std::size_t alignment) {
   auto const rounded = (bytes + granule - 1) & ~(granule - 1);
   auto& timeline = key.timeline();
@@ -107,7 +107,7 @@ void* graph_memory::take(stream_key const& key, std::size_t bytes, std::size_t a
   taken.stream = &timeline;
   try {
     if (capture != 0) allocated_in_.insert_or_assign(&taken, capture);
-  } catch (std::bad_alloc const&) {} // as if it was allocated outside
+  } catch (std::bad_alloc const&) {} // then the block counts as allocated outside the capture
   counts_.reuse_same_stream += same_stream;
   counts_.reuse_ordered += ordered;
   ++counts_.allocations;
@@ -117,7 +117,7 @@ void* graph_memory::take(stream_key const& key, std::size_t bytes, std::size_t a
   return taken.pointer();
 }
 
-// One thread at a time calls the upstream. The others then find what it has added.
+// One thread at a time calls the upstream. Threads that waited for it first search the memory that it has added.
 expected<void*, failure> graph_memory::grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
   auto const refuse = [bytes](outcome why, int code = 0) {
     return expected<void*, failure>{unexpect, failure{why, code, bytes}};
@@ -137,17 +137,17 @@ expected<void*, failure> graph_memory::grow(stream_key const& key, std::size_t b
       give_back(*drawn);
     }
   } catch (std::bad_alloc const&) {
-    // The host is out of memory; a chunk that was added stays.
+    // The host is out of memory. A chunk that was added stays.
   }
   return refuse(outcome::exhausted);
 }
 
-// Gets memory as the host, so that it is ready for each stream and each replay. Its driver calls belong to no capture.
+// Gets memory with the key of the host, so that each stream can use it at each launch.
 expected<chunk, failure> graph_memory::draw(std::size_t bytes, std::size_t alignment) noexcept {
   auto const slack = alignment > granule ? alignment : 0;
   if (bytes > PTRDIFF_MAX - slack - 2 * granule) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
   auto const exact = header + ((bytes + granule - 1) & ~(granule - 1)) + slack;
-  relaxed_capture const relaxed; // the upstream's calls may be unsafe in a capture
+  relaxed_capture const relaxed; // allows driver calls that are unsafe in a capture
   auto size = exact <= largest_small ? small_chunk : exact;
   auto drawn = upstream_->allocate(stream_key::host(), size);
   if (!drawn && size != exact) drawn = upstream_->allocate(stream_key::host(), size = exact);
@@ -159,7 +159,7 @@ expected<chunk, failure> graph_memory::draw(std::size_t bytes, std::size_t align
 }
 
 void graph_memory::give_back(chunk const& drawn) noexcept {
-  relaxed_capture const mode; // another thread may be capturing
+  relaxed_capture const mode; // allows driver calls while another thread captures
   chunk whole;
   whole.base = drawn.base - header;
   whole.bytes = drawn.bytes + header;
@@ -285,10 +285,10 @@ void graph_memory::restore(std::span<memory_range const> live) {
     before -= static_cast<std::int64_t>(counts_.allocations - counts_.frees);
   }
   for (; before < 0; ++before) add_live();
-  for (; before > 0; --before) drop_live(); // the caller has a handle
+  for (; before > 0; --before) drop_live(); // not the end: the caller has a handle
 }
 
-// Joins all memory of each chunk: the captures that used it are launched before those that come.
+// Makes each chunk one free range without uses: the captures that used it are launched before later captures.
 void graph_memory::free_everything() {
   allocated_in_.clear();
   for (auto const& each : chunks_) {
@@ -306,7 +306,7 @@ void graph_memory::free_everything() {
       } else {
         ranges_.mark_complete(one);
       }
-      all.clear(); // neighbours were joined
+      all.clear(); // some blocks were joined with neighbours
       range_allocator::visit(*each, [&](block& left) { all.push_back(&left); });
     }
   }

@@ -27,7 +27,7 @@ void graph_memory_list::remove(graph_memory& one) noexcept {
   any_.store(!items_.empty(), std::memory_order_relaxed);
 }
 
-// A live block keeps its graph memory alive, so drop_live() needs no lock.
+// Until drop_live() the freed block keeps its graph memory alive, so drop_live() needs no lock.
 bool graph_memory_list::free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   graph_memory* owner = nullptr;
   {

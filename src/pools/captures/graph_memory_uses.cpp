@@ -1,4 +1,4 @@
-// The uses of graph memory: ends them, and finds ranges whose uses come before a request.
+// Ends uses of graph memory, and finds ranges whose uses come before a request.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -26,7 +26,7 @@ namespace gpumem::detail {
 namespace {
 
 // Finds the smallest range that fits and whose uses are the stream's own, or come before its next work. Asks the driver
-// only if a range fits and each of its other uses has an end.
+// only if a range fits and the ends of its other uses are known.
 class ordered_search {
 public:
   ordered_search(captured_order& order, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept
@@ -44,10 +44,11 @@ public:
   }
 
   block* best = nullptr;
-  std::size_t offset = 0; // of the bytes in the range
+  std::size_t offset = 0; // of the block in `best`
 
 private:
-  // A declared use outside the capture has no order with the graph, even if the stream has joined since.
+  // Returns whether each use of a range is the stream's own or accepted. A use that was declared outside the capture
+  // (no_end) has no order with the graph, even if its stream has joined the capture since.
   template <class Accept> bool all_uses(block const& range, Accept accept) const {
     return std::ranges::all_of(range.uses, [&](stream_use const& use) {
       return use.newest != captured_order::no_end && (use.timeline == &key_.timeline() || accept(use));
@@ -57,7 +58,7 @@ private:
   captured_order& order_;
   stream_key const& key_;
   std::size_t const bytes_, alignment_;
-  std::optional<captured_order::position const*> next_; // once the driver was asked
+  std::optional<captured_order::position const*> next_; // nullopt until the driver is asked
 };
 
 } // namespace
@@ -73,14 +74,14 @@ graph_memory::fit graph_memory::find_ordered(stream_key const& key, std::size_t 
   return {search.best, search.offset};
 }
 
-// A timeline that is kept serves no other stream after the end of its own.
+// Retains a timeline, so that it serves no other stream after the end of its own.
 void graph_memory::keep_timeline(stream_timeline& timeline) {
   if (timelines_.insert(&timeline).second) timeline.retain();
 }
 
-// A free by the host leaves the range to the stream that it was allocated on. If the host has no memory for the order,
-// the range serves its stream only. A range whose timeline it cannot keep serves none: it gets a second use, which
-// never ends.
+// A free by the host leaves the range to the stream for which the block was allocated. If the host has no memory for
+// the order, the range serves only the stream of the free. If it has none to retain the timeline either, the range gets
+// a use by the host that never ends (no_end), and serves no stream.
 void graph_memory::end_use(block& used, stream_key const& key, use_ended_by how) noexcept {
   auto& timeline = key.is_host() ? *used.stream : key.timeline();
   try {
@@ -95,7 +96,7 @@ void graph_memory::end_use(block& used, stream_key const& key, use_ended_by how)
   auto const* const earlier = used.uses.find(timeline);
   if (how == use_ended_by::declaration) {
     if (end == captured_order::own_end) end = captured_order::no_end;
-  } else if (earlier && earlier->newest == captured_order::no_end) { // the stream orders itself
+  } else if (earlier && earlier->newest == captured_order::no_end) { // the free comes after this declared use
     used.uses.remove(timeline);
     end = captured_order::own_end;
   }
@@ -107,7 +108,7 @@ std::uint64_t graph_memory::capture_of(block const& live) const noexcept {
   return found == allocated_in_.end() ? 0 : found->second;
 }
 
-// A fifth stream has no room. Then no use ends, so that the range serves none of the streams.
+// A range has room for uses by four streams. If there is a fifth, no use ends, so that the range serves no stream.
 void graph_memory::add_use(block& used, stream_use const& use) noexcept {
   if (used.uses.add(use)) return;
   auto const before = used.uses;

@@ -24,17 +24,17 @@ import :timeline_registry;
 namespace gpumem::detail {
 namespace {
 
-// The capture in which a stream takes part, as the driver says.
+// The capture in which a stream takes part, as the driver reports it.
 struct capture_state {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   cuuint64_t id = 0;
   inline bool is_active() const noexcept { return status == CU_STREAM_CAPTURE_STATUS_ACTIVE; }
 };
 
-// An error counts as no capture.
+// Asks the driver. An error counts as no capture.
 capture_state capture_of(stream_key const& key) noexcept {
   capture_state seen;
-  // On another thread the handle would mean another stream.
+  // The handle of a per-thread default stream means another stream on another thread.
   bool const elsewhere =
       key.timeline().kind() == stream_kind::per_thread && !timeline_registry::is_own_default(key.timeline());
   if (elsewhere || !key.has_handle()) return seen;
@@ -97,7 +97,7 @@ open_capture::open_capture(pool_captures& in, void const* pool, graph_memory& me
   timeline_registry::instance().open_capture_scope();
 }
 
-// Does nothing in a forked child, whose locks may be held by threads that do not exist there.
+// Does nothing in a forked child: the threads that hold the locks may not exist there.
 open_capture::~open_capture() {
   if (forked()) return;
   timeline_registry::instance().close_capture_scope();

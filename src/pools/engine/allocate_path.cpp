@@ -1,4 +1,4 @@
-// One allocation from the thread's shard, from all shards, and by growth.
+// Allocation of one block from the thread's shard, from all shards, or from new memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -56,7 +56,8 @@ allocate_path::try_allocate(stream_key const& key, size_class size, std::size_t 
   try {
     request.key.timeline().prepare();
   } catch (...) {
-    // Without spare events, frees record none until there are some. The stream still reuses what it has freed itself.
+    // No spare event could be made. Frees on this stream record none until a later call makes one. The stream itself
+    // still reuses its memory.
   }
   try {
     if (auto* const p = allocator_.allocate_from_own(request)) [[likely]]
@@ -70,7 +71,8 @@ allocate_path::try_allocate(stream_key const& key, size_class size, std::size_t 
 expected<void*, failure> allocate_path::allocate_from_all(allocation_request& request) {
   all_shards_lock const held{parts_.shards};
   enter(request);
-  // A thread that steals too often, or never should, first searches and grows its own shard.
+  // A thread that has often allocated from other threads' shards first searches and grows its own shard. With the
+  // option `shard_per_thread` each thread does so.
   for (bool own = parts_.options.shard_per_thread || allocator_.steals_too_often(*request.shard);;) {
     deferred_.run(&request.key);
     if (auto* const p = own ? allocator_.search_own(request) : allocator_.search_all(request)) return p;
@@ -89,9 +91,10 @@ expected<void*, failure> allocate_path::allocate_from_all(allocation_request& re
   }
 }
 
-// Gives the thread a shard of its own, if it has often found the lock of its shard taken.
+// Prepares a request under the locks of all shards. A thread that has often found the lock of its shard taken first
+// gets a shard of its own.
 void allocate_path::enter(allocation_request& request) {
-  // While requests wait, all calls take all locks.
+  // While requests wait, each call takes the locks of all shards, so a new shard would not help.
   if (parts_.shards.contended() && !parts_.requests.has_waiting()) {
     parts_.shards.add_for_thread();
     parts_.mode.update();
@@ -111,7 +114,7 @@ expected<void*, failure> allocate_path::fail(allocation_request const& request, 
   return unexpected<failure>{failure{why, 0, request.requested}};
 }
 
-// A request that waits counts as failed only once it ends.
+// A request that waits for memory counts as failed when it ends, not at each attempt.
 void allocate_path::count_failure(pool_shard& in, allocation_request const& request) noexcept {
   in.counts.failures += request.key.queues() != queueing::admitted;
 }

@@ -24,8 +24,8 @@ import :thread_caches;
 namespace gpumem::detail {
 namespace {
 
-// Returns the bytes on a free list. Clears `consistent` if a range there is not free, names another list or is out of
-// order.
+// Returns the bytes on a free list. Sets `consistent` to false if a range on it is not free, belongs to another list or
+// is out of order.
 std::size_t checked_bytes(free_list const& one, bool& consistent) {
   std::size_t bytes = 0, found = 0;
   epoch newest = 0;
@@ -52,7 +52,7 @@ std::size_t checked_bytes(free_list const& one, bool& consistent) {
     std::size_t not_free = 0;
     block const* lower = nullptr;
     range_allocator::visit(parent, [&](block const& each) {
-      // The blocks of a chunk adjoin without a gap.
+      // The blocks of a chunk lie side by side without gaps.
       consistent = consistent && each.base == end && each.lower == lower && each.bytes > 0 && each.bytes % granule == 0;
       consistent = consistent && each.parent == &parent && each.uses.size() <= stream_uses::max_streams;
       end = each.end();
@@ -63,7 +63,7 @@ std::size_t checked_bytes(free_list const& one, bool& consistent) {
       not_free += !unused;
       if (!each.is_free()) consistent = consistent && parent.shard->find_live(each.pointer()) == &each;
       if (each.state() == block_state::cached) (each.bytes <= size_class::largest_small ? small : larger) += each.bytes;
-      auto const state = each.state(); // read once: a remote free may change it meanwhile, and counts as live
+      auto const state = each.state(); // read once: a remote free may change it meanwhile
       bool const counted_live =
           state == block_state::allocated || state == block_state::evicted || state == block_state::remote_freed;
       if (counted_live) live += static_cast<std::int64_t>(each.requested);

@@ -1,4 +1,4 @@
-// Frees under one lock, under all locks, and remote frees.
+// Frees under the lock of one shard, under the locks of all shards, and as remote frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -32,7 +32,7 @@ import :waiting_requests;
 
 namespace gpumem::detail {
 
-// First frees the block that the thread cache has evicted: the free of the caller's block may be the pool's last.
+// Frees the evicted block before the caller's block. The second free then returns `last` if the pool has no block left.
 free_result free_path::finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                               cached_free const& cached) noexcept {
   auto const evicted = cached.result.evicted ? free_evicted_block(*cached.result.evicted) : free_result::done;
@@ -40,8 +40,8 @@ free_result free_path::finish(stream_key const& key, void* pointer, std::optiona
   free_call const call{key, pointer, bytes, cached.use};
   if (cached.freed.that) return free_uncached(call, cached.freed);
   // A block of another thread's shard goes back to that shard. If this thread cached the block, each later free of it
-  // would search all shards. Near the limit the thread caches it nevertheless: it may find no other block, and taking
-  // one from another shard locks all shards.
+  // would search all shards. Near the limit of the pool the thread caches it all the same. The thread may then find no
+  // other block, and an allocation from another shard takes the locks of all shards.
   auto const seen = parts_.shards.find_live(pointer);
   if (!seen.that || !parts_.mode.near_limit() || !may_cache(*seen.that, key, bytes)) return free_uncached(call, seen);
   auto const result = parts_.caches.insert(*seen.that, cached.use, sync::thread_index());
@@ -54,7 +54,7 @@ free_result free_path::free_uncached(free_call const& call, shard_list::lookup c
 }
 
 // Frees under the lock of the block's shard alone. Returns false, and frees nothing, if the call needs the locks of all
-// shards or is a misuse.
+// shards, or if its pointer or size is wrong.
 [[gnu::always_inline]] bool free_path::free_to_shard(free_call const& call, shard_list::lookup const& seen) noexcept {
   if (!seen.that || call.key.capturing() || parts_.caches.budget_exhausted()) [[unlikely]]
     return false;
@@ -73,8 +73,9 @@ free_result free_path::free_uncached(free_call const& call, shard_list::lookup c
   return right;
 }
 
-// Leaves the free to the next holder of the shard's lock, since another thread holds it now. Returns false if the block
-// must not be cached, or if frees record no events.
+// Another thread holds the lock of the block's shard, so the next holder of that lock completes this free. Returns
+// false if no thread cache may hold the block, if caching is off, or if only one stream has used the pool: then frees
+// record no events.
 bool free_path::push_remote_free(free_call const& call, shard_list::lookup const& seen) noexcept {
   auto const threshold = parts_.caches.event_threshold_bytes();
   if (!seen.that || !may_cache(*seen.that, call.key, call.bytes) || threshold == SIZE_MAX) return false;
@@ -98,11 +99,12 @@ free_result free_path::free_with_all_locks(free_call const& call) noexcept {
   finish_free(*freed, call, shard);
   if (parts_.caches.budget_exhausted()) frees_.flush_thread_caches();
   queue_.wake_next(woken);
-  if (monitor_.may_stall()) parts_.passes.schedule(); // now work that waits may hold all memory
+  if (monitor_.may_stall()) parts_.passes.schedule(); // now waiting work may hold all memory: look for a stall
   return waiting_.is_pool_unused() ? free_result::last : free_result::done;
 }
 
-// Frees a block that a thread cache has evicted. Returns `last` as the free of a caller's block does.
+// Frees a block that a thread cache has evicted. Returns `last` if the pool has no handle, live block or request any
+// more.
 free_result free_path::free_evicted_block(block& cached) noexcept {
   auto& shard = *cached.parent->shard;
   auto const& timeline = *cached.uses.begin()->timeline;
@@ -135,12 +137,12 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
   --in.live_blocks;
   if (key.capturing()) [[unlikely]]
     return [&] {
-      assert_all_shards_held(); // a free inside a capture takes all locks
+      assert_all_shards_held(); // a free inside a capture holds all locks
       deferred_.add(freed, key);
     }();
   if (!freed.uses.empty()) [[unlikely]]
     parts_.rules.prune(freed.uses);
-  // A free by the host means that all work on the block is complete, except uses declared by record_use().
+  // A free by the host means that the streams' work on the block is complete, except uses declared by record_use().
   if (!key.is_host()) [[likely]]
     freed.uses.add(events_.record_if_due(key, call.use, freed.bytes, in));
   frees_.free_block(freed);

@@ -1,4 +1,4 @@
-// Lists the pools, and writes their live blocks when the process exits.
+// The list of pools, and the report about their live blocks when the process exits.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -22,7 +22,7 @@ struct listed_pools {
   bool registered __attribute__((guarded_by(mutex))) = false;
 };
 
-// Never destroyed: pools end also while static objects are destroyed.
+// Never destroyed: static objects may end their pools after this list would be destroyed.
 listed_pools& listed() {
   static auto* const all = new listed_pools;
   return *all;

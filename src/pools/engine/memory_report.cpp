@@ -28,7 +28,8 @@ namespace {
 
 enum class group : std::uint8_t { live, cached, free };
 
-// Blocks of one group, one stream and one power of two. Free ranges have no stream.
+// Sums over the blocks of one group and one stream whose sizes round up to one power of two. Free ranges have no
+// stream.
 struct row {
   std::size_t blocks = 0;
   std::size_t bytes = 0;
@@ -116,6 +117,6 @@ void append_failure_report(pool_parts& parts, shard_frees& frees, failure const&
   std::ofstream file{parts.options.failure_report, std::ios::app};
   file << "gpumem: a request for " << size_text(why.requested) << " failed: " << to_string(why.reason) << "\n"
        << describe_memory(parts, frees);
-} catch (...) {} // the failure itself reaches the caller
+} catch (...) {} // without a report the caller still gets the failure
 
 } // namespace gpumem::detail

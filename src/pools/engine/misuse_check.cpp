@@ -1,4 +1,4 @@
-// Finds out which misuse a pointer shows.
+// Finds the live block at a pointer, or reports which misuse the pointer shows.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

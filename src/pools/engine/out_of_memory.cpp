@@ -1,4 +1,4 @@
-// The steps for a request for which the pool cannot grow.
+// The steps by which a pool that cannot grow finds memory for a request.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -30,8 +30,8 @@ import :thread_caches;
 import :tuning;
 
 namespace gpumem::detail {
-// A paged pool gives back only the pages that it needs, so it does that before the host waits. Other pools give back
-// all unused chunks, so they do that last.
+// A pool of pages unmaps only the pages that the request lacks, so it does that before the host waits. A pool of chunks
+// gives back all unused chunks, so it does that after the wait.
 expected<void*, failure> out_of_memory::allocate(allocation_request& request, failure const& why) {
   request.growth_failed = true;
   request.drop_rounding(parts_.smallest_block);
@@ -47,8 +47,8 @@ expected<void*, failure> out_of_memory::allocate(allocation_request& request, fa
   return grow_in_place(request);
 }
 
-// Turns thread caches off and empties them. Waits until no block is evicted: such a block is in no list until its
-// thread frees it.
+// Turns the thread caches off and moves their blocks to the free lists. Then waits until no block is evicted: taken out
+// of a cache by its thread, but not yet on a free list.
 void out_of_memory::flush() {
   bool const cached_till_now = parts_.caches.enabled();
   parts_.mode.set_under_pressure(true);
@@ -64,7 +64,8 @@ void out_of_memory::flush() {
   });
 }
 
-// Moves unused pages together, or gives unused memory back, and grows in its place.
+// Moves unused pages together to hold the request. If that fails, gives unused memory back to the upstream, and gets
+// new memory for the request instead.
 expected<void*, failure> out_of_memory::grow_in_place(allocation_request const& request) {
   if (auto const place = parts_.backend.move_at_limit(request)) return allocator_.commit(request, place);
   parts_.backend.release_for(request);
@@ -76,7 +77,8 @@ expected<void*, failure> out_of_memory::grow_in_place(allocation_request const& 
   }
 }
 
-// Returns whether the request could succeed once open work is complete: from free memory, or by growth in its place.
+// Returns whether the request could succeed after streams have completed their work: from free memory, or from new
+// memory in place of memory that goes back.
 bool out_of_memory::sync_could_help(allocation_request const& request) const {
   if (!reuse_rules::may_complete(parts_.everywhere())) return false;
   if (parts_.backend.paged() && parts_.free_bytes() + parts_.chunks.headroom() >= request.bytes) return true;
@@ -87,8 +89,8 @@ bool out_of_memory::sync_could_help(allocation_request const& request) const {
   return parts_.chunks.largest_idle(0, [](chunk const&) { return true; }) != nullptr;
 }
 
-// Polls for up to `tuning::max_host_wait`, and searches after each poll. Returns null if the request fails; the caller
-// then gives back chunks that have become idle.
+// Polls the streams for up to `tuning::max_host_wait`, and searches after each poll. Returns null if the searches find
+// nothing. The caller then gives back the chunks that have become unused.
 void* out_of_memory::sync_and_retry(allocation_request const& request) {
   auto const deadline = sync::now() + tuning::max_host_wait;
   parts_.rules.poll_streams(nullptr, parts_.everywhere());

@@ -1,4 +1,4 @@
-// The calls of a pool that take the locks of all shards and have no path of their own.
+// The calls of a pool that take the locks of all shards and have no class of their own.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -46,7 +46,7 @@ pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
       out_of_memory_{parts_, frees_, allocator_},
       allocate_path_{parts_, frees_, deferred_, queue_, allocator_, out_of_memory_}, uses_{parts_, deferred_},
       statistics_{parts_, frees_, queue_}, release_{parts_, frees_, deferred_, monitor_, request_passes_, *this} {
-  default_executor(); // started here, since frees and destructors must not start it
+  default_executor(); // started now: frees and destructors use it, but must not start it
   deferred_release::retry_releases();
   reserve(parts_.options.initial_size);
 }
@@ -74,7 +74,7 @@ void pool_engine::set_limit(std::size_t bytes) {
   parts_.chunks.set_limit(bytes);
   parts_.mode.update();
   parts_.requests.count_change();
-  queue_.wake_ended(woken); // requests for more than the limit
+  queue_.wake_ended(woken); // ends requests for more than the limit
   queue_.wake_next(woken);
 }
 

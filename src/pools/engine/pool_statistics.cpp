@@ -37,7 +37,7 @@ import :waiter;
 namespace gpumem::detail {
 namespace {
 
-// The statistics and the counters that are sums over the shards.
+// The members of `statistics` and `pool_counters` that are sums over the shards.
 inline constexpr std::array<std::uint64_t statistics::*, 10> sums{
     &statistics::allocations,          &statistics::frees,           &statistics::failures,
     &statistics::upstream_allocations, &statistics::upstream_frees,  &statistics::reuse_same_stream,
@@ -49,8 +49,8 @@ inline constexpr std::array<std::uint64_t pool_counters::*, 10> counts_of_shards
     &pool_counters::page_evictions,  &pool_counters::page_moves,   &pool_counters::flushed,
     &pool_counters::promoted};
 
-// Adds the free bytes of a shard, the number of its free ranges, and the free bytes whose uses are not known to be
-// complete. Appends the streams of those uses to `users`; a stream can occur several times.
+// Adds the free bytes of a shard, the number of its free ranges, and the free bytes that streams may still use. Appends
+// these streams to `users`; a stream can occur several times.
 [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
 add_free_statistics(pool_shard& in, statistics& sum, std::vector<stream_timeline const*>& users) {
   auto const add_range = [&](block const& free) {
@@ -93,13 +93,13 @@ statistics pool_statistics::read() {
   return sum;
 }
 
-// Takes the lock of one shard at a time, so that no thread waits for all of them. Returns the live bytes; those in
-// thread caches still count.
+// Takes the lock of one shard at a time: the locks of all shards would stop all threads. Returns the live bytes,
+// including those of blocks in thread caches.
 std::int64_t pool_statistics::add_shards(statistics& sum) {
   std::vector<stream_timeline const*> users;
   std::int64_t live = 0;
   for (auto const& each : parts_.shards.all()) {
-    each->mutex.lock(); // not counted as contention
+    each->mutex.lock(); // unlike shard_lock, this does not count contention
     shard_lock const held{*each, std::adopt_lock};
     if (parts_.mode.fast_path()) frees_.drain_remote_frees(*each);
     for (auto const count : sums) sum.*count += each->counts.*count;
@@ -120,7 +120,7 @@ std::int64_t pool_statistics::add_shards(statistics& sum) {
   return live;
 }
 
-// Takes the locks of all shards, as all calls do while requests wait.
+// Takes the locks of all shards, as every call does while requests wait.
 void pool_statistics::add_waiting(statistics& sum) {
   auto const waiting = queue_.read_statistics();
   sum.waiting = waiting.requests;
@@ -163,7 +163,7 @@ live_blocks pool_statistics::find_live() {
   return found;
 }
 
-// Holes divide the pages of a shard into regions.
+// A hole, which has no mapped pages, ends the region of the ranges before it.
 std::vector<memory_range> pool_statistics::memory_map() {
   all_shards_lock const held{parts_.shards};
   frees_.drain_all_remote_frees();

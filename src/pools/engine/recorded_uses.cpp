@@ -1,4 +1,4 @@
-// Records uses, and makes room for them.
+// Adds uses to live blocks, and makes room for them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -23,7 +23,7 @@ import :tuning;
 namespace gpumem::detail {
 namespace {
 
-// Uses on other streams that a live block can hold: the stream that frees it takes the fourth place.
+// The most uses on other streams that a live block can hold. One place stays for the stream that frees the block.
 inline constexpr std::size_t max_uses = stream_uses::max_streams - 1;
 
 } // namespace
@@ -48,8 +48,9 @@ bool recorded_uses::record(stream_key const& key, void* pointer) {
   return true;
 }
 
-// Makes room for a use if the block already has `max_uses`: the stream waits for the work of one use, which its own use
-// then covers. If no use has an event to wait for, the host waits until the uses are complete.
+// Makes room for a use if the block already has `max_uses`. The stream of the new use waits on the device for one of
+// the old uses. The old use is then removed, since the new one covers it. If no use has an event to wait for, the host
+// waits until the uses are complete.
 void recorded_uses::admit(stream_uses& uses, stream_key const& key) {
   uses.prune();
   if (uses.size() < max_uses) return;

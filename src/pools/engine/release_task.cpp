@@ -31,8 +31,9 @@ std::size_t release_task::release(std::size_t keep) {
   return parts_.backend.release(keep);
 }
 
-// A pass of the library thread. It serves the requests that wait. It gives complete memory back: memory beyond the
-// release threshold, or all memory of a closed pool.
+// A pass of the library thread. It serves the requests that wait. It gives complete memory back to the upstream: memory
+// beyond the release threshold, or all memory of a closed pool. If no event covers the uses of a closed pool's memory,
+// it requests such events. The next pass starts when one of them was recorded.
 void release_task::expire() noexcept {
   requests_.run();
   bool done = false, answered_meanwhile = false;
@@ -60,7 +61,7 @@ void release_task::expire() noexcept {
 
 release_task::held_by release_task::release_pass() noexcept {
   try {
-    frees_.flush_thread_caches(); // near the threshold, frees are cached and kept on quick lists again
+    frees_.flush_thread_caches(); // up to an eighth beyond the threshold, frees still fill caches and quick lists
     parts_.rules.poll_streams(nullptr, parts_.everywhere());
     parts_.backend.release(parts_.backend.closed() ? 0 : parts_.options.release_threshold);
     bool const open = reuse_rules::may_complete(parts_.everywhere());
@@ -71,7 +72,7 @@ release_task::held_by release_task::release_pass() noexcept {
   } catch (std::bad_alloc const&) { return held_by::open_events; } // the next pass tries again
 }
 
-// Called by request_events(), under the locks.
+// Called by request_events() while this thread holds the locks of all shards.
 std::vector<stream_timeline*> release_task::streams_without_event() {
   assert_all_shards_held();
   return reuse_rules::streams_in_use(true, parts_.everywhere());
@@ -83,13 +84,13 @@ void release_task::close() noexcept {
   {
     all_shards_lock const held{parts_.shards};
     parts_.backend.set_closed();
-    if (!driver_alive()) return defer_release(); // no driver call may be made any more
+    if (!driver_alive()) return defer_release(); // the driver has shut down: no call of it may be made
     deferred_.run(nullptr);
-    if (!parts_.passes.cancel()) return; // the pass gives the memory back
+    if (!parts_.passes.cancel()) return; // a pass runs now, and gives the memory back
     try {
       parts_.rules.poll_streams(nullptr, parts_.everywhere());
     } catch (std::bad_alloc const&) {
-      // The library thread polls again.
+      // The host has no memory for the poll. The library thread polls later.
     }
     parts_.backend.release(0);
     done = parts_.chunks.empty();

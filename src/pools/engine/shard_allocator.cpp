@@ -31,7 +31,7 @@ import :tuning;
 namespace gpumem::detail {
 namespace {
 
-// The statistic that counts the allocations of each reuse tier.
+// The statistics that count the allocations of each reuse tier, in the order of `reuse_tier`.
 inline constexpr std::array<std::uint64_t statistics::*, 4> reuses{
     &statistics::reuse_same_stream, &statistics::reuse_ordered, &statistics::reuse_completed,
     &statistics::reuse_waited};
@@ -82,7 +82,8 @@ void* shard_allocator::search_all(allocation_request const& request) {
   return nullptr;
 }
 
-// The quick lists are not flushed here: that halved the speed of threads that allocate what other threads free.
+// Does not coalesce the small blocks on quick lists: that halved the speed of threads that allocate what other threads
+// free.
 void* shard_allocator::search_own(allocation_request const& request) {
   request.shard->steals = 0;
   auto place = search_.find(request, {&request.shard, 1});
@@ -127,7 +128,8 @@ void* shard_allocator::commit(allocation_request const& request, placement place
   return taken.pointer();
 }
 
-// Splits a block off a range. A small block of a large range is split off with others of its size, for later requests.
+// Splits a block off a range. If the block is small and the range is large, splits off more blocks of that size, which
+// serve later requests.
 [[gnu::always_inline]] block& shard_allocator::split_off(allocation_request const& request, placement place) {
   auto& from = *place.range->parent->shard;
   if (place.range->state() == block_state::quick_listed) {

@@ -1,4 +1,4 @@
-// Defers frees inside a capture, and completes them.
+// Defers frees inside a capture, and completes them later.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Counts frees without an event, and records events.
+// Counts frees that no event covers yet, and records events.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -18,8 +18,8 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-// The stream's free list in the shard counts first, so that the threads of one stream rarely write the counter of its
-// timeline.
+// Counts in the stream's free list of this shard first, and adds the sums to the counter of the stream's timeline
+// later. So threads that use the same stream rarely write that shared counter.
 bool free_events::passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& in) noexcept {
   auto const threshold = parts_.mode.event_threshold_bytes();
   auto* const own = in.ranges.lists().find(timeline);

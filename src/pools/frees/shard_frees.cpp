@@ -1,4 +1,4 @@
-// Frees of blocks that leave thread caches, remote frees, and what a free starts beyond a threshold.
+// Puts freed blocks on the free lists, and starts the release of memory beyond the threshold.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -38,11 +38,12 @@ void shard_frees::drain(pool_shard& in) noexcept {
   }
 }
 
-// A freed block coalesces with the unused range from which it was split. This keeps the range from other streams until
-// the stream's work is complete, so it is not done while the stream is behind.
+// Returns with which free neighbours a freed block coalesces. The block can join the unused range from which it was
+// split. Other streams can then use that range only after the work of the block's stream. So blocks of a stream with
+// long work (is_behind) do not join it.
 [[gnu::always_inline]] inline range_allocator::coalescing
 shard_frees::coalescing_of(block const& freed) const noexcept {
-  // If blocks have one size, or there is a limit, unused ranges stay free for all streams.
+  // If all blocks have one size, or the pool has a limit, freed blocks leave unused ranges to all streams.
   if (parts_.has_one_size()) return range_allocator::coalescing::same_streams;
   if (!parts_.mode.multi_stream()) return range_allocator::coalescing::any;
   if (parts_.chunks.limit() != 0) return range_allocator::coalescing::same_streams;
@@ -57,7 +58,7 @@ void shard_frees::free_block(block& freed) noexcept {
   if (parts_.mode.fast_path()) [[likely]]
     return;
   [&] {
-    assert_all_shards_held(); // off the fast path each call takes all locks
+    assert_all_shards_held(); // off the fast path each call holds all locks
     check_thresholds(range);
   }();
 }
@@ -88,7 +89,8 @@ void shard_frees::flush_beyond_threshold() noexcept {
   if (!parts_.caches.enabled()) flush_thread_caches();
 }
 
-// Ends the pressure when enough memory is free, and schedules a pass if the range can go back to the upstream.
+// Ends memory pressure when enough memory is free. Schedules a pass of the library thread if the range can go back to
+// the upstream, and more than the release threshold is reserved.
 void shard_frees::check_thresholds(block const& range) noexcept {
   parts_.requests.count_change();
   auto const reserved = parts_.chunks.reserved();
