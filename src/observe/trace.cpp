@@ -33,7 +33,8 @@ inline constexpr std::array<std::string_view, trace_columns> trace_column_names{
 inline constexpr std::string_view trace_null_pointer = "(nil)";
 inline constexpr std::array<std::string_view, 3> trace_action_names{"allocate", "free", "allocate failure"};
 
-// Accepts only a text of digits whose value fits: from_chars alone would stop at the first other character.
+// Parses a number. Accepts only a text of digits whose value fits; from_chars alone would stop at the first other
+// character.
 bool parse_trace_number(std::string_view text, std::uint64_t& value, int base) {
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value, base);

@@ -1,4 +1,4 @@
-// Identifies the stream of a use that is declared for a block of graph memory.
+// The use of graph memory on a stream that has yet to be identified.
 // SPDX-License-Identifier: Apache-2.0
 module gpumem:graph_resource.impl;
 import :graph_resource;
