@@ -21,7 +21,7 @@ export struct trace_record {
   std::uint64_t thread = 0;                     ///< number of the calling thread
   std::uint64_t microseconds = 0;               ///< since the midnight before the recording
   trace_action action = trace_action::allocate; ///< kind of the call
-  std::uint64_t pointer = 0;                    ///< address of the block; 0 after a failure
+  std::uint64_t pointer = 0;                    ///< address of the block; 0 for a failed allocation
   std::uint64_t bytes = 0;                      ///< passed to the call
   std::uint64_t stream = 0;                     ///< passed to the call
 

@@ -24,8 +24,8 @@ namespace gpumem {
 
 /// Options of binning_resource.
 export struct binning_options {
-  int min_exponent = 0;  ///< fixed-size bins have the powers of 2 as sizes: the smallest one 2 to this power bytes,
-  int max_exponent = -1; ///< the largest one 2 to this power, 62 at most; less than min_exponent: no such bins
+  int min_exponent = 0;  ///< the smallest fixed-size bin has 2 to this power bytes, each next one twice that
+  int max_exponent = -1; ///< the largest one has 2 to this power, 62 at most; less than min_exponent: no such bins
   std::size_t blocks_per_chunk = 128; ///< number of blocks that such a bin gets from the upstream at once
 };
 

@@ -24,7 +24,7 @@ namespace detail {
 pool_options fixed_pool_options(fixed_size_options options);
 } // namespace detail
 
-/// A pool in which every block has the same size. A free block serves each request, so an allocation takes constant
+/// A pool in which every block has the same size. Any free block serves any request, so an allocation takes constant
 /// time, and memory does not fragment. Requests for more than `block_size()` are `too_large`. The upstream gives chunks
 /// of `blocks_per_chunk` blocks, the first one at the first request; `pool.initial_size` reserves chunks in the
 /// constructor. `trim` gives back the chunks that are free as a whole.

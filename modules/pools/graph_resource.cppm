@@ -90,7 +90,7 @@ public:
     auto const found = find_owned(pointer);
     return found ? std::optional{found->bytes} : std::nullopt;
   }
-  // The same for the C library, with the stream for which the block was allocated.
+  // For the C library: returns the requested bytes of that block, and the stream for which it was allocated.
   std::optional<detail::owned_block> find_owned(void const* pointer) const noexcept {
     return has_state() && pointer ? state_->find_owned(pointer) : std::nullopt;
   }

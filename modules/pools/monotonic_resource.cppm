@@ -76,7 +76,7 @@ private:
   statistics counts_ __attribute__((guarded_by(mutex_)));
 };
 
-// Identifies the stream of a reset. Throws what `identify` throws.
+// Identifies the stream, and resets in its order. Throws what `identify` throws.
 void reset_monotonic(monotonic_state& state, stream_ref stream);
 
 } // namespace detail

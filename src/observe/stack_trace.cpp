@@ -13,8 +13,8 @@ module;
 module gpumem:stack_trace.impl;
 import :stack_trace;
 
-// The part of libbacktrace's interface that is used. Its header lies among GCC's own, which other compilers must not
-// see.
+// The functions of libbacktrace that are called here. Its header lies among GCC's own headers, which other compilers
+// must not use.
 struct backtrace_state;
 extern "C" {
 using backtrace_error_function = void (*)(void*, char const*, int);

@@ -44,7 +44,7 @@ export struct guarded_block {
   std::uint64_t stream = 0;            ///< id of the stream on which the block was allocated
   stream_timeline* timeline = nullptr; ///< of the stream of the allocation
   std::uint64_t freed_on = 0;          ///< id of the stream on which the block was freed
-  stream_use granted_use;              ///< the allocation's fill, by timeline and epoch; none if it ends before `uses`
+  stream_use granted_use;              ///< the fill at the allocation; no timeline if it ends before `uses`
   stream_uses uses;                    ///< uses that must be complete before the host reads the block
   bool live = false;
   bool has_recorded_uses = false;  ///< record_use() declared uses on other streams
@@ -54,7 +54,7 @@ export struct guarded_block {
   bool needs_poison = false;       ///< the quarantine will poison the user's bytes when all uses are complete
   corruption_report report;
   guarded_block* next = nullptr; ///< the next block in a list of the quarantine
-  std::size_t staged = 0;        ///< offset in the quarantine's staging memory of the copy to check
+  std::size_t staged = 0;        ///< where the copy to check lies in the quarantine's staging memory
 
   inline void* base() const noexcept { return user - front; }
   inline bool holds(void const* pointer) const noexcept {

@@ -1,5 +1,5 @@
-// The layer of a hardened pool between its users and its engine: it guards blocks, checks them after the free, and
-// reports misuse.
+// The layer of a hardened pool between its users and its engine, the part that allocates and frees. This layer guards
+// blocks, checks them after the free, and reports misuse.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <map>
@@ -32,18 +32,18 @@ namespace gpumem::detail {
 ///   goes to the quarantine, which keeps it from reuse for a while and then checks it. New blocks are filled too, so
 ///   that reads of uninitialized bytes show.
 ///
-/// The quarantine is first in, first out. Its blocks count as allocated. A request that would fail otherwise takes
-/// blocks out of the quarantine early. `synchronize` checks all of its blocks, `trim` checks those that no stream uses
-/// any more, and the end of the pool checks the rest. Only `synchronize`, `trim` (up to 1 ms) and a request that would
-/// fail otherwise wait for the device.
+/// The quarantine is first in, first out. Its blocks count as allocated. A request that would fail for lack of memory
+/// takes blocks out of the quarantine early. `synchronize` checks all of its blocks, `trim` checks those that no stream
+/// uses any more, and the end of the pool checks the rest. Only `synchronize`, `trim` (up to 1 ms) and such a request
+/// wait for the device.
 ///
-/// Fills: the host fills memory that it can touch. Other memory is filled on the stream of the request. There, a block
-/// of `allocate_sync` gets guards but no fill, and a block for a stream of another device gets neither.
+/// Fills: the host fills memory that it can touch. Other memory is filled on the stream of the request. In such memory,
+/// a block of `allocate_sync` gets guards but no fill, and a block for a stream of another device gets neither.
 ///
-/// Poison: a free without a stream, or without the stream's handle, enqueues no poison. The same holds after
-/// `record_use`, in a capture, on a stream of another device, and on a stream with no known order after the allocation.
-/// The quarantine poisons such a block when the host has seen its uses complete. Each allocation and each free asks the
-/// driver whether the stream captures; nothing is enqueued into a capture.
+/// Poison: a free without a stream, or without the stream's handle, enqueues no poison. This is also so for a free
+/// after `record_use`, in a capture, on a stream of another device, and on a stream with no known order after the
+/// allocation. The quarantine poisons such a block when the host has seen its uses complete. Each allocation and each
+/// free asks the driver whether the stream captures; nothing is enqueued into a capture.
 ///
 /// To the engine a block is live until it leaves the quarantine. It is then freed to the engine as unused by any
 /// stream. Driver calls on the streams of callers are made without the lock, those on the quarantine's own stream under
@@ -54,8 +54,7 @@ public:
   /// the constructor of quarantine throws, std::invalid_argument, std::bad_alloc.
   hardening(pool_engine& engine, void (*ended)(void* state) noexcept, void* state);
 
-  /// If the engine has no memory and the key allows a wait, waits up to one second for blocks that leave the
-  /// quarantine.
+  /// If the engine has no memory and `key` allows a wait, waits up to one second for blocks that leave the quarantine.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   /// If drop_last_handle() was called before, this object may be destroyed when the call returns.
   void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
@@ -75,15 +74,15 @@ public:
   /// Throws std::bad_alloc.
   std::vector<block_event> history(void const* pointer);
   void reset_peaks();
-  /// Returns the engine's statistics with the users' allocations and frees in place of the engine's, which take blocks
-  /// in quarantine for live.
+  /// Corrects the engine's statistics `seen`, and returns them. To the engine blocks in quarantine are live; to the
+  /// users they are freed.
   statistics amend(statistics seen);
 
   /// Called when no handle of the pool is left. This object may be destroyed when the call returns.
   void drop_last_handle() noexcept;
 
 private:
-  static constexpr sync::duration max_flush_time{1'000'000}; // in nanoseconds: 1 ms
+  static constexpr sync::duration max_flush_time{1'000'000}; // 1 ms, in nanoseconds
   enum class until : std::uint8_t { something, nothing_is_left };
   using lock = sync::lock;
 

@@ -1,4 +1,4 @@
-// Whether a pool serves requests at once, queues them, or refuses them.
+// The state of a pool that says whether it serves requests at once, queues them, or refuses them.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:admission;
 import :shard_roles;
@@ -9,15 +9,15 @@ namespace gpumem::detail {
 /// How a pool treats a new request, and the count of changes after which a waiting request may succeed.
 export class admission {
 public:
-  // Any thread, without a lock.
+  // Called by any thread, without a lock.
   /// Returns whether requests wait. Meanwhile no freed block stays in a thread cache.
   inline bool has_waiting() const noexcept { return state_.load(std::memory_order_relaxed) == state::queue; }
   inline bool is_closed() const noexcept { return state_.load(std::memory_order_relaxed) == state::closed; }
   /// Returns whether the pool is not closed and no request waits, so that a new request is served at once.
   inline bool is_open() const noexcept { return state_.load(std::memory_order_relaxed) == state::open; }
 
-  // Under the locks of all shards.
-  /// Sets whether requests wait. Not after set_closed().
+  // Called under the locks of all shards.
+  /// Sets whether requests wait. Not called after set_closed().
   [[clang::requires_capability(all_shards)]] void set_waiting(bool any) noexcept {
     state_.store(any ? state::queue : state::open, std::memory_order_relaxed);
   }

@@ -1,4 +1,4 @@
-// When the library thread makes its next pass over a pool.
+// Decides when the library thread makes its next pass over a pool.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pass_timer;
 import :admission;

@@ -25,11 +25,11 @@ export struct mode_facts {
   std::size_t release_threshold = SIZE_MAX;
   std::size_t shards = 1;
   bool near_limit = false;      ///< less than a quarter of the limit is left
-  bool under_pressure = false;  ///< a request has found no memory without a wait
+  bool under_pressure = false;  ///< a request found no memory without a wait, and too little was freed since
   bool closed = false;          ///< the pool refuses requests, or no handle of it is left
   bool deferred_frees = false;  ///< frees inside a graph capture wait for a later call that completes them
   bool multi_stream = false;    ///< more than one stream has used the pool
-  bool host_accessible = false; ///< the host may touch the memory at once
+  bool host_accessible = false; ///< the host may touch memory as soon as it is allocated
 };
 
 /// The settings that follow from the facts.
@@ -39,7 +39,7 @@ export struct mode_settings {
   bool frees_record;            ///< each free on a stream that may be destroyed records an event
   std::size_t largest_numbered; ///< the largest size that is rounded up to a size class
   std::array<std::size_t, size_class::kinds> cache_limits; ///< bytes of all thread caches together, by kind of size
-  std::size_t cache_threads;                               ///< threads that share the limits
+  std::size_t cache_threads;                               ///< number of threads that share the limits
   std::size_t event_threshold; ///< freed bytes of a stream after which a free records an event; SIZE_MAX: never
 };
 
@@ -68,12 +68,12 @@ public:
             admission const& requests, thread_caches& caches) noexcept
       : options_{options}, rules_{rules}, chunks_{chunks}, shards_{shards}, requests_{requests}, caches_{caches} {}
 
-  // Any thread, without a lock; see mode_settings and mode_facts.
+  // Called by any thread, without a lock. Each returns the member of mode_settings or mode_facts of its name.
   inline std::size_t largest_numbered() const noexcept { return largest_numbered_.load(std::memory_order_relaxed); }
   inline bool near_limit() const noexcept { return near_limit_.load(std::memory_order_relaxed); }
   inline bool frees_record() const noexcept { return frees_record_.load(std::memory_order_relaxed); }
 
-  // Under the lock of any shard.
+  // Called under the lock of any shard.
   [[clang::requires_shared_capability(all_shards)]] inline bool fast_path() const noexcept { return fast_path_; }
   [[clang::requires_shared_capability(all_shards)]] inline bool multi_stream() const noexcept { return multi_stream_; }
   [[clang::requires_shared_capability(all_shards)]] inline bool under_pressure() const noexcept {
@@ -91,7 +91,7 @@ public:
     return is_too_much(chunks_.reserved(), options_.release_threshold);
   }
 
-  // Under the locks of all shards.
+  // Called under the locks of all shards.
   [[clang::requires_shared_capability(all_shards)]] inline bool no_handles() const noexcept { return no_handles_; }
   /// Notes that the stream uses the pool. After the second stream was added, frees record events.
   [[clang::requires_capability(all_shards)]] inline void add_stream(stream_timeline const& timeline) noexcept {

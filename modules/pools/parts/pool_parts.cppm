@@ -28,7 +28,7 @@ export struct pool_parts {
   std::unique_ptr<pool_upstream> const upstream; ///< first, so that it outlives the shards, which hold its memory
   pool_options const options;
   std::size_t const smallest_block; ///< bytes, including the guards around each block of a hardened pool
-  std::size_t const largest_block;  ///< bytes; SIZE_MAX in a hardened pool, where the bound is for sizes without guards
+  std::size_t const largest_block; ///< bytes; SIZE_MAX in a hardened pool, which checks the bound before it adds guards
   reuse_rules rules;
   shard_list shards;
   thread_caches caches;
@@ -54,7 +54,7 @@ export struct pool_parts {
     peak.count_alone(in.live, change, nearby);
   }
 
-  // Under the locks of all shards.
+  // Called under the locks of all shards.
   /// Counts a change after which waiting requests may succeed, and posts a pass of the library thread that wakes them.
   /// For calls that cannot wake them themselves.
   [[clang::requires_capability(all_shards)]] void notify() noexcept;

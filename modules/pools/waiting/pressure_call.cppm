@@ -22,8 +22,8 @@ public:
   /// before the return or later.
   using function = std::function<std::optional<std::size_t>(std::size_t wanted, pressure_call& call)>;
 
-  /// The pool, as the function's runs see it. begin_pressure() returns the wanted bytes; with 0 the function is not
-  /// called.
+  /// The pool, which is told when a run begins and ends. begin_pressure() returns the wanted bytes; with 0 the function
+  /// is not called.
   class observer {
   public:
     virtual std::size_t begin_pressure(pressure_call& call) noexcept = 0;
@@ -52,11 +52,11 @@ private:
   executor& where_;
   function free_some_;
 
-  // Under the locks of all shards.
+  // Changed under the locks of all shards.
   bool busy_ __attribute__((guarded_by(all_shards))) = false;              // a run was posted and has not ended
   bool freed_some_ __attribute__((guarded_by(all_shards))) = false;        // the last run freed something
-  std::uint64_t parks_ __attribute__((guarded_by(all_shards))) = 0;        // requests that had begun to wait by then
-  std::uint64_t change_count_ __attribute__((guarded_by(all_shards))) = 0; // the pool's count of changes by then
+  std::uint64_t parks_ __attribute__((guarded_by(all_shards))) = 0;        // requests parked before the last run
+  std::uint64_t change_count_ __attribute__((guarded_by(all_shards))) = 0; // count of changes before the last run
 
   sync::mutex mutex_;
   sync::condition over_;

@@ -17,8 +17,8 @@ import :stream_timeline;
 namespace gpumem::detail {
 namespace {
 
-// While an object of this class lives, driver calls of its thread are the pool's own. The simulated driver of the tests
-// reports accesses to memory that is not allocated; this class exempts the pool's fills and copies.
+// While an object of this class lives, driver calls of its thread count as the pool's own. The simulated driver of the
+// tests reports accesses to memory that is not allocated; this class exempts the pool's fills and copies.
 class own_work {
 public:
   own_work() noexcept { tell(1); }

@@ -106,7 +106,7 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
   }
   fill_guards(fresh, key);
   lock const held{mutex_};
-  fresh.live = true; // last: until here, a wrong free of this address is found as a misuse
+  fresh.live = true; // set last: until now, a free of this address is found as a misuse
   ++held_blocks_;
   ++allocations_;
   live_ += bytes;
@@ -202,7 +202,7 @@ guarded_block* hardening::find_containing(void const* pointer) noexcept {
   return below.holds(pointer) ? &below : nullptr;
 }
 
-// Says which misuse a wrong free is. It is a double free if the block at the pointer is freed already, or if the
+// Returns which misuse a wrong free is. It is a double free if the block at the pointer is freed already, or if the
 // history has a free of the pointer. If a live block starts at the pointer, that earlier free must also have had this
 // size; otherwise the size is wrong.
 misuse hardening::explain(void const* pointer, std::optional<std::size_t> bytes) noexcept {
@@ -229,9 +229,9 @@ void hardening::report(misuse what) noexcept {
 }
 
 // Enqueues the poison on the stream of the free, under three conditions: work may be enqueued on the stream, the stream
-// is known to come after the fill of the allocation, and no use on another stream was recorded. If one is missing, the
-// quarantine poisons the block later, when all uses are complete. In any case records an event, if the stream can have
-// one.
+// is known to come after the fill of the allocation, and no use on another stream was recorded. If one of them does not
+// hold, the quarantine poisons the block later, when all uses are complete. In any case records an event, if the stream
+// can have one.
 void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
   if (freed.has_recorded_uses) freed.uses = engine_.uses().of(freed.base());
   if (key.is_host()) return;

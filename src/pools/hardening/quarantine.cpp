@@ -175,7 +175,7 @@ void quarantine::poison(guarded_block& complete) noexcept {
 // Enqueues a copy of the bytes to check on the quarantine's own stream, after all fills on that stream. The copy goes
 // to the staging memory. Returns false if that memory has no room, or if earlier copies are not compared yet.
 bool quarantine::send(guarded_block& outgoing) noexcept {
-  if (sent_until_ != 0) return false; // an event for the earlier copies is recorded, and they end first
+  if (sent_until_ != 0) return false; // earlier copies have not ended; an event marks their end
   auto const runs = outgoing.all(layout_);
   auto const needed = runs[0].bytes + runs[1].bytes;
   if (needed > staging_bytes_ - staged_) return false;

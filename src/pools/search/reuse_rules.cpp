@@ -1,4 +1,4 @@
-// Which stream may use free memory, and how a pool learns which uses are complete.
+// Decides which stream may use free memory, and polls to learn which uses are complete.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -130,7 +130,8 @@ request_queue::turn request_queue::end_turn(waiter& item, turn const& mine, expe
 
 // Decides what happens to a refused request. The request tries again at once if the count of changes has grown since
 // its turn began. It waits while memory is live, or while work on memory that it could get is not complete. Otherwise
-// the request ends. Its end gives turns to later requests, for which the bytes set aside may be enough.
+// the request ends. Unless it tries again, the bytes set aside for it may be enough for a later request, which then
+// gets a turn.
 request_queue::turn request_queue::wait_again(waiter& item, turn const& mine, woken_waiters& woken) noexcept {
   monitor_.update_work_pending();
   // In a hardened pool, the parts that a refused request gives back would count as changes.

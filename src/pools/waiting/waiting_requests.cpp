@@ -52,7 +52,7 @@ bool waiting_requests::fits(waiter const& item) const noexcept {
   return bytes <= headroom(waiter_list::has_turn(item) ? bytes : 0);
 }
 
-// Returns whether memory is allocated, is about to be allocated, or waits for a deferred free; its free may then help a
+// Returns whether memory is live, set aside for a turn, or waits for a deferred free. A later free may then help a
 // request.
 bool waiting_requests::is_held() const noexcept {
   return parts_.live_blocks() > 0 || has_deferred_frees() || queue.set_aside() > 0;
