@@ -28,7 +28,7 @@ export struct trace_record {
   friend bool operator==(const trace_record&, const trace_record&) = default;
 };
 
-/// The first line of every trace, without its line end.
+/// The first line of every trace in the log format, without its line end.
 export inline constexpr std::string_view trace_header = "Thread,Time,Action,Pointer,Size,Stream";
 
 /// A trace that cannot be read: `what()` is `file:line: reason`. Line 0 means the file as a whole. In a binary trace

@@ -35,9 +35,9 @@ void record_graph_use(graph_memory& state, void* pointer, stream_ref stream);
 /// capture is known, unless both graphs have the same handle.
 ///
 /// In three cases a freed block serves only the stream that freed it. In the first, the free was outside the capture of
-/// the allocation. In the second, another thread freed the block than the one that made the newest request of the
-/// capture. In the third, the host had no memory to note the order. No call records an event, or waits on a stream or
-/// on the host. A request that finds no memory ends as `exhausted`.
+/// the allocation. In the second, the free was on another thread than the newest request of the capture. In the third,
+/// the host had no memory to note the order. No call records an event, or waits on a stream or on the host. A request
+/// that finds no memory ends as `exhausted`.
 ///
 /// Captures: a request may read the dependencies of the captured nodes. So another thread must not add work to the same
 /// capture meanwhile, and no thread may replace the dependencies of a capturing stream. A free, `record_use` and
@@ -77,9 +77,9 @@ public:
 
   /// Declares that all uses of the block on this stream are enqueued. The block's free need not be ordered after them,
   /// but reuse is. After three kinds of uses the freed memory serves no request any more, unless the stream of the use
-  /// frees the block. The first is a use outside the capture of the allocation. The second is declared by another
-  /// thread than the one that made the newest request of the capture. The third is a use on a fifth stream. Throws
-  /// cuda_error, std::invalid_argument, std::bad_alloc.
+  /// frees the block. The first is a use outside the capture of the allocation. The second is a use declared on another
+  /// thread than the newest request of the capture. The third is a use on a fifth stream. Throws cuda_error,
+  /// std::invalid_argument, std::bad_alloc.
   void record_use(void* pointer, stream_ref stream) { detail::record_graph_use(*state_, pointer, stream); }
 
   /// Returns the block, live or free, that holds the address; nullopt if it is not in this memory.
@@ -90,7 +90,8 @@ public:
     auto const found = find_owned(pointer);
     return found ? std::optional{found->bytes} : std::nullopt;
   }
-  // For the C library: returns the requested bytes of that block, and the stream for which it was allocated.
+  // For the C library: returns the requested bytes of the live block at the address, and the stream for which it was
+  // allocated.
   std::optional<detail::owned_block> find_owned(void const* pointer) const noexcept {
     return has_state() && pointer ? state_->find_owned(pointer) : std::nullopt;
   }

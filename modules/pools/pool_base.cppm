@@ -119,7 +119,7 @@ private:
   void dispose() noexcept;
 
   std::atomic<std::int64_t> plain_handles_{0}; // 0 if the pool is special or has no handle, so that one test finds both
-  bool const special_; // hardened, passes requests to its upstream, or tells a tool of its blocks
+  bool const special_; // the pool is hardened, passes requests to its upstream, or tells a tool of its blocks
   pool_engine* const engine_;
   std::unique_ptr<pass_through> const pass_through_;
   std::unique_ptr<hardening> const hardening_;
@@ -223,7 +223,8 @@ public:
     auto const found = find_owned(pointer);
     return found ? std::optional{found->bytes} : std::nullopt;
   }
-  // For the C library: returns the requested bytes of that block, and the stream for which it was allocated.
+  // For the C library: returns the requested bytes of the live block at the address, and the stream for which it was
+  // allocated.
   std::optional<owned_block> find_owned(void const* pointer) const noexcept {
     return has_state() && pointer ? state().find_owned(pointer) : std::nullopt;
   }
@@ -236,8 +237,8 @@ public:
   /// Opens a capture scope: until the result is destroyed, requests to this pool on certain capturing streams get graph
   /// memory, which stays valid for all launches of the graph. These streams are `stream` and the streams that joined
   /// its capture through events. The scope may be opened before or after the capture begins, however it is begun, and
-  /// also serves later captures of `stream`. It holds for all copies of the pool, and for adaptors over them. Requests
-  /// on the streams of other captures fail with outcome::capture_unsupported. No request waits in the scope.
+  /// also serves later captures of `stream`. The scope holds for all copies of the pool, and for adaptors over them.
+  /// Requests on the streams of other captures fail with outcome::capture_unsupported. No request waits in the scope.
   ///
   /// `memory` is a graph_resource over this very pool. Its blocks may be freed by the pool or by `memory`, on any
   /// stream, also after the scope. `find` and `record_use` of the pool accept these blocks too. If another block of the

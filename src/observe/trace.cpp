@@ -95,7 +95,7 @@ std::size_t split_trace_row(std::string_view row, std::array<std::string_view, t
   }
 }
 
-// Returns the first column with a wrong value; nothing if all are right.
+// Returns the index of the first column with a wrong value; nullopt if all values are right.
 std::optional<std::size_t> parse_trace_fields(const std::array<std::string_view, trace_columns>& fields,
                                               trace_record& record) {
   if (!parse_trace_number(fields[0], record.thread, 10)) return 0;

@@ -1,4 +1,4 @@
-// The use of graph memory on a stream that has yet to be identified.
+// Identifies the stream of a use of graph memory, and declares the use.
 // SPDX-License-Identifier: Apache-2.0
 module gpumem:graph_resource.impl;
 import :graph_resource;
