@@ -7,12 +7,12 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Writes the return addresses of the calling thread's stack into `frames`, and returns their number. The innermost
-/// comes first, which lies in this function. The first call of the process may allocate host memory.
+/// Writes the return addresses of the calling thread's stack into `frames`, and returns their number. The first address
+/// lies in this function, the second in its caller. The first call of the process may allocate host memory.
 export std::size_t capture_stack(std::span<void*> frames) noexcept;
 
-/// Returns a line of text for a return address: the function, and its file and line number if the program has debug
-/// information and gpumem was built with libbacktrace. Throws std::bad_alloc. Any thread.
+/// Returns a line of text for a return address: the function, if it is known. If the program has debug information and
+/// gpumem was built with libbacktrace, also the file and line number. Throws std::bad_alloc. Any thread.
 export std::string describe_frame(void* frame);
 
 } // namespace gpumem::detail

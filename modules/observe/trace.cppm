@@ -1,5 +1,5 @@
-// Allocation traces with one row per call, in RMM's log format or gpumem's binary form: a reader of both, a writer of
-// the first. They use no device.
+// Allocation traces with one row per call, in RMM's log format or gpumem's binary form: a reader of both forms, and a
+// writer of the log format. They use no device.
 // SPDX-License-Identifier: Apache-2.0
 module;
 
@@ -15,19 +15,20 @@ namespace gpumem::extend {
 /// The kind of call that a row of a trace records.
 export enum class trace_action : std::uint8_t { allocate, free, allocate_failure };
 
-/// One row. Pointer and stream are recorded values and must not be dereferenced; 0 is written as `(nil)` and `0`.
+/// One row. Pointer and stream are recorded numbers and must not be dereferenced. In the log format a pointer of 0 is
+/// `(nil)`, and a stream of 0 is `0`.
 export struct trace_record {
   std::uint64_t thread = 0;                     ///< number of the calling thread
   std::uint64_t microseconds = 0;               ///< since the midnight before the recording
   trace_action action = trace_action::allocate; ///< kind of the call
-  std::uint64_t pointer = 0;                    ///< address of the block; 0 after a failure
+  std::uint64_t pointer = 0;                    ///< address of the block; 0 for a failed allocation
   std::uint64_t bytes = 0;                      ///< passed to the call
   std::uint64_t stream = 0;                     ///< passed to the call
 
   friend bool operator==(const trace_record&, const trace_record&) = default;
 };
 
-/// The first line of every trace, without its line end.
+/// The first line of every trace in the log format, without its line end.
 export inline constexpr std::string_view trace_header = "Thread,Time,Action,Pointer,Size,Stream";
 
 /// A trace that cannot be read: `what()` is `file:line: reason`. Line 0 means the file as a whole. In a binary trace
@@ -70,9 +71,9 @@ export trace_row format_row(const trace_record& record) noexcept;
 /// is not a row of the format, also for a last line without a line end, as in a file that was cut short. Lines may end
 /// in LF or CR LF.
 ///
-/// The rows of a binary trace come in the order of their times: an allocation of an address comes after the free before
-/// it. After a row that is malformed or cut short, the rows before it in the file are read, and then `trace_error` is
-/// thrown.
+/// next() returns the rows of a binary trace in the order of their times, so that an allocation comes after an earlier
+/// free of its address. If a row is malformed or cut short, next() returns the rows before it in the file, and then
+/// throws `trace_error`.
 export class trace_reader {
 public:
   /// Reads `text`; `name` is the file name in errors. Checks the header at once.
@@ -80,7 +81,7 @@ public:
   /// Reads the rest of `input` into memory first.
   explicit trace_reader(std::istream& input, std::string name = "trace");
 
-  /// Fills `record` with the next row; false at the end. After an error the reader is at its end.
+  /// Fills `record` with the next row. Returns false at the end. After an error the reader is at its end.
   bool next(trace_record& record);
   /// Returns all remaining rows.
   std::vector<trace_record> read_all();
@@ -99,11 +100,11 @@ private:
 
   std::string text_;
   std::string name_;
-  std::size_t position_ = 0; // of the next line in the text; in a binary trace of the next row in the order of times
+  std::size_t position_ = 0; // of the next line in the text; in a binary trace: of the next row in `by_time_`
   std::size_t line_ = 0;
   bool binary_ = false;
-  std::uint64_t microseconds_ = 0;   // since midnight, at the time 0 of a binary trace
-  std::vector<std::size_t> by_time_; // the positions in the text of a binary trace's rows, up to a malformed one
+  std::uint64_t microseconds_ = 0;   // from midnight to the time 0 of a binary trace
+  std::vector<std::size_t> by_time_; // of a binary trace: where its well-formed rows lie in the text
 };
 
 /// Writes a trace to a std::ostream: the header on construction, then one row per call. A failed write sets the error

@@ -14,7 +14,7 @@ namespace gpumem {
 /// Options of arena_resource.
 export struct arena_options {
   std::size_t arena_size = std::size_t{64} << 20; ///< bytes of one arena, not of all together
-  std::size_t max_arenas = 0;                     ///< arenas that may be reserved at a time; 0: no bound
+  std::size_t max_arenas = 0;                     ///< most arenas that may be reserved at the same time; 0: no bound
   /// All other options of the pool. Its chunk_size and shard_per_thread must stay as they are, and so must its limit if
   /// `max_arenas` is given.
   pool_options pool = {.name = "arena"};
@@ -32,8 +32,9 @@ pool_options arena_pool_options(arena_options options);
 /// and `pool.release_threshold` give back arenas that are free as a whole.
 ///
 /// Streams need no arenas of their own: each free range keeps the order of the streams that have used it. The rest is
-/// as in pool_resource, whose threads get such shards only when they contend. Choose this resource if many threads
-/// begin at once. `describe_memory()` and `pool.failure_report` tell which streams hold the memory. Any thread.
+/// as in pool_resource, where threads share memory and its lock until they contend for the lock. Choose this resource
+/// if many threads begin at once. `describe_memory()` and `pool.failure_report` tell which streams hold the memory. Any
+/// thread.
 export template <class Upstream> class arena_resource : public detail::pool_base<arena_resource<Upstream>, Upstream> {
   using base = detail::pool_base<arena_resource, Upstream>;
 

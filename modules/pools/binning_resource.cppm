@@ -24,14 +24,14 @@ namespace gpumem {
 
 /// Options of binning_resource.
 export struct binning_options {
-  int min_exponent = 0;               ///< fixed-size bins of 2 to the powers from this one …
-  int max_exponent = -1;              ///< … to this one, 62 at most; less than min_exponent: none
-  std::size_t blocks_per_chunk = 128; ///< of these bins: blocks that the upstream gives at once
+  int min_exponent = 0;  ///< the smallest fixed-size bin has 2 to this power bytes, each next one twice that
+  int max_exponent = -1; ///< the largest one has 2 to this power, 62 at most; less than min_exponent: no such bins
+  std::size_t blocks_per_chunk = 128; ///< number of blocks that such a bin gets from the upstream at once
 };
 
 namespace detail {
 
-// One bin, which owns its resource. Hears of the grants of requests that waited there.
+// One bin, which owns its resource. Its hook counts blocks that are granted to requests that waited in the resource.
 class bin : public grant_hook {
 public:
   bin(std::size_t size, bool inside) noexcept : size{size}, inside_{inside} {}
@@ -39,22 +39,22 @@ public:
   bin(bin const&) = delete;
   bin& operator=(bin const&) = delete;
 
-  // Counts the block as live in the binning_resource.
+  // Allocates a block, and counts it as live in the binning_resource.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     services_.table->deallocate_keyed(services_.state, &key, pointer, bytes, alignment);
   }
-  // Whether the block came from this bin. Forgets the block, which the caller then frees.
+  // Returns whether the block came from this bin. If so, forgets the block, which the caller then frees.
   bool forget(void const* pointer) noexcept { return !late_.load(std::memory_order_acquire) || given_.erase(pointer); }
-  // Called if the bin was there before the first request.
+  // Called if the bin was added before the first request.
   void set_early() noexcept { late_.store(false, std::memory_order_release); }
   void set_owner(shared_state& owner) noexcept { owner_ = &owner; }
   services_handle const& services() const noexcept { return services_; }
-  // Whether the chunks of this bin are blocks of the upstream.
+  // Returns whether the chunks of this bin are blocks of the upstream.
   bool is_inside() const noexcept { return inside_; }
   bool admit(waiter& item) noexcept;
   bool cancel(waiter& item) noexcept;
-  // Records a use if the resource can, and the block is its own.
+  // Records a use. Returns false if the block is not the resource's own, or if the resource records no uses.
   virtual bool record_use(void* pointer, stream_ref stream) = 0;
 
   std::size_t const size; // largest request; SIZE_MAX for the upstream
@@ -69,8 +69,8 @@ private:
   services_handle services_;
   bool const inside_;
   shared_state* owner_ = nullptr; // counts the live blocks
-  std::atomic<bool> late_{true};  // added after the first request: blocks of its sizes may belong to other bins
-  pointer_set given_;             // live blocks, if it is late
+  std::atomic<bool> late_{true};  // added after the first request: other bins may have live blocks of its sizes
+  pointer_set given_;             // the live blocks of a late bin
 };
 
 template <class R> class held_bin final : public bin {
@@ -92,7 +92,7 @@ public:
 
 class binning_state final : public shared_state {
 public:
-  static constexpr bool forwards_captures = true; // each bin decides
+  static constexpr bool forwards_captures = true; // each bin decides whether it serves a capturing stream
 
   explicit binning_state(std::unique_ptr<bin> upstream);
 
@@ -124,11 +124,11 @@ private:
   }
 
   std::optional<device> device_;
-  std::atomic<bool> used_{false}; // there has been a request
+  std::atomic<bool> used_{false}; // set by the first request
   std::atomic<bin_table const*> table_{nullptr};
   sync::mutex mutex_;
   std::vector<std::unique_ptr<bin>> bins_;               // the upstream first; grows under the lock
-  std::vector<std::unique_ptr<bin_table const>> tables_; // also old ones, which other threads may be reading
+  std::vector<std::unique_ptr<bin_table const>> tables_; // old tables too, which other threads may be reading
 };
 
 // Throws std::invalid_argument for exponents outside 0 to 62.
@@ -143,17 +143,19 @@ void check_exponents(binning_options const& options);
 /// Bins may be added at any time. A block goes back to the bin that it came from. For that, a bin that is added after
 /// the first request records its live blocks, which costs a lock in each of its calls.
 ///
-/// A request that waits does so in its bin, if requests can wait there. `acquire_all` waits only if one bin serves all
-/// blocks; otherwise it fails unless all have memory now. `trim` trims each bin, then the upstream. Statistics are sums
-/// over the bins and the upstream, which also count what others allocate there; chunks of bins over the upstream do not
-/// count twice. A resource that keeps none counts as zeros. A handle; copies are the same resource. It lives until
-/// its last handle is gone and its last block is freed. Any thread.
+/// A request can wait only in its bin, and only if the bin's resource lets requests wait. `acquire_all` waits only if
+/// one bin serves all blocks; otherwise it fails unless all blocks have memory now. `trim` trims each bin, then the
+/// upstream. Statistics are sums over the bins and the upstream. They include memory that other users allocate there,
+/// and count chunks of bins over the upstream once. A resource without statistics adds zeros.
+///
+/// An object is a handle; copies are the same resource. The resource lives until its last handle is gone and its last
+/// block is freed. Any thread.
 export template <class Upstream>
 class binning_resource : public detail::forwarding_base<binning_resource<Upstream>, detail::binning_state, Upstream> {
   using base = detail::forwarding_base<binning_resource, detail::binning_state, Upstream>;
 
 public:
-  /// As in the upstream; see cuda_resource::stream_ordered.
+  /// True if the upstream's blocks are valid in the order of the stream on which they were allocated.
   static constexpr bool stream_ordered = detail::is_stream_ordered<Upstream>();
 
   /// Makes the bins of the options, each a fixed_size_resource over the upstream. They allocate nothing before their
@@ -166,10 +168,10 @@ public:
       add_fixed_bin(std::size_t{1} << each, options.blocks_per_chunk);
   }
 
-  /// Adds a bin for requests of up to `size` bytes that a resource of the caller's serves; any with the accessibility
-  /// properties of the upstream. Throws std::invalid_argument if there is a bin of that size, or if the resource
-  /// refuses requests for `size` bytes as too large. A resource of another library is asked for such a block to find
-  /// out.
+  /// Adds a bin for requests of up to `size` bytes, which a resource of the caller's serves. The resource must have the
+  /// accessibility properties of the upstream. Throws std::invalid_argument if there is a bin of that size, or if the
+  /// resource refuses requests for `size` bytes as too large. To find that out, allocates and frees such a block if the
+  /// resource is of another library.
   template <mr::resource R>
     requires(mr::has_property<R, mr::device_accessible> || !mr::has_property<Upstream, mr::device_accessible>) &&
             (mr::has_property<R, mr::host_accessible> || !mr::has_property<Upstream, mr::host_accessible>)
@@ -177,7 +179,7 @@ public:
     state_->add(std::make_unique<detail::held_bin<R>>(size, std::move(resource), false));
   }
 
-  /// Adds a bin whose requests go to the upstream although a larger bin would hold them.
+  /// Adds a bin of `size` bytes whose requests go to the upstream, although a larger bin would hold them.
   void add_upstream_bin(std::size_t size) {
     state_->add(std::make_unique<detail::held_bin<Upstream>>(size, upstream(), false));
   }
@@ -192,8 +194,8 @@ public:
   /// Returns the sizes of the bins, the smallest first. Throws std::bad_alloc.
   std::vector<std::size_t> bin_sizes() const { return state_->sizes(); }
 
-  /// Declares that all uses of the block on this stream are enqueued; see pool_resource::record_use. Throws
-  /// std::invalid_argument if no bin knows the block, or its resource records no uses.
+  /// Declares that all uses of the block on this stream are enqueued. The block's free need not be ordered after them,
+  /// but reuse is. Throws std::invalid_argument if no bin knows the block, or its resource records no uses.
   void record_use(void* pointer, stream_ref stream)
     requires requires(Upstream& up) { up.record_use(pointer, stream); }
   {

@@ -24,10 +24,10 @@ namespace detail {
 pool_options fixed_pool_options(fixed_size_options options);
 } // namespace detail
 
-/// A pool in which every block has the same size. A free block serves each request, so an allocation takes constant
+/// A pool in which every block has the same size. Any free block serves any request, so an allocation takes constant
 /// time, and memory does not fragment. Requests for more than `block_size()` are `too_large`. The upstream gives chunks
-/// of `blocks_per_chunk` blocks, the first one at the first request; `pool.initial_size` reserves some at once. `trim`
-/// gives back the chunks that are free as a whole.
+/// of `blocks_per_chunk` blocks, the first one at the first request; `pool.initial_size` reserves chunks in the
+/// constructor. `trim` gives back the chunks that are free as a whole.
 ///
 /// Everything else is as in pool_resource: stream order, waiting requests, limits, hardening and ownership. Statistics
 /// count requested bytes as `live`, and whole blocks as `allocated`. Any thread.

@@ -20,39 +20,41 @@ import :stream;
 namespace gpumem {
 
 namespace detail {
-// Identifies the stream of a use. Throws what `identify` throws.
+// Identifies the stream, and declares a use of the block on it. Throws what `identify` throws.
 void record_graph_use(graph_memory& state, void* pointer, stream_ref stream);
 } // namespace detail
 
-/// Graph memory: memory that CUDA graphs use at each launch. It is given out inside a capture, by this resource or,
-/// while a capture_scope is open, by the pool; also on streams that do not capture. It is drawn from the upstream,
-/// normally a pool: the limit is the pool's, and the pool counts each chunk as one live block.
+/// Graph memory: memory that CUDA graphs use at each launch. This resource gives it out on capturing streams and on all
+/// others. So does a pool, on capturing streams, while a capture_scope is open. The memory comes from the upstream in
+/// chunks. The upstream is normally a pool, whose limit holds and which counts each chunk as one live block.
 ///
-/// Reuse: a freed block serves later requests of the stream on which it was freed, at once, in this capture and in
-/// later ones. The order between that stream and all uses is the caller's, as for each free, but for uses that
-/// `record_use` declares. Another stream of the capture gets the memory if the dependencies of the graph's nodes order
-/// its next work after the free and all declared uses. Such memory serves each stream of a later capture too, once the
-/// end of the first capture is known and unless both graphs have the same handle. Memory that was freed outside the
-/// capture in which it was allocated serves no other stream. The same holds for a free by another thread than the one
-/// that has made the newest request of the capture. The host's lack of memory at a free has the same effect. Nothing
-/// records an event or waits, also on the host, and requests never wait: without memory they are `exhausted`.
+/// Reuse: a freed block serves later requests of the stream that freed it at once, in this capture and in later ones.
+/// As for each free, the caller orders that stream after all uses of the block, except those that `record_use`
+/// declares. Another stream of the capture gets the memory if the dependencies of the graph's nodes order its next work
+/// after the free and all declared uses. In a later capture the memory serves each stream, once the end of the first
+/// capture is known, unless both graphs have the same handle.
+///
+/// In three cases a freed block serves only the stream that freed it. In the first, the free was outside the capture of
+/// the allocation. In the second, the free was on another thread than the newest request of the capture. In the third,
+/// the host had no memory to note the order. No call records an event, or waits on a stream or on the host. A request
+/// that finds no memory ends as `exhausted`.
 ///
 /// Captures: a request may read the dependencies of the captured nodes. So another thread must not add work to the same
 /// capture meanwhile, and no thread may replace the dependencies of a capturing stream. A free, `record_use` and
-/// `try_deallocate` read them only on the thread that has made the newest request of the capture. So another thread may
-/// free blocks at any time, as a garbage collector does.
+/// `try_deallocate` read the dependencies only on the thread that has made the newest request of the capture. So
+/// another thread may free blocks at any time, as a garbage collector does.
 ///
-/// Parts of graphs: use one graph memory for each body of a conditional node and for each child graph. Their launches
-/// have an order that their captures do not show. Where one graph is captured in parts, work of a stream in a later
-/// part must depend on the stream's work in the earlier ones.
+/// Parts of graphs: use one graph memory for each body of a conditional node and for each child graph. The order of
+/// their captures does not show the order in which they run. Where one graph is captured in parts, work of a stream in
+/// a later part must depend on the stream's work in the earlier ones.
 ///
 /// Launches: graphs that share one graph memory must be launched in the order of their captures and never at the same
 /// time, because their blocks share addresses.
 ///
-/// Ownership: a handle; copies are the same memory and compare equal. Nothing goes back to the upstream, also by
-/// `trim`, until the last handle is gone and the last block is freed. Then all of it goes back at once; the caller
-/// guarantees that all launches are complete and that none follows. A program keeps a handle as long as its graphs.
-/// Any thread.
+/// Ownership: an object is a handle; copies are the same memory and compare equal. No memory goes back to the upstream,
+/// not even by `trim`, until the last handle is gone and the last block is freed. Then all memory goes back at once;
+/// the caller guarantees that all launches are complete and that none follows. So a program must keep a handle as long
+/// as its graphs. Any thread.
 export template <class Upstream>
 class graph_resource : public detail::forwarding_base<graph_resource<Upstream>, detail::graph_memory, Upstream> {
   using base = detail::forwarding_base<graph_resource, detail::graph_memory, Upstream>;
@@ -73,31 +75,34 @@ public:
     detail::deallocate_unsized(state(), stream, pointer);
   }
 
-  /// Declares that all uses of the block on this stream are enqueued. Its free need not be ordered after them; reuse
-  /// is. After some uses the memory serves no request any more, unless the same stream frees the block. These are uses
-  /// outside the capture in which it was allocated, those that another thread declares, and one on a fifth stream.
-  /// Throws cuda_error, std::invalid_argument, std::bad_alloc.
+  /// Declares that all uses of the block on this stream are enqueued. The block's free need not be ordered after them,
+  /// but reuse is. After three kinds of uses the freed memory serves no request any more, unless the stream of the use
+  /// frees the block. The first is a use outside the capture of the allocation. The second is a use declared on another
+  /// thread than the newest request of the capture. The third is a use on a fifth stream. Throws cuda_error,
+  /// std::invalid_argument, std::bad_alloc.
   void record_use(void* pointer, stream_ref stream) { detail::record_graph_use(*state_, pointer, stream); }
 
   /// Returns the block, live or free, that holds the address; nullopt if it is not in this memory.
   std::optional<block_info> find(void const* pointer) const { return state_->find(pointer); }
 
-  /// As pool_resource::bytes_of.
+  /// Returns the requested bytes of the live block that starts at the address; nullopt if there is none.
   std::optional<std::size_t> bytes_of(void const* pointer) const noexcept {
     auto const found = find_owned(pointer);
     return found ? std::optional{found->bytes} : std::nullopt;
   }
-  // The same for the C library, with the stream for which the block was allocated.
+  // For the C library: returns the requested bytes of the live block at the address, and the stream for which it was
+  // allocated.
   std::optional<detail::owned_block> find_owned(void const* pointer) const noexcept {
     return has_state() && pointer ? state_->find_owned(pointer) : std::nullopt;
   }
-  /// As pool_resource::try_deallocate.
+  /// Frees a block in the order of the stream for which it was allocated. Returns the requested bytes; nullopt if no
+  /// live block starts at the address.
   std::optional<std::size_t> try_deallocate(void* pointer) noexcept {
     return has_state() && pointer ? state_->try_deallocate(pointer) : std::nullopt;
   }
-  /// As pool_resource::reset_peaks.
+  /// Makes the peaks of the statistics count from now on.
   void reset_peaks() { state_->reset_peaks(); }
-  /// As pool_resource::memory_map.
+  /// Returns all memory, live and free, as ranges in the order of their addresses. Throws std::bad_alloc.
   std::vector<memory_range> memory_map() const { return state_->memory_map(); }
 
   /// Makes exactly the live ranges of an earlier memory_map() live again, at their addresses. Frees all other blocks.

@@ -29,8 +29,9 @@ export struct monotonic_options {
 
 namespace detail {
 
-// Regions, which are blocks of a pool over the upstream. The newest one gives out memory by an offset. The pool orders
-// the reuse of a region; this state orders a stream after the allocation of a region on another stream.
+// Regions, which are blocks of a pool over the upstream. Requests take memory of the newest region, at an offset that
+// grows. The pool orders the reuse of a region. This class makes a stream wait for the allocation of a region on
+// another stream.
 class monotonic_state final {
 public:
   monotonic_state(std::unique_ptr<pool_upstream> upstream, monotonic_options options);
@@ -52,8 +53,8 @@ private:
   struct region {
     char* base;
     std::size_t bytes;
-    std::size_t used; // bytes from the base
-    stream_key home;  // of the stream that it was allocated on, without permission to use the handle
+    std::size_t used; // bytes from the base on that are given out
+    stream_key home;  // the stream on which it was allocated, without permission to use the handle
     stream_uses origin;
     std::size_t largest() const noexcept { return bytes - used; }
   };
@@ -71,11 +72,11 @@ private:
   sync::mutex mutex_;
   std::vector<region> regions_ __attribute__((guarded_by(mutex_)));
   std::int64_t handles_ __attribute__((guarded_by(mutex_))) = 0;
-  std::size_t live_blocks_ __attribute__((guarded_by(mutex_))) = 0; // since the last reset
+  std::size_t live_blocks_ __attribute__((guarded_by(mutex_))) = 0; // allocated since the last reset and not freed
   statistics counts_ __attribute__((guarded_by(mutex_)));
 };
 
-// Identifies the stream of a reset. Throws what `identify` throws.
+// Identifies the stream, and resets in its order. Throws what `identify` throws.
 void reset_monotonic(monotonic_state& state, stream_ref stream);
 
 } // namespace detail
@@ -87,9 +88,10 @@ void reset_monotonic(monotonic_state& state, stream_ref stream);
 /// request beyond the limit is `exhausted`. Requests do not wait for memory. Each block is valid in the order of its
 /// stream: a stream that gets memory of a region that another stream allocated first waits for that allocation.
 ///
-/// A reset is a free in the order of its stream: work that uses the blocks must come before it in that order, or before
-/// the free of its block. Regions that are free again stay in a pool; `trim` gives them back. A handle; copies are the
-/// same resource. It lives until its last handle is gone and each block was freed or reset. Any thread.
+/// A reset is a free in the order of its stream. Work that uses a block must come before the reset in that order, or
+/// before the free of the block. Regions that are free again stay in a pool; `trim` gives them back. An object is a
+/// handle; copies are the same resource. The resource lives until its last handle is gone and each block was freed or
+/// reset. Any thread.
 export template <class Upstream>
 class monotonic_resource
     : public detail::forwarding_base<monotonic_resource<Upstream>, detail::monotonic_state, Upstream> {

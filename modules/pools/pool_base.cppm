@@ -39,7 +39,7 @@ namespace gpumem {
 
 namespace detail {
 
-/// The state that the handles of one pool share; it counts them.
+/// The state that the handles of one pool share. Also counts these handles.
 export class pool_state final {
 public:
   pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options);
@@ -56,7 +56,8 @@ public:
       return allocate_uncommon(key, bytes, alignment);
     return engine_->try_allocate(key, bytes, alignment);
   }
-  /// Serves a capturing stream from the graph memory of its capture scope.
+  /// Allocates for a capturing stream, from the graph memory of the capture scope that is open for the stream's
+  /// capture.
   expected<void*, failure> allocate_in_capture(stream_key const& key, std::size_t bytes,
                                                std::size_t alignment) noexcept;
   [[gnu::always_inline]] inline void deallocate(stream_key const& key, void* pointer, std::size_t bytes,
@@ -103,7 +104,7 @@ private:
     auto const cached = engine_->try_cache(key, pointer, bytes);
     if (!cached.done()) finish_in_pool(key, pointer, bytes, cached);
   }
-  // Not inlined, so that a free that the thread cache takes saves no registers.
+  // Not inlined, so that a free into the thread cache, the common case, need not save registers for this call.
   void finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                       cached_free const& cached) noexcept;
   expected<void*, failure> allocate_uncommon(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
@@ -117,14 +118,14 @@ private:
   static void end(void* state) noexcept;
   void dispose() noexcept;
 
-  std::atomic<std::int64_t> plain_handles_{0}; // 0 if the pool is special or has no handle: one test finds both
-  bool const special_;                         // it is hardened, passes through, or a tool is told of its blocks
+  std::atomic<std::int64_t> plain_handles_{0}; // 0 if the pool is special or has no handle, so that one test finds both
+  bool const special_; // the pool is hardened, passes requests to its upstream, or tells a tool of its blocks
   pool_engine* const engine_;
   std::unique_ptr<pass_through> const pass_through_;
   std::unique_ptr<hardening> const hardening_;
   std::atomic<std::int64_t> special_handles_{0};
   pool_captures captures_;
-  std::unique_ptr<leak_report> leaks_; // null unless leaks are reported; ends before the engine
+  std::unique_ptr<leak_report> leaks_; // null unless leaks are reported; destroyed before the engine
 };
 
 template <class Upstream> class held_upstream : public pool_upstream {
@@ -155,7 +156,8 @@ export template <class Self, class Upstream> class pool_base;
 
 } // namespace detail
 
-/// A capture scope of a pool; see pool_resource::capture. Its destructor closes it. Move-only.
+/// A time in which a pool serves the streams of a capture from graph memory; made by pool_resource::capture. The
+/// destructor ends that time. Move-only.
 export class [[nodiscard]] capture_scope {
 public:
   capture_scope(capture_scope&& other) noexcept = default;
@@ -221,32 +223,35 @@ public:
     auto const found = find_owned(pointer);
     return found ? std::optional{found->bytes} : std::nullopt;
   }
-  // The same for the C library, with the stream for which the block was allocated.
+  // For the C library: returns the requested bytes of the live block at the address, and the stream for which it was
+  // allocated.
   std::optional<owned_block> find_owned(void const* pointer) const noexcept {
     return has_state() && pointer ? state().find_owned(pointer) : std::nullopt;
   }
 
-  /// Declares that all uses of the block on this stream are enqueued. Its free need not be ordered after them; the pool
-  /// orders reuse after them. A block has room for the uses of three streams; for a fourth, its stream first waits for
-  /// the work of one of them. Throws cuda_error, std::bad_alloc, std::invalid_argument.
+  /// Declares that all uses of the block on this stream are enqueued. The block's free need not be ordered after them;
+  /// the pool orders reuse after them. A block has room for the uses of three streams. A fourth stream first waits for
+  /// the work of one of the three. Throws cuda_error, std::bad_alloc, std::invalid_argument.
   void record_use(void* pointer, stream_ref stream) { pool_record_use(*state_, pointer, stream); }
 
-  /// Opens a capture scope: until the result is destroyed, requests to this pool on capturing streams get graph memory.
-  /// That holds for the streams of the capture in which `stream` takes part: `stream` itself, and streams that joined
-  /// through events. The scope may be opened before or after the capture begins, however it is begun, and covers one
-  /// capture of the stream after another. All copies of the pool, and adaptors over it, allocate in it. Requests on the
-  /// streams of other captures fail with outcome::capture_unsupported; in the scope none waits.
+  /// Opens a capture scope: until the result is destroyed, requests to this pool on certain capturing streams get graph
+  /// memory, which stays valid for all launches of the graph. These streams are `stream` and the streams that joined
+  /// its capture through events. The scope may be opened before or after the capture begins, however it is begun, and
+  /// also serves later captures of `stream`. The scope holds for all copies of the pool, and for adaptors over them.
+  /// Requests on the streams of other captures fail with outcome::capture_unsupported. No request waits in the scope.
   ///
   /// `memory` is a graph_resource over this very pool. Its blocks may be freed by the pool or by `memory`, on any
-  /// stream, also after the scope. `find` and `record_use` serve them as those of graph_resource. Other blocks of the
-  /// pool that are freed on a capturing stream are deferred. While a scope is open in the process, gpumem asks the
-  /// driver for the capture of each stream, also of own ones: two driver calls for each allocation and free.
+  /// stream, also after the scope. `find` and `record_use` of the pool accept these blocks too. If another block of the
+  /// pool is freed on a capturing stream, a later call outside the capture completes the free. While any scope is open
+  /// in the process, each allocation and free on any stream makes two driver calls, to learn whether the stream
+  /// captures.
   ///
   /// The stream must live until the scope is closed. If it is `cudaStreamPerThread`, the scope serves its thread only.
   /// Several scopes may be open on different streams, one per stream and pool. If two streams of one capture have
-  /// scopes, each is served by its own, and all others by the older scope. Throws std::invalid_argument for a second
-  /// scope of the stream, and for a graph memory of another upstream. Also for the legacy stream, and for handle 0
-  /// unless that means `per_thread`. Throws cuda_error, std::bad_alloc. Any thread.
+  /// scopes, each of the two is served by its own scope, and all other streams by the older one. Throws
+  /// std::invalid_argument for a second scope of the stream, and for a graph memory of another upstream. Throws it also
+  /// for the legacy stream, and for handle 0 unless that means `per_thread`. Throws cuda_error, std::bad_alloc. Any
+  /// thread.
   template <class Memory>
     requires std::same_as<typename Memory::state_type, graph_memory>
   capture_scope capture(Memory& memory, stream_ref stream) {
@@ -256,13 +261,14 @@ public:
     return capture_scope{std::make_unique<open_capture>(pool.captures(), &pool, serving, stream, pool.where())};
   }
 
-  /// Reserves memory in one piece until the pool has `bytes` in all, and prepares the host's records of a thousand
-  /// blocks and sixteen streams. Returns the bytes that were missing. Memory beyond the release threshold may go back
-  /// again. Throws what `throw_failure` throws, also if `bytes` is more than the limit, and std::bad_alloc. Any thread.
+  /// Reserves the bytes that the pool lacks to have `bytes` in all, in one piece. Returns the number of bytes that it
+  /// lacked. Also allocates the host's records for a thousand blocks and sixteen streams. Memory beyond the release
+  /// threshold may go back to the upstream again. Throws what `throw_failure` throws, also if `bytes` is more than the
+  /// limit, and std::bad_alloc. Any thread.
   std::size_t reserve(std::size_t bytes) { return state_->reserve(bytes); }
 
   /// Changes the limit of the options, in bytes; 0: no limit. The pool keeps memory that it has reserved beyond the new
-  /// limit, but reserves no more; `trim` gives back what is free. Requests that wait for more than the limit end with
+  /// limit, but reserves no more; `trim` gives free memory back. Requests that wait for more than the limit end with
   /// outcome::too_large. Throws std::invalid_argument. Any thread.
   void set_limit(std::size_t bytes) { state_->set_limit(bytes); }
 
@@ -273,22 +279,22 @@ public:
   void close() { state_->refuse_requests(); }
 
   /// Registers a pressure callback until the result is destroyed: for spilling, and for caches that can shrink. The
-  /// pool calls `free_some(wanted)` if requests wait and `wanted` bytes are missing. The function runs on `where`,
-  /// never inside a call of the pool, one call at a time, and returns the bytes that it has freed. If it freed any and
-  /// requests still wait, the pool calls it again; otherwise when the next request begins to wait. The function may
-  /// allocate and free, but must not wait for memory of the pool. An exception counts as 0 bytes. Throws
-  /// std::bad_alloc. Any thread.
+  /// pool calls `free_some(wanted)` if requests wait and lack `wanted` bytes. The function runs on `where`, never
+  /// inside a call of the pool, one call at a time, and returns the bytes that it has freed. If it freed any and
+  /// requests still wait, the pool calls it again. Otherwise the pool calls it when the next request begins to wait.
+  /// The function may allocate and free, but must not wait for memory of the pool. An exception counts as 0 bytes.
+  /// Throws std::bad_alloc. Any thread.
   pressure_callback on_pressure(executor& where, std::function<std::size_t(std::size_t wanted)> free_some) {
     return {*state_, where,
             [free_some = std::move(free_some)](std::size_t wanted, auto&) { return free_some(wanted); }};
   }
 
-  /// Registers a function that returns an awaitable of the bytes freed, such as task<std::size_t>. It starts on
-  /// `where`; the awaitable decides which thread resumes it. It counts as one call until the bytes are known. It may
-  /// wait for copies, and for memory of another pool: a small one, reserved in advance, that only such functions use.
-  /// Until it ends, no waiting request is preempted or ends as stalled. The destructor of the result waits for this end
-  /// too: it must not run on the thread that resumes the function, nor in the function itself after its first
-  /// suspension.
+  /// Registers a function that returns an awaitable of the bytes freed, such as task<std::size_t>. The function starts
+  /// on `where`; the awaitable decides which thread resumes it. The call lasts until the number of bytes is known. The
+  /// function may wait for copies, and for memory of another pool: a small one, reserved in advance, that only such
+  /// functions use. Until the call ends, no waiting request is preempted or ends as stalled. The destructor of the
+  /// result waits for the end of the call. So it must not run on the thread that resumes the function, and not in the
+  /// function itself after its first suspension.
   template <std::invocable<std::size_t> F>
     requires(!std::convertible_to<std::invoke_result_t<F&, std::size_t>, std::size_t>)
   pressure_callback on_pressure(executor& where, F free_some) {
@@ -300,24 +306,26 @@ public:
             }};
   }
 
-  /// Blocks the calling thread, `longest` at most, until all work that keeps free memory from going upstream is
-  /// complete. Returns false if the time passed before, or if no event covers a free on a raw stream. The next call on
-  /// that stream, or the end of its thread, then records one. Throws std::bad_alloc.
+  /// Blocks the calling thread, `longest` at most, until all work on streams that may still use free memory of the pool
+  /// is complete. Returns false if the time has passed, or if no event covers a free on a raw stream. The next call on
+  /// that stream, or the end of its thread, then records such an event. Throws std::bad_alloc.
   bool synchronize(std::chrono::nanoseconds longest) { return state_->synchronize(longest); }
 
-  /// Keeps the pages of these bytes mapped where they are, for programs that register memory with a network or map it
-  /// elsewhere. Each pin() needs its own unpin(). Returns false, and pins nothing, if a part is not the pool's. In a
-  /// pool over chunks live memory stays in any case. Any thread.
+  /// Keeps the pages of these bytes mapped where they are, for programs that register memory with a network device or
+  /// map it at other addresses. Each pin() needs its own unpin(). Returns false, and pins nothing, if a part of the
+  /// bytes is not the pool's. In a pool over chunks live memory always stays where it is. Any thread.
   bool pin(void const* pointer, std::size_t bytes) { return state_->pin(pointer, bytes); }
   /// Takes back one pin() of these bytes. Any thread.
   void unpin(void const* pointer, std::size_t bytes) { state_->unpin(pointer, bytes); }
 
-  /// Lets another device read and write the memory that the pool has and gets, if the pool is over pages. Memory of
-  /// chunks follows cuCtxEnablePeerAccess. Throws cuda_error if the device cannot reach it; std::bad_alloc. Any thread.
+  /// Lets another device read and write all memory that the pool has now or gets later. Works only in a pool over
+  /// pages; access to chunks depends on cuCtxEnablePeerAccess. Throws cuda_error if `peer` cannot reach the memory;
+  /// std::bad_alloc. Any thread.
   void open_to(device peer) { state_->open_to(peer); }
 
   /// Returns a file descriptor by which another process can map the page that holds the address; the caller closes it.
-  /// Pins the page. Needs a pool over pages with `exportable`. Throws what `throw_failure` throws.
+  /// Pins the page. The pool must be over pages, with virtual_pages_options::exportable. Throws what `throw_failure`
+  /// throws.
   [[nodiscard]] int export_page(void const* pointer) {
     auto const made = state_->export_page(pointer);
     if (!made) throw_failure_in(state_->resource_name(), made.error());
@@ -327,24 +335,24 @@ public:
   /// Returns the block, live or free, that holds the address; nullopt if it is not the pool's.
   std::optional<block_info> find(void const* pointer) const { return state_->find(pointer); }
 
-  /// Returns all reserved memory by address. The ranges tile each region, which is a chunk, or pages without a hole in
-  /// between. A hardened pool's live blocks have their guards. Takes time in proportion to the number of blocks. Throws
-  /// std::bad_alloc. Any thread.
+  /// Returns all reserved memory, as ranges in the order of their addresses. The ranges fill each region without gaps.
+  /// A region is a chunk, or mapped pages with no unmapped pages in between. In a hardened pool the range of a live
+  /// block includes its guards. Takes time in proportion to the number of blocks. Throws std::bad_alloc. Any thread.
   std::vector<memory_range> memory_map() const { return state_->memory_map(); }
 
   /// Returns the allocations and frees of blocks that held the address, the oldest first, as far as a hardened pool
   /// remembers them; nothing for other pools. Throws std::bad_alloc. Any thread.
   std::vector<block_event> history(void const* pointer) const { return state_->history(pointer); }
 
-  /// Returns a text with one line for each scope that holds memory, the largest first, and for each request that waits,
-  /// in order. It is meant for people, after a request has ended with outcome::stalled. Throws std::bad_alloc. Any
-  /// thread.
+  /// Returns a text with one line for each scope that holds memory, the largest first, then one line for each waiting
+  /// request, in the order of the queue. The text is meant for people, after a request has ended with outcome::stalled.
+  /// Throws std::bad_alloc. Any thread.
   std::string describe_waiting() const { return state_->describe_waiting(); }
 
   /// Returns a text that tells which streams hold the memory. The sums of the pool come first, then a line for each
-  /// stream and power of two of block sizes, and the free ranges. It is meant for people, after a request has failed;
-  /// see also pool_options::failure_report. Takes time in proportion to the number of blocks. Throws std::bad_alloc.
-  /// Any thread.
+  /// stream and power of two of block sizes, and the free ranges. The text is meant for people, after a request has
+  /// failed; see also pool_options::failure_report. Takes time in proportion to the number of blocks. Throws
+  /// std::bad_alloc. Any thread.
   std::string describe_memory() const { return state_->describe_memory(); }
 
   /// Returns the upstream; another handle to it is a copy.

@@ -22,13 +22,15 @@ namespace gpumem {
 /// events, or on a wait that it inserts (see reuse_policy).
 ///
 /// Errors: a request for more than the limit is `too_large`; one that finds no memory is `exhausted`. A request by
-/// `acquire` waits instead, in order of priority and then of arrival. It is `exhausted` only if no live block is left,
-/// and without a limit `too_large` beyond the device's memory. Memory that is freed outside the pool does not wake it.
-/// A thread that waits for memory that it holds itself waits for ever, unless there is a `stall_timeout`. A `hardened`
-/// pool also reports double frees, frees of a wrong size and overwritten bytes to the misuse handler.
+/// `acquire` that finds no memory waits instead, in order of priority and then of arrival. Such a request is
+/// `exhausted` only if no live block is left. Without a limit, it is `too_large` if it exceeds the device's memory.
+/// Memory that is freed outside the pool does not wake waiting requests. A thread that waits for memory that it holds
+/// itself waits for ever, unless there is a `stall_timeout`. A `hardened` pool also reports double frees, frees of a
+/// wrong size and overwritten bytes to the misuse handler.
 ///
-/// Ownership: a handle of 8 bytes; copies are the same pool and compare equal. The pool lives until its last handle is
-/// gone and its last block is freed; its memory goes upstream when the host has seen all uses complete.
+/// Ownership: an object is a handle of 8 bytes; copies are the same pool and compare equal. The pool lives until its
+/// last handle is gone and its last block is freed. Its memory goes back to the upstream when the host has seen all
+/// uses complete.
 export template <class Upstream> class pool_resource : public detail::pool_base<pool_resource<Upstream>, Upstream> {
   using base = detail::pool_base<pool_resource, Upstream>;
 
@@ -39,11 +41,10 @@ public:
       : base{std::make_unique<detail::held_upstream<Upstream>>(std::move(upstream)), std::move(options)} {}
 
   /// Makes a pool over virtual pages of a device: addresses to which the pool maps pages as it grows, and from which it
-  /// unmaps whole pages, also in the middle. The pool uses chunks of cuda_resource instead if the device has no virtual
-  /// memory, or if `options.pages` is false. It also does so if the limit is less than a page of 2 MiB and `pages` asks
-  /// for nothing.
-  /// Throws what the other constructor throws, and std::invalid_argument for what virtual_pages refuses or if `pages`
-  /// asks for something and `options.pages` is false.
+  /// unmaps any free pages. The pool uses chunks of cuda_resource instead if the device has no virtual memory, if
+  /// `options.pages` is false, or if `options.chunk_size` is set. It also does so if the limit is less than a page of 2
+  /// MiB and `pages` has its defaults. Throws what the other constructor throws. Throws std::invalid_argument for
+  /// `pages` that virtual_pages refuses, and for `pages` other than the defaults if `options` ask for chunks.
   explicit pool_resource(gpumem::device where, pool_options options = {}, virtual_pages_options pages = {})
     requires std::same_as<Upstream, cuda_resource>
       : base{detail::held_pages(where, options, std::move(pages)), std::move(options)} {}

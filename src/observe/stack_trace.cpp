@@ -13,8 +13,8 @@ module;
 module gpumem:stack_trace.impl;
 import :stack_trace;
 
-// The part of libbacktrace's interface that is used. Its header lies among GCC's own, which other compilers must not
-// see.
+// The functions of libbacktrace that are called here. Its header lies among GCC's own headers, which other compilers
+// must not use.
 struct backtrace_state;
 extern "C" {
 using backtrace_error_function = void (*)(void*, char const*, int);
@@ -38,7 +38,7 @@ std::string demangled(char const* name) {
 #ifdef GPUMEM_WITH_LIBBACKTRACE
 void ignore_error(void*, char const*, int) noexcept {}
 
-// The text of the innermost of the functions that were inlined at one address.
+// The text for one address: the function that lies there, and the functions into which it was inlined.
 struct line {
   std::string text;
   bool failed = false;
@@ -59,7 +59,8 @@ void add_symbol(void* to, std::uintptr_t address, char const* name, std::uintptr
   add_line(to, address, nullptr, 0, name);
 }
 
-// A return address belongs to the call before it. Without debug information only the symbol table tells the function.
+// Returns the text of a return address, or an empty text. The address follows the call, so the byte before it is looked
+// up. Without debug information only the symbol table tells the function.
 std::string line_of(void* frame) {
   static auto* const symbols = backtrace_create_state(nullptr, 1, ignore_error, nullptr);
   auto const call = reinterpret_cast<std::uintptr_t>(frame) - 1;

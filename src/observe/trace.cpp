@@ -33,7 +33,8 @@ inline constexpr std::array<std::string_view, trace_columns> trace_column_names{
 inline constexpr std::string_view trace_null_pointer = "(nil)";
 inline constexpr std::array<std::string_view, 3> trace_action_names{"allocate", "free", "allocate failure"};
 
-// Accepts only a text of digits whose value fits: from_chars alone would stop at the first other character.
+// Parses a number. Accepts only a text of digits whose value fits; from_chars alone would stop at the first other
+// character.
 bool parse_trace_number(std::string_view text, std::uint64_t& value, int base) {
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value, base);
@@ -94,7 +95,7 @@ std::size_t split_trace_row(std::string_view row, std::array<std::string_view, t
   }
 }
 
-// Returns the first column with a wrong value; nothing if all are right.
+// Returns the index of the first column with a wrong value; nullopt if all values are right.
 std::optional<std::size_t> parse_trace_fields(const std::array<std::string_view, trace_columns>& fields,
                                               trace_record& record) {
   if (!parse_trace_number(fields[0], record.thread, 10)) return 0;

@@ -29,7 +29,8 @@ namespace {
 
 bool is_gpumem(services_handle const& of) noexcept { return of.table->try_allocate_behind != nullptr; }
 
-// Whether the resource can serve a request for `bytes` at all. A resource of another library does not tell it.
+// Returns whether the resource can ever serve a request for `bytes`. A resource of another library does not tell its
+// limit, so it is asked for such a block.
 bool can_serve(services_handle const& of, std::size_t bytes) {
   if (is_gpumem(of)) {
     auto const now = statistics_from(of).value_or(statistics{});
@@ -68,7 +69,8 @@ void bin::on_grant(waiter const&, request_part const& part) noexcept {
 
 void bin::on_refusal(waiter& item) noexcept { given_.cancel(blocks_of(item)); }
 
-// A request that asks again stays in its bin, where its room is prepared.
+// Lets the request wait in the bin. A grant must not allocate host memory, so the first call makes room in `given_`. A
+// request that asks again has that room already.
 bool bin::admit(waiter& item) noexcept {
   if (!item.has_passed(*this)) {
     if (!given_.prepare(blocks_of(item))) return false;
@@ -94,8 +96,9 @@ binning_state::binning_state(std::unique_ptr<bin> upstream) : device_{device_of(
   table_.store(tables_.back().get(), std::memory_order_seq_cst);
 }
 
-// A bin that is published before the first request sees all blocks of its sizes. The order of the two flags makes sure
-// that either that request sees the bin, or this function sees the request.
+// A bin that is added before the first request gives out all blocks of its sizes, so it need not record them. The order
+// of the accesses to `table_` and `used_` makes sure of one of two things: the first request sees the bin, or this
+// function sees the request.
 void binning_state::add(std::unique_ptr<bin> added) {
   throw_if_child();
   if (added->size == 0 || added->size > PTRDIFF_MAX)
@@ -121,7 +124,7 @@ bin& binning_state::bin_for(std::size_t bytes) noexcept {
   return **std::ranges::lower_bound(table(), bytes, {}, &bin::size);
 }
 
-// Returns the bin of all parts of a request; null if there are several.
+// Returns the bin that serves all parts of a request; null if they belong to several bins.
 bin* binning_state::bin_for(waiter& item) noexcept {
   for (auto* const each : table()) {
     if (item.has_passed(*each)) return each;
@@ -140,7 +143,7 @@ expected<void*, failure> binning_state::try_allocate(stream_key const& key, std:
   return bin_for(bytes).try_allocate(key, bytes, alignment);
 }
 
-// The block came from the smallest bin that holds its size and was there when it was allocated.
+// The block came from the smallest bin that holds its size, among the bins that existed when the block was allocated.
 void binning_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes,
                                std::size_t alignment) noexcept {
   auto const& all = table();
@@ -179,7 +182,8 @@ void binning_state::on_holder_event(holder& unit, holder_event what) noexcept {
   }
 }
 
-// Memory that a bin inside the upstream gives back counts only when the upstream gives it back too.
+// A bin over the upstream gives its memory back to the upstream. That memory counts only when the upstream gives it
+// back too.
 std::size_t binning_state::trim(std::size_t keep) {
   std::size_t given = 0;
   for (auto* const each : table()) {
@@ -193,10 +197,10 @@ statistics binning_state::read_statistics() {
   if (forked()) return {};
   auto const& outer = upstream().services();
   auto sum = statistics_from(outer).value_or(statistics{});
-  sum.peak_live = 0; // the upstream counts whole chunks
+  sum.peak_live = 0; // the upstream's peak counts whole chunks of bins
   for (auto* const each : table()) {
     auto const& services = each->services();
-    if (services.state == outer.state) continue; // the upstream, or a bin that goes there
+    if (services.state == outer.state) continue; // the upstream, or a bin whose requests go to it
     auto one = statistics_from(services).value_or(statistics{});
     if (each->is_inside()) {
       sum.live -= std::min(sum.live, one.reserved);
@@ -205,14 +209,14 @@ statistics binning_state::read_statistics() {
       sum.frees -= std::min(sum.frees, one.upstream_frees);
       one.reserved = 0;
     } else {
-      sum.peak_reserved = 0; // the peaks of several resources are at different times
+      sum.peak_reserved = 0; // the resources had their peaks at different times
     }
     add_statistics(sum, one);
   }
   return sum;
 }
 
-// The upstream comes last: it takes the chunks of bins inside it for live blocks.
+// Asks the upstream last, since it takes chunks of bins, which are its blocks, for blocks of users.
 bool binning_state::record_use(void* pointer, stream_ref stream) {
   throw_if_child();
   for (auto* const each : table()) {

@@ -1,4 +1,4 @@
-// Identifies the stream of a use that is declared for a block of graph memory.
+// Identifies the stream of a use of graph memory, and declares the use.
 // SPDX-License-Identifier: Apache-2.0
 module gpumem:graph_resource.impl;
 import :graph_resource;

@@ -11,7 +11,7 @@ import :pool_resource;
 
 namespace gpumem {
 
-// extern "C++": a header declares it, so it belongs to no module.
+// extern "C++" makes the function belong to no module, because a header declares it.
 extern "C++" any_pool make_pool(int ordinal, pool_options options) {
   return any_pool{pool_resource<cuda_resource>{device{ordinal}, std::move(options)}};
 }

@@ -61,7 +61,8 @@ void monotonic_state::drop_handle() noexcept {
   end_if_unused();
 }
 
-// Frees the regions in the order of the streams that they were allocated on. Uses on other streams were recorded.
+// If no handle and no live block is left, frees the regions and destroys the state. Each region is freed in the order
+// of the stream on which it was allocated. Uses on other streams were recorded before.
 void monotonic_state::end_if_unused() noexcept {
   {
     sync::lock const held{mutex_};
@@ -87,8 +88,8 @@ expected<void*, failure> monotonic_state::try_allocate(stream_key const& key, st
   return unexpected<failure>{failure{result.error().reason, result.error().code, bytes}};
 }
 
-// Takes the bytes off a region; null if they do not fit, or if the stream cannot be ordered after its allocation. The
-// host can only be given memory whose allocation the host has seen complete.
+// Takes the bytes off a region. Returns null if they do not fit, or if the stream cannot wait for the region's
+// allocation. A request of the host gets memory only if the host has seen that allocation complete.
 void* monotonic_state::take(region& from, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
   auto const address = reinterpret_cast<std::uintptr_t>(from.base) + from.used;
   auto const padding = (0 - address) & (std::max(alignment, granule) - 1);
@@ -102,8 +103,8 @@ void* monotonic_state::take(region& from, stream_key const& key, std::size_t byt
   return reinterpret_cast<void*>(address + padding);
 }
 
-// Allocates a region without the lock, since the upstream may be slow. A region that another thread has added meanwhile
-// stays too.
+// Allocates a region without the lock, since the upstream may be slow. If another thread has added a region meanwhile,
+// both regions stay.
 expected<void*, failure> monotonic_state::grow(stream_key const& key, std::size_t bytes,
                                                std::size_t alignment) noexcept {
   auto const size = std::max(region_size_, bytes);
@@ -132,7 +133,8 @@ monotonic_state::region const* monotonic_state::find(void const* pointer) const 
   return found == regions_.end() ? nullptr : &*found;
 }
 
-// Records the stream's use, so that the end of the region need not be ordered after it. If that fails, the host waits.
+// Records the stream's use, so that the free of the region need not be ordered after it. If that fails, the host waits
+// for the stream.
 void monotonic_state::record_use(region const& of, stream_key const& key) noexcept {
   if (key.is_host() || key == of.home || key.capturing()) return;
   try {

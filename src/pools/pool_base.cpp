@@ -54,7 +54,7 @@ bool is_special(virtual_pages_options const& pages) noexcept {
          pages.on_unmapping;
 }
 
-// Under a limit of less than one page a pool over pages could allocate nothing.
+// Returns whether the pool uses pages. With a limit of less than one page, a pool over pages could allocate nothing.
 bool draws_pages(gpumem::device where, pool_options const& options, virtual_pages_options const& pages) {
   bool const special = is_special(pages);
   if ((!options.pages || options.chunk_size) && special)
@@ -63,7 +63,7 @@ bool draws_pages(gpumem::device where, pool_options const& options, virtual_page
   return options.pages && options.chunk_size == 0 && !too_small && virtual_pages::supported(where);
 }
 
-// Checks the device here: a pool without an initial size would otherwise fail only at its first allocation.
+// Checks the device here, because a pool without an initial size would otherwise fail only at its first allocation.
 pool_engine* make_engine(std::unique_ptr<pool_upstream> upstream, pool_options options) {
   throw_if_child();
   if (auto const ordinal = upstream->device(); ordinal >= 0) device{ordinal}.require();
@@ -72,7 +72,8 @@ pool_engine* make_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
 
 bool is_special(pool_options const& options) noexcept { return options.hardened.enabled || options.pass_through; }
 
-// Without what a pool that passes through cannot have. It allocates nothing in advance, and hardens nothing.
+// Returns the options of a pool that may pass its requests to the upstream. If it does, it reserves no initial size and
+// is not hardened.
 pool_options for_pass_through(pool_options options, bool paged) {
   throw_if_child();
   options.pass_through = passes_through(options.pass_through) && !paged;
@@ -82,7 +83,8 @@ pool_options for_pass_through(pool_options options, bool paged) {
   return options;
 }
 
-// Device memory of an own driver pool, which tools can follow in stream order, in place of pages.
+// An upstream of device memory, used in place of pages. Its blocks come from a CUDA memory pool, whose stream order
+// tools can follow.
 class stream_ordered_upstream final : public held_upstream<cuda_resource> {
 public:
   stream_ordered_upstream(cuda_resource instead, gpumem::device where)
@@ -139,7 +141,8 @@ std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options con
   if (passes_through(options.pass_through) && !is_special(pages) && has_driver_pools(where))
     return std::make_unique<stream_ordered_upstream>(chunks, where);
   if (!draws_pages(where, options, pages)) return std::make_unique<held_upstream<cuda_resource>>(chunks);
-  // Refuses bad options here: the pool makes its pages only when it first grows, and an allocation cannot throw.
+  // Makes pages for a moment, so that bad options throw here. The pool makes its pages only when it first grows, and an
+  // allocation cannot throw.
   if (is_special(pages)) static_cast<void>(virtual_pages{where, pages});
   return std::make_unique<held_upstream<cuda_resource>>(chunks, where, std::move(pages));
 }
@@ -168,7 +171,8 @@ void pool_state::drop_handle() noexcept {
 
 void pool_state::finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                                 cached_free const& cached) noexcept {
-  // A block of a graph memory lies inside a live block of this pool, so it begins where none of them does.
+  // A block of a graph memory lies inside a live block of this pool but never at its start. So no live block was found
+  // at the pointer.
   auto& graphs = captures_.memories();
   if (!cached.freed.that && graphs.any() && graphs.free(key, pointer, bytes)) return; // this pool may be gone
   if (engine_->free_slow(key, pointer, bytes, cached) == free_result::last) dispose();
@@ -187,7 +191,7 @@ expected<void*, failure> pool_state::allocate_uncommon(stream_key const& key, st
   return unexpected<failure>{failure{outcome::closed, 0, bytes}};
 }
 
-// Compares the size here: the engine's block is larger by the guards.
+// In a hardened pool, compares the size here, because the engine's block is larger by the guards.
 expected<void*, failure> pool_state::allocate_special(stream_key const& key, std::size_t bytes,
                                                       std::size_t alignment) noexcept {
   if (pass_through_) return pass_through_->try_allocate(key, bytes, alignment);
@@ -216,7 +220,8 @@ expected<void*, failure> pool_state::allocate_region(stream_key const& key, std:
   return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
 }
 
-// A region ends before its block is freed: afterwards another thread may get the memory, and make it a region.
+// If a tool is told of blocks as regions, the region ends before the free. Afterwards another thread may get the
+// memory, and make it a region.
 void pool_state::free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   if (captures_.memories().any() && captures_.memories().free(key, pointer, bytes)) return;
   if (pass_through_) return pass_through_->deallocate(key, pointer, bytes);
@@ -265,7 +270,8 @@ bool pool_state::is_too_large(waiter& item) noexcept {
   return is_beyond_device(item);
 }
 
-// With a limit the limit decides, without a driver call. Managed memory may be larger than the device's memory.
+// Returns whether the request exceeds the device's memory. If the pool has a limit, that decides instead, which saves a
+// driver call. Managed memory, which the host can touch, may be larger than the device's memory.
 bool pool_state::is_beyond_device(waiter const& item) noexcept try {
   auto const& upstream = engine_->upstream();
   bool const of_device = where() && upstream.device_accessible() && !upstream.host_accessible();

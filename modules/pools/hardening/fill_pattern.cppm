@@ -1,4 +1,4 @@
-// The patterns that a hardened pool writes to guards and freed bytes, and how it reads and compares them.
+// The patterns that a hardened pool writes to freed bytes and to guards (the bytes before and behind a block).
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:fill_pattern;
 import :std;
@@ -6,8 +6,8 @@ import :stream;
 
 namespace gpumem::detail {
 
-/// Bytes that look wrong: as numbers they are huge, and as pointers invalid. Newly allocated blocks are filled with the
-/// pattern of the guards.
+/// Bytes that look wrong to a person who debugs: as numbers they are huge, and as pointers invalid. `guard` fills
+/// guards and new blocks, `poison` fills freed blocks.
 export enum class fill_pattern : unsigned char { guard = 0xfa, poison = 0xdf };
 
 /// Bytes of memory, of a device or of the host.
@@ -16,12 +16,12 @@ export struct byte_run {
   std::size_t bytes = 0;
 };
 
-/// Enqueues a write of the pattern on the stream. Returns false if the driver refuses. The caller may use the stream's
-/// handle, and the stream is not capturing.
+/// Enqueues a write of the pattern on the stream. Returns false if the driver refuses. `on` must have the stream's
+/// handle, and the stream must not capture a graph.
 export bool fill(stream_key const& on, byte_run what, fill_pattern with) noexcept;
-/// Writes the pattern by the host at once.
+/// Writes the pattern on the host before it returns.
 export void fill_by_host(byte_run what, fill_pattern with) noexcept;
-/// Enqueues a copy to page-locked memory on the stream. Returns false if the driver refuses.
+/// Enqueues a copy on the stream, to the page-locked memory at `into`. Returns false if the driver refuses.
 export bool read_back(stream_key const& on, byte_run what, char* into) noexcept;
 
 /// The number of bytes that differ from a pattern, and the offsets of the first and the last of them.

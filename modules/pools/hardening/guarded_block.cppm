@@ -9,18 +9,18 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// The size of the guards around each block, and the bytes of a block that are poisoned and checked.
+/// The size of the guards around each block, and the number of bytes of a block that are poisoned (filled with a
+/// pattern at the free) and checked.
 export struct guard_layout {
-  std::size_t guard = 0; ///< a multiple of the granule
-  std::size_t poison =
-      0; ///< blocks up to this size are poisoned in full; of larger ones half this many bytes at each end
+  std::size_t guard = 0;  ///< a multiple of the granule
+  std::size_t poison = 0; ///< blocks up to this size are poisoned in full, larger blocks for half this size at each end
 
-  /// Returns the bytes from the start of the engine's block to the user's bytes.
+  /// Returns the number of bytes between the start of the block that the pool's engine allocates and the user's bytes.
   inline std::size_t front(std::size_t alignment) const noexcept {
     auto const step = std::max(alignment, granule);
     return (guard + step - 1) & ~(step - 1);
   }
-  /// Returns the bytes to allocate from the engine. Does not overflow for any allowed request.
+  /// Returns the size of the block to allocate from the engine. Does not overflow for any size that the pool accepts.
   inline std::size_t total(std::size_t bytes, std::size_t alignment) const noexcept {
     return front(alignment) + (bytes + granule - 1) / granule * granule + guard;
   }
@@ -34,27 +34,27 @@ export struct corruption_report {
   inline bool any() const noexcept { return underrun.bytes + overrun.bytes + after_free.bytes > 0; }
 };
 
-/// The record of a block. It belongs to the block's user first, then to the thread that frees it, then to the
-/// quarantine.
+/// The record of a block. A live block's record changes under the lock of `hardening`. Afterwards the record belongs to
+/// the thread that frees the block, then to the quarantine, which keeps freed blocks from reuse for a while.
 export struct guarded_block {
   char* user = nullptr;
-  std::size_t bytes = 0;               ///< requested
-  std::size_t front = 0;               ///< bytes before `user`; the guard is the last of them
+  std::size_t bytes = 0;               ///< requested by the user
+  std::size_t front = 0;               ///< bytes before `user`; the lower guard is the end of them
   std::size_t allocated = 0;           ///< bytes of the engine's block: front, user's bytes and upper guard
-  std::uint64_t stream = 0;            ///< id of the stream it was allocated on
-  stream_timeline* timeline = nullptr; ///< of that stream
-  std::uint64_t freed_on = 0;          ///< id of the stream it was freed on
-  stream_use granted_use;              ///< the fill at the allocation, if it may end after `uses`; or none
+  std::uint64_t stream = 0;            ///< id of the stream on which the block was allocated
+  stream_timeline* timeline = nullptr; ///< of the stream of the allocation
+  std::uint64_t freed_on = 0;          ///< id of the stream on which the block was freed
+  stream_use granted_use;              ///< the fill at the allocation; no timeline if it ends before `uses`
   stream_uses uses;                    ///< uses that must be complete before the host reads the block
   bool live = false;
-  bool has_recorded_uses = false;  ///< uses on other streams were recorded
+  bool has_recorded_uses = false;  ///< record_use() declared uses on other streams
   bool only_guards_filled = false; ///< the allocation filled only the guards
-  bool guards_filled = false;      ///< the guards have the pattern
+  bool guards_filled = false;      ///< the guards have their pattern
   bool poisoned = false;           ///< the user's bytes are poisoned
-  bool needs_poison = false;       ///< the quarantine poisons them when all uses are complete
+  bool needs_poison = false;       ///< the quarantine will poison the user's bytes when all uses are complete
   corruption_report report;
-  guarded_block* next = nullptr; ///< in a list of the quarantine
-  std::size_t staged = 0;        ///< offset of the copy of its bytes in the staging memory
+  guarded_block* next = nullptr; ///< the next block in a list of the quarantine
+  std::size_t staged = 0;        ///< where the copy to check lies in the quarantine's staging memory
 
   inline void* base() const noexcept { return user - front; }
   inline bool holds(void const* pointer) const noexcept {
@@ -66,15 +66,16 @@ export struct guarded_block {
   }
   inline std::size_t tail() const noexcept { return allocated - front - bytes; }
 
-  /// Returns all bytes that are filled and checked, with the guards: one run, or one for each end.
+  /// Returns all bytes that are filled and checked, guards included: as one run, or as one run for each end of the
+  /// block.
   std::array<byte_run, 2> all(guard_layout const& of) const noexcept;
-  /// inside() returns the user's bytes of these alone, guards() the guards alone.
+  /// Returns those of the user's bytes that are filled and checked, without the guards.
   std::array<byte_run, 2> inside(guard_layout const& of) const noexcept;
   std::array<byte_run, 2> guards(guard_layout const& of) const noexcept;
 
-  /// Checks copies of the runs of all(), which lie one after the other at `seen`, and sets `report`.
+  /// Checks the bytes at `seen`, which are copies of the runs of all(), one after the other. Sets `report`.
   void check(guard_layout const& of, char const* seen) noexcept;
-  /// Checks the bytes in their place, and sets `report`.
+  /// Checks the block's bytes in the block itself, and sets `report`. The host must be able to read them.
   void check_in_place(guard_layout const& of) noexcept;
 
 private:

@@ -1,4 +1,5 @@
-// The layer of a hardened pool between its users and its engine: guards, quarantine, history and live blocks.
+// The layer of a hardened pool between its users and its engine, the part that allocates and frees. This layer guards
+// blocks, checks them after the free, and reports misuse.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <map>
@@ -24,58 +25,64 @@ import :tuning;
 namespace gpumem::detail {
 
 /// Finds and reports misuse of a pool:
-/// - a free of a pointer that is not live, of a wrong size, or of a block that several threads free at once; also after
-///   the address was allocated again, as far as the history reaches;
-/// - bytes overwritten before or after a block, in its guards;
-/// - bytes overwritten after the free. A block is poisoned after the work of the stream that frees it, and checked when
-///   it leaves the quarantine. New blocks are filled too, so that reads of uninitialized bytes show.
+/// - a free of a pointer that is not live, a free with a wrong size, and frees of one block by several threads at once.
+///   The history of frees also shows a double free after the address was allocated again with another size;
+/// - bytes overwritten in the guards before and after a block;
+/// - bytes overwritten after the free. A freed block is poisoned (filled with a pattern) on the stream of the free, and
+///   goes to the quarantine, which keeps it from reuse for a while and then checks it. New blocks are filled too, so
+///   that reads of uninitialized bytes show.
 ///
-/// The quarantine is first in, first out. Its blocks count as allocated, and are freed early for a request that would
-/// fail otherwise. `synchronize` checks all of them, `trim` the complete ones, the end of the pool the rest. Only
-/// `synchronize`, `trim` (up to 1 ms) and a request that would fail otherwise wait for the device.
+/// The quarantine is first in, first out. Its blocks count as allocated. A request that would fail for lack of memory
+/// takes blocks out of the quarantine early. `synchronize` checks all of its blocks, `trim` checks those that no stream
+/// uses any more, and the end of the pool checks the rest. Only `synchronize`, `trim` (up to 1 ms) and such a request
+/// wait for the device.
 ///
-/// The host fills memory that it can touch. Otherwise memory of `allocate_sync` gets guards but no fill, and memory of
-/// a stream of another device gets neither. The stream of the free cannot poison a block that is freed by the host, by
-/// identity, after `record_use` or in a capture. Nor can a stream of another device, or one without a known order after
-/// the allocation. The pool poisons such a block when the host has seen its uses complete. Each call asks the driver
-/// whether the stream is capturing, also of own streams; nothing is enqueued into a capture.
+/// Fills: the host fills memory that it can touch. Other memory is filled on the stream of the request. In such memory,
+/// a block of `allocate_sync` gets guards but no fill, and a block for a stream of another device gets neither.
 ///
-/// To the engine a block is live until it leaves the quarantine. Then the host frees it, so that its order is kept.
-/// Driver calls that enqueue work are made without the lock, but for those of the quarantine's own stream. Any thread.
+/// Poison: a free without a stream, or without the stream's handle, enqueues no poison. This is also so for a free
+/// after `record_use`, in a capture, on a stream of another device, and on a stream with no known order after the
+/// allocation. The quarantine poisons such a block when the host has seen its uses complete. Each allocation and each
+/// free asks the driver whether the stream captures; nothing is enqueued into a capture.
+///
+/// To the engine a block is live until it leaves the quarantine. It is then freed to the engine as unused by any
+/// stream. Driver calls on the streams of callers are made without the lock, those on the quarantine's own stream under
+/// it. Any thread.
 export class hardening final : private deferred_release {
 public:
   /// Calls `ended(state)` once, after drop_last_handle(), when the last block has gone back to the engine. Throws what
   /// the constructor of quarantine throws, std::invalid_argument, std::bad_alloc.
   hardening(pool_engine& engine, void (*ended)(void* state) noexcept, void* state);
 
-  /// Waits for blocks in quarantine, one second at most, and only if the key allows it.
+  /// If the engine has no memory and `key` allows a wait, waits up to one second for blocks that leave the quarantine.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  /// After drop_last_handle() this object may be gone when the call returns.
+  /// If drop_last_handle() was called before, this object may be destroyed when the call returns.
   void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   /// Throws what pool_engine::record_use() throws.
   void record_use(stream_key const& key, void* pointer);
 
-  /// Checks all complete blocks in quarantine, and frees them to the engine.
+  /// Checks the blocks in quarantine that no stream uses any more, and frees them to the engine.
   void flush() noexcept;
   /// Waits, at most `longest`, until all blocks in quarantine have gone to the engine. Returns whether they have.
   bool synchronize(sync::duration longest) noexcept;
 
   std::optional<block_info> find(void const* pointer);
-  /// See pool_engine::find_owned.
+  /// Returns the live block that starts at the address; nullopt if there is none.
   std::optional<owned_block> find_owned(void const* pointer);
   /// Throws std::bad_alloc.
   live_blocks find_live();
   /// Throws std::bad_alloc.
   std::vector<block_event> history(void const* pointer);
   void reset_peaks();
-  /// Returns the engine's statistics with the numbers that the users see.
+  /// Corrects the engine's statistics `seen`, and returns them. To the engine blocks in quarantine are live; to the
+  /// users they are freed.
   statistics amend(statistics seen);
 
-  /// Called when no handle is left.
+  /// Called when no handle of the pool is left. This object may be destroyed when the call returns.
   void drop_last_handle() noexcept;
 
 private:
-  static constexpr sync::duration max_flush_time{1'000'000}; // a millisecond
+  static constexpr sync::duration max_flush_time{1'000'000}; // 1 ms, in nanoseconds
   enum class until : std::uint8_t { something, nothing_is_left };
   using lock = sync::lock;
 
@@ -112,7 +119,7 @@ private:
 
   sync::mutex mutex_;
   std::map<std::uintptr_t, std::unique_ptr<guarded_block>> blocks_
-      __attribute__((guarded_by(mutex_))); // by the address that the user has
+      __attribute__((guarded_by(mutex_))); // by the address that the user got
   quarantine quarantine_ __attribute__((guarded_by(mutex_)));
   block_history history_ __attribute__((guarded_by(mutex_)));
   std::size_t live_ __attribute__((guarded_by(mutex_))) = 0;
@@ -120,7 +127,7 @@ private:
   std::uint64_t allocations_ __attribute__((guarded_by(mutex_))) = 0;
   std::uint64_t frees_ __attribute__((guarded_by(mutex_))) = 0;
   std::uint64_t failures_ __attribute__((guarded_by(mutex_))) = 0;
-  std::size_t held_blocks_ __attribute__((guarded_by(mutex_))) = 0; // live blocks, and those that are being freed
+  std::size_t held_blocks_ __attribute__((guarded_by(mutex_))) = 0; // blocks that are live or being freed
   std::uint64_t released_ __attribute__((guarded_by(mutex_))) = 0;
   bool no_handles_ __attribute__((guarded_by(mutex_))) = false;
   bool closing_ __attribute__((guarded_by(mutex_))) = false;

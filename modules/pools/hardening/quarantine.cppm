@@ -13,38 +13,42 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// First in, first out. A block leaves after the host has seen its uses complete and has checked it. Memory that the
-/// host cannot touch is copied for the check, on a stream of the quarantine's own. No call waits for the device; only
-/// `streams_in_use` allocates memory. Guarded by the lock of the `hardening` that owns it.
+/// Freed blocks, first in, first out. A block leaves after the host has seen its uses complete and has checked its
+/// bytes. If the host cannot touch the memory, the quarantine copies the bytes for the check, on a stream of its own.
+/// No call waits for the device. Only the constructor and `streams_in_use` allocate memory. The caller holds the lock
+/// of the `hardening` object that owns the quarantine.
 export class quarantine {
 public:
-  /// `where`: the device of the memory; nullopt if only the host can touch it. `by_host`: the host can touch it.
-  /// Throws what the constructors of stream and pinned_resource throw, and pinned_resource::allocate_sync().
+  /// `where`: the device of the memory; nullopt if only the host can touch the memory. `by_host`: whether the host can
+  /// touch the memory. Throws what the constructors of stream and pinned_resource throw, and
+  /// pinned_resource::allocate_sync().
   quarantine(std::optional<device> where, bool by_host, guard_layout const& layout);
   quarantine(quarantine const&) = delete;
   quarantine& operator=(quarantine const&) = delete;
   ~quarantine();
 
-  /// Returns the bytes of the blocks in quarantine, with their guards.
+  /// Returns the sum of the sizes of the blocks in quarantine, guards included.
   inline std::size_t bytes() const noexcept { return bytes_; }
 
   void put(guarded_block& freed) noexcept;
 
-  /// Polls, poisons and checks complete blocks, and removes the oldest ones while more than `keep` bytes are in
-  /// quarantine. Returns the removed blocks, linked by `next`, with their reports. `asking`: the stream of the call;
-  /// may be null.
+  /// Polls the streams that use the oldest blocks. Poisons complete blocks that are not poisoned yet. While more than
+  /// `keep` bytes are in quarantine, checks the oldest complete blocks and removes them. Returns the removed blocks,
+  /// linked by `next`, with their reports. `asking`: the stream of the caller's request, on which an event may be
+  /// recorded; null if there is none.
   guarded_block* advance(stream_key const* asking, std::size_t keep) noexcept;
-  /// Removes and returns all blocks unchecked: for a lost device, or after the driver's end.
+  /// Removes and returns all blocks without a check. Called after the loss of the device or the end of the driver.
   guarded_block* give_up() noexcept;
 
-  /// Returns whether a later advance() may get further: a block is complete, or polling can show that one is.
+  /// Returns whether a later advance() may remove blocks: a block is complete, is being copied for its check, or
+  /// polling can show that a use of it is complete.
   bool may_advance() const noexcept;
-  /// Returns the streams with uses of blocks in quarantine that are not complete, each once; with `without_event` only
-  /// those with a use that no event covers. Throws std::bad_alloc.
+  /// Returns the streams with open uses of blocks in quarantine, each stream once. If `without_event`, returns only
+  /// streams with a use that no event covers, which polling cannot complete. Throws std::bad_alloc.
   std::vector<stream_timeline*> streams_in_use(bool without_event) const;
 
-  /// Fills the guards of a block that was allocated without a stream, on the quarantine's own stream. The host has seen
-  /// all earlier uses of the memory complete.
+  /// Enqueues the fill of the guards of a block that was allocated without a stream, on the quarantine's own stream.
+  /// The fill is safe because the host has seen all earlier uses of such a block complete.
   void fill_guards_alone(guarded_block& fresh) noexcept;
 
 private:
@@ -67,17 +71,17 @@ private:
 
   guard_layout const layout_;
   bool const by_host_;
-  std::optional<stream> own_; // for copies, and for fills that no stream of a call can do
+  std::optional<stream> own_; // for copies, and for fills that no stream of a caller can do
   std::optional<pinned_resource> pinned_;
   char* staging_ = nullptr;
   std::size_t staging_bytes_ = 0;
 
-  list unpoisoned_; // to be poisoned when they are complete; then they go to kept_
+  list unpoisoned_; // blocks to poison once their uses are complete; they then move to kept_
   list kept_;
-  list sent_; // being copied to the host for the check
+  list sent_; // blocks whose bytes are being copied to the host for the check
   std::size_t bytes_ = 0;
   std::size_t sent_bytes_ = 0;
-  std::size_t staged_ = 0; // bytes of the staging memory in use
+  std::size_t staged_ = 0; // number of bytes of the staging memory in use
   epoch sent_until_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Whether a pool serves requests at once, queues them, or refuses them.
+// The state of a pool that says whether it serves requests at once, queues them, or refuses them.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:admission;
 import :shard_roles;
@@ -6,18 +6,18 @@ import :std;
 
 namespace gpumem::detail {
 
-/// How a pool treats a request that comes now, and the count of changes that may let a waiting request go on.
+/// How a pool treats a new request, and the count of changes after which a waiting request may succeed.
 export class admission {
 public:
-  // Any thread, without a lock.
-  /// Requests wait: no thread keeps the blocks that it frees.
+  // Called by any thread, without a lock.
+  /// Returns whether requests wait. Meanwhile no freed block stays in a thread cache.
   inline bool has_waiting() const noexcept { return state_.load(std::memory_order_relaxed) == state::queue; }
   inline bool is_closed() const noexcept { return state_.load(std::memory_order_relaxed) == state::closed; }
-  /// Neither: a request that does not wait is admitted.
+  /// Returns whether the pool is not closed and no request waits, so that a new request is served at once.
   inline bool is_open() const noexcept { return state_.load(std::memory_order_relaxed) == state::open; }
 
-  // Under the locks of all shards.
-  /// Sets whether requests wait. Not after set_closed().
+  // Called under the locks of all shards.
+  /// Sets whether requests wait. Not called after set_closed().
   [[clang::requires_capability(all_shards)]] void set_waiting(bool any) noexcept {
     state_.store(any ? state::queue : state::open, std::memory_order_relaxed);
   }
@@ -25,10 +25,11 @@ public:
   [[clang::requires_capability(all_shards)]] void set_closed() noexcept {
     state_.store(state::closed, std::memory_order_relaxed);
   }
-  /// Something may let a request go on that was refused: a free, or a new limit.
+  /// Counts a free, a new limit, or another change after which a refused request may succeed.
   [[clang::requires_capability(all_shards)]] inline void count_change() noexcept { ++changes_; }
   [[clang::requires_capability(all_shards)]] inline std::uint64_t changes() const noexcept { return changes_; }
-  /// Calls the function, and takes back the changes that it counts. Returns their number.
+  /// Calls the function, and resets the count of changes to its value before the call. Returns the number of changes in
+  /// between.
   template <class Function>
   [[clang::requires_capability(all_shards)]] std::uint64_t without_counting(Function function) noexcept {
     auto const before = changes_;

@@ -1,4 +1,4 @@
-// Closed pools that wait until their memory can go back, without keeping the library thread.
+// A list of closed pools whose memory cannot go back to the upstream yet.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:deferred_release;
 import :std;
@@ -7,31 +7,33 @@ import :timer;
 
 namespace gpumem::detail {
 
-/// Base of objects that give a closed pool's memory back, in passes of the library thread: each time the timer expires.
-/// A pool whose memory no event covers may wait for ever, so it leaves that thread. A pool that outlives the driver is
-/// leaked on purpose, and stays reachable.
+/// Base of objects that give the memory of a closed pool back to its upstream. Each expiry of the timer is a pass of
+/// the library thread, which tries that once. If no event covers the uses of the memory, passes could go on for ever.
+/// So the pool goes to a list of deferred releases, and passes again after an event was recorded. A pool that outlives
+/// the driver is leaked on purpose; the list keeps it reachable.
 export class deferred_release : public timer {
 public:
-  /// Starts a pass of each pool left behind. Called when a wanted event was recorded, and when a pool is made or ends.
-  /// Any thread.
+  /// Empties the list, and starts a pass of each pool on it. Called when a requested event was recorded, and when a
+  /// pool is made or ends. Any thread.
   static void retry_releases() noexcept;
 
 protected:
   ~deferred_release() = default;
-  /// Called in a pass, which must not start another one, or when the driver is gone.
+  /// Puts this object on the list. Called in a pass, which then must not start the timer, or when the driver is gone.
   void defer_release() noexcept;
   /// Requests an event on each stream of streams_without_event(). Called after defer_release(). An event that was
-  /// recorded just before starts no pass, so the caller then checks once more whether memory can go back.
+  /// recorded before the request starts no pass, so the caller then checks once more whether memory can go back.
   void request_events() noexcept;
 
 private:
-  /// Streams that keep memory without an event that covers it. Throws std::bad_alloc.
+  /// Returns the streams with a use of the pool's memory that no event covers. Throws std::bad_alloc.
   virtual std::vector<stream_timeline*> streams_without_event() = 0;
 
   deferred_release* next_deferred_ = nullptr;
 };
 
-/// Whether the process is exiting: the library thread must come to an end. From the first call on that is noted.
+/// Returns whether the process is exiting, so that the library thread must end. The first call registers a function
+/// that notes the exit.
 export bool process_is_exiting() noexcept;
 
 } // namespace gpumem::detail

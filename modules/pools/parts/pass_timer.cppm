@@ -1,4 +1,4 @@
-// When the library thread makes its next pass over a pool.
+// Decides when the library thread makes its next pass over a pool.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pass_timer;
 import :admission;
@@ -11,35 +11,36 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// Posts the passes of the library thread over one pool, one at a time. The pauses between them grow. Guarded by the
-/// locks of all shards.
+/// Posts passes of the library thread, one at a time, with growing pauses. A pass serves the requests of one pool that
+/// wait, and gives memory back to the upstream. Guarded by the locks of all shards.
 export class pass_timer {
 public:
-  /// Refers to both. `pass`: expires at each pass.
+  /// Keeps references to both. `pass`: the timer whose expiry is a pass.
   pass_timer(timer& pass, admission const& requests) noexcept : pass_{pass}, requests_{requests} {}
 
   /// Posts a pass after a pause. The pause grows with the number of passes that found nothing new for requests that
-  /// wait. If no request waits, it grows with the number of idle passes.
+  /// wait. If no request waits, the pause grows with the number of passes that found memory still in use.
   [[clang::requires_capability(all_shards)]] void schedule() noexcept;
-  /// Posts a pass for `when`, but at least a millisecond from now: the work before it may take time.
+  /// Posts a pass for `when`, or for a millisecond from now if that is later.
   [[clang::requires_capability(all_shards)]] void schedule_at(sync::time_point when) noexcept;
-  /// Withdraws a posted pass. Returns false if a pass runs, or is about to.
+  /// Cancels a posted pass. Returns false if a pass runs or is about to run.
   [[clang::requires_capability(all_shards)]] bool cancel() noexcept;
   [[clang::requires_capability(all_shards)]] void begin_pass() noexcept;
   [[clang::requires_capability(all_shards)]] void end_pass() noexcept { running_ = false; }
 
-  /// A pass has found something new for requests that wait.
+  /// Resets the pause, because a pass has found something new for requests that wait.
   [[clang::requires_capability(all_shards)]] void restart_waiting() noexcept { waiting_pause_.restart(); }
-  /// A pass has found that streams still use the memory that is to go back. `open`: an event can show their completion.
+  /// Notes that a pass found memory that is to go back to the upstream, but is still in use. `open`: whether polling
+  /// can show the end of these uses.
   [[clang::requires_capability(all_shards)]] void count_idle(bool open) noexcept {
     gives_up_ = !open || idle_pause_.count() >= tuning::max_idle_passes;
   }
-  /// A free has left memory that is to go back.
+  /// Notes that a free has left memory that is to go back to the upstream.
   [[clang::requires_capability(all_shards)]] void restart_idle() noexcept {
     idle_pause_.restart();
     gives_up_ = false;
   }
-  /// Whether the passes for memory that is to go back end, until the next such free.
+  /// Returns whether the pool posts no more passes for memory that is to go back, until restart_idle().
   [[clang::requires_capability(all_shards)]] bool gives_up() const noexcept { return gives_up_; }
 
 private:
@@ -48,13 +49,13 @@ private:
   timer& pass_;
   admission const& requests_;
   bool queued_ __attribute__((guarded_by(all_shards))) = false;
-  bool late_ __attribute__((guarded_by(all_shards))) = false; // an earlier pass may replace the posted one
+  bool late_ __attribute__((guarded_by(all_shards))) = false; // whether an earlier pass may replace the posted one
   bool running_ __attribute__((guarded_by(all_shards))) = false;
   bool gives_up_ __attribute__((guarded_by(all_shards))) = false;
   backoff waiting_pause_ __attribute__((guarded_by(all_shards))){
-      tuning::max_pass_pause}; // by passes that found nothing new for requests that wait
-  backoff idle_pause_
-      __attribute__((guarded_by(all_shards))){tuning::max_pass_pause}; // by passes that found memory still in use
+      tuning::max_pass_pause}; // grows with passes that found nothing new for requests that wait
+  backoff idle_pause_ __attribute__((guarded_by(all_shards))){
+      tuning::max_pass_pause}; // grows with passes that found memory still in use
 };
 
 } // namespace gpumem::detail

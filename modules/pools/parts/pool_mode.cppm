@@ -24,37 +24,37 @@ export struct mode_facts {
   std::size_t reserved = 0;
   std::size_t release_threshold = SIZE_MAX;
   std::size_t shards = 1;
-  bool near_limit = false;      ///< see chunk_list::near_limit
-  bool under_pressure = false;  ///< a request has found no memory without a wait
-  bool closed = false;          ///< requests are refused, or the pool has no handle
-  bool deferred_frees = false;  ///< frees inside a capture wait for a call
+  bool near_limit = false;      ///< less than a quarter of the limit is left
+  bool under_pressure = false;  ///< a request found no memory without a wait, and too little was freed since
+  bool closed = false;          ///< the pool refuses requests, or no handle of it is left
+  bool deferred_frees = false;  ///< frees inside a graph capture wait for a later call that completes them
   bool multi_stream = false;    ///< more than one stream has used the pool
-  bool host_accessible = false; ///< the host may touch the memory at once
+  bool host_accessible = false; ///< the host may touch memory as soon as it is allocated
 };
 
 /// The settings that follow from the facts.
 export struct mode_settings {
-  bool fast_path;               ///< nothing calls for the locks of all shards
+  bool fast_path;               ///< a call may be served under the lock of one shard
   bool caching;                 ///< thread caches hold blocks
   bool frees_record;            ///< each free on a stream that may be destroyed records an event
-  std::size_t largest_numbered; ///< the pool rounds sizes up to this one; larger sizes are exact
-  std::array<std::size_t, size_class::kinds> cache_limits; ///< of all thread caches together, by kind of size
-  std::size_t cache_threads;                               ///< threads that share the limits
-  std::size_t event_threshold; ///< after this many freed bytes a stream's free records an event; SIZE_MAX: none does
+  std::size_t largest_numbered; ///< the largest size that is rounded up to a size class
+  std::array<std::size_t, size_class::kinds> cache_limits; ///< bytes of all thread caches together, by kind of size
+  std::size_t cache_threads;                               ///< number of threads that share the limits
+  std::size_t event_threshold; ///< freed bytes of a stream after which a free records an event; SIZE_MAX: never
 };
 
 /// Returns the settings for these facts.
 export mode_settings derive_mode(mode_facts const& facts) noexcept;
 
-/// Returns after how many freed bytes of a stream a free records an event: half of the reserved bytes, at least 64 MiB;
-/// near the limit 1/256. In a small pool an event for each free would cost more than the memory that it gives to other
-/// streams.
+/// Returns the number of freed bytes of a stream after which a free records an event, so that other streams can reuse
+/// the memory. It is half of the reserved bytes but at least 64 MiB, since in a small pool events cost more than that
+/// reuse saves. Near the limit it is 1/256 of the reserved bytes.
 export inline std::size_t event_threshold_of(std::size_t reserved, bool near_limit) noexcept {
   if (near_limit) return std::max(reserved / tuning::event_fraction_near_limit, granule);
   return std::max(reserved / tuning::event_fraction, tuning::max_silent_bytes);
 }
-/// Returns whether memory is to go back. Background release begins an eighth beyond the threshold, and ends at the
-/// threshold.
+/// Returns whether memory is to go back to the upstream. Release in the background begins when the reserved bytes
+/// exceed the threshold by an eighth, and ends at the threshold.
 export inline bool is_too_much(std::size_t reserved, std::size_t release_threshold) noexcept {
   auto const slack = release_threshold / tuning::release_slack_fraction;
   return reserved > slack && reserved - slack > release_threshold;
@@ -63,23 +63,23 @@ export inline bool is_too_much(std::size_t reserved, std::size_t release_thresho
 /// The facts of one pool, and the settings that follow. update() applies them after each change of a fact.
 export class pool_mode final : public reserved_observer {
 public:
-  /// Refers to all arguments.
+  /// Keeps references to all arguments.
   pool_mode(pool_options const& options, reuse_rules const& rules, chunk_list const& chunks, shard_list const& shards,
             admission const& requests, thread_caches& caches) noexcept
       : options_{options}, rules_{rules}, chunks_{chunks}, shards_{shards}, requests_{requests}, caches_{caches} {}
 
-  // Any thread, without a lock; see mode_settings and mode_facts.
+  // Called by any thread, without a lock. Each returns the member of mode_settings or mode_facts of its name.
   inline std::size_t largest_numbered() const noexcept { return largest_numbered_.load(std::memory_order_relaxed); }
   inline bool near_limit() const noexcept { return near_limit_.load(std::memory_order_relaxed); }
   inline bool frees_record() const noexcept { return frees_record_.load(std::memory_order_relaxed); }
 
-  // Under the lock of any shard.
+  // Called under the lock of any shard.
   [[clang::requires_shared_capability(all_shards)]] inline bool fast_path() const noexcept { return fast_path_; }
   [[clang::requires_shared_capability(all_shards)]] inline bool multi_stream() const noexcept { return multi_stream_; }
   [[clang::requires_shared_capability(all_shards)]] inline bool under_pressure() const noexcept {
     return under_pressure_;
   }
-  /// Whether a call may be served under the lock of one shard.
+  /// Returns whether a call on the stream may be served under the lock of one shard.
   [[clang::requires_shared_capability(all_shards)]] inline bool
   may_use_one_lock(stream_timeline const& timeline) const noexcept {
     return fast_path_ && (multi_stream_ || first_stream_ == &timeline);
@@ -91,9 +91,9 @@ public:
     return is_too_much(chunks_.reserved(), options_.release_threshold);
   }
 
-  // Under the locks of all shards.
+  // Called under the locks of all shards.
   [[clang::requires_shared_capability(all_shards)]] inline bool no_handles() const noexcept { return no_handles_; }
-  /// The stream uses the pool. From the second stream on frees record events.
+  /// Notes that the stream uses the pool. After the second stream was added, frees record events.
   [[clang::requires_capability(all_shards)]] inline void add_stream(stream_timeline const& timeline) noexcept {
     if (!first_stream_) first_stream_ = &timeline;
     if (!multi_stream_ && first_stream_ != &timeline) set(multi_stream_, true);
@@ -102,7 +102,8 @@ public:
   [[clang::requires_capability(all_shards)]] void set_deferred_frees(bool any) noexcept { set(deferred_frees_, any); }
   [[clang::requires_capability(all_shards)]] void set_no_handles() noexcept { set(no_handles_, true); }
   [[clang::requires_capability(all_shards)]] void on_reserved_changed() noexcept override { update(); }
-  /// Applies the settings. Called after a change of the limit, of the number of shards, or of the admission.
+  /// Derives the settings from the facts and applies them. Called after a change of the limit, of the number of shards,
+  /// or of the admission; the other setters call it themselves.
   [[clang::requires_capability(all_shards)]] void update() noexcept;
 
 private:

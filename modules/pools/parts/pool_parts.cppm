@@ -20,15 +20,15 @@ import :timer;
 
 namespace gpumem::detail {
 
-/// A pool's memory, its rules and its mode. Each member says which lock guards it.
+/// A pool's memory, its rules and its mode. The class of each member says which lock guards it.
 export struct pool_parts {
-  /// `pass`: expires at each pass of the library thread. Throws std::invalid_argument.
+  /// `pass`: the timer whose expiry is a pass of the library thread over this pool. Throws std::invalid_argument.
   pool_parts(std::unique_ptr<pool_upstream> from, pool_options asked, timer& pass);
 
-  std::unique_ptr<pool_upstream> const upstream; ///< outlives the shards, which hold its memory
+  std::unique_ptr<pool_upstream> const upstream; ///< first, so that it outlives the shards, which hold its memory
   pool_options const options;
-  std::size_t const smallest_block; ///< bytes, with the guards of a hardened pool
-  std::size_t const largest_block;  ///< bytes; SIZE_MAX in a hardened pool, which checks without the guards
+  std::size_t const smallest_block; ///< bytes, including the guards around each block of a hardened pool
+  std::size_t const largest_block; ///< bytes; SIZE_MAX in a hardened pool, which checks the bound before it adds guards
   reuse_rules rules;
   shard_list shards;
   thread_caches caches;
@@ -40,13 +40,13 @@ export struct pool_parts {
   peak_tracker peak;
   eviction_wait evictions;
 
-  /// Whether all blocks have the same size.
+  /// Returns whether all blocks have the same size.
   inline bool has_one_size() const noexcept {
     return options.smallest_block != 0 && options.smallest_block == options.largest_block;
   }
   inline shard_list::search_order everywhere() const noexcept { return {shards, *shards.all().front()}; }
-  /// Counts a change of the live bytes of a shard. The caller holds its lock. `nearby`: bytes that count as live but
-  /// lie in the calling thread's cache.
+  /// Counts a change of the live bytes of a shard. The caller holds the shard's lock. `nearby`: bytes that count as
+  /// live but lie in the calling thread's cache.
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline void
   count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
@@ -54,15 +54,15 @@ export struct pool_parts {
     peak.count_alone(in.live, change, nearby);
   }
 
-  // Under the locks of all shards.
-  /// Counts a change for requests that wait. A pass of the library thread wakes them, for calls that hold no list of
-  /// woken waiters.
+  // Called under the locks of all shards.
+  /// Counts a change after which waiting requests may succeed, and posts a pass of the library thread that wakes them.
+  /// For calls that cannot wake them themselves.
   [[clang::requires_capability(all_shards)]] void notify() noexcept;
-  /// Blocks, those in thread caches included.
+  /// Returns the number of live blocks, including those in thread caches.
   [[clang::requires_capability(one_shard, all_shards)]] std::int64_t live_blocks() const noexcept;
-  /// Bytes on the free lists.
+  /// Returns the bytes on the free lists.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t free_bytes() const noexcept;
-  /// Bytes that the callers have requested.
+  /// Returns the bytes that callers have requested and not yet freed.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t live_bytes() const noexcept;
 
 private:
@@ -73,7 +73,7 @@ private:
 /// Returns the bytes that guards add to each block.
 export std::size_t guard_bytes(hardening_options const& asked) noexcept;
 
-/// Throws std::invalid_argument for what no pool can have as its limit.
+/// Throws std::invalid_argument if no pool can have this limit.
 export void check_limit(std::size_t limit);
 
 } // namespace gpumem::detail

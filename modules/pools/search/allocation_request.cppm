@@ -15,13 +15,14 @@ export struct allocation_request {
   stream_key const& key;
   std::size_t requested;
   std::size_t bytes;         // rounded up
-  std::uint8_t class_number; // of the size class, if `bytes` has one
+  std::uint8_t class_number; // number of the size class, if `bytes` is a size class
   std::size_t alignment;
   unsigned thread;             // the calling thread's number
   pool_shard* shard = nullptr; // the calling thread's
   bool growth_failed = false;  // the pool could not grow for this request
 
-  /// Rounds a medium size only as a large one, where memory is short. `smallest`: bytes of the smallest block.
+  /// Rounds a medium size up as a large one, to 256 bytes, because memory is short. `smallest`: bytes of the smallest
+  /// block.
   inline void drop_rounding(std::size_t smallest) noexcept {
     if (bytes <= size_class::largest_small) return;
     auto const exact = size_class::of(std::max(requested, smallest), size_class::largest_small);
@@ -31,8 +32,9 @@ export struct allocation_request {
   inline bool is_small() const noexcept { return bytes <= size_class::largest_small && alignment == granule; }
 };
 
-/// A free range, an offset in it, and the reuse tier by which the stream gets it; empty if none was found. Two words,
-/// so that functions return it in registers: a copy through memory, written by fields and read by words, would stall.
+/// A free range, the offset of the block in the range, and the reuse tier by which the stream gets the range. Empty if
+/// no range was found. Two words, so that functions return a placement in registers. A copy in memory would be written
+/// by fields and read by words, which stalls the processor.
 export struct placement {
   placement() = default;
   placement(block* in, std::size_t at, reuse_tier by) noexcept : range{in}, offset{at & max_offset}, how{by} {}

@@ -8,7 +8,8 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A value, a failure, or neither: other threads have changed the pool meanwhile, so that the caller searches again.
+/// A value, a failure, or neither. If neither, other threads have changed the pool meanwhile, and the caller must
+/// search again.
 export template <class T> class attempt {
 public:
   static attempt retry() noexcept { return {state::retry, {}, {}}; }
@@ -18,9 +19,9 @@ public:
   inline bool is_done() const noexcept { return what_ == state::done; }
   inline bool must_retry() const noexcept { return what_ == state::retry; }
   inline bool has_failed() const noexcept { return what_ == state::failed; }
-  /// The attempt is done.
+  /// Called only if is_done().
   inline T value() const noexcept { return found_; }
-  /// The attempt has failed.
+  /// Called only if has_failed().
   inline failure const& error() const noexcept { return why_; }
 
 private:

@@ -14,32 +14,35 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// Finds a place in the free ranges of shards, and leaves the range on its free list. Each search returns an empty
-/// placement if there is none. Searches may poll streams, promote ranges and coalesce them. The caller holds the locks
-/// of the shards that it passes. Searches make driver calls on streams, but wait for nothing.
+/// Finds a place for a request in the free ranges of shards, and leaves the range on its free list. Each search returns
+/// an empty placement if there is no such place. Searches may poll streams, join free neighbours, and make ranges
+/// ready: free for any stream. The caller holds the locks of the shards that it passes. Searches make driver calls on
+/// streams, but do not wait on the host.
 export class range_search {
 public:
-  /// Keeps a reference to `rules`. `policy`: how far reuse across streams may go.
+  /// Keeps a reference to `rules`. `policy`: which memory of other streams may be reused.
   range_search(reuse_policy policy, reuse_rules& rules) noexcept : policy_{policy}, rules_{rules} {}
 
-  /// Searches the tiers that need no wait, by what is known to be complete.
+  /// Searches the ranges that the stream may use without a wait. Polls no events: uses that the host has not yet seen
+  /// complete count as open.
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline placement
   find_without_poll(allocation_request const& request, shard_span among) {
     auto const place = find_own_or_ready(request, among);
     return place ? place : find_ordered(request, among);
   }
-  /// Searches the same tiers; if they have nothing, polls the streams once and searches again. Throws std::bad_alloc.
+  /// Searches the same ranges; if none fits, polls the streams once and searches again. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
   find(allocation_request const& request, shard_span among);
-  /// Searches also ranges that other streams still use, and makes the request's stream wait for events of these uses.
-  /// Empty also on an error of the driver.
+  /// Searches also the ranges that other streams still use, and makes the request's stream wait for the events of these
+  /// uses. Returns an empty placement also on an error of the driver.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
   find_with_wait(allocation_request const& request, shard_span among);
 
 private:
-  // Returns the better fit of the stream's own free memory and of memory that no stream uses. A stream that is behind
-  // takes its own first: the other streams cannot use that, and would have to grow.
+  // Returns the smaller fitting range among those that the stream itself has freed and those that no stream uses. A
+  // stream that is behind (an event is open for 5 us or more) prefers its own ranges. Other streams cannot use these
+  // yet, so the ready ranges are left to them.
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline placement
   find_own_or_ready(allocation_request const& request, free_lists& all) {

@@ -18,16 +18,17 @@ export enum class reuse_tier : std::uint8_t { same_stream, ordered, completed, w
 /// lie. Calls may make driver calls on streams, but wait for nothing.
 export class reuse_rules {
 public:
-  /// `policy`: how far reuse across streams may go. `host_accessible`: the host may touch the memory at once.
+  /// `policy`: which memory of other streams may be reused. `host_accessible`: the host may touch memory as soon as it
+  /// is allocated.
   reuse_rules(reuse_policy policy, bool host_accessible) noexcept
       : cross_stream_{policy != reuse_policy::ordered}, host_accessible_{host_accessible} {}
 
-  /// The host may touch the memory at once.
+  /// Returns whether the host may touch memory as soon as it is allocated.
   inline bool host_accessible() const noexcept { return host_accessible_; }
-  /// Whether a request needs memory of which the host has seen every use complete.
+  /// Returns whether the request needs memory of which the host has seen every use complete.
   inline bool needs_host(stream_key const& key) const noexcept { return key.is_host() || host_accessible_; }
-  /// Returns the cheapest tier, up to `last_tier`, by which the stream may use memory with these uses; `none` if no
-  /// such tier does.
+  /// Returns the cheapest tier, up to `last_tier`, by which the stream may take memory that has these uses; `none` if
+  /// there is no such tier.
   reuse_tier classify(stream_uses const& uses, stream_key const& key, reuse_tier last_tier) const;
 
   /// Drops uses that the host has seen complete. Does nothing with `reuse_policy::ordered`, where memory stays with the
@@ -35,26 +36,29 @@ public:
   void prune(stream_uses& uses) const noexcept {
     if (cross_stream_) uses.prune();
   }
-  /// Promotes ranges whose uses are complete, and coalesces them with ready neighbours. Returns whether there were any.
+  /// Promotes ranges: drops their complete uses. A range without uses is ready for any stream, and joins ready
+  /// neighbours. Returns whether any range was promoted.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
   promote_completed(shard_span among) noexcept;
-  /// Coalesces free neighbours that the stream may use by tiers up to `last_tier`. Across streams this is for a request
-  /// that would fail otherwise: none of the streams can use a joined range until the other streams are done.
+  /// Joins free neighbours that the stream may use by tiers up to `last_tier`. Neighbours with open uses by different
+  /// streams are joined only for a request that would fail otherwise: afterwards each of these streams must wait for
+  /// the others.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span among);
 
-  /// Polls every stream with incomplete uses of free memory once, and returns their number. Where a use has no event
-  /// yet, records one late if the stream is gpumem's own or the asking one; otherwise requests one of the
-  /// stream's next free. Throws std::bad_alloc.
+  /// Polls every stream with open uses of free memory once, and returns the number of these streams. If no event covers
+  /// a use, records an event now on a stream of gpumem's own, an adopted stream, or the asking stream. On any other
+  /// stream the next free records it. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::size_t
   poll_streams(stream_key const* asking, shard_span among);
-  /// Polls all these streams, the asking one too. Unless the asking stream is behind, repeats the polls of young events
-  /// for up to 4 us: a stream without work completes an event in 2 us. For callers whose next step costs far more.
-  /// Throws std::bad_alloc.
+  /// Calls poll_streams(), which here polls the asking stream too. Then repeats the polls for up to 4 us, because a
+  /// stream without work completes an event within 2 us. Leaves out streams that are behind (an event is open for 5 us
+  /// or more), and repeats nothing if the asking stream is. For callers whose next step costs far more. Throws
+  /// std::bad_alloc.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   poll_young_events(stream_key const* asking, shard_span among);
-  /// Returns the streams whose uses of free memory the host has not seen complete, each once; with `without_event` only
-  /// those with a use that no event covers. Throws std::bad_alloc.
+  /// Returns the streams with uses of free memory that the host has not seen complete, each stream once. If
+  /// `without_event`, returns only streams with such a use that no event covers. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] static std::vector<stream_timeline*>
   streams_in_use(bool without_event, shard_span among);
@@ -63,11 +67,12 @@ public:
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] static bool
   may_complete(shard_span among) noexcept;
 
-  /// Makes the stream wait for every use that it is not ordered after yet. Returns false on an error of the driver.
+  /// Makes the stream wait for every use that does not yet come before its next work. Returns false on an error of the
+  /// driver, or if a use has no event to wait for.
   static bool wait_for(stream_uses const& uses, stream_key const& key);
 
 private:
-  bool cross_stream_; // streams may reuse what other streams freed, when it is complete
+  bool cross_stream_; // a stream may reuse memory of another stream once its uses are complete
   bool host_accessible_;
 };
 

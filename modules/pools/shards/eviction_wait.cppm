@@ -8,17 +8,17 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// Lets requests wait until no evicted block is left. The thread that evicted a block must still free it; until then
-/// the block is in no list.
+/// Lets requests wait until no evicted block is left. A thread cache evicts a block to make room. Until its thread
+/// frees the block to a shard, the block is on no list.
 export class eviction_wait {
 public:
-  /// Returns once `any()` is false: no block is evicted. Unlocks the shards during the wait.
+  /// Returns once `any()` is false, which means that no evicted block is left. Unlocks the shards during the wait.
   template <class Any> [[clang::requires_capability(one_shard, all_shards)]] void wait(shard_list& shards, Any any) {
     ++waiters_;
     while (any()) shards.wait(freed_);
     --waiters_;
   }
-  /// An evicted block was freed.
+  /// Wakes the threads in wait(). Called after an evicted block was freed.
   [[clang::requires_shared_capability(all_shards)]] inline void notify() noexcept {
     if (waiters_ > 0) [[unlikely]]
       freed_.notify_all();

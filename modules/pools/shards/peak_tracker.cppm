@@ -1,4 +1,4 @@
-// The peak of the live bytes of a pool, which the threads of many shards count.
+// The peak of the live bytes of a pool with many shards.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:peak_tracker;
 import :std;
@@ -11,8 +11,9 @@ export struct live_count {
   std::int64_t published = 0; ///< the part of `bytes` that the peak_tracker knows
 };
 
-/// Tracks the peak of the requested live bytes. Each shard publishes only changes larger than `slack`, so that threads
-/// rarely write here at the same time. So the peak is exact to `slack` per shard.
+/// Tracks the peak of the live bytes that callers requested. Each shard adds its changes to the common count only when
+/// they exceed `slack`, so that threads rarely write to that count at the same time. So the peak is exact to `slack`
+/// per shard.
 export class peak_tracker {
 public:
   /// Counts a change. The caller holds the lock of the count's shard. `slack`: the largest change that is not
@@ -46,7 +47,7 @@ private:
     while (seen < live && !peak_.compare_exchange_weak(seen, live, std::memory_order_relaxed)) {}
   }
 
-  alignas(64) std::atomic<std::int64_t> published_{0}; // all threads write it: not on a cache line that all read
+  alignas(64) std::atomic<std::int64_t> published_{0}; // all threads write it, so it starts a new cache line
   std::atomic<std::int64_t> peak_{0};
 };
 

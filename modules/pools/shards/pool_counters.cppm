@@ -10,16 +10,16 @@ export struct pool_counters {
   std::uint64_t thread_cache_hits = 0; ///< allocations from a thread cache
   std::uint64_t quick_list_hits = 0;   ///< allocations from a quick list
   std::uint64_t locked_calls = 0;      ///< allocations and frees that took the lock of a shard
-  std::uint64_t all_locked_calls = 0;  ///< those among them that took the locks of several shards
+  std::uint64_t all_locked_calls = 0;  ///< allocations and frees that took the locks of several shards
   std::uint64_t shards = 0;            ///< shards of the pool
-  std::uint64_t steals = 0;            ///< allocations out of another thread's shard
-  std::uint64_t remote_frees = 0;      ///< frees into a shard whose lock was taken
+  std::uint64_t steals = 0;            ///< allocations by a thread out of another thread's shard
+  std::uint64_t remote_frees = 0;      ///< frees into a shard whose lock another thread held
   std::uint64_t chunks_migrated = 0;   ///< chunks that moved to another shard
   std::uint64_t page_evictions = 0;    ///< times that free pages were unmapped so that the pool could grow
   std::uint64_t page_moves = 0;        ///< times that free pages moved to where memory was missing
   std::uint64_t flushed = 0;           ///< blocks that left thread caches for their shards
-  std::uint64_t over_budget = 0;       ///< frees of small and medium blocks that found no budget for their size
-  std::uint64_t promoted = 0;          ///< ranges that lost complete uses
+  std::uint64_t over_budget = 0; ///< frees of small and medium blocks that a thread cache refused for lack of budget
+  std::uint64_t promoted = 0;    ///< free ranges from which uses were dropped as complete
 };
 
 } // namespace gpumem::detail

@@ -20,30 +20,31 @@ namespace gpumem::detail {
 
 /// Some of a pool's chunks, and the counts of their blocks. Guarded by `mutex`.
 export struct alignas(false_sharing_distance) pool_shard {
-  /// `locked`: the calling thread holds the lock from the beginning.
+  /// `locked`: the new shard's lock is held by the calling thread.
   explicit pool_shard(double poll_share, bool locked = false) noexcept;
 
   sync::spin_mutex mutex;
   range_allocator ranges __attribute__((guarded_by(one_shard)));
   statistics counts
-      __attribute__((guarded_by(one_shard))); ///< only counts; pool_engine::read_statistics() works out the sizes
+      __attribute__((guarded_by(one_shard))); ///< only counts; the sizes are added up when statistics are read
   pool_counters counters __attribute__((guarded_by(one_shard)));
   live_count live __attribute__((guarded_by(one_shard)));
   std::int64_t live_blocks __attribute__((guarded_by(one_shard))) = 0; ///< including blocks in thread caches
   std::size_t reserved __attribute__((guarded_by(one_shard))) = 0;
   std::unique_ptr<virtual_pages> pages; ///< in pools over pages; one thread at a time calls it, without the lock
   chunk* paged __attribute__((guarded_by(one_shard))) =
-      nullptr;                                  ///< the chunk of the mapped pages, including holes; null: none yet
+      nullptr; ///< the chunk of mapped pages and the holes between them; null: none yet
   alignas(128) class remote_frees remote_frees; ///< needs no lock
   alignas(128) time_budget poll_budget
       __attribute__((guarded_by(one_shard)));                 ///< time for polls by requests that find no memory
-  unsigned steals __attribute__((guarded_by(one_shard))) = 0; ///< recent steals of its threads
+  unsigned steals __attribute__((guarded_by(one_shard))) = 0; ///< recent allocations from other shards
   std::uint64_t last_steal __attribute__((guarded_by(one_shard))) = 0; ///< counters.locked_calls at the last steal
   alignas(128) relaxed_atomic<std::uintptr_t> first_address;
-  relaxed_atomic<std::size_t> address_space{SIZE_MAX}; ///< bytes from first_address that hold all blocks
+  relaxed_atomic<std::size_t> address_space{SIZE_MAX}; ///< number of bytes from first_address on that hold all blocks
 
-  /// See range_allocator::find_live(), which needs no lock. Does not search for addresses outside the shard: another
-  /// thread that holds the lock may write to the block table all the time.
+  /// Returns the block that starts at the address and is not free; null if there is none. Needs no lock, but the result
+  /// is then certain only for the block's owner. Does not search for addresses outside the shard, because each search
+  /// reads a table to which another thread may be writing.
   [[clang::no_thread_safety_analysis]] inline block* find_live(void const* pointer) const noexcept {
     bool const may_be = reinterpret_cast<std::uintptr_t>(pointer) - first_address < address_space;
     return may_be ? ranges.find_live(pointer) : nullptr;

@@ -1,4 +1,4 @@
-// Frees that found the lock of their shard taken.
+// A list of frees that found the lock of their shard taken.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:remote_frees;
 import :block;
@@ -12,7 +12,7 @@ namespace gpumem::detail {
 export class remote_frees {
 public:
   inline bool empty() const noexcept { return first_.load(std::memory_order_relaxed) == nullptr; }
-  /// Adds a live block, whose last use is `use`. Any thread.
+  /// Adds a live block to the list. `use`: the block's last use. Any thread.
   inline void push(block& freed, stream_use const& use) noexcept {
     freed.uses.assign(use);
     freed.set_state(block_state::remote_freed);

@@ -16,8 +16,8 @@ export class shard_list {
 public:
   static constexpr std::size_t max_shards = 65; ///< the first one, and one for each of the 64 thread slots
 
-  /// `poll_share`: share of the time that each shard may spend on polls. `shard_per_thread`: each thread counts as
-  /// contended from the start.
+  /// `poll_share`: share of the time that each shard may spend on polls. `shard_per_thread`: each thread gets a shard
+  /// of its own at its first request, even if it has found no lock taken.
   explicit shard_list(double poll_share = 1, bool shard_per_thread = false)
       : poll_share_{poll_share}, shard_per_thread_{shard_per_thread} {
     add(false);
@@ -58,7 +58,7 @@ public:
 
   /// Takes the lock of a shard that a try_lock() has found taken, and counts that.
   void lock_contended(pool_shard& one) noexcept __attribute__((acquire_capability(one.mutex)));
-  /// Unlocks all shards during the wait.
+  /// Waits for `changed`. Unlocks all shards during the wait.
   [[clang::requires_capability(one_shard, all_shards)]] void wait(sync::spin_condition& changed);
 
   /// Returns whether the calling thread, while it shares its shard, has found locks taken `contention_threshold` times.
@@ -68,8 +68,9 @@ public:
   /// Gives the calling thread a shard of its own, if the host has memory for one.
   [[clang::requires_capability(one_shard, all_shards)]] void add_for_thread() noexcept;
 
-  /// The block that starts at an address and is not free, and its shard; or nulls. Found without a lock: the result is
-  /// certain only for the owner of the block. Other callers check it again under the shard's lock.
+  /// The block that starts at an address and is not free, and its shard; both null if there is no such block. Found
+  /// without a lock, so certain only for the owner of the block. Other callers check the block again under the shard's
+  /// lock.
   struct lookup {
     block* that = nullptr;
     pool_shard* shard = nullptr;
@@ -85,11 +86,12 @@ public:
 private:
   friend class all_shards_lock;
   friend class all_shards_unlock;
-  // The slot of a thread. Far from other slots, because the thread writes to it when it frees blocks of other shards.
+  // The slot of a thread. On cache lines of its own, because the thread writes to the slot when it frees blocks of
+  // other shards.
   struct alignas(false_sharing_distance) thread_slot {
     std::atomic<pool_shard*> shard{nullptr};
     std::atomic<pool_shard*> last_freed_shard{nullptr}; // shard of the block that the last search found
-    std::atomic<std::uint32_t> contention{0};           // locks found taken while the slot has no shard of its own
+    std::atomic<std::uint32_t> contention{0}; // number of locks found taken while the slot has no shard of its own
     std::atomic<bool> owns_shard{false};
   };
 
@@ -109,13 +111,13 @@ private:
 /// Holds the lock of one shard.
 export class [[clang::scoped_lockable]] shard_lock {
 public:
-  /// Counts the lock if it is found taken: see shard_list::contended().
+  /// If another thread holds the lock, counts that for shard_list::contended().
   [[gnu::always_inline]] inline shard_lock(shard_list& of, pool_shard& one)
       __attribute__((acquire_capability(one_shard), acquire_shared_capability(all_shards)))
       : mutex_{one.mutex} {
     if (!mutex_.try_lock()) of.lock_contended(one);
   }
-  /// Takes over a lock that is held.
+  /// Takes over the shard's lock, which the calling thread holds.
   inline shard_lock(pool_shard& one, std::adopt_lock_t) noexcept
       __attribute__((requires_capability(one.mutex), acquire_capability(one_shard),
                      acquire_shared_capability(all_shards)))
@@ -142,7 +144,7 @@ private:
   shard_list& of_;
 };
 
-/// Unlocks all shards for a scope: for functions that are called with their locks held.
+/// Unlocks all shards for a scope, in functions that are called with the locks held.
 export class [[clang::scoped_lockable]] all_shards_unlock {
 public:
   inline explicit all_shards_unlock(shard_list& of) __attribute__((release_capability(one_shard, all_shards)))

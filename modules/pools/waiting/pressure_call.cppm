@@ -1,4 +1,4 @@
-// A function that frees memory for requests that wait.
+// A function of the user that frees memory for requests that wait (a pressure callback).
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -13,14 +13,17 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// One function, which its executor runs each time that it is posted. "The lock" means the locks of all shards. The
-/// function runs until it returns or, if what it returns is awaited, until that has come.
+/// One function, which its executor runs each time that it is posted. A run ends when the function returns; if the
+/// function returns an awaitable, the run ends when the awaited result is there. "The lock" means the locks of all
+/// shards.
 export class pressure_call final : public work_item, public std::enable_shared_from_this<pressure_call> {
 public:
-  /// Returns how many bytes it has freed; nothing if it calls finish() once it has, which may be before it returns.
+  /// Returns the number of bytes that the function has freed. Or returns nullopt, and calls finish() with that number,
+  /// before the return or later.
   using function = std::function<std::optional<std::size_t>(std::size_t wanted, pressure_call& call)>;
 
-  /// The pool, which learns of each beginning and end; see pressure_list.
+  /// The pool, which is told when a run begins and ends. begin_pressure() returns the wanted bytes; with 0 the function
+  /// is not called.
   class observer {
   public:
     virtual std::size_t begin_pressure(pressure_call& call) noexcept = 0;
@@ -33,12 +36,12 @@ public:
   pressure_call(observer& pool, executor& where, function free_some) noexcept
       : pool_{pool}, where_{where}, free_some_{std::move(free_some)} {}
 
-  /// Without the lock, after it was begun: see pressure_list.
+  /// Posts a run to the executor. Called without the lock, after pressure_list::begin_next() has returned this object.
   void post() noexcept;
-  /// Without the lock: the function has ended. The last touch of the call, which may be gone.
+  /// Ends the run. Called without the lock. This object may be destroyed when the call returns.
   void finish(std::size_t freed) noexcept;
-  /// Without the lock, after it was removed: returns once the function does not run and will not, or at once if it is
-  /// the function that calls this.
+  /// Waits until the function does not run and will not run. Returns at once if the function itself calls this. Called
+  /// without the lock, after the object was removed from the pressure_list.
   void end() noexcept;
 
 private:
@@ -49,19 +52,19 @@ private:
   executor& where_;
   function free_some_;
 
-  // Under the locks of all shards.
-  bool busy_ __attribute__((guarded_by(all_shards))) = false;       // it was posted, and has not ended
-  bool freed_some_ __attribute__((guarded_by(all_shards))) = false; // it has freed something
-  std::uint64_t parks_ __attribute__((guarded_by(all_shards))) = 0; // requests that had parked when it was called
-  std::uint64_t change_count_ __attribute__((guarded_by(all_shards))) = 0; // of the pool, when it was called
+  // Changed under the locks of all shards.
+  bool busy_ __attribute__((guarded_by(all_shards))) = false;              // a run was posted and has not ended
+  bool freed_some_ __attribute__((guarded_by(all_shards))) = false;        // the last run freed something
+  std::uint64_t parks_ __attribute__((guarded_by(all_shards))) = 0;        // requests parked before the last run
+  std::uint64_t change_count_ __attribute__((guarded_by(all_shards))) = 0; // count of changes before the last run
 
   sync::mutex mutex_;
   sync::condition over_;
-  std::shared_ptr<pressure_call> self_ __attribute__((guarded_by(mutex_))); // from its beginning until it has ended
-  bool ended_ = false; // by the function itself: the pool may be gone
+  std::shared_ptr<pressure_call> self_ __attribute__((guarded_by(mutex_))); // keeps this object alive during a run
+  bool ended_ = false; // the function itself has called end(): the pool may be destroyed
 };
 
-/// A coroutine that nothing awaits: it begins at once, and its end is the end of its frame.
+/// A coroutine that nothing awaits: it starts at once, and destroys its frame at its end.
 export struct detached {
   struct promise_type {
     detached get_return_object() const noexcept { return {}; }
@@ -72,7 +75,7 @@ export struct detached {
   };
 };
 
-/// Awaits what the function returns, and then ends the call. The call owns the function, and may end with it.
+/// Awaits the result of the function, and then ends the run. finish() may destroy `call`, which owns `free_some`.
 export template <class F> detached await_freed(F& free_some, std::size_t wanted, pressure_call& call) {
   std::size_t freed = 0;
   try {

@@ -7,21 +7,22 @@ import :std;
 
 namespace gpumem::detail {
 
-/// The functions of one pool, guarded by the locks of all shards. A function is called when requests have begun to wait
-/// since its last call, and as long as calls of it free memory.
+/// The functions of one pool, guarded by the locks of all shards. A function is due if requests have begun to wait
+/// since its last run, or if that run freed memory.
 export class pressure_list {
 public:
   /// Throws std::bad_alloc.
   [[clang::requires_capability(all_shards)]] void add(pressure_call& item) { calls_.push_back(&item); }
   [[clang::requires_capability(all_shards)]] void remove(pressure_call& item) noexcept;
   [[clang::requires_capability(all_shards)]] void on_park() noexcept { ++parks_; }
-  /// Whether one runs, or is due.
+  /// Returns whether a function runs or is due.
   [[clang::requires_shared_capability(all_shards)]] bool pending() const noexcept;
-  /// Whether one is due.
+  /// Returns whether a function is due.
   [[clang::requires_shared_capability(all_shards)]] bool due() const noexcept;
   /// Returns a function that is due, and marks it as begun; null if none is due.
   [[clang::requires_capability(all_shards)]] pressure_call* begin_next() noexcept;
-  /// Notes that a function begins, and that it has ended. The count of changes shows whether it really freed memory.
+  /// Note that a function begins, and that it has ended. `change_count`: the pool's count of changes, which grows with
+  /// each free. If the count has not grown in between, the function freed nothing in this pool.
   [[clang::requires_capability(all_shards)]] void on_begin(pressure_call& item, std::size_t wanted,
                                                            std::uint64_t change_count) noexcept;
   [[clang::requires_capability(all_shards)]] void on_end(pressure_call& item, std::size_t freed,

@@ -18,7 +18,7 @@ namespace gpumem::detail {
 /// calls functions that free memory, or ends a request so that others go on. Guarded by the locks of all shards.
 export class progress_monitor {
 public:
-  /// Refers to both.
+  /// Keeps references to both.
   progress_monitor(pool_parts& parts, waiting_requests const& waiting) noexcept
       : stall{parts.options.stall_timeout}, parts_{parts}, waiting_{waiting} {}
 
@@ -26,26 +26,28 @@ public:
   pressure_list pressure __attribute__((guarded_by(all_shards)));
   stall_detector stall __attribute__((guarded_by(all_shards)));
 
-  /// Returns whether streams use free memory. The end of these uses counts as a change, whichever call has seen the
-  /// work complete.
+  /// Returns whether streams still use free memory. If they did at the last call and no longer do, counts a change,
+  /// after which requests may succeed.
   [[clang::requires_capability(one_shard, all_shards)]] bool update_work_pending() noexcept;
-  /// Returns the request that may lack only the completion of work, for which only the library thread polls; null if
-  /// none.
+  /// Returns the next waiting request for which a poll may help, because enough bytes are free or could be reserved;
+  /// null if there is none. While requests wait, only the library thread polls.
   [[clang::requires_capability(one_shard, all_shards)]] waiter* next_to_poll_for() const noexcept;
-  /// Returns the request that ends so that other requests can go on; null if none.
+  /// Returns the request that must end without memory so that other requests can go on; null if there is none.
   [[clang::requires_capability(one_shard, all_shards)]] waiter* next_to_abort() noexcept;
-  /// Returns the bytes for which requests wait and which they could not have now.
+  /// Returns the bytes that waiting requests lack, beyond those that are free or could be reserved.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t wanted() const noexcept;
-  /// Returns whether work that waits could hold all memory; does not add up the bytes of each holder.
+  /// Returns whether it is possible that all memory is held by work that waits itself. Cheap, because it does not add
+  /// up the bytes of each holder (a unit of work).
   [[clang::requires_capability(one_shard, all_shards)]] bool may_stall() const noexcept;
-  /// Whether the library thread has something to look at.
+  /// Returns whether a pass of the library thread would have something to do.
   [[clang::requires_capability(one_shard, all_shards)]] bool needs_pass() noexcept;
   /// Posts a pass if the library thread has to poll, to call a pressure callback, or to look for a stall.
   [[clang::requires_capability(one_shard, all_shards)]] void schedule_poll() noexcept;
-  /// Posts a late pass for the time at which the requests count as stalled.
+  /// Posts a pass for the time at which the waiting requests count as stalled.
   [[clang::requires_capability(one_shard, all_shards)]] void schedule_stall_check() noexcept;
 
-  /// Bytes of holders whose requests were preempted, until their work is rolled back.
+  /// Count the bytes of holders whose requests were preempted: ended so that the holder rolls back its work and frees
+  /// these bytes. They are subtracted after the rollback.
   [[clang::requires_capability(all_shards)]] void add_preempted(std::size_t bytes) noexcept { preempted_ += bytes; }
   [[clang::requires_capability(all_shards)]] void subtract_preempted(std::size_t bytes) noexcept {
     preempted_ -= bytes;

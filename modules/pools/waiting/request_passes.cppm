@@ -16,12 +16,12 @@ namespace gpumem::detail {
 /// polls for work that has completed. Takes the locks of all shards.
 export class request_passes final : public pressure_call::observer {
 public:
-  /// Refers to all arguments.
+  /// Keeps references to all arguments.
   request_passes(pool_parts& parts, deferred_frees& deferred, waiting_requests const& waiting,
                  progress_monitor& monitor, request_queue& queue) noexcept
       : parts_{parts}, deferred_{deferred}, waiting_{waiting}, monitor_{monitor}, queue_{queue} {}
 
-  /// By the library thread.
+  /// Called by the library thread in each pass.
   void run() noexcept;
   void on_holder_event(holder& unit, holder_event what) noexcept;
   /// Throws std::bad_alloc.
@@ -30,7 +30,7 @@ public:
 
 private:
   void call_pressure() noexcept;
-  bool abort_one() noexcept; // false: none
+  bool abort_one() noexcept; // ends one request; false if none must end
   void poll() noexcept;
   std::size_t begin_pressure(pressure_call& call) noexcept override;
   void end_pressure(pressure_call& call, std::size_t freed) noexcept override;

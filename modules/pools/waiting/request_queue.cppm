@@ -1,4 +1,4 @@
-// Turns of the requests that wait for a pool's memory.
+// The requests that wait for a pool's memory, and their turns. In its turn a request tries to allocate again.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
@@ -16,52 +16,58 @@ import :waiting_requests;
 
 namespace gpumem::detail {
 
-/// Decides which request has a turn, and what is set aside for it. While a request waits, all frees take the locks of
-/// all shards, and call wake_next().
+/// Decides which waiting request has a turn, and how many bytes are set aside for that turn. While a request waits, all
+/// frees take the locks of all shards, and call wake_next().
 ///
-/// Functions of the first group take the locks of all shards themselves; those of the second are called under them.
+/// Functions with `requires_capability` are called under the locks of all shards; the others take these locks
+/// themselves.
 export class request_queue {
 public:
-  /// Refers to all arguments.
+  /// Keeps references to all arguments.
   request_queue(pool_parts& parts, shard_frees& frees, waiting_requests& waiting, progress_monitor& monitor) noexcept
       : parts_{parts}, frees_{frees}, waiting_{waiting}, monitor_{monitor} {}
 
   /// The outcome of a request that asks to wait.
   enum class waiting : std::uint8_t {
-    parked,   ///< it waits, and may be gone
-    answered, ///< by complete(), or it was cancelled
-    last,     ///< answered; the pool has neither handle nor block any more, and is the caller's to close
-    turn,     ///< the caller tries to allocate for it, and then calls end_turn
+    parked,   ///< the request waits; another thread may complete and destroy it at once
+    answered, ///< complete() was called for the request, or the request was cancelled
+    last,     ///< answered; the caller must close the pool, which has no handle, live block or request any more
+    turn,     ///< the caller tries to allocate for the request, and then calls end_turn
   };
-  /// With the count of changes at the beginning of the turn.
+  /// The outcome; for a turn, with the pool's count of changes at its beginning.
   struct turn {
     waiting what;
     std::uint64_t since = 0;
   };
-  /// Parks the request, or gives it a turn. The caller makes the attempt itself: a hardened pool allocates in another
-  /// way.
+  /// Parks the request, or gives it a turn. The caller then makes the attempt, since a hardened pool allocates in
+  /// another way than other pools.
   turn begin_turn(waiter& item) noexcept;
   turn end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept;
-  /// Withdraws a request; false if it does not wait, or has a turn. `last`: as above.
+  /// Withdraws a request. Returns false if the request does not wait or has a turn. Sets `last` if the caller must
+  /// close the pool, as with `waiting::last`.
   bool cancel(waiter& item, bool& last) noexcept;
-  /// Whether the memory could be there for a request that only asks for a turn, or for one of several parts.
+  /// For a request of several parts, or one that asks only for a turn: returns null if there could be enough memory
+  /// now, otherwise the failure.
   expected<void*, failure> may_go_on(waiter const& item) noexcept;
-  /// Why a request that does not wait gets nothing while others do; none if it may overtake them.
+  /// Returns why a request that does not wait gets no memory while other requests wait; nullopt if it may overtake
+  /// them.
   std::optional<outcome> refusal_at_admission(allocation_request const& request) noexcept;
-  /// `live`: bytes, as the users see them. Throws std::bad_alloc.
+  /// Describes the waiting requests and the memory of scopes as text. `live`: the live bytes, as users see them. Throws
+  /// std::bad_alloc.
   std::string describe(std::size_t live);
   waiting_statistics read_statistics() noexcept;
 
-  /// Gives turns as long as there could be memory for the next. A request that cannot be met any more is woken to be
-  /// told so.
+  /// Gives turns as long as there could be memory for the next request. A request that can never be met any more gets a
+  /// turn too, in which it fails.
   [[clang::requires_capability(one_shard, all_shards)]] void wake_next(woken_waiters& woken) noexcept;
-  /// Wakes the requests that cannot be met any more: the limit has changed, or the pool is closed.
+  /// Wakes the requests that can never be met any more. Called after the limit has changed or the pool was closed.
   [[clang::requires_capability(one_shard, all_shards)]] void wake_ended(woken_waiters& woken) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void give_turn(waiter& item, woken_waiters& woken) noexcept;
-  /// Removes a request, after which others may have queued, and wakes those. Returns whether the pool is unused now.
+  /// Removes a request, and gives turns to requests that waited for its end. Returns whether the pool now has no
+  /// handle, no live block and no request.
   [[clang::requires_capability(one_shard, all_shards)]] bool remove(waiter& item, woken_waiters& woken) noexcept;
-  /// Calls `free_part`, which frees a part of a request of which another part was refused. The free counts as no change
-  /// for requests of several parts: otherwise two of them would wake each other for ever.
+  /// Calls `free_part`, which frees a part of a request of which another part was refused. For requests of several
+  /// parts the free does not count as a change. Otherwise two such requests would wake each other for ever.
   template <class Free>
   [[clang::requires_capability(one_shard, all_shards)]] void return_part(Free free_part) noexcept {
     waiting_.count_returned_parts(parts_.requests.without_counting(free_part));
@@ -80,7 +86,7 @@ private:
   waiting_requests& waiting_;
   progress_monitor& monitor_;
   waiter const* multi_part_ __attribute__((guarded_by(all_shards))) =
-      nullptr; // the request of several parts that tries to allocate them
+      nullptr; // the request of several parts that has a turn now; null: none
 };
 
 } // namespace gpumem::detail

@@ -14,34 +14,36 @@ namespace gpumem::detail {
 /// The waiting requests of one pool, and what each of them lacks. Guarded by the locks of all shards.
 export class waiting_requests {
 public:
-  /// Refers to both.
+  /// Keeps references to both.
   waiting_requests(pool_parts& parts, deferred_frees const& deferred) noexcept
       : queue{parts.options.max_overtakes}, parts_{parts}, deferred_{deferred} {}
 
   waiter_list queue __attribute__((guarded_by(all_shards)));
 
-  /// Returns the bytes that are free or could be reserved, less those set aside for requests other than `its_own`.
+  /// Returns the bytes that are free or could be reserved, less those set aside for requests that have a turn. Does not
+  /// subtract `its_own`, the part set aside for the request that asks.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t headroom(std::size_t its_own = 0) const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] bool fits(waiter const& item) const noexcept;
-  /// Rounds as for a request for which the pool cannot grow: only small sizes are rounded to a size class.
+  /// Rounds a size up as the pool does when it cannot grow: small sizes to a size class, larger ones to 256 bytes.
   std::size_t rounded(std::size_t bytes) const noexcept;
   std::size_t rounded(waiter const& item) const noexcept;
-  /// Whether the request can no longer be met.
+  /// Returns whether the request can never be met any more.
   [[clang::requires_shared_capability(all_shards)]] bool ends(waiter const& item) const noexcept;
-  /// Whether nothing is left for which the request could wait.
+  /// Returns whether waiting cannot help the request, because no memory is live and no stream's work is still open.
   [[clang::requires_capability(one_shard, all_shards)]] bool waits_for_nothing(waiter const& item) const noexcept;
-  /// Whether the pool has neither handle, nor live block, nor request.
+  /// Returns whether the pool has no handle, no live block and no waiting request.
   [[clang::requires_capability(one_shard, all_shards)]] bool is_pool_unused() const noexcept;
-  /// Whether a free inside a capture waits for a call.
+  /// Returns whether a free inside a graph capture waits for a later call that completes it.
   [[clang::requires_shared_capability(all_shards)]] inline bool has_deferred_frees() const noexcept {
     return deferred_.any();
   }
 
   /// Returns a count of changes that may let a refused request go on: it grows with each free and each promoted range.
   [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t change_count() const noexcept;
-  /// The same for this request. Parts that requests of several blocks give back do not count for such requests.
+  /// Returns the count for this request. If the request has several parts, the count leaves out parts that such
+  /// requests gave back.
   [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t change_count(waiter const& item) const noexcept;
-  /// The count without the parts that requests of several blocks have given back.
+  /// Returns the count without the parts that requests of several parts gave back.
   [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t frees_of_others() const noexcept {
     return change_count() - returned_parts_;
   }
@@ -49,7 +51,8 @@ public:
     returned_parts_ += changes;
   }
 
-  /// The upstream has refused to go beyond these reserved bytes, as long as requests wait.
+  /// Notes that the upstream has refused to give the pool more than these reserved bytes. Valid as long as requests
+  /// wait.
   [[clang::requires_capability(all_shards)]] void set_upstream_limit(std::size_t reserved) noexcept {
     upstream_limit_ = reserved;
   }
@@ -61,7 +64,7 @@ private:
   pool_parts& parts_;
   deferred_frees const& deferred_;
   std::size_t upstream_limit_ __attribute__((guarded_by(all_shards))) = SIZE_MAX;
-  std::uint64_t returned_parts_ __attribute__((guarded_by(all_shards))) = 0; // frees of parts of refused requests
+  std::uint64_t returned_parts_ __attribute__((guarded_by(all_shards))) = 0; // parts that refused requests gave back
 };
 
 } // namespace gpumem::detail

@@ -1,4 +1,4 @@
-// Writes and searches the ring of a hardened pool's events.
+// Writes and searches the ring buffer of a hardened pool's last allocations and frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -28,7 +28,7 @@ void block_history::record(block_event::kind what, void const* pointer, std::siz
   ring_[sequence % ring_.size()] = {what, sync::thread_index(), sequence, stream, pointer, bytes};
 }
 
-// Visits the events from the newest on, while `visit` returns true.
+// Visits the events, the newest first, until `visit` returns false.
 template <class Visit> void block_history::visit_newest_first(Visit visit) const {
   auto const kept = std::min<std::uint64_t>(recorded_, ring_.size());
   for (std::uint64_t i = 0; i < kept; ++i) {

@@ -17,8 +17,8 @@ import :stream_timeline;
 namespace gpumem::detail {
 namespace {
 
-// While an object lives, the thread enqueues work of the pool itself. If the simulator is the driver, it does not take
-// this work for a use of memory that is not allocated.
+// While an object of this class lives, driver calls of its thread count as the pool's own. The simulated driver of the
+// tests reports accesses to memory that is not allocated; this class exempts the pool's fills and copies.
 class own_work {
 public:
   own_work() noexcept { tell(1); }
@@ -63,7 +63,8 @@ bool read_back(stream_key const& on, byte_run what, char* into) noexcept {
   return enqueue(on, [&] { return driver().memcpy_dtoh_async(into, address(what.data), what.bytes, on.handle()); });
 }
 
-// Mostly all bytes are right. So first compares each byte with the next one, by a single memcmp.
+// Usually all bytes are right. So the first byte is compared with the pattern, and then each byte with the next one by
+// a single memcmp.
 corruption compare(char const* data, std::size_t bytes, fill_pattern with) noexcept {
   auto const right = static_cast<unsigned char>(with);
   auto const wrong = [&](std::size_t i) { return static_cast<unsigned char>(data[i]) != right; };

@@ -36,7 +36,7 @@ import :tuning;
 namespace gpumem::detail {
 namespace {
 
-inline constexpr std::size_t max_reported_events = 16; // events in a report
+inline constexpr std::size_t max_reported_events = 16; // most events of the history in one report
 
 guard_layout layout_of(hardening_options const& options) noexcept {
   return {(options.guard + granule - 1) / granule * granule, options.poison};
@@ -48,9 +48,9 @@ std::optional<device> device_for(pool_engine& engine) {
   throw std::invalid_argument{"gpumem: a pool cannot be hardened over memory that neither host nor device can touch"};
 }
 
-// Returns whether the stream is capturing; true also if the driver's query fails. For own streams asks the driver,
-// which alone knows of a capture that was begun on the raw handle or joined; for other streams the key has the driver's
-// answer.
+// Returns whether the stream captures a graph; true also if the driver's query fails. The key of an own or adopted
+// stream knows only captures that were begun through gpumem. So this function asks the driver, which knows all
+// captures. For other streams the key has the driver's answer already.
 bool captures(stream_key const& key) noexcept {
   if (key.capturing() || key.is_host() || !key.has_handle() || !key.timeline().owns_handle()) return key.capturing();
   try {
@@ -75,7 +75,7 @@ expected<void*, failure> hardening::try_allocate(stream_key const& key, std::siz
   try {
     result = allocate(key, bytes, alignment);
   } catch (std::bad_alloc const&) {
-    // The host has no memory: exhausted.
+    // The host has no memory. The result stays `exhausted`.
   }
   if (!result) {
     lock const held{mutex_};
@@ -106,7 +106,7 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
   }
   fill_guards(fresh, key);
   lock const held{mutex_};
-  fresh.live = true; // not earlier: another thread may wrongly free an earlier block at this address
+  fresh.live = true; // set last: until now, a free of this address is found as a misuse
   ++held_blocks_;
   ++allocations_;
   live_ += bytes;
@@ -115,8 +115,9 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
   return fresh.user;
 }
 
-// Allocates from the engine. If it has no memory, frees quarantined blocks to it as they complete; for a request that
-// may not wait, only those that are complete now.
+// Allocates from the engine. If the engine has no memory, blocks leave the quarantine early and the allocation is tried
+// again. A request that may not wait gets only blocks that are complete now. Any other request polls for complete
+// blocks for up to `tuning::max_host_wait`.
 expected<void*, failure> hardening::draw(stream_key const& key, std::size_t total, std::size_t alignment) noexcept {
   auto result = engine_.try_allocate(key, total, alignment);
   auto const exhausted = [&result] { return !result && result.error().reason == outcome::exhausted; };
@@ -130,9 +131,10 @@ expected<void*, failure> hardening::draw(stream_key const& key, std::size_t tota
   return result;
 }
 
-// Fills a new block. The host fills memory that it may touch, because no stream uses it. Otherwise the block's stream
-// fills it; for a request of the host, the quarantine's stream fills the guards alone. A stream of another device fills
-// nothing, since it might not reach the memory.
+// Fills a new block. If the host can touch the memory, it fills the block at once, because the engine hands out such
+// memory only when no stream uses it. Otherwise the stream of the request fills the block. For a request without a
+// stream, the quarantine's own stream fills the guards alone. A stream of another device fills nothing, since it might
+// not reach the memory.
 void hardening::fill_guards(guarded_block& fresh, stream_key const& key) noexcept {
   auto const runs = fresh.all(layout_);
   if (by_host_) {
@@ -170,8 +172,8 @@ void hardening::deallocate(stream_key const& key, void* pointer, std::optional<s
   if (last) close();
 }
 
-// Ends the life of a block and returns it; null if a misuse was reported. If several threads free the block at once,
-// one of them gets it.
+// Marks the block as freed and returns it. If the free is a misuse, reports the misuse and returns null. If several
+// threads free the block at once, only one of them gets it.
 guarded_block* hardening::claim(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   lock const held{mutex_};
   auto* const found = find_containing(pointer);
@@ -191,8 +193,8 @@ guarded_block* hardening::claim(stream_key const& key, void* pointer, std::optio
 }
 
 guarded_block* hardening::find_containing(void const* pointer) noexcept {
-  // The map has the users' addresses, but a block starts before its user's bytes: so the next higher one may hold the
-  // pointer.
+  // The map is ordered by the addresses that users have, but a block starts with a guard before its user's bytes. So
+  // the block with the next higher address may hold the pointer.
   auto above = blocks_.upper_bound(reinterpret_cast<std::uintptr_t>(pointer));
   if (above != blocks_.end() && above->second->holds(pointer)) return above->second.get();
   if (above == blocks_.begin()) return nullptr;
@@ -200,8 +202,9 @@ guarded_block* hardening::find_containing(void const* pointer) noexcept {
   return below.holds(pointer) ? &below : nullptr;
 }
 
-// Explains a wrong free. It is a double free if the history has a free of this pointer, whatever block is there now. If
-// that is a live block, it is a double free only if an earlier block there was freed with this size.
+// Returns which misuse a wrong free is. It is a double free if the block at the pointer is freed already, or if the
+// history has a free of the pointer. If a live block starts at the pointer, that earlier free must also have had this
+// size; otherwise the size is wrong.
 misuse hardening::explain(void const* pointer, std::optional<std::size_t> bytes) noexcept {
   auto const* const found = find_containing(pointer);
   misuse wrong{misuse::kind::foreign_pointer, pointer, bytes.value_or(0), found ? found->bytes : 0};
@@ -215,7 +218,7 @@ misuse hardening::explain(void const* pointer, std::optional<std::size_t> bytes)
   return wrong;
 }
 
-// Reports a misuse with its history. Unlocks while the handler runs.
+// Reports a misuse with the history of its address. Unlocks while the user's handler runs.
 void hardening::report(misuse what) noexcept {
   std::array<block_event, max_reported_events> events{};
   what.events = history_.newest(what.pointer, events.data(), events.size());
@@ -225,9 +228,10 @@ void hardening::report(misuse what) noexcept {
   report_misuse(what);
 }
 
-// If the stream of the free may get work and is ordered after the allocation's fill, and if no other use was recorded,
-// enqueues the poison on it. Otherwise the quarantine poisons the block later: the user may have ordered streams
-// without telling gpumem. In both cases records an event, if the stream can have one.
+// Enqueues the poison on the stream of the free, under three conditions: work may be enqueued on the stream, the stream
+// is known to come after the fill of the allocation, and no use on another stream was recorded. If one of them does not
+// hold, the quarantine poisons the block later, when all uses are complete. In any case records an event, if the stream
+// can have one.
 void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
   if (freed.has_recorded_uses) freed.uses = engine_.uses().of(freed.base());
   if (key.is_host()) return;
@@ -243,7 +247,7 @@ void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
   if (after) freed.granted_use = {};
   auto const recorded = capturing || !key.has_handle() ? epoch{0} : timeline.record_later(key.handle());
   auto const ended = recorded ? recorded : key.end_use(freed.allocated, true);
-  freed.uses.add({&timeline, ended}); // there is room: a block has at most three recorded uses
+  freed.uses.add({&timeline, ended}); // succeeds: a block has at most three recorded uses, and there is room for four
 }
 
 void hardening::record_use(stream_key const& key, void* pointer) {

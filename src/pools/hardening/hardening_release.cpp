@@ -1,4 +1,4 @@
-// The way of blocks out of the quarantine, the reports of overwritten bytes, and the end of a hardened pool.
+// Blocks of a hardened pool that leave its quarantine, reports of overwritten bytes, and the end of the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -29,8 +29,8 @@ import :tuning;
 
 namespace gpumem::detail {
 
-// Advances the quarantine, and frees the blocks that leave it. On a lost device no work runs and no use is seen
-// complete: so a pool that ends frees all blocks unchecked.
+// Checks blocks in the quarantine, and frees those that leave it. Frees all blocks without a check after the driver's
+// end. It does the same if the pool ends on a lost device, since no use becomes complete there.
 void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {
   guarded_block* outgoing = nullptr;
   {
@@ -45,8 +45,8 @@ void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {
   }
 }
 
-// Reports overwritten bytes, forgets the block, and then frees it to the engine: not earlier, because the engine may
-// allocate its memory again at once.
+// Reports overwritten bytes, erases the block's record, and then frees the block to the engine. The record goes first,
+// because the engine may allocate the memory again at once.
 void hardening::release(guarded_block& outgoing) noexcept {
   auto* const base = outgoing.base();
   auto const allocated = outgoing.allocated;
@@ -76,8 +76,8 @@ void hardening::report_corruption(guarded_block const& outgoing) noexcept {
   say(misuse::kind::use_after_free, found.after_free, signed_size(found.after_free.first));
 }
 
-// Advances the quarantine until the goal or the deadline is reached, or the device is lost. Returns whether any block
-// has gone to the engine.
+// Calls advance() until the goal or the deadline is reached, or the device is lost. Returns whether any block has gone
+// to the engine.
 bool hardening::drain(sync::time_point deadline, until goal) noexcept {
   auto const state = [this] {
     lock const held{mutex_};
@@ -93,7 +93,7 @@ bool hardening::drain(sync::time_point deadline, until goal) noexcept {
   }
 }
 
-// Polls for up to 1 ms, since the quarantine's copies are short.
+// Polls for up to 1 ms. The check copies complete blocks to the host, which takes less time.
 void hardening::flush() noexcept { drain(sync::now() + max_flush_time, until::nothing_is_left); }
 
 bool hardening::synchronize(sync::duration longest) noexcept {
@@ -156,7 +156,7 @@ void hardening::drop_last_handle() noexcept {
   if (last) close();
 }
 
-// Ends the pool now if all blocks are complete; otherwise the library thread goes on in expire().
+// Ends the pool now if all blocks are complete; otherwise the timer calls expire() on the library thread to try again.
 void hardening::close() noexcept {
   retry_releases();
   advance(nullptr, 0);
@@ -172,8 +172,8 @@ bool hardening::end_if_empty() noexcept {
   return true;
 }
 
-// A pass of the library thread. If only blocks without an event are left, passes are of no use: defers the release
-// until that changes.
+// Tries again to end the pool, on the library thread. If no event covers the uses of the blocks that are left, further
+// tries are of no use. The release is then deferred until an event is recorded that covers one of them.
 void hardening::expire() noexcept {
   advance(nullptr, 0);
   if (end_if_empty()) return;

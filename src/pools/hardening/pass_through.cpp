@@ -1,4 +1,4 @@
-// Passes allocations and frees of a pool to its upstream.
+// Passes each allocation and each free of a pool to its upstream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -32,7 +32,8 @@ namespace {
 
 std::uintptr_t address_of(void const* pointer) noexcept { return reinterpret_cast<std::uintptr_t>(pointer); }
 
-// Orders the stream after the uses. If that fails, waits for them on the host for a bounded time.
+// Makes the stream wait for the uses. If that fails, the host waits for them, for at most 60 times
+// `tuning::max_host_wait`.
 void order_after(stream_uses const& uses, stream_key const& key) noexcept {
   if (uses.completed()) return;
   try {
@@ -40,7 +41,7 @@ void order_after(stream_uses const& uses, stream_key const& key) noexcept {
     std::vector<stream_timeline*> open;
     for (auto const& use : uses) open.push_back(use.timeline);
     for (int tries = 0; tries < 60 && driver_alive() && !wait_for_streams(open, tuning::max_host_wait); ++tries) {}
-  } catch (...) {} // the host has no memory, or the device is lost
+  } catch (...) {} // there is no wait: the host has no memory, or the device is lost
 }
 
 } // namespace
@@ -75,7 +76,8 @@ expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::
   return unexpected<failure>{failure{result.error().reason, result.error().code, bytes}};
 }
 
-// The record goes before the block does: afterwards another thread may get the address.
+// Checks a free and removes the block's record. The caller frees the block only afterwards, because another thread may
+// then get the same address.
 pass_through::block_map::node_type pass_through::take(stream_key const& key, void* pointer,
                                                       std::optional<std::size_t> bytes) noexcept {
   misuse wrong{misuse::kind::foreign_pointer, pointer, bytes.value_or(0), 0, key.id(), engine_.options().name.c_str()};
@@ -146,7 +148,7 @@ void pass_through::record_use(stream_key const& key, void* pointer) {
       uses.prune();
       if (uses.add(end_use(bytes))) return;
       order_after(uses, key);
-      return uses.assign(end_use(bytes)); // after the stream's waits
+      return uses.assign(end_use(bytes)); // read after the stream's waits, so that this use covers the others too
     }
   }
   report_misuse({misuse::kind::foreign_pointer, pointer, 0, 0, key.id(), engine_.options().name.c_str()});

@@ -1,4 +1,4 @@
-// The way of a block through the quarantine: it completes, is poisoned, copied and compared.
+// Polls, poisons, copies and compares the blocks in the quarantine of a hardened pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -22,15 +22,16 @@ import :stream_timeline;
 namespace gpumem::detail {
 namespace {
 
-inline constexpr std::size_t max_visited = 64; // blocks that one call visits, so that calls stay short
+inline constexpr std::size_t max_visited = 64; // most blocks that one call visits, so that the call stays short
 inline constexpr std::size_t least_staging = std::size_t{1} << 20;
 
 std::size_t staging_for(guard_layout const& layout) noexcept {
   return std::max(2 * layout.guard + granule + layout.poison, least_staging);
 }
 
-// Visits the oldest 64 blocks, and calls `take` for those whose uses are complete; a block stays if `take` returns
-// false. If all 64 are still in use they go to the end of the list, so that they do not hold up the blocks after them.
+// Visits the oldest `max_visited` blocks, and calls `take` for those whose uses are complete. Keeps blocks for which
+// `take` returns false. If all visited blocks are still in use, moves them to the end of the list, so that the next
+// call visits others.
 template <class List, class Take> void for_each_complete(List& from, Take take) noexcept {
   List staying;
   bool stuck = true;
@@ -113,7 +114,8 @@ guarded_block* quarantine::give_up() noexcept {
   return out.first;
 }
 
-// Polls the streams that the oldest blocks wait for, and records or requests missing events.
+// Polls the streams that still use the oldest blocks. For a use that no event covers, records an event or requests one
+// from the stream's next free.
 void quarantine::poll(list const& oldest, stream_key const* asking) noexcept {
   stream_timeline const* polled = nullptr;
   auto const poll_use = [&](stream_use const& use) {
@@ -149,7 +151,7 @@ void quarantine::take_complete(std::size_t keep, list& out) noexcept {
   if (sent_.first && sent_until_ == 0) sent_until_ = record_epoch();
 }
 
-// Poisons blocks that the stream of their free could not poison. From then on they are kept as the other blocks.
+// Poisons complete blocks that the stream of their free did not poison, and keeps them with the other blocks.
 void quarantine::poison_complete() noexcept {
   for_each_complete(unpoisoned_, [&](guarded_block& each) {
     poison(each);
@@ -170,10 +172,10 @@ void quarantine::poison(guarded_block& complete) noexcept {
   }
 }
 
-// Enqueues a copy of the checked bytes to the staging memory, on the quarantine's own stream after all fills there.
-// Returns false if there is no room, or if earlier copies must end first.
+// Enqueues a copy of the bytes to check on the quarantine's own stream, after all fills on that stream. The copy goes
+// to the staging memory. Returns false if that memory has no room, or if earlier copies are not compared yet.
 bool quarantine::send(guarded_block& outgoing) noexcept {
-  if (sent_until_ != 0) return false; // the copies before must end first
+  if (sent_until_ != 0) return false; // earlier copies have not ended; an event marks their end
   auto const runs = outgoing.all(layout_);
   auto const needed = runs[0].bytes + runs[1].bytes;
   if (needed > staging_bytes_ - staged_) return false;
@@ -183,14 +185,15 @@ bool quarantine::send(guarded_block& outgoing) noexcept {
     copied = copied && read_back(own_->key(), run, staging_ + staged_);
     staged_ += run.bytes;
   }
-  // A block that cannot be read is not checked.
+  // If the copy failed, the block leaves the quarantine without a check.
   if (!copied) outgoing.guards_filled = outgoing.poisoned = false;
   sent_bytes_ += outgoing.allocated;
   sent_.push(outgoing);
   return true;
 }
 
-// Returns an epoch of the own stream; when it is complete, all work enqueued so far is.
+// Returns an epoch of the quarantine's own stream. When the epoch is complete, all work enqueued on the stream before
+// this call is complete.
 epoch quarantine::record_epoch() noexcept {
   auto& timeline = own_->key().timeline();
   auto const recorded = timeline.record_later(timeline.handle());
@@ -245,7 +248,7 @@ std::vector<stream_timeline*> quarantine::streams_in_use(bool without_event) con
   return found;
 }
 
-// No stream waits for this fill: users must not touch the guards, and the block is not reused before the fill is
+// No stream waits for this fill. Users must not touch the guards, and the quarantine keeps the block until the fill is
 // complete.
 void quarantine::fill_guards_alone(guarded_block& fresh) noexcept {
   fresh.guards_filled = true;

@@ -1,4 +1,4 @@
-// The list of closed pools whose memory cannot go back yet, and the retries of their release.
+// The list of closed pools whose memory cannot go back to the upstream yet, and the retries of their release.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>
@@ -15,7 +15,7 @@ namespace {
 
 std::atomic<deferred_release*> deferred{nullptr};
 
-// The process is exiting: the library thread must end.
+// Set when the process exits: the library thread must then end.
 std::atomic<bool> exiting{false};
 void set_exiting() noexcept { exiting.store(true, std::memory_order_relaxed); }
 
@@ -23,7 +23,7 @@ void set_exiting() noexcept { exiting.store(true, std::memory_order_relaxed); }
 
 bool process_is_exiting() noexcept {
   static bool const once = [] {
-    at_driver_exit(set_exiting); // after the library thread's own function, so it runs before the join
+    at_driver_exit(set_exiting); // registered last, so it runs before the library thread is joined
     return true;
   }();
   static_cast<void>(once);

@@ -35,12 +35,13 @@ void pass_timer::begin_pass() noexcept {
   running_ = true;
 }
 
-// Returns whether the caller must post a pass: none is posted, or a late one was cancelled in favour of one due soon.
+// Returns whether the caller must post a pass, because none is posted. A pass that is due soon first cancels a posted
+// late pass.
 bool pass_timer::may_post(bool soon) noexcept {
   if (!driver_alive() || (queued_ && !(soon && late_ && try_cancel_timer(pass_)))) return false;
   queued_ = true;
   late_ = !soon;
-  process_is_exiting(); // from the first call on it notes the exit
+  process_is_exiting(); // the first call registers a function that notes the exit
   return true;
 }
 

@@ -18,8 +18,8 @@ import :tuning;
 
 namespace gpumem::detail {
 // The fast path is off under pressure, beyond the release threshold, after the pool was closed or has lost its last
-// handle, and while deferred frees wait for a call. Caching is also off for host-accessible memory: the host must not
-// get blocks that the device still uses.
+// handle, and while frees inside a graph capture wait for a later call that completes them. Caching is also off for
+// host-accessible memory: the host must not get blocks that the device still uses.
 mode_settings derive_mode(mode_facts const& facts) noexcept {
   bool const fast_path = !facts.under_pressure && !facts.closed && !facts.deferred_frees &&
                          !is_too_much(facts.reserved, facts.release_threshold);

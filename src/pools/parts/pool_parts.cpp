@@ -31,7 +31,7 @@ import :tuning;
 namespace gpumem::detail {
 namespace {
 
-// Bounds guard, poison and history, so that no sum of them and a block's size overflows. Throws std::invalid_argument.
+// Throws std::invalid_argument if guard, poison or history is so large that a sum with a block's size could overflow.
 void check_hardening(hardening_options const& asked, std::size_t limit) {
   constexpr std::size_t max_bytes = std::size_t{1} << 30, max_events = std::size_t{1} << 24;
   hardening_options const usual;
@@ -127,7 +127,7 @@ std::int64_t pool_parts::live_blocks() const noexcept {
   return sum;
 }
 
-// The shards also count the blocks in thread caches as live.
+// The shards count blocks in thread caches as live, so this function subtracts them.
 std::size_t pool_parts::live_bytes() const noexcept {
   auto sum = -caches.snapshot().cached_requested;
   for (auto const& each : shards.all()) sum += each->live.bytes;

@@ -1,4 +1,4 @@
-// The searches by reuse tier: the stream's own and ready ranges, ordered, completed, and after a wait.
+// The searches for a free range, by reuse tier: from ranges that need no order to those for which the stream must wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -56,7 +56,8 @@ placement range_search::find_cross_stream(allocation_request const& request, reu
     for (auto* const each : all.single_stream()) {
       if (each->empty() || (each->timeline() == &request.key.timeline() && !rules_.needs_host(request.key))) continue;
       auto const oldest = each->oldest()->uses.begin()->newest;
-      // The oldest range of a free list tells whether any range on it is complete or ordered.
+      // The oldest range of the stream has the lowest epoch. So if its use is neither complete nor ordered, no other
+      // use on the list is.
       bool const any =
           last_tier == reuse_tier::wait || each->timeline()->completed(oldest) ||
           (!rules_.needs_host(request.key) && request.key.timeline().ordered_after(*each->timeline(), oldest));
@@ -67,14 +68,14 @@ placement range_search::find_cross_stream(allocation_request const& request, reu
   return best;
 }
 
-// Searches what other streams have freed, after the stream's own and the ready ranges had no fit.
+// Searches the ranges that other streams have freed. Called if no range of the stream's own and no ready range fits.
 placement range_search::find_ordered(allocation_request const& request, shard_span among) {
   if (auto const place = find_cross_stream(request, reuse_tier::ordered, among)) return place;
   return rules_.promote_completed(among) ? find_own_or_ready(request, among) : placement{};
 }
 
 // Polls once, and searches again. Streams of short kernels would poll at each request. So if polls have used up their
-// share of the time, the pool grows instead, until each stream has enough memory of its own.
+// share of the time, this function finds nothing. The pool then grows, until each stream has enough memory of its own.
 placement range_search::find_after_poll(allocation_request const& request, shard_span among) {
   auto& budget = request.shard->poll_budget;
   if (!budget.unlimited() && !request.growth_failed && budget.left(sync::now()) < time_budget::nanoseconds{0})

@@ -1,4 +1,4 @@
-// Which stream may use free memory, and how a pool learns which uses are complete.
+// Decides which stream may use free memory, and polls to learn which uses are complete.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -36,7 +36,7 @@ promote_completed_in(pool_shard& in) noexcept {
     auto& visited = *range;
     range = range->newer;
     if (std::ranges::none_of(visited.uses, &stream_use::completed)) continue;
-    if (range && range == visited.upper) range = range->newer; // prune() may join that range to this one
+    if (range && range == visited.upper) range = range->newer; // prune() may join `range` to `visited`
     in.ranges.prune(visited);
     ++in.counters.promoted;
   }
@@ -44,8 +44,8 @@ promote_completed_in(pool_shard& in) noexcept {
 
 } // namespace
 
-// The host can use only complete memory, and so can streams if the host may touch the memory at once: a wait on a
-// stream does not stop the host.
+// A request of the host needs complete memory. So does a request of a stream if the host may touch the memory as soon
+// as it is allocated, since a wait on a stream does not stop the host.
 reuse_tier reuse_rules::classify(stream_uses const& uses, stream_key const& key, reuse_tier last_tier) const {
   if (needs_host(key)) return uses.completed() ? reuse_tier::completed : reuse_tier::none;
   if (uses.empty()) return reuse_tier::completed;

@@ -17,11 +17,11 @@ import :tuning;
 namespace gpumem::detail {
 namespace {
 
-// The work of one stream that the host must see complete.
+// The epoch of one stream up to which the host must see the work complete.
 struct goal {
   stream_timeline* timeline;
   epoch newest;
-  bool all; // events can cover all frees on the stream up to now
+  bool all; // whether `newest` covers all frees on the stream up to now
 };
 
 goal goal_of(stream_timeline& timeline) noexcept {

@@ -1,4 +1,4 @@
-// Makes a shard, with the time that it may spend on polls.
+// The constructor of a shard.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>

@@ -42,9 +42,9 @@ void shard_list::lock_contended(pool_shard& one) noexcept {
 void shard_list::add_for_thread() noexcept {
   auto& mine = own_slot();
   mine.contention.store(0, std::memory_order_relaxed);
-  if (mine.owns_shard.load(std::memory_order_relaxed)) return; // another thread of this slot has added one
+  if (mine.owns_shard.load(std::memory_order_relaxed)) return; // another thread with this slot has added a shard
   try {
-    add(true); // the caller holds the locks of all shards, so also of this one
+    add(true); // the caller holds the locks of all shards, so the new shard starts locked
   } catch (std::bad_alloc const&) { return; }
   auto& made = *shards_[count_.load(std::memory_order_relaxed) - 1];
   mine.owns_shard.store(true, std::memory_order_relaxed);
@@ -63,7 +63,7 @@ shard_list::lookup shard_list::find_in_all(void const* pointer, std::atomic<pool
   return {};
 }
 
-// The analysis does not follow locks that a loop takes.
+// clang's thread-safety analysis does not follow locks that a loop takes.
 [[clang::no_thread_safety_analysis]] void shard_list::lock_all() noexcept {
   auto& first = *shards_[0];
   if (!first.mutex.try_lock()) lock_contended(first);

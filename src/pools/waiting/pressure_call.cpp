@@ -1,4 +1,4 @@
-// Calls of pressure callbacks, which free memory while requests wait.
+// Runs of pressure callbacks: functions of the user that free memory while requests wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace gpumem::detail {
 
 namespace {
 
-// The call whose callback this thread runs.
+// The pressure_call whose function this thread runs now; null if none.
 thread_local pressure_call const* running = nullptr;
 
 } // namespace
@@ -26,19 +26,19 @@ thread_local pressure_call const* running = nullptr;
 void pressure_call::post() noexcept {
   bool const needs_flush = where_.needs_flush();
   auto& where = where_;
-  where.post(*this); // the call may run, and be destroyed, at once
+  where.post(*this); // another thread may run and destroy this object at once
   if (needs_flush) where.flush();
 }
 
 void pressure_call::resume() noexcept {
-  auto const self = shared_from_this(); // finish() may drop the last reference before the callback returns
+  auto const self = shared_from_this(); // finish() may drop the last other reference before the function returns
   auto* const outer = std::exchange(running, this);
   std::optional<std::size_t> freed = 0;
   if (auto const wanted = pool_.begin_pressure(*this)) {
     try {
       freed = free_some_(wanted, *this);
     } catch (...) {
-      // A callback that throws counts as one that has freed nothing.
+      // A function that throws counts as one that has freed nothing.
     }
   }
   running = outer;
@@ -47,7 +47,7 @@ void pressure_call::resume() noexcept {
 
 void pressure_call::finish(std::size_t freed) noexcept {
   if (!ended_) pool_.end_pressure(*this, freed);
-  std::shared_ptr<pressure_call> self; // outlives the lock: it may be the last reference
+  std::shared_ptr<pressure_call> self; // destroyed after the lock, because it may be the last reference
   sync::lock const held{mutex_};
   self = std::exchange(self_, nullptr);
   over_.notify_all();

@@ -1,4 +1,4 @@
-// Decides which pressure callback is called next.
+// Decides which pressure callback, a function that frees memory, is called next.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -46,7 +46,8 @@ pressure_call* pressure_list::begin_next() noexcept {
   return &next;
 }
 
-// If no bytes are wanted, the callback is not called and stays due: a request that has its turn may still be refused.
+// If no bytes are wanted, the function is not called and stays due. It may be needed soon, because a request that has
+// its turn may still be refused.
 void pressure_list::on_begin(pressure_call& item, std::size_t wanted, std::uint64_t change_count) noexcept {
   if (wanted == 0) return;
   item.freed_some_ = false;

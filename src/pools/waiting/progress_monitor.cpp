@@ -1,4 +1,4 @@
-// Decides for which request to poll, which request ends, and when the library thread looks again.
+// Decides for which waiting request to poll, which request ends, and when the library thread passes again.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -29,7 +29,7 @@ bool progress_monitor::update_work_pending() noexcept {
   return open;
 }
 
-// Returns whether some stream's use of free memory is not known to be complete.
+// Returns whether a stream's use of free memory is not known to be complete.
 bool progress_monitor::is_work_pending() const noexcept {
   if (reuse_rules::may_complete(parts_.everywhere())) return true;
   try {
@@ -72,10 +72,10 @@ void progress_monitor::schedule_poll() noexcept {
   schedule_stall_check();
 }
 
-// Older work does not wait for younger work that waits itself and can be rolled back: the youngest is preempted first,
-// until there is enough. Otherwise a request ends only if work that waits holds all memory, or if the stall detector
-// says so. Wound-wait: Rosenkrantz, Stearns, Lewis, "System level concurrency control for distributed database systems"
-// (1978).
+// If the first request lacks memory, requests of younger work that can be rolled back are preempted: they end, and
+// their work is rolled back. The youngest goes first, until the first request has enough. Otherwise a request ends only
+// if work that waits holds all memory, or if the stall detector says so. This is wound-wait: Rosenkrantz, Stearns,
+// Lewis, "System level concurrency control for distributed database systems" (1978).
 waiter* progress_monitor::next_to_abort() noexcept {
   auto const& queue = waiting_.queue;
   auto* const first = queue.next_waiting();
@@ -88,7 +88,7 @@ waiter* progress_monitor::next_to_abort() noexcept {
     return nullptr;
   auto const yielding = queue.find_yielding(*first);
   auto const headroom = waiting_.headroom();
-  // If the first request fits and was refused, the free bytes lie in pieces and do not count.
+  // If enough bytes are free but the first request was refused, the free bytes lie in pieces and do not count.
   auto const needed = waiting_.rounded(*first), coming = preempted_ + (fits ? 0 : headroom);
   bool const enough = needed <= headroom + preempted_ + yielding.held;
   if (yielding.last && needed > coming && enough) return yielding.last;
@@ -101,7 +101,7 @@ waiter* progress_monitor::next_to_abort() noexcept {
   return last ? last : first;
 }
 
-// If enough bytes are free, but in pieces, returns the bytes of the first request.
+// If enough bytes are free for all requests, the bytes lie in pieces. Then the result is the size of the first request.
 std::size_t progress_monitor::wanted() const noexcept {
   auto const* const first = waiting_.queue.next_waiting();
   if (!first || !parts_.requests.has_waiting()) return 0;

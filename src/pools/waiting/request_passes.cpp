@@ -42,8 +42,8 @@ void request_passes::call_pressure() noexcept {
   }
 }
 
-// Returns false if no request ends. The work whose request ends goes on, and counts as
-// work that may free memory.
+// Ends one request so that others can go on. Returns false if none must end. The work whose request ended may free
+// memory, so the stall detector counts the end as progress.
 bool request_passes::abort_one() noexcept {
   waiter* ended = nullptr;
   auto why = outcome::stalled;
@@ -64,9 +64,10 @@ bool request_passes::abort_one() noexcept {
   return true;
 }
 
-// In a hardened pool, and with `reuse_policy::ordered`, the count of changes does not
-// tell whether anything is new, so a request tries after each poll. This promotes ranges even if no work is pending:
-// another thread may have seen the work complete.
+// Polls, and gives a turn to the next request that may succeed now. In a hardened pool, and with
+// `reuse_policy::ordered`, the count of changes does not show that work has completed. So there a request tries after
+// each poll. Complete ranges are made ready even if no work is pending, since another thread may have seen the work
+// complete.
 void request_passes::poll() noexcept {
   woken_waiters woken;
   all_shards_lock const held{parts_.shards};

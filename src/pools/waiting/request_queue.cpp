@@ -1,4 +1,4 @@
-// The queue of requests that wait: which of them has a turn, and how many bytes are set aside for it.
+// The queue of requests that wait: which of them has a turn to try again, and how many bytes are set aside for it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -28,7 +28,8 @@ import :waiting_requests;
 
 namespace gpumem::detail {
 
-// A request that does not wait overtakes all that do. It gets none of the bytes that are set aside for them.
+// A request that does not wait overtakes all requests that do. It gets none of the bytes that are set aside for waiting
+// requests.
 std::optional<outcome> request_queue::refusal_at_admission(allocation_request const& request) noexcept {
   if (parts_.requests.is_closed()) return outcome::closed;
   if (request.key.queues() == queueing::admitted) return std::nullopt;
@@ -45,7 +46,7 @@ void request_queue::wake_next(woken_waiters& woken) noexcept {
   auto const may = [this](waiter const& item) {
     assert_all_shards_held();
     if (waiting_.ends(item)) return true;
-    if (item.has_parts() && multi_part_) return false; // one such request at a time: see return_part
+    if (item.has_parts() && multi_part_) return false; // only one request of several parts has a turn at a time
     return (item.seen_changes() != waiting_.change_count(item) && waiting_.fits(item)) ||
            waiting_.waits_for_nothing(item);
   };
@@ -76,11 +77,12 @@ request_queue::turn request_queue::new_turn(waiter const& item) noexcept {
   return {waiting::turn, waiting_.change_count(item)};
 }
 
-// Parks a request (O11) in three steps: all frees begin to look at the queue, the thread caches are flushed, and the
-// request tries once more. A free in between counts as a change.
+// Parks a request so that it misses no free. From the first parked request on, all frees look at the queue. Then the
+// thread caches are flushed, and the request tries once more. A free in between counts as a change, after which the
+// request tries again.
 request_queue::turn request_queue::begin_turn(waiter& item) noexcept {
   if (auto const begun = park(item)) return *begun;
-  item.complete(unexpected<failure>{failure{outcome::closed, 0, item.bytes()}}); // without locks: it informs adaptors
+  item.complete(unexpected<failure>{failure{outcome::closed, 0, item.bytes()}}); // without locks: it calls adaptors
   return {waiting::answered};
 }
 
@@ -126,18 +128,19 @@ request_queue::turn request_queue::end_turn(waiter& item, turn const& mine, expe
   return {last ? waiting::last : waiting::answered};
 }
 
-// Decides what a refused request does. It tries again at once if the count of changes has grown since its turn began.
-// It waits while memory is granted, or while the work for which it waits is not complete. Otherwise it ends. The bytes
-// that were set aside for it may be enough for a later request.
+// Decides what happens to a refused request. The request tries again at once if the count of changes has grown since
+// its turn began. It waits while memory is live, or while work on memory that it could get is not complete. Otherwise
+// the request ends. Unless it tries again, the bytes set aside for it may be enough for a later request, which then
+// gets a turn.
 request_queue::turn request_queue::wait_again(waiter& item, turn const& mine, woken_waiters& woken) noexcept {
   monitor_.update_work_pending();
-  // In a hardened pool, the parts that such a request gives back would count as changes.
+  // In a hardened pool, the parts that a refused request gives back would count as changes.
   bool const counts_changes = !(parts_.options.hardened.enabled && item.has_parts());
   if (!counts_changes) monitor_.stall.disregard(waiting_.change_count(item) - mine.since);
   bool const changed = counts_changes && waiting_.change_count(item) != mine.since;
   if (changed && (parts_.requests.is_closed() || waiting_.fits(item))) return new_turn(item);
   end_turn_of(item);
-  // If the limit leaves room for the request, the upstream has refused it: fewer bytes are left there.
+  // If the pool's limit leaves room for the request, the upstream must have refused it, having fewer bytes left.
   auto const bytes = waiting_.rounded(item);
   bool const upstream_full = parts_.chunks.headroom() >= bytes + item.alignment();
   if (upstream_full && !item.has_parts()) waiting_.set_upstream_limit(parts_.chunks.reserved() + bytes - granule);

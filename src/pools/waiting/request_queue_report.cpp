@@ -1,4 +1,4 @@
-// The text that describes the requests that wait and the scopes that hold memory.
+// A text and statistics about the requests that wait; the text also lists the scopes that hold memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Whether the memory for a waiting request could be there.
+// Decides whether there could be memory for a waiting request.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -52,7 +52,8 @@ bool waiting_requests::fits(waiter const& item) const noexcept {
   return bytes <= headroom(waiter_list::has_turn(item) ? bytes : 0);
 }
 
-// Returns whether memory is granted, or is about to be.
+// Returns whether memory is live, set aside for a turn, or waits for a deferred free. A later free may then help a
+// request.
 bool waiting_requests::is_held() const noexcept {
   return parts_.live_blocks() > 0 || has_deferred_frees() || queue.set_aside() > 0;
 }
