@@ -117,7 +117,7 @@ if(GpumemCCCL_FOUND AND NOT TARGET gpumem_cccl)
   add_library(gpumem_cccl INTERFACE)
   target_include_directories(gpumem_cccl INTERFACE "${GPUMEM_CCCL_INCLUDE_DIR}" "${GPUMEM_CUDA_INCLUDE_DIR}")
   find_package(Threads REQUIRED)
-  set(gpumem_shared "$<STREQUAL:$<TARGET_PROPERTY:CUDA_RUNTIME_LIBRARY>,Shared>")
+  set(gpumem_shared "$<STREQUAL:$<UPPER_CASE:$<TARGET_PROPERTY:CUDA_RUNTIME_LIBRARY>>,SHARED>")
   target_link_libraries(gpumem_cccl INTERFACE
     "$<IF:$<AND:${gpumem_shared},$<BOOL:${GPUMEM_SHARED_CUDART}>>,${GPUMEM_SHARED_CUDART},${GPUMEM_CUDART}>"
     Threads::Threads ${CMAKE_DL_LIBS} rt)

@@ -1,5 +1,5 @@
 // A user's program whose device part is in a .cu file; a gpumem resource crosses to it by value. Its argument says
-// whether the program links the CUDA runtime as a shared library: "shared" or "static".
+// whether the program links the CUDA runtime as a shared library: "Shared" or "Static".
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/services.hpp>
 #include <gpumem/simulator.hpp>
@@ -17,7 +17,7 @@ int main(int, char** arguments) {
   Dl_info found{};
   dladdr(reinterpret_cast<void*>(&cudaGetErrorString), &found);
   bool const shared = std::string_view{found.dli_fname}.find("libcudart") != std::string_view::npos;
-  if (shared != (std::string_view{arguments[1]} == "shared")) return 2;
+  if (shared != (std::string_view{arguments[1]} == "Shared")) return 2;
 
   gpumem::simulator::load();
   gpumem::stream stream{gpumem::device{0}};
