@@ -67,7 +67,7 @@ protected:
   }
   // Runs posted items until `done`, while gpumem's own thread runs.
   template <class Done> void run_until(Done done) {
-    auto const end = gpumem::detail::sync::now() + std::chrono::seconds{20};
+    auto const end = gpumem::detail::sync::now() + std::chrono::seconds{10};
     while (!done()) {
       if (!executor.run_one()) std::this_thread::yield();
       ASSERT_LT(gpumem::detail::sync::now(), end) << "timed out";

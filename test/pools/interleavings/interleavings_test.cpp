@@ -84,7 +84,7 @@ protected:
 };
 
 TEST_F(interleavings, small_programs_are_correct_in_every_interleaving) {
-  test::schedule_seeds{std::size(programs)}.each([](std::uint64_t number) {
+  test::schedule_seeds::of_list(std::size(programs)).each([](std::uint64_t number) {
     auto const& what = *programs[(number - 1) % std::size(programs)];
     warm_up(what);
     auto const* const asked = std::getenv("GPUMEM_PREEMPTIONS");

@@ -22,7 +22,7 @@ using gpumem_test::program_result;
 
 std::optional<std::uint64_t> only_seed;
 #if __has_feature(address_sanitizer)
-std::uint64_t seeds = 4'000; // each takes several times as long with the sanitizer
+std::uint64_t seeds = 2'500; // each takes several times as long with the sanitizer
 #else
 std::uint64_t seeds = 10'000;
 #endif
