@@ -196,8 +196,8 @@ std::optional<std::size_t> torch_device::try_free(void* pointer, std::vector<rec
   return found->bytes;
 }
 
-// Frees a block on its stream. If that captures and the block is graph memory, gpumem asks the stream how far its
-// captured work is. It may, because the stream still lives.
+// Frees a block on its stream. If the stream captures and the block is graph memory, gpumem asks the driver how far the
+// captured work of the stream is; the stream still lives, so it may.
 void torch_device::free_on(void* stream, void* pointer, torch_mem_pools::memory const& owner) {
   stream_ref const on{static_cast<CUstream>(stream)};
   if (!owner.graph || !captures(on.get())) {
