@@ -167,7 +167,7 @@ public:
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     derived().on_free(key, pointer, bytes);
     upstream_.deallocate(key, pointer, bytes, alignment);
-    this->drop_live(); // may destroy the state
+    this->drop_live(); // may destroy *this
   }
 
   inline auto where() noexcept { return upstream_.where(); }
@@ -244,7 +244,7 @@ public:
   /// If it is false, all streams may use the memory at once.
   static constexpr bool stream_ordered = detail::is_stream_ordered<Upstream>();
 
-  /// Returns the upstream; another handle to it is a copy.
+  /// Returns the upstream. A copy of it is another handle to the same resource.
   Upstream const& upstream() const { return state_->upstream(); }
 
   using base::deallocate;

@@ -13,7 +13,7 @@ namespace gpumem {
 
 /// A request that failed because memory is exhausted.
 export struct allocation_failure {
-  std::size_t requested; ///< bytes
+  std::size_t requested; ///< bytes of the request
   /// The bytes that are missing, according to the statistics of the upstream and the free memory of its device. Equal
   /// to `requested` if these show enough free memory (no free range is large enough then), or if neither is known.
   std::size_t missing;

@@ -58,7 +58,7 @@ public:
     } else {
       first_.deallocate(key, pointer, bytes, alignment);
     }
-    drop_live(); // may destroy the state
+    drop_live(); // may destroy *this
   }
 
   std::optional<device> where() const noexcept { return device_; }

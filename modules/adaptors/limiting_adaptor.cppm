@@ -18,7 +18,7 @@ namespace gpumem {
 
 /// Options of a limiting_adaptor.
 export struct limiting_options {
-  std::size_t limit;           ///< bytes
+  std::size_t limit;           ///< most bytes of live blocks
   unsigned max_overtakes = 16; ///< how many later requests may get memory before a request that waits
 };
 
@@ -118,7 +118,7 @@ public:
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     upstream_.deallocate(key, pointer, bytes, alignment);
     end_use(bytes);
-    this->drop_live(); // may destroy the state
+    this->drop_live(); // may destroy *this
   }
 
   // Parks the request, answers it, or passes it to the upstream. Returns false without parking it if too many adaptors

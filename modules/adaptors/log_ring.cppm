@@ -33,7 +33,7 @@ public:
     auto const end = end_.load(std::memory_order_acquire);
     for (auto at = begin_.load(std::memory_order_relaxed); at != end;) {
       auto const here = at % capacity;
-      auto const count = std::min(end - at, capacity - here); // up to the end of the array
+      auto const count = std::min(end - at, capacity - here); // only up to the end of the array, where the ring wraps
       to.append(reinterpret_cast<char const*>(&rows_[here]), count * sizeof(binary_trace_row));
       at += count;
     }

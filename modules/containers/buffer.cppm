@@ -59,7 +59,7 @@ public:
   }
 
   buffer(buffer&& other) noexcept;
-  /// Frees the old memory in the order of its own stream.
+  /// Takes over the other buffer. Frees the old memory of this one in the order of its old stream.
   buffer& operator=(buffer&& other) noexcept;
   ~buffer() = default;
 
@@ -122,7 +122,7 @@ public:
 
   /// Sets every byte in the stream's order. If no device can access the memory, a host function in the stream sets it.
   void fill(std::byte value) { fill(value, size_); }
-  /// Sets `bytes` bytes at the offset. Throws std::out_of_range.
+  /// Sets `bytes` bytes from the offset on, in the stream's order. Throws std::out_of_range.
   void fill(std::byte value, std::size_t bytes, std::size_t offset = 0);
 
   /// Makes `stream` wait for the buffer's stream, so that it may use the buffer. When the returned guard is destroyed,

@@ -9,7 +9,7 @@ import :sync;
 
 namespace gpumem {
 
-/// How soon a wait for the GPU is to see the completion, and how much host time it may cost.
+/// The choice of a wait for the GPU between an early resumption and little processor time for polling.
 export enum class latency {
   /// Polls without a pause. This uses one core while waits with this latency are pending that resume on the default
   /// executor. It uses one more core per device while others are pending.
@@ -54,7 +54,7 @@ private:
   list_links<pending_wait> links_; // in a poll_queue, later in completed_waits
 };
 
-// Waits that were removed from their queue and whose complete() is yet to be called.
+// Waits that were removed from their queue, and whose complete() has not been called yet.
 class completed_waits {
 public:
   void push(pending_wait& point, CUresult result) noexcept;

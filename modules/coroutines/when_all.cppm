@@ -105,7 +105,7 @@ public:
     return *this;
   }
 
-  /// The awaiter of the one `co_await`.
+  /// The awaiter, made by the one `co_await`.
   class operation {
   public:
     /// `refused`: the when_all_awaitable was awaited before, or moved from.

@@ -11,7 +11,7 @@ import :std;
 
 namespace gpumem::detail {
 
-// Receives the ends of the children. Any thread.
+// Base class of objects that are told when children end. Any thread.
 class join_counter {
 public:
   // Called when a child threw.

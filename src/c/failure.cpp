@@ -1,4 +1,4 @@
-// Keeps the calling thread's last failure.
+// Stores the last failure of each thread, and turns exceptions and misuse into outcomes.
 // SPDX-License-Identifier: Apache-2.0
 #include "failure.hpp"
 

@@ -83,7 +83,7 @@ void torch_device::set_fraction(double fraction) {
 std::size_t torch_device::limit_of(double fraction, int ordinal) {
   if (fraction >= 1) return 0;
   auto const total = static_cast<double>(device{ordinal}.memory().total);
-  return std::max(static_cast<std::size_t>(fraction * total), std::size_t{GPUMEM_ALIGNMENT}); // the least limit
+  return std::max(static_cast<std::size_t>(fraction * total), std::size_t{GPUMEM_ALIGNMENT}); // smallest valid limit
 }
 
 void* torch_device::allocate(std::size_t bytes, std::size_t room, void* stream, int promises) {

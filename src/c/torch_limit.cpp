@@ -10,7 +10,7 @@ namespace gpumem::c {
 
 std::size_t torch_limit::rest() const noexcept {
   if (limit_ == 0) return 0;
-  return std::max(limit_ - std::min(drawn_, limit_), std::size_t{GPUMEM_ALIGNMENT}); // the least limit
+  return std::max(limit_ - std::min(drawn_, limit_), std::size_t{GPUMEM_ALIGNMENT}); // smallest valid limit
 }
 
 void torch_limit::set(std::size_t limit) {

@@ -60,7 +60,7 @@ private:
   static bool record_uses(gpumem_pool& of, void* pointer, std::span<recorded_streams::stream const> users) noexcept;
 
   std::array<std::atomic<torch_device*>, max_devices> devices_{};
-  std::atomic<int> count_{0};    // one more than the highest device that has a pool
+  std::atomic<int> count_{0};    // the highest number of a device with a pool, plus 1
   support::guarded_mutex mutex_; // held while a pool is made, but not while a pool is called
   std::array<std::size_t, max_devices> limits_ __attribute__((guarded_by(mutex_))){};
   std::optional<std::string> options_ __attribute__((guarded_by(mutex_)));

@@ -77,7 +77,7 @@ public:
   [[nodiscard]] bool empty() const noexcept { return segments_.empty(); }
 
 private:
-  /// The reuse tiers of a range for an allocation, the cheapest first.
+  /// How a stream may get a free range, the cheapest way first. `none`: it may not get the range.
   enum class way { own, ordered, completed, wait, none };
   struct range {
     std::size_t bytes;

@@ -48,8 +48,8 @@ struct record {
 struct flag_wait {
   const void* address;
   std::uint64_t value;
-  unsigned condition; // CUstreamWaitValue_flags
-  bool wide;          // 64 bits
+  unsigned condition; // of type CUstreamWaitValue_flags
+  bool wide;          // whether the value has 64 bits
 
   [[nodiscard]] bool satisfied() const noexcept;
 };
@@ -85,7 +85,7 @@ struct operation {
 enum class stream_kind { own, legacy, per_thread };
 
 struct stream {
-  std::uint64_t id = 0; // never used twice
+  std::uint64_t id = 0; // no other stream ever gets this id
   CUstream handle = nullptr;
   context* home = nullptr;
   stream_kind kind = stream_kind::own;

@@ -17,7 +17,7 @@
 
 namespace gpumem_torch {
 
-/// A block as PyTorch asked for it.
+/// A block as PyTorch requested it.
 struct block_description {
   DeviceIndex device = 0;
   std::size_t bytes = 0;

@@ -30,16 +30,16 @@ struct out_of_memory_info {
   std::size_t free = 0;             ///< reserved bytes that are neither allocated nor cached
   std::uint64_t free_ranges = 0;    ///< number of free ranges
   std::size_t free_in_use = 0;      ///< free bytes whose last use the host has not seen complete yet
-  std::uint64_t in_use_streams = 0; ///< number of streams with such uses
+  std::uint64_t in_use_streams = 0; ///< number of streams whose work may still use free memory
   std::size_t quarantined = 0;      ///< freed bytes that a hardened pool keeps from reuse
 };
 
-/// Thrown when memory is exhausted or the request is larger than it can ever be.
+/// Thrown if memory is exhausted, or if the request is larger than the resource can ever serve.
 class out_of_memory : public std::bad_alloc {
 public:
   /// Makes the text of what() from the statistics.
   out_of_memory(outcome what, out_of_memory_info const& info) : out_of_memory{what, info, describe(what, info)} {}
-  /// Takes the text of what().
+  /// Uses `text` as the text of what().
   out_of_memory(outcome what, out_of_memory_info const& info, std::string const& text)
       : info_{info}, text_{text}, reason_{what} {}
   char const* what() const noexcept override { return text_.what(); }
@@ -79,7 +79,7 @@ class acquire_error : public std::runtime_error {
 public:
   /// Makes the text of what() from the failure.
   explicit acquire_error(failure const& why) : acquire_error{why, describe(why)} {}
-  /// Takes the text of what().
+  /// Uses `text` as the text of what().
   acquire_error(failure const& why, std::string const& text) : std::runtime_error{text}, why_{why} {}
   /// Returns the outcome of the request.
   outcome reason() const noexcept { return why_.reason; }

@@ -36,7 +36,7 @@ extern "C" {
 // NOLINTBEGIN(modernize-use-using): C has no other way
 /// The result of a call. The values are those of gpumem::outcome, the C++ enum, and never change.
 typedef enum gpumem_outcome {
-  GPUMEM_GRANTED = 0,             ///< done
+  GPUMEM_GRANTED = 0,             ///< the call has succeeded
   GPUMEM_STOPPED = 1,             ///< the caller requested a stop before memory was granted
   GPUMEM_DEADLINE = 2,            ///< the deadline passed while waiting
   GPUMEM_CLOSED = 3,              ///< the pool was closed
@@ -45,7 +45,7 @@ typedef enum gpumem_outcome {
   GPUMEM_PREEMPTED = 6,           ///< the request ended in favour of older work, and its own work must roll back
   GPUMEM_STALLED = 7,             ///< no memory can come: the work that holds it waits too
   GPUMEM_CAPTURE_UNSUPPORTED = 8, ///< the stream is capturing a graph
-  GPUMEM_DEVICE_LOST = 9,         ///< the device reported a sticky error, or the process is exiting or was forked
+  GPUMEM_DEVICE_LOST = 9,         ///< the device was lost by an error or reset, or the process is exiting or was forked
   GPUMEM_INVALID_ARGUMENT = 10,   ///< NULL, an unknown option, a pointer that is not the pool's, a wrong size, …
   GPUMEM_DRIVER_ERROR = 11        ///< another error of the driver, or no driver
 } gpumem_outcome;
@@ -80,7 +80,7 @@ typedef struct gpumem_statistics {
   uint64_t free;                 ///< reserved bytes that are neither allocated nor cached
   uint64_t free_ranges;          ///< number of free ranges
   uint64_t free_in_use;          ///< free bytes whose last use the host has not seen complete yet
-  uint64_t in_use_streams;       ///< number of streams with such uses
+  uint64_t in_use_streams;       ///< number of streams whose work may still use free memory
   uint64_t quarantined;          ///< freed bytes that a hardened pool keeps from reuse; `allocated` includes them
   uint64_t cached;               ///< freed bytes in the caches of threads
   uint64_t reuse_thread_cache;   ///< part of reuse_same_stream: the block came from a thread cache
@@ -108,7 +108,7 @@ typedef struct gpumem_failure {
   uint64_t free;           ///< reserved bytes that are neither allocated nor cached
   uint64_t free_ranges;    ///< number of free ranges
   uint64_t free_in_use;    ///< free bytes whose last use the host has not seen complete yet
-  uint64_t in_use_streams; ///< number of streams with such uses
+  uint64_t in_use_streams; ///< number of streams whose work may still use free memory
   uint64_t quarantined;    ///< freed bytes that a hardened pool keeps from reuse
   uint64_t stream;         ///< id of the request's stream
   int64_t device;          ///< ordinal; -1: not known

@@ -34,8 +34,8 @@ struct CUstream_st; // the type to which a CUstream or cudaStream_t points
 namespace gpumem {
 
 /// A stream as an argument: a CUstream or cudaStream_t, or an object whose get() returns one, such as cuda::stream_ref.
-/// Null is the default stream that the compiler of the calling code uses: the legacy stream, or that of the thread with
-/// `nvcc --default-stream per-thread` (CUDA_API_PER_THREAD_DEFAULT_STREAM).
+/// Null is the default stream that the compiler of the calling code uses: the legacy stream, or with `nvcc
+/// --default-stream per-thread` (CUDA_API_PER_THREAD_DEFAULT_STREAM) that of the calling thread.
 class stream_handle {
 public:
   /// Always inlined, since the macro may differ between the files of a program.
@@ -104,9 +104,9 @@ public:
   try_result(void* pointer) noexcept : pointer_{pointer} {}
   /// Makes a failure.
   try_result(failure const& why) noexcept : why_{why} {}
-  /// Whether it holds a pointer.
+  /// Returns whether it holds a pointer.
   bool has_value() const noexcept { return why_.reason == outcome::granted; }
-  /// Whether it holds a pointer.
+  /// Returns whether it holds a pointer.
   explicit operator bool() const noexcept { return has_value(); }
   /// Returns the pointer: null for 0 bytes, and after a failure.
   void* operator*() const noexcept { return pointer_; }

@@ -1,4 +1,5 @@
-// The services of a gpumem resource, which go beyond CCCL's concept. CCCL's erased types carry them as a property.
+// The services of a gpumem resource, which go beyond CCCL's concept. CCCL's type-erased resources carry them as a
+// property.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,11 +15,11 @@ namespace extend {
 
 /// A change of a holder: a unit of work that holds memory of a resource and may wait for more.
 enum class holder_event : unsigned char {
-  begins,      ///< it was made
-  ends,        ///< it is about to be destroyed
-  waits,       ///< it begins to wait for something other than memory
+  begins,      ///< the holder was made
+  ends,        ///< the holder is about to be destroyed
+  waits,       ///< the holder begins to wait for something other than memory
   resumes,     ///< the wait for something other than memory is over
-  rolled_back, ///< it has freed its memory after its request was preempted
+  rolled_back, ///< the holder has freed its memory after its request was preempted
 };
 
 /// The functions of one resource type. `state` is the resource's state. Stream keys and waiters are void pointers here,

@@ -141,12 +141,12 @@ struct party {
 
 /// An error that was found.
 struct finding {
-  finding_kind kind;               ///< the error
+  finding_kind kind;               ///< kind of the error
   party earlier;                   ///< the side that came first
   party later;                     ///< the side whose action was found to break the order
   std::uint64_t block_address = 0; ///< address of the block; 0 without one
-  std::uint64_t block_bytes = 0;   ///< of the block
-  std::uint64_t block_number = 0;  ///< number of the allocation since the reset
+  std::uint64_t block_bytes = 0;   ///< bytes of the block
+  std::uint64_t block_number = 0;  ///< number of the block's allocation, counted since the reset
   std::string missing;             ///< the order that is missing, in words
   std::string text;                ///< the whole finding as a sentence
 };
@@ -157,10 +157,11 @@ struct summary {
   std::map<std::string, std::uint64_t> driver_calls; ///< number of calls by function name, without version suffix
   std::uint64_t operations_run = 0;                  ///< number of operations that have run
   std::uint64_t operations_pending = 0;              ///< number of operations that have not run yet
-  std::uint64_t streams_created = 0;                 ///< number of streams
-  std::uint64_t stream_handles_recycled = 0;         ///< number of streams with the handle of a destroyed one
-  std::uint64_t event_handles_recycled = 0;          ///< number of events with the handle of a destroyed one
-  std::uint64_t implicit_synchronizations = 0;       ///< calls of the driver that free memory and wait for the device
+  std::uint64_t streams_created = 0;                 ///< number of streams that were created
+  std::uint64_t stream_handles_recycled = 0;         ///< number of these that got the handle of a destroyed stream
+  std::uint64_t event_handles_recycled = 0;          ///< number of events that got the handle of a destroyed event
+  std::uint64_t implicit_synchronizations = 0;       ///< number of driver calls that freed memory and so waited for the
+                                                     ///< device
   std::uint64_t bytes_allocated = 0;                 ///< bytes of device memory that are allocated now
   std::uint64_t bytes_reserved = 0;                  ///< bytes of addresses that are reserved for virtual memory now
   std::uint64_t mappings = 0;                        ///< number of mappings at reserved addresses now
@@ -199,33 +200,33 @@ public:
   /// Wraps the resource.
   explicit checked(Resource resource) : resource_(std::move(resource)), owner_(detail::new_owner()) {}
 
-  /// Allocates as the resource does.
+  /// Allocates from the wrapped resource and reports the block.
   [[nodiscard]] void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256) {
     void* pointer = resource_.allocate(stream, bytes, alignment);
     tell_allocated(stream.get(), by_host, pointer, bytes);
     return pointer;
   }
 
-  /// Frees as the resource does.
+  /// Reports the free and passes it to the wrapped resource.
   void deallocate(cuda::stream_ref stream, void* pointer, std::size_t bytes, std::size_t alignment = 256) noexcept {
     tell_freed(stream.get(), false, pointer, bytes);
     resource_.deallocate(stream, pointer, bytes, alignment);
   }
 
-  /// Allocates as the resource does.
+  /// Allocates from the wrapped resource and reports the block.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = 256) {
     void* pointer = resource_.allocate_sync(bytes, alignment);
     tell_allocated(nullptr, true, pointer, bytes);
     return pointer;
   }
 
-  /// Frees as the resource does.
+  /// Reports the free and passes it to the wrapped resource.
   void deallocate_sync(void* pointer, std::size_t bytes, std::size_t alignment = 256) noexcept {
     tell_freed(nullptr, true, pointer, bytes);
     resource_.deallocate_sync(pointer, bytes, alignment);
   }
 
-  /// Allocates as the resource does, without throwing.
+  /// Allocates from the wrapped resource without throwing, and reports the block.
   template <class... More>
   [[nodiscard]] auto try_allocate(cuda::stream_ref stream, std::size_t bytes, More... more)
     requires requires(Resource& r) { r.try_allocate(stream, bytes, more...); }
@@ -235,7 +236,7 @@ public:
     return result;
   }
 
-  /// Frees without the size, as the resource does.
+  /// Reports a free without the size, and passes it to the wrapped resource.
   void deallocate(cuda::stream_ref stream, void* pointer) noexcept
     requires requires(Resource& r) { r.deallocate(stream, pointer); }
   {

@@ -39,7 +39,7 @@ struct statistics {
   std::size_t free = 0;             ///< reserved bytes that are neither allocated nor cached
   std::uint64_t free_ranges = 0;    ///< number of free ranges
   std::size_t free_in_use = 0;      ///< free bytes whose last use the host has not seen complete yet
-  std::uint64_t in_use_streams = 0; ///< number of streams with such uses
+  std::uint64_t in_use_streams = 0; ///< number of streams whose work may still use free memory
   std::size_t quarantined = 0;      ///< freed bytes that a hardened pool keeps from reuse; `allocated` includes them
 
   std::uint64_t waiting = 0;        ///< number of requests that wait for memory

@@ -99,9 +99,9 @@ public:
   using propagate_on_container_move_assignment = std::true_type;
   using propagate_on_container_swap = std::true_type;
   using is_always_equal = std::false_type;
-  /// The same allocator for elements of another type.
+  /// Gives containers the allocator for elements of another type.
   template <class U> struct rebind {
-    /// The allocator.
+    /// The allocator for elements of type U.
     using other = thrust_allocator<U, thrust::device_ptr<U>>;
   };
 
