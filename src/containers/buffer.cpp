@@ -149,9 +149,7 @@ void buffer::copy_from(void const* source, std::size_t bytes, std::size_t offset
 void buffer::copy_to(void* target, std::size_t bytes, std::size_t offset) const {
   auto const on = work();
   require_range(bytes, offset);
-  if (bytes && !detail::device_reaches(resource_))
-    on.wait(); // the driver reads during the call, before earlier work
-               // has run
+  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver may read before earlier work has run
   on.copy(target, static_cast<std::byte const*>(block_.data()) + offset, bytes);
 }
 

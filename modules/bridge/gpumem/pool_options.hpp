@@ -20,8 +20,7 @@ enum class reuse_policy : unsigned char {
 /// free; see set_misuse_handler. Sizes are in bytes.
 struct hardening_options {
   bool enabled = false;                           ///< if false, the other options must keep their defaults
-  std::size_t guard = 256;                        ///< least bytes before and after each block; a multiple of 256 is
-                                                  ///< used
+  std::size_t guard = 256;                        ///< least bytes before and after each block, in steps of 256
   std::size_t quarantine = std::size_t{64} << 20; ///< freed bytes kept from reuse after their last use, with guards
   std::size_t poison = std::size_t{64} << 10;     ///< most bytes of a freed block that get a pattern, which is checked
   std::size_t history = 4096;                     ///< number of allocations and frees that are remembered
