@@ -71,7 +71,7 @@ protected:
   statistics amend(statistics seen) noexcept;
 
 private:
-  // The calls that the holder of the lock makes after it has released the lock.
+  // Calls that a thread makes after it has released the lock.
   struct later {
     woken_waiters woken;
     std::optional<expected<void*, failure>> answer; // the argument of waiter::complete(), if the request is answered
@@ -93,7 +93,7 @@ private:
   std::size_t limit_ __attribute__((guarded_by(mutex_)));
   std::size_t in_use_ __attribute__((guarded_by(mutex_))) = 0;
   std::uint64_t frees_ __attribute__((guarded_by(mutex_))) =
-      1; // number of frees, from 1; after a free the upstream may grant a request that it has refused
+      1; // count of frees, beginning at 1; after a free the upstream may grant a request that it has refused
   bool closed_ __attribute__((guarded_by(mutex_))) = false;
 };
 
@@ -187,9 +187,8 @@ private:
 /// A request by `acquire` that does not fit under the limit waits here, in order of priority and then of arrival,
 /// whether or not requests can wait at the upstream. A free sets bytes aside for the first request. That request then
 /// tries the upstream, on the thread on which its executor resumes it. At most `max_overtakes` later, smaller requests
-/// may overtake it. `allocate` and `try_allocate` do not wait here. Each of them overtakes all waiting requests, which
-/// counts as one overtaking of each, or fails as `exhausted`. A request for more than the limit fails at once as
-/// `too_large`.
+/// may overtake it. `allocate` and `try_allocate` do not wait here. Each of them either overtakes all waiting requests,
+/// which counts too, or fails as `exhausted`. A request for more than the limit fails at once as `too_large`.
 ///
 /// If the upstream is exhausted although the limit has room, a request that may wait does so. If requests can wait at
 /// the upstream (a pool, another limiting_adaptor), it waits there, and its bytes count here meanwhile. Otherwise it

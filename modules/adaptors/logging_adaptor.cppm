@@ -86,8 +86,7 @@ private:
   sync::mutex mutex_;
   std::string gathered_ __attribute__((guarded_by(mutex_)));
   bool failed_ __attribute__((guarded_by(mutex_))) = false;
-  std::array<std::atomic<log_ring*>, max_rings> rings_{}; // indexed by thread; a ring is made at the first row of its
-                                                          // thread
+  std::array<std::atomic<log_ring*>, max_rings> rings_{}; // by thread index; made at the first row of the thread
 };
 
 template <class Upstream> class logging_state final : public adaptor_state<logging_state<Upstream>, Upstream> {

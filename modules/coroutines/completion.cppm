@@ -32,8 +32,8 @@ public:
   explicit completion_target(stream_ref stream) noexcept : stream_{stream} {}
   explicit completion_target(event const& event) noexcept : stream_{CUstream{}}, event_{&event} {}
 
-  // Asks the driver and returns whether the work is complete. If it is, notes that in the stream's timeline, the record
-  // from which pools know which work is complete.
+  // Asks the driver and returns whether the work is complete. If it is, notes that in the stream's timeline, gpumem's
+  // record of the stream, from which pools learn which work is complete.
   bool poll() const;
   // Blocks the calling thread in the driver until the work is complete.
   void wait() const;

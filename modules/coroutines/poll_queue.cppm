@@ -9,12 +9,13 @@ import :sync;
 
 namespace gpumem {
 
-/// The choice of a wait for the GPU between an early resumption and little processor time for polling.
+/// Preference of a wait for the GPU: an early resumption, or little processor time for polling.
 export enum class latency {
-  /// Polls without a pause. This uses one core while waits with this latency are pending that resume on the default
-  /// executor. It uses one more core per device while others are pending.
+  /// Polls without a pause. One core is busy while such waits are pending that resume on the default executor. One core
+  /// per device is busy while such waits are pending that resume on other executors.
   low,
-  /// Polls every 10 to 100 µs. In each of these cases it uses about 1/4 of a core, or more with waits on many streams.
+  /// Polls every 10 to 100 µs. Each core that `low` would use is busy for about 1/4 of the time, or more with waits on
+  /// many streams.
   balanced,
 };
 

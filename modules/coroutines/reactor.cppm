@@ -80,11 +80,11 @@ private:
   // When the next round begins. It is time_point::min() during a round, and time_point::max() while no wait is pending.
   sync::time_point next_ __attribute__((guarded_by(mutex_))) = sync::time_point::max();
   sync::time_point quiet_since_ __attribute__((guarded_by(mutex_))){}; // when a wait was last completed or added
-  sync::duration lasted_ __attribute__((guarded_by(mutex_))){};        // the quiet time that the last completion ended
+  sync::duration lasted_ __attribute__((guarded_by(mutex_))){};        // quiet time that ended at the last completion
   sync::time_point due_ __attribute__((guarded_by(mutex_))){};         // when the queues in balanced_ are polled next
   sync::time_point fair_ __attribute__((guarded_by(mutex_))){}; // lower bound of due_, however many waits are added
-  // About the waits that were added since the last poll of balanced_ began: soon_ is the earliest end of their first
-  // pauses, added_ is their number.
+  // soon_ and added_ describe the waits that were added since the last poll of balanced_ began: the earliest end of
+  // their first pauses, and their number.
   sync::time_point soon_ __attribute__((guarded_by(mutex_))) = sync::time_point::max();
   std::size_t added_ __attribute__((guarded_by(mutex_))) = 0;
   bool stopping_ __attribute__((guarded_by(mutex_))) = false;

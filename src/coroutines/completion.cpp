@@ -133,8 +133,8 @@ void completion_wait::end(ending how, CUresult result) noexcept {
   return_event();
 }
 
-// Gives the pooled event back and releases the stream's timeline. It was retained until now so that, if the stream was
-// destroyed meanwhile, no other stream got the timeline. So all waits of a poll queue are for one stream.
+// Gives the pooled event back and releases the stream's timeline. The timeline was retained until now, so no other
+// stream got it if its stream was destroyed meanwhile. So all waits of a poll queue are for one stream.
 void completion_wait::return_event() noexcept {
   auto* const event = std::exchange(recorded_, nullptr);
   if (!event) return;

@@ -35,7 +35,7 @@ inline constexpr auto min_pause = microseconds{10};
 inline constexpr auto max_extra_pause = microseconds{50};
 inline constexpr auto max_pause = microseconds{100};
 inline constexpr auto max_first_pause = microseconds{50};
-inline constexpr auto memory = std::chrono::seconds{1};    // after this time the last wait's duration is no guide
+inline constexpr auto memory = std::chrono::seconds{1};    // the last wait's duration counts for at most this long
 inline constexpr auto pause_cost = microseconds{6};        // processor time of falling asleep and waking up
 inline constexpr auto spin_before_yield = milliseconds{1}; // time without a completion after which a spin yields
 
@@ -120,8 +120,8 @@ poll_queue& reactor::queue_of(CUevent event) {
   return event_queues_.try_emplace(event, *this).first->second;
 }
 
-// Stops all reactors at the exit of the process, within a second, and the threads that belong to them. The library
-// thread stops by itself.
+// Runs at the exit of the process. Stops all reactors and, within a second, the threads that belong to them. The
+// library thread stops by itself.
 void reactor::stop_all() noexcept {
   auto const deadline = sync::now() + exit_bound;
   {
@@ -181,8 +181,7 @@ void reactor::schedule(sync::time_point when) noexcept {
 }
 
 // Runs one polling round and schedules the next. With Linux's default timer slack a sleep lasts up to 50 us longer. The
-// slack is set to 1 ns here, so on the polling threads only; other threads would pass it on to the threads that they
-// start.
+// slack is set to 1 ns on the polling threads only, because a thread passes it on to the threads that it starts.
 void reactor::expire() noexcept {
   [[maybe_unused]] thread_local int const set = prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
   auto const begin = sync::now();

@@ -74,7 +74,7 @@ private:
 };
 
 /// Thrown for outcomes such as stopped, deadline and closed: neither exhaustion nor an error of the driver. Class
-/// `pool` of <gpumem/pool.hpp> also throws it for an error of the driver, which is then the failure's code.
+/// `pool` of <gpumem/pool.hpp> also throws it for an error of the driver; that error is then the failure's code.
 class acquire_error : public std::runtime_error {
 public:
   /// Makes the text of what() from the failure.

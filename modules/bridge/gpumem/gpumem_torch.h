@@ -16,8 +16,8 @@ extern "C" {
 /// For all functions: any thread may call them. Stream NULL is the legacy default stream of the device `device`,
 /// whichever device is current, as in PyTorch. Functions marked *throws* are for PyTorch's C++ code, which learns of a
 /// failure only by an exception. They throw a std::exception (std::bad_alloc if there is no memory). Python sees a
-/// RuntimeError with the text of gpumem_last_error. So this library uses the system's libstdc++ and libgcc_s, as
-/// PyTorch does: with copies of its own, an exception would end the process.
+/// RuntimeError with the text of gpumem_last_error. For these exceptions the library uses the system's libstdc++ and
+/// libgcc_s, as PyTorch does: with copies of its own, an exception would end the process.
 
 struct CUstream_st; // the type to which a CUstream or cudaStream_t points
 

@@ -9,7 +9,7 @@
 
 namespace gpumem {
 
-/// Rule for a stream that gets memory which another stream has freed.
+/// Tells when a stream may get memory that another stream has freed.
 enum class reuse_policy : unsigned char {
   ordered,   ///< only memory whose uses are already ordered before the stream's new work
   completed, ///< also memory whose uses the host has seen complete
@@ -44,8 +44,8 @@ struct pool_options {
   /// When a request fails as `exhausted`, the pool appends its describe_memory() to this file. Empty: it does not.
   std::string failure_report = {};
   /// Reserved memory beyond this threshold is given back in the background, in whole chunks or pages that are free and
-  /// that no stream uses any more. It begins when an eighth more is reserved. So memory near the threshold is not given
-  /// back and allocated again and again.
+  /// that no stream uses any more. This begins when an eighth more than the threshold is reserved. So memory near the
+  /// threshold is not given back and allocated again and again.
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
   /// Share of the time that a pool over virtual pages may spend on moving free pages to where memory is missing, before
   /// it makes new pages. 0: it makes new pages at once. 1: no bound, so the pool reserves the least. A page counts as
@@ -53,9 +53,9 @@ struct pool_options {
   /// but are never refused for it. Polls for the completed work of other streams take at most the same share, or 1/16
   /// if that is more.
   ///
-  /// If only its own stream still uses free pages, `allocate` waits for that work before it makes new pages; such waits
-  /// count too. Three kinds of pools move no pages: one over chunks, one whose threads have shards of their own, and
-  /// one with reuse_policy::ordered.
+  /// If only the stream of the request still uses free pages, `allocate` waits for that work before the pool makes new
+  /// pages. Such waits count too. Three kinds of pools move no pages: one over chunks, one whose threads have shards of
+  /// their own, and one with reuse_policy::ordered.
   double effort = .05;
   /// A pool that is made for a device uses virtual pages if this is true, the device supports them and `limit` is at
   /// least one page. Otherwise it uses chunks from cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and
@@ -66,8 +66,8 @@ struct pool_options {
   bool pages = true;
   reuse_policy cross_stream = reuse_policy::wait; ///< rule for memory that another stream freed
   /// How often later, smaller requests may get memory before a waiting request. After that, freed memory is kept for
-  /// the waiting request. It is also the number of requests after the waiting one that are considered. Each `allocate`
-  /// that succeeds while requests wait counts too.
+  /// the waiting request. The option is also the number of requests after the waiting one that are considered. Each
+  /// `allocate` that succeeds while requests wait counts too.
   unsigned max_overtakes = 16;
   /// If requests wait and nothing is granted or freed for this time, one of them ends with outcome::stalled. It ends
   /// after this time at the earliest, after twice this time at the latest; the comment of `scope` says which request

@@ -36,10 +36,10 @@ struct services_table {
   /// is not gpumem's.
   void* (*try_allocate_behind)(void* state, cuda::stream_ref, std::size_t bytes, std::size_t alignment, void* key,
                                failure& why) noexcept;
-  /// Allocates in the order of the stream whose key, a stream_key, `key` points to.
+  /// Allocates in the order of a stream. `key` points to its stream_key.
   cuda::std::expected<void*, failure> (*try_allocate_keyed)(void* state, void const* key, std::size_t bytes,
                                                             std::size_t alignment) noexcept;
-  /// Frees in the order of the stream whose key `key` points to.
+  /// Frees in the order of a stream. `key` points to its stream_key.
   void (*deallocate_keyed)(void* state, void const* key, void* pointer, std::size_t bytes,
                            std::size_t alignment) noexcept;
   /// Returns the device's ordinal; -1 if the memory belongs to no device.

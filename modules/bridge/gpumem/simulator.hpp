@@ -84,8 +84,8 @@ void fail_call(const std::string& name, std::uint64_t nth, CUresult result);
 /// Makes every driver call fail with `result` until the device is reset, by the driver or by reset().
 void sticky_error(CUresult result);
 
-/// Makes the event's pending record never complete, or its next record if none is pending. Its stream does not go
-/// beyond that record.
+/// Makes the event's pending record never complete, or its next record if none is pending. The stream of that record
+/// does not go beyond it.
 void never_complete(CUevent event);
 
 /// Bytes that a piece of work reads or writes.

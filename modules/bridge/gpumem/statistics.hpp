@@ -7,8 +7,8 @@
 
 namespace gpumem {
 
-/// Statistics of a resource: bytes, and counts since its creation; 0 if the resource does not keep a number. Those of a
-/// pool are read part by part while other threads go on, so they belong to slightly different times.
+/// Statistics of a resource: bytes, and counts since its creation; 0 if the resource does not keep a number. The
+/// statistics of a pool are read part by part while other threads go on, so they belong to slightly different times.
 struct statistics {
   std::size_t live = 0;            ///< requested bytes of blocks that the host has not freed yet
   std::size_t allocated = 0;       ///< rounded-up bytes of these blocks, plus guards and quarantine if hardened
