@@ -48,7 +48,8 @@ public:
                                       inner_alignment::padded(bytes, alignment), inner_alignment::natural);
   }
   inline std::optional<device> where() const noexcept { return device_; }
-  static constexpr bool forwards_captures = true; // try_allocate_keyed refuses capturing streams if it must
+  // Requests on capturing streams go to try_allocate_keyed, which refuses them if the resource cannot serve them.
+  static constexpr bool forwards_captures = true;
 
   // Returns whether requests can wait at the upstream. If the upstream is type-erased, only its table tells this.
   // Callers call admit() only if this returns true.

@@ -255,8 +255,8 @@ void torch_device::free_waiting() noexcept {
   }
 }
 
-// Restores the live blocks of a pool's graph memory. The pool's blocks whose free waits were counted as freed already,
-// so they are not counted as freed again. The restore decides whether they are live now.
+// Restores the live blocks of a pool's graph memory. A block that still waits for its free was counted as freed
+// already, so it is not counted again. The restore decides whether it is live now.
 void torch_device::restore(torch_mem_pools::id pool, std::span<gpumem_range const> live,
                            std::function<void(gpumem_range const&, bool now)> const& changed) {
   auto waiting = take_waiting_of(pool);
@@ -301,8 +301,8 @@ void torch_device::trim() {
   pool_.trim(0);
 }
 
-// Shows blocks whose free waits as free. A block of the device's pool that is a chunk of one of PyTorch's pools is
-// shown as the ranges of that pool.
+// A block that still waits for its free is shown as free. A block of the device's pool that is a chunk of one of
+// PyTorch's pools is shown as the ranges of that pool.
 void torch_device::visit_ranges(std::function<void(torch_mem_pools::id, gpumem_range const&)> const& visitor) {
   std::vector<std::pair<torch_mem_pools::id, gpumem_range>> parts;
   mem_pools_.visit_ranges([&](torch_mem_pools::id pool, gpumem_range const& one) { parts.emplace_back(pool, one); });

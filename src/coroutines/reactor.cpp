@@ -61,7 +61,7 @@ void query(poll_request& request) {
   }
 }
 
-// Publishes a complete event to the timeline of its stream, where pools look which work is complete.
+// Marks a complete event in the timeline of its stream. Pools read there which work is complete.
 void publish(stream_point const& where, CUresult result) noexcept {
   if (result == CUDA_SUCCESS && where.timeline) where.timeline->publish_completed(where.covers);
 }

@@ -84,7 +84,7 @@ void report_overlaps(simulation& device, const stream_ptr& on, std::span<const C
       if (bytes[i] != 0) parts.push_back({begin, begin + bytes[i], i, write});
     }
   std::sort(parts.begin(), parts.end(), [](const part& a, const part& b) { return a.begin < b.begin; });
-  const part* last_read = nullptr; // the part so far with the highest end
+  const part* last_read = nullptr; // the read that ends at the highest address so far
   const part* last_write = nullptr;
   for (const part& each : parts) {
     const part* other = last_write;
