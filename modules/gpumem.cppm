@@ -1,4 +1,4 @@
-// The table of contents: every partition, from the ground up.
+// The module gpumem: exports every partition, in the order of their layers.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem;
 

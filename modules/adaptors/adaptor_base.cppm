@@ -1,4 +1,5 @@
-// The base classes of all adaptors: they hold the upstream, forward calls to it, and call the adaptor's hooks.
+// The base classes of all adaptors: they hold the upstream (the wrapped resource), forward calls to it, and call the
+// adaptor's hooks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
@@ -20,21 +21,22 @@ namespace gpumem {
 
 namespace detail {
 
-// A gpumem resource whose state has a known type, so that calls need no table of function pointers.
+// A gpumem resource whose state has a known type. Calls to that state need no table of function pointers.
 template <class R>
 concept transparent_resource = requires(R& r) {
   typename R::state_type;
   { r.services() } -> std::same_as<services_handle>;
 } && resource_state<typename R::state_type>;
 
-// Holds an upstream and calls its state: through its services table, or directly if it is a transparent_resource
-// (below).
+// Holds an upstream and calls it through its services table, a table of function pointers. The specialization below
+// calls the state of a transparent_resource directly.
 template <class Upstream> class upstream_access {
 public:
   explicit upstream_access(Upstream upstream)
       : value_{std::move(upstream)}, services_{services_of_upstream(value_)}, device_{device_of(services_)} {}
 
-  // A resource of another library may align to 256 bytes only. For more, the block lies inside a larger one.
+  // A resource of another library may align to 256 bytes only. For a larger alignment this function requests more bytes
+  // and returns an aligned pointer inside them.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     if (aligns_to(alignment)) return services_.table->try_allocate_keyed(services_.state, &key, bytes, alignment);
     return allocate_inside(key, bytes, alignment);
@@ -46,9 +48,11 @@ public:
                                       inner_alignment::padded(bytes, alignment), inner_alignment::natural);
   }
   inline std::optional<device> where() const noexcept { return device_; }
-  static constexpr bool forwards_captures = true; // the function of the table refuses capturing streams where it must
+  // Requests on capturing streams go to try_allocate_keyed, which refuses them if the resource cannot serve them.
+  static constexpr bool forwards_captures = true;
 
-  // Only the table of an erased upstream shows whether requests can wait there. admit() is called only if they can.
+  // Returns whether requests can wait at the upstream. If the upstream is type-erased, only its table tells this.
+  // Callers call admit() only if this returns true.
   inline bool can_wait() const noexcept { return services_.table->admit != nullptr; }
   bool admit(waiter& item) noexcept { return services_.table->admit(services_.state, &item); }
   bool cancel_waiter(waiter& item) noexcept {
@@ -64,7 +68,8 @@ public:
   Upstream& value() noexcept { return value_; }
 
 private:
-  // The table of a resource of another library has no try_allocate_behind.
+  // Returns whether the upstream itself serves this alignment. The table of a resource of another library has no
+  // try_allocate_behind; such a resource may align to 256 bytes only.
   inline bool aligns_to(std::size_t alignment) const noexcept {
     return alignment <= inner_alignment::natural || services_.table->try_allocate_behind;
   }
@@ -135,16 +140,18 @@ private:
   state_type* state_;
 };
 
-// The state of an adaptor. Calls three functions of `Derived`, all noexcept: on_granted() after the upstream has
-// allocated, also for a request that waited; on_free() before the upstream frees, since afterwards another thread may
-// get the memory at once; on_failure(). Lives until its last handle is gone and its last block is freed.
+// The state that all handles of an adaptor share. It is deleted when its last handle is gone and its last block is
+// freed. It calls three noexcept functions of `Derived`:
+// - on_granted() after the upstream has allocated, at once or for a request that waited;
+// - on_free() before the upstream frees: afterwards another thread may get the memory at once;
+// - on_failure() after the upstream has refused an attempt.
 template <class Derived, class Upstream> class adaptor_state : public shared_state, protected grant_hook {
   using link = upstream_access<Upstream>;
 
 public:
   static constexpr bool forwards_captures = link::forwards_captures;
 
-  /// `long_lived`: see shared_state.
+  /// `long_lived` = false makes construction and destruction cheaper and calls slower; see shared_state.
   explicit adaptor_state(Upstream upstream, bool long_lived = true)
       : shared_state{long_lived}, upstream_{std::move(upstream)} {}
 
@@ -161,13 +168,14 @@ public:
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     derived().on_free(key, pointer, bytes);
     upstream_.deallocate(key, pointer, bytes, alignment);
-    this->drop_live(); // may destroy the state
+    this->drop_live(); // may destroy *this
   }
 
   inline auto where() noexcept { return upstream_.where(); }
 
-  // Cannot park the request if the waiter has no hook left, because too many adaptors are stacked. Where requests
-  // cannot wait, the attempt before has failed.
+  // Lets the request wait at the upstream. Returns false without parking it if too many adaptors are stacked, so that
+  // the waiter has no room for another hook. If requests cannot wait at the upstream, a request that only asks for a
+  // turn is answered at once. Any other request ends, because its attempt has failed already.
   bool admit(waiter& item) noexcept
     requires requires(link& up) { up.admit(item); }
   {
@@ -218,26 +226,30 @@ private:
 } // namespace detail
 
 namespace extend {
-/// Base of every adaptor: a shared handle of 8 bytes to a state that holds the upstream. Copies refer to the same
-/// adaptor and compare equal. The adaptor lives until its last handle is gone and its last block is freed. It forwards
-/// what the upstream supports beyond allocation and free: waiting, trim, statistics, record_use, find, frees without
-/// size, and its accessibility properties. The upstream may be any resource: of gpumem, erased, or of another library.
-/// A resource of another library may align to 256 bytes only: for an alignment above that, the block lies inside one
-/// with up to `alignment` - 256 bytes more. Over an erased upstream, `statistics()` returns a std::optional. Functions
-/// of a handle that was moved from throw std::invalid_argument, and so does an adaptor over one. Any thread.
+/// Base of every adaptor: a handle of 8 bytes to a shared state that holds the upstream. Copies refer to the same
+/// adaptor and compare equal. The adaptor lives until its last handle is gone and its last block is freed. Beyond
+/// allocation and free it forwards all that the upstream supports: waiting, trim, statistics, record_use, find, and
+/// frees without size. It has the accessibility properties of the upstream. Any thread may call its functions.
+///
+/// The upstream may be any resource: of gpumem, type-erased, or of another library. A resource of another library may
+/// align to 256 bytes only. For a larger alignment, the adaptor requests `alignment` - 256 bytes more from it and
+/// returns an aligned pointer inside the block. Over a type-erased upstream, `statistics()` returns a std::optional.
+/// The functions of a handle that was moved from throw std::invalid_argument, and so does the construction of an
+/// adaptor over that handle.
 export template <class Self, class State, class Upstream>
 class adaptor_base : public detail::forwarding_base<Self, State, Upstream> {
   using base = detail::forwarding_base<Self, State, Upstream>;
 
 public:
-  /// As in the upstream; see cuda_resource::stream_ordered.
+  /// Whether memory is valid only in the order of the stream on which it was allocated; the same as for the upstream.
+  /// If it is false, all streams may use the memory at once.
   static constexpr bool stream_ordered = detail::is_stream_ordered<Upstream>();
 
-  /// Returns the upstream; another handle to it is a copy.
+  /// Returns the upstream. A copy of it is another handle to the same resource.
   Upstream const& upstream() const { return state_->upstream(); }
 
   using base::deallocate;
-  /// Frees a block without its size; the upstream knows it.
+  /// Frees a block; the size is the one that find() of the upstream returns.
   void deallocate(stream_ref stream, void* pointer) noexcept
     requires requires(Upstream& up) { up.find(pointer)->bytes, up.deallocate(stream, pointer); }
   {
@@ -246,7 +258,7 @@ public:
     if (found && found->live && found->base == pointer) {
       base::deallocate(stream, pointer, found->bytes);
     } else {
-      state_->upstream().deallocate(stream, pointer); // reports the misuse
+      state_->upstream().deallocate(stream, pointer); // the upstream reports the misuse
     }
   }
 

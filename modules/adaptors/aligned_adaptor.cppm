@@ -1,4 +1,4 @@
-// aligned_adaptor: aligns blocks to more than their callers ask for.
+// aligned_adaptor: aligns blocks to more bytes than their callers request.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:aligned_adaptor;
 import :adaptor_base;
@@ -12,13 +12,13 @@ namespace gpumem {
 
 /// Options of an aligned_adaptor.
 export struct aligned_options {
-  std::size_t alignment = 256; ///< bytes, a power of two: blocks are aligned at least so
-  std::size_t threshold = 0;   ///< smaller requests keep the alignment for which their callers ask
+  std::size_t alignment = 256; ///< in bytes, a power of two: the least alignment of blocks
+  std::size_t threshold = 0;   ///< in bytes; smaller requests keep the alignment that their callers ask for
 };
 
 namespace detail {
 
-// Throws std::invalid_argument.
+// Returns the options. Throws std::invalid_argument if the alignment is no power of two or more than PTRDIFF_MAX.
 aligned_options checked_alignment(aligned_options const& options);
 
 template <class Upstream> class aligning_state final : public adaptor_state<aligning_state<Upstream>, Upstream> {
@@ -35,7 +35,7 @@ public:
     base::deallocate(key, pointer, bytes, alignment_of(bytes, alignment));
   }
 
-  // Sets the alignment of a request that waits before the upstream sees it.
+  // Raises the alignment of a request that may wait, before the upstream sees the request.
   bool admit(waiter& item) noexcept
     requires requires(base& b) { b.admit(item); }
   {
@@ -62,14 +62,14 @@ private:
 
 } // namespace detail
 
-/// Aligns each block of at least `threshold` bytes to `alignment` bytes, or to more if its caller asks for more. A
-/// handle; see adaptor_base, also for upstreams of other libraries. Any thread.
+/// Aligns each block of at least `threshold` bytes to `alignment` bytes, or to more if its caller asks for more. The
+/// upstream may be of another library. Copies are handles to the same adaptor; see adaptor_base. Any thread.
 export template <class Upstream>
 class aligned_adaptor : public adaptor_base<aligned_adaptor<Upstream>, detail::aligning_state<Upstream>, Upstream> {
   using base = adaptor_base<aligned_adaptor, detail::aligning_state<Upstream>, Upstream>;
 
 public:
-  /// Throws std::invalid_argument if the alignment is no power of two or more than PTRDIFF_MAX, and std::bad_alloc.
+  /// Throws std::bad_alloc, and std::invalid_argument if the alignment is no power of two or more than PTRDIFF_MAX.
   explicit aligned_adaptor(Upstream upstream, aligned_options options = {})
       : base{new detail::aligning_state<Upstream>{std::move(upstream), options}} {}
 

@@ -11,19 +11,19 @@ import :waiter;
 
 namespace gpumem {
 
-/// Says which requests a failing_adaptor refuses: each that at least one of the rules selects. Requests are numbered
-/// from 1.
+/// The rules of a failing_adaptor: it refuses each request that at least one rule selects. Requests are numbered from
+/// 1.
 export struct failing_options {
-  std::uint64_t every = 0; ///< refuses each request whose number is a multiple of this; 0: none
-  std::uint64_t first = 0; ///< refuses `count` requests from this number on; 0: none
-  std::uint64_t count = 1; ///< number of requests that `first` refuses
+  std::uint64_t every = 0; ///< refuses each request whose number is a multiple of `every`; 0: no request
+  std::uint64_t first = 0; ///< refuses `count` requests, the first of them number `first`; 0: no request
+  std::uint64_t count = 1; ///< number of requests that the rule `first` refuses
   double probability = 0;  ///< refuses each request with this probability, from 0 to 1
-  std::uint64_t seed = 1;  ///< for `probability`; the same seed refuses the same numbers in each run
+  std::uint64_t seed = 1;  ///< for `probability`: with the same seed each run refuses the same request numbers
 };
 
 /// The counts of a failing_adaptor.
 export struct failing_counts {
-  std::uint64_t requests = 0; ///< all requests, the refused ones too
+  std::uint64_t requests = 0; ///< all requests, including the refused ones
   std::uint64_t refused = 0;  ///< refused by the adaptor; failures of the upstream do not count
 
   friend bool operator==(failing_counts const&, failing_counts const&) = default;
@@ -41,9 +41,9 @@ public:
 
   // Counts a request and returns whether it is refused.
   bool refuse_next() noexcept;
-  // A request that may wait first makes an attempt. If that fails, here (`refused`) or at the upstream, note_failed()
-  // keeps the result for this thread. When the request would wait, refuse_waiting() on the same thread returns that
-  // result, so that the request is numbered once.
+  // A request that may wait makes an attempt before it waits. If that attempt fails, note_failed() stores for this
+  // thread whether this adaptor refused it; otherwise the upstream failed. When the request then begins to wait on the
+  // same thread, refuse_waiting() returns the stored decision, so that the request gets one number only.
   void note_failed(bool refused) noexcept;
   bool refuse_waiting() noexcept;
 
@@ -68,7 +68,8 @@ public:
     return result;
   }
 
-  // Numbers a request that waits once, even if it calls admit() repeatedly. A request for a turn alone gets no number.
+  // A request that waits calls admit() repeatedly, but is numbered at the first call only. A request that asks only for
+  // a turn, without memory, gets no number.
   bool admit(waiter& item) noexcept
     requires requires(base& b) { b.admit(item); }
   {
@@ -99,14 +100,15 @@ private:
 } // namespace detail
 
 /// Refuses some requests with outcome::exhausted, as an upstream without memory does, and passes all others to the
-/// upstream. It refuses every n-th request, a range of request numbers, or requests at random. To test a program with a
-/// refusal at each of its requests, run it with `first` = 1, 2, … until a run has no refusal.
+/// upstream. The options select every n-th request, a range of request numbers, or requests at random. To test a
+/// program with a refusal at each of its requests, run it with `first` = 1, 2, … until a run has no refusal.
 ///
-/// Each `allocate` and `try_allocate` counts as one request. So does each `acquire`; if it is refused, it ends without
-/// waiting. Each block of an `acquire_all` counts as one. A wait for a turn alone, as in with_retry, and requests of 0
-/// bytes do not count.
+/// Each `allocate` and `try_allocate` counts as one request, and so does each block of an `acquire_all`. Each `acquire`
+/// counts as one too; if it is refused, it ends without waiting. Requests of 0 bytes do not count. When with_retry
+/// waits for its turn, that wait does not count either.
 ///
-/// A handle; see adaptor_base. Any thread; with several threads the order in which their requests are numbered varies.
+/// Copies are handles to the same adaptor; see adaptor_base. Any thread. Threads that run concurrently get their
+/// request numbers in an order that varies from run to run.
 export template <class Upstream>
 class failing_adaptor : public adaptor_base<failing_adaptor<Upstream>, detail::failing_state<Upstream>, Upstream> {
   using base = adaptor_base<failing_adaptor, detail::failing_state<Upstream>, Upstream>;
@@ -117,7 +119,7 @@ public:
   explicit failing_adaptor(Upstream upstream, failing_options options = {})
       : base{new detail::failing_state<Upstream>{std::move(upstream), options}} {}
 
-  /// Sets other options and sets the counts to 0; the next request is number 1. Throws std::invalid_argument for a
+  /// Sets new options and resets the counts to 0; the next request is number 1. Throws std::invalid_argument for a
   /// probability outside 0 to 1. Any thread.
   void restart(failing_options options) { this->shared().rules().restart(options); }
 

@@ -13,32 +13,32 @@ namespace gpumem {
 
 /// A request that failed because memory is exhausted.
 export struct allocation_failure {
-  std::size_t requested; ///< bytes
-  /// Bytes that must become free as far as the statistics of the upstream, or the free memory of its device, tell.
-  /// Equal to `requested` if they tell that enough is free: then no free range is large enough.
+  std::size_t requested; ///< bytes of the request
+  /// The bytes that are missing, according to the statistics of the upstream and the free memory of its device. Equal
+  /// to `requested` if these show enough free memory (no free range is large enough then), or if neither is known.
   std::size_t missing;
-  unsigned attempt; ///< number of the attempt that failed, from 1
-  outcome reason;   ///< outcome::exhausted
+  unsigned attempt; ///< number of the failed attempt, from 1
+  outcome reason;   ///< always outcome::exhausted
 };
 
 /// Options of a failure_callback_adaptor.
 export struct failure_callback_options {
-  /// Frees memory and returns true to try again, or returns false to let the request fail. An exception counts as
-  /// false.
+  /// Frees memory and returns true to try again, or returns false to let the request fail. If it throws, the request
+  /// fails.
   std::function<bool(allocation_failure const&)> callback;
-  unsigned max_retries = 8; ///< attempts after the first; 0: none; the result of the callback is ignored
+  unsigned max_retries = 8; ///< most attempts after the first; the callback cannot allow more
 };
 
 namespace detail {
 
-// Calls the callback. Any thread.
+// Calls the user's callback. Any thread.
 class failure_calls {
 public:
-  // Throws std::invalid_argument without a callback.
+  // Throws std::invalid_argument if the callback is empty.
   explicit failure_calls(failure_callback_options options);
 
-  // Returns whether the request shall be tried again. Returns false without a call for a request that the callback
-  // itself makes.
+  // Calls the callback and returns whether the request shall be tried again. If the request comes from inside the
+  // callback itself, returns false without a call.
   bool wants_retry(services_handle upstream, std::optional<device> where, failure const& why,
                    unsigned attempt) noexcept;
 
@@ -54,7 +54,7 @@ public:
   failure_callback_state(Upstream upstream, failure_callback_options options)
       : base{std::move(upstream)}, calls_{std::move(options)} {}
 
-  // A request that may wait at the upstream has not failed yet.
+  // A request that may wait at the upstream has not failed when an attempt fails, so the callback is not called for it.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     auto result = base::try_allocate(key, bytes, alignment);
     bool const waits = key.queues() != queueing::none && this->access().can_wait();
@@ -78,20 +78,20 @@ private:
 
 } // namespace detail
 
-/// Calls a function when the upstream fails a request as `exhausted`, and tries again if the function returns true: to
-/// spill, to shrink caches, or to write a report. It is called on the thread of the request and without a lock of
-/// gpumem, so it may free memory, synchronize and allocate. If it allocates through the same adaptor and that fails,
-/// it is not called again for that request. Calls of several threads may overlap.
+/// Calls a function when the upstream fails a request as `exhausted`, and tries again if the function returns true. The
+/// function may free memory, shrink caches, or write a report. It runs on the thread of the request and without a lock
+/// of gpumem, so it may free, synchronize and allocate. If it allocates through the same adaptor and that request
+/// fails, the function is not called again for that request. Calls on several threads may overlap.
 ///
-/// A request that waits at the upstream does not fail, and calls nothing; see pool_resource::on_pressure for callbacks
-/// that serve waiting requests. A handle; see adaptor_base. Any thread.
+/// For a request that waits at the upstream the function is not called; pool_resource::on_pressure is for such
+/// requests. Copies are handles to the same adaptor; see adaptor_base. Any thread.
 export template <class Upstream>
 class failure_callback_adaptor
     : public adaptor_base<failure_callback_adaptor<Upstream>, detail::failure_callback_state<Upstream>, Upstream> {
   using base = adaptor_base<failure_callback_adaptor, detail::failure_callback_state<Upstream>, Upstream>;
 
 public:
-  /// Throws std::invalid_argument without a callback, and std::bad_alloc.
+  /// Throws std::bad_alloc, and std::invalid_argument if the callback is empty.
   failure_callback_adaptor(Upstream upstream, failure_callback_options options)
       : base{new detail::failure_callback_state<Upstream>{std::move(upstream), std::move(options)}} {}
 };

@@ -22,11 +22,12 @@ namespace gpumem {
 
 namespace detail {
 
-// Returns the device of a resource with two upstreams. Throws std::invalid_argument if they belong to two devices.
+// Returns the one device of two upstreams; none if neither belongs to a device. Throws std::invalid_argument if they
+// belong to different devices.
 std::optional<device> common_device(std::optional<device> first, std::optional<device> second);
-// Returns the sum for a resource that gets memory from both.
+// Returns the statistics of both resources as one.
 statistics sum_of(statistics first, statistics const& second) noexcept;
-// Throws std::invalid_argument.
+// Throws std::invalid_argument: the second resource has no record_use().
 [[noreturn]] void refuse_use_of_fallback();
 
 template <class First, class Second> class fallback_state final : public shared_state, private grant_hook {
@@ -37,7 +38,8 @@ public:
   fallback_state(First first, Second second)
       : first_{std::move(first)}, second_{std::move(second)}, device_{common_device(first_.where(), second_.where())} {}
 
-  // The first resource waits on the host only if the second has nothing either.
+  // Tries both resources without waiting on the host. If both fail and the caller may wait, waits at the first
+  // resource, or at the second if the request is too large for the first.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     auto const now = key.waiting(false);
     auto const result = first_.try_allocate(now, bytes, alignment);
@@ -56,7 +58,7 @@ public:
     } else {
       first_.deallocate(key, pointer, bytes, alignment);
     }
-    drop_live(); // may destroy the state
+    drop_live(); // may destroy *this
   }
 
   std::optional<device> where() const noexcept { return device_; }
@@ -85,7 +87,7 @@ public:
     if constexpr (requires { second_.trim(keep); }) given += second_.trim(keep);
     return given;
   }
-  // Returns a std::optional if only the object knows whether both keep statistics.
+  // Returns statistics, or a std::optional of them if only at run time it is known whether both resources keep some.
   auto read_statistics()
     requires requires(upstream_access<First>& first, upstream_access<Second>& second) {
       first.read_statistics();
@@ -146,18 +148,21 @@ private:
 
 } // namespace detail
 
-/// Gets a block from the second resource when the first has none: when it refuses the request as `exhausted` or
-/// `too_large`. For instance managed or pinned memory behind a pool with a limit. A block goes back to the resource
-/// that it came from. While no block of the second is live, a free costs one load more.
+/// Gets a block from the second resource when the first refuses the request as `exhausted` or `too_large`. For
+/// instance, the first is a pool with a limit, and the second has managed or pinned memory. A block goes back to the
+/// resource that it came from. While no block of the second resource is live, a free costs one atomic load more than at
+/// the first resource.
 ///
-/// A request that waits does so at the first resource, and only if the second had no memory at its start. `allocate`
-/// waits on the host for the first resource only after the second has failed, and for the second only if the request is
-/// too large for the first. If both fail, the failure is that of the first, unless the request is too large for it.
-/// `trim` trims both. Statistics are sums of both, if both keep some; there is a limit if both have one.
+/// A request that waits does so at the first resource, and only if the second has refused it before. `allocate` waits
+/// on the host for the first resource only after the second has failed. It waits for the second only if the request is
+/// too large for the first. If both fail, the caller gets the failure of the first, unless the request is too large for
+/// it. `trim` trims both. If both resources keep statistics, `statistics()` returns the sums; it has a limit if both
+/// have one.
 ///
-/// A scope over it counts the blocks of both. So the first resource cannot tell that no scope can go on: a pool needs a
-/// `stall_timeout` here. A handle; copies are the same resource. It lives until its last handle is gone and its last
-/// block is freed. Any thread.
+/// A scope over this adaptor counts the blocks of both resources. So a pool as the first resource does not know how
+/// much of its own memory the scopes hold, and cannot detect their deadlock from that. Give such a pool a
+/// `stall_timeout`. Copies are handles to the same adaptor. It lives until its last handle is gone and its last block
+/// is freed. Any thread.
 export template <class First, class Second>
   requires(!mr::resource<First> || !mr::resource<Second>) ||
           ((mr::has_property<Second, mr::device_accessible> || !mr::has_property<First, mr::device_accessible>) &&
@@ -168,8 +173,9 @@ class fallback_adaptor
   using base = detail::forwarding_base<fallback_adaptor, state_of, First>;
 
 public:
-  static_assert(detail::checked_upstream<Second>::is_resource); // says what a type that is no resource lacks
-  /// Whether the memory of both resources may be used in the order of the stream; see cuda_resource::stream_ordered.
+  static_assert(detail::checked_upstream<Second>::is_resource); // fails with a message if Second is no resource
+  /// Whether memory is valid only in the order of the stream on which it was allocated. False if all streams may use
+  /// memory of one of the two resources at once.
   static constexpr bool stream_ordered = detail::is_stream_ordered<First>() && detail::is_stream_ordered<Second>();
 
   /// Throws std::invalid_argument if the resources belong to different devices, and std::bad_alloc.
@@ -183,8 +189,9 @@ public:
   /// Returns how many blocks the second resource has given. Any thread.
   std::uint64_t fallbacks() const { return state_->fallbacks(); }
 
-  /// Declares that all uses of the block on this stream are enqueued; see pool_resource::record_use. Throws
-  /// std::invalid_argument if the block came from the second resource and that records no uses.
+  /// Declares that the block is used on this stream, by work that is enqueued already: the block is not reused before
+  /// that work has run. Throws std::invalid_argument if the block came from the second resource and that resource has
+  /// no record_use(). See pool_resource::record_use.
   void record_use(void* pointer, stream_ref stream)
     requires requires(First& up) { up.record_use(pointer, stream); }
   {

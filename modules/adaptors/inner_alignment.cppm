@@ -8,24 +8,25 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// Aligns blocks of an upstream that aligns to 256 bytes only, as resources of other libraries do: the caller requests
-/// more bytes, and this class finds an aligned pointer inside. Any thread.
+/// Aligns blocks of an upstream that aligns to 256 bytes only, as resources of other libraries may. The caller requests
+/// `padded()` bytes, and this class finds an aligned pointer inside them. Any thread.
 export class inner_alignment {
 public:
   static constexpr std::size_t natural = 256;
 
-  /// Returns the bytes to request for a block of `bytes`; an alignment of at most 256 needs no more.
+  /// Returns how many bytes to request, so that an aligned block of `bytes` lies inside them.
   static std::size_t padded(std::size_t bytes, std::size_t alignment) noexcept {
     return alignment > natural ? bytes + (alignment - natural) : bytes;
   }
-  /// Returns the aligned pointer in a block that begins at `base`; null if the host has no memory to record it.
+  /// Returns the first aligned pointer in the block that begins at `base`. Returns null if the host has no memory to
+  /// record the pair.
   void* align(void* base, std::size_t alignment) noexcept;
-  /// Returns the pointer that the upstream gave, and forgets the block.
+  /// Returns the `base` of an aligned pointer, and forgets the pair.
   void* base_of(void* pointer) noexcept;
 
 private:
   sync::mutex mutex_;
-  std::unordered_map<void*, void*> bases_ __attribute__((guarded_by(mutex_))); // by aligned pointer, where they differ
+  std::unordered_map<void*, void*> bases_ __attribute__((guarded_by(mutex_))); // base by aligned pointer
 };
 
 } // namespace gpumem::detail

@@ -18,18 +18,18 @@ namespace gpumem {
 
 /// Options of a limiting_adaptor.
 export struct limiting_options {
-  std::size_t limit;           ///< bytes
-  unsigned max_overtakes = 16; ///< how many later requests may get memory before one that waits
+  std::size_t limit;           ///< most bytes of live blocks
+  unsigned max_overtakes = 16; ///< how many later requests may get memory before a request that waits
 };
 
 namespace detail {
 
-// Counts the bytes in use and parks the requests that wait for room. Bytes are in use from the moment at which a
-// request is passed to the upstream until the upstream refuses it or has freed them. No lock is held during calls to
-// the upstream.
+// Counts the bytes in use and parks the requests that wait for room. A request's bytes are in use from the moment at
+// which the request goes to the upstream until the upstream refuses it or has freed its block. No lock is held during
+// calls to the upstream.
 class limiter : public shared_state, protected grant_hook {
 public:
-  // Throws std::invalid_argument for a limit of 0 or above PTRDIFF_MAX, as set_limit() does.
+  // Throws std::invalid_argument if the limit is 0 or above PTRDIFF_MAX. set_limit() does so too.
   explicit limiter(limiting_options const& options);
   void set_limit(std::size_t bytes);
   void close() noexcept;
@@ -39,41 +39,42 @@ public:
 protected:
   ~limiter() override = default;
 
-  // Counts the bytes of a request that does not wait as in use, or returns why it is refused.
+  // For a request that does not wait: counts its bytes as in use and returns none, or returns why it is refused.
   std::optional<outcome> enter(std::size_t bytes, queueing how) noexcept;
-  // Called when the upstream has refused a request that entered.
+  // Must be called after the upstream has refused a request for which enter() returned none.
   void leave(std::size_t bytes) noexcept;
-  // Called when the upstream has freed the bytes.
+  // Must be called after the upstream has freed the bytes.
   void end_use(std::size_t bytes) noexcept;
 
   enum class waiting : std::uint8_t {
-    parked,   // the request waits here; its waiter may be destroyed already
-    answered, // complete() was called, or the request was stopped
+    parked,   // the request waits here; its waiter may already be destroyed by another thread
+    answered, // waiter::complete() was called, or the request was stopped
     passed,   // the request goes to the upstream, where it may wait
-    turn,     // the caller tries the upstream, where requests cannot wait, and then calls end_turn()
+    turn,     // requests cannot wait at the upstream: the caller tries it once and then calls end_turn()
   };
-  // `since`: the count of frees (`frees_`) when the turn began.
+  // `since` is the count of frees (`frees_`) when the turn began. A turn is the right of one request to try the
+  // upstream; its bytes are set aside meanwhile.
   struct turn {
     waiting what;
     std::uint64_t since = 0;
   };
   turn begin_turn(waiter& item, bool upstream_waits) noexcept;
   turn end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept;
-  // Removes a parked request. Returns false if it was not parked here or has its turn; none if it was passed to the
-  // upstream, which must withdraw it.
+  // Removes a parked request and returns true. Returns false if the request is not parked here or has its turn. Returns
+  // none if the request went to the upstream, which must withdraw it.
   std::optional<bool> take_back(waiter& item) noexcept;
-  // Called when a request that was passed to the upstream ends without memory.
+  // Runs when a request that went to the upstream ends without memory.
   void on_refusal(waiter& item) noexcept final;
   void on_grant(waiter const&, request_part const&) noexcept final { add_live(); }
 
-  // Returns the upstream's statistics with the limit and the waiting requests of this adaptor.
+  // Returns the upstream's statistics, changed to include the limit and the waiting requests of this adaptor.
   statistics amend(statistics seen) noexcept;
 
 private:
-  // Calls to be made without the lock.
+  // Calls that a thread makes after it has released the lock.
   struct later {
     woken_waiters woken;
-    std::optional<expected<void*, failure>> answer; // for complete() of the request
+    std::optional<expected<void*, failure>> answer; // the argument of waiter::complete(), if the request is answered
   };
   std::optional<outcome> refusal(std::size_t bytes) const noexcept __attribute__((requires_capability(mutex_)));
   bool fits(std::size_t bytes, std::size_t its_own = 0) const noexcept __attribute__((requires_capability(mutex_)));
@@ -92,7 +93,7 @@ private:
   std::size_t limit_ __attribute__((guarded_by(mutex_)));
   std::size_t in_use_ __attribute__((guarded_by(mutex_))) = 0;
   std::uint64_t frees_ __attribute__((guarded_by(mutex_))) =
-      1; // frees so far; after a free the upstream may grant what it has refused
+      1; // count of frees, beginning at 1; after a free the upstream may grant a request that it has refused
   bool closed_ __attribute__((guarded_by(mutex_))) = false;
 };
 
@@ -117,10 +118,11 @@ public:
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     upstream_.deallocate(key, pointer, bytes, alignment);
     end_use(bytes);
-    this->drop_live(); // may destroy the state
+    this->drop_live(); // may destroy *this
   }
 
-  // Cannot park the request if the waiter has no hook left, because too many adaptors are stacked.
+  // Parks the request, answers it, or passes it to the upstream. Returns false without parking it if too many adaptors
+  // are stacked, so that the waiter has no room for another hook.
   bool admit(waiter& item) noexcept {
     if (!item.add_hook(*this)) return false;
     auto now = begin_turn(item, upstream_.can_wait());
@@ -163,7 +165,7 @@ public:
   Upstream& upstream() noexcept { return upstream_.value(); }
 
 private:
-  // Tries the upstream for a request that has its turn.
+  // Requests all parts of a waiting request from the upstream; frees those that it got if one fails.
   expected<void*, failure> try_in_turn(waiter& item) noexcept {
     return item.allocate_parts(
         [this](request_part const& one) -> expected<void*, failure> {
@@ -179,41 +181,43 @@ private:
 
 } // namespace detail
 
-/// Limits the bytes that are live through it to `limit`; requested bytes count, not rounded ones. A block counts until
-/// the host frees it, even if the device still uses it.
+/// Limits the bytes of the live blocks that were allocated through this adaptor to `limit`. Requested bytes count, not
+/// rounded ones. A block counts until the host frees it, even if the device still uses it.
 ///
-/// A request by `acquire` that does not fit under the limit waits here, with any upstream, in order of priority and
-/// then of arrival. A free sets bytes aside for the first request. That request then tries the upstream on the thread
-/// on which its executor resumes it. Later, smaller requests may overtake it, at most `max_overtakes` times. `allocate`
-/// and `try_allocate` do not wait: they overtake all waiting requests, which counts, or fail as `exhausted`. A request
-/// for more than the limit fails at once as `too_large`.
+/// A request by `acquire` that does not fit under the limit waits here, in order of priority and then of arrival,
+/// whether or not requests can wait at the upstream. A free sets bytes aside for the first request. That request then
+/// tries the upstream, on the thread on which its executor resumes it. At most `max_overtakes` later, smaller requests
+/// may overtake it. `allocate` and `try_allocate` do not wait here. Each of them either overtakes all waiting requests,
+/// which counts too, or fails as `exhausted`. A request for more than the limit fails at once as `too_large`.
 ///
 /// If the upstream is exhausted although the limit has room, a request that may wait does so. If requests can wait at
 /// the upstream (a pool, another limiting_adaptor), it waits there, and its bytes count here meanwhile. Otherwise it
-/// waits here until a block of the adaptor is freed, and fails as `exhausted` if no block is left to free. Any other
+/// waits here until a block of the adaptor is freed; it fails as `exhausted` if no block is left to free. Any other
 /// failure of the upstream ends the request.
 ///
-/// Beside the locks of the upstream, an allocation and a free take one short lock each. Waiting allocates no host
-/// memory. A handle; see adaptor_base. A handle must live until its requests have ended. Any thread.
+/// An allocation and a free each take one short lock, besides the locks of the upstream. Waiting allocates no host
+/// memory. Copies are handles to the same adaptor; see adaptor_base. A handle must live until its requests have ended.
+/// Any thread.
 export template <class Upstream>
 class limiting_adaptor : public adaptor_base<limiting_adaptor<Upstream>, detail::limiting_state<Upstream>, Upstream> {
   using base = adaptor_base<limiting_adaptor, detail::limiting_state<Upstream>, Upstream>;
 
 public:
-  /// Throws std::invalid_argument for a limit of 0 or above PTRDIFF_MAX, and std::bad_alloc.
+  /// Throws std::bad_alloc, and std::invalid_argument if the limit is 0 or above PTRDIFF_MAX.
   limiting_adaptor(Upstream upstream, limiting_options options)
       : base{new detail::limiting_state<Upstream>{std::move(upstream), options}} {}
 
   /// Sets another limit, in bytes. Live blocks stay, even if they exceed it. Requests that wait here for more than the
-  /// limit end with outcome::too_large. Throws std::invalid_argument as the constructor does. Any thread.
+  /// limit end with outcome::too_large. Throws std::invalid_argument if the limit is 0 or above PTRDIFF_MAX. Any
+  /// thread.
   void set_limit(std::size_t bytes) { this->shared().set_limit(bytes); }
   /// Returns the limit, in bytes. Any thread.
   std::size_t limit() const { return this->shared().limit(); }
 
-  /// Returns the live bytes and those that are being requested from the upstream now. Any thread.
+  /// Returns the bytes of live blocks plus those of requests that the upstream is serving now. Any thread.
   std::size_t in_use() const { return this->shared().in_use(); }
 
-  /// Refuses all later requests with outcome::closed, and ends those that wait here with it. Requests that wait at the
+  /// Ends the requests that wait here, and refuses all later requests, with outcome::closed. Requests that wait at the
   /// upstream are not ended. Frees, `trim` and statistics still work. Any thread.
   void close() { this->shared().close(); }
 };

@@ -8,8 +8,8 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A ring of rows without a lock. One thread pushes; a thread that ended may be followed by another. One thread at a
-/// time takes.
+/// A ring buffer of log rows without a lock. At any time one thread may push and one may take. Different threads may do
+/// so one after another.
 export class log_ring {
 public:
   static constexpr std::size_t capacity = 1024;
@@ -27,12 +27,13 @@ public:
     return true;
   }
 
-  /// Moves the rows to the end of `to`, which must have capacity for `bytes` more.
+  /// Moves all rows to the end of `to`. The capacity of `to` must leave room for `bytes` more, so that nothing is
+  /// allocated.
   void take(std::string& to) noexcept {
     auto const end = end_.load(std::memory_order_acquire);
     for (auto at = begin_.load(std::memory_order_relaxed); at != end;) {
       auto const here = at % capacity;
-      auto const count = std::min(end - at, capacity - here); // up to the end of the array
+      auto const count = std::min(end - at, capacity - here); // only up to the end of the array, where the ring wraps
       to.append(reinterpret_cast<char const*>(&rows_[here]), count * sizeof(binary_trace_row));
       at += count;
     }
@@ -40,8 +41,8 @@ public:
   }
 
 private:
-  std::atomic<std::size_t> end_{0}; // counts from the first row, as do the others
-  std::size_t seen_begin_ = 0;      // the pushing thread's copy of begin_, which may be older
+  std::atomic<std::size_t> end_{0}; // number of all rows ever pushed
+  std::size_t seen_begin_ = 0;      // the pushing thread's copy of begin_, which may be out of date
   std::atomic<std::size_t> begin_{0};
   std::array<binary_trace_row, capacity> rows_;
 };

@@ -18,29 +18,29 @@ import :trace;
 
 namespace gpumem {
 
-/// The form of a log; trace_reader and gpumem-replay read both.
+/// The form of a log; trace_reader and gpumem-replay read both forms.
 export enum class log_format : std::uint8_t {
-  csv,    ///< RMM's text; the threads write one after another
+  csv,    ///< RMM's text format; the threads write under one lock
   binary, ///< rows of 40 bytes; each thread has a buffer of its own
 };
 
 /// Options of a logging_adaptor.
 export struct logging_options {
-  log_format format = log_format::csv; ///< the form of the rows
-  bool auto_flush = false;             ///< write each row to the sinks at once
+  log_format format = log_format::csv; ///< text or binary rows
+  bool auto_flush = false;             ///< whether each row is written and flushed to the sinks at once
 };
 
 namespace extend {
 /// The destination of a log: a file, which is created or truncated, or an ostream, which must outlive the log.
 export class log_sink {
 public:
-  /// Throws std::invalid_argument for an empty path, std::runtime_error if the file cannot be opened for writing.
+  /// Throws std::invalid_argument for an empty path, and std::runtime_error if the file cannot be opened for writing.
   log_sink(std::string const& path);
   log_sink(char const* path) : log_sink{std::string{path}} {}
   log_sink(std::ostream& output) noexcept;
 
-  /// Returns the file that the environment variable GPUMEM_LOG_FILE names. Throws std::invalid_argument if it is unset
-  /// or empty.
+  /// Returns a sink for the file that the environment variable GPUMEM_LOG_FILE names. Throws std::invalid_argument if
+  /// the variable is unset or empty, and std::runtime_error if the file cannot be opened.
   static log_sink from_environment();
 
   /// Returns the stream to which the log is written.
@@ -53,9 +53,10 @@ private:
 
 namespace detail {
 
-// Collects rows in a fixed buffer under a lock, so that a row allocates no memory and rows of threads do not mix. In a
-// binary log up to 64 threads have a ring each, from which rows get into that buffer. A thread without a ring writes
-// its rows into the buffer: if the host has no memory for a ring, if there are more threads, or while the thread ends.
+// Collects rows in a fixed buffer under a lock, so that writing a row allocates no memory, and rows of different
+// threads stay whole. In a binary log up to 64 threads have a ring each, whose rows are moved to that buffer. A thread
+// has no ring if there are more threads, if the host has no memory for it, or while the thread ends. It then writes to
+// the buffer.
 class allocation_log {
 public:
   allocation_log(std::vector<log_sink> sinks, logging_options options);
@@ -64,7 +65,7 @@ public:
   allocation_log& operator=(allocation_log const&) = delete;
 
   void write(trace_action action, stream_key const& key, void const* pointer, std::size_t bytes) noexcept;
-  // Writes all rows to the sinks and flushes them. Returns false if a sink has failed so far.
+  // Writes all rows to the sinks and flushes them. Returns false if a sink has failed, now or earlier.
   bool flush() noexcept;
 
 private:
@@ -80,12 +81,12 @@ private:
 
   std::vector<log_sink> const sinks_;
   logging_options const options_;
-  std::uint64_t const began_; // microseconds since midnight
+  std::uint64_t const began_; // time of the construction, in microseconds since midnight
   sync::time_point const began_at_;
   sync::mutex mutex_;
   std::string gathered_ __attribute__((guarded_by(mutex_)));
   bool failed_ __attribute__((guarded_by(mutex_))) = false;
-  std::array<std::atomic<log_ring*>, max_rings> rings_{}; // by thread index; made at the first row of a thread
+  std::array<std::atomic<log_ring*>, max_rings> rings_{}; // by thread index; made at the first row of the thread
 };
 
 template <class Upstream> class logging_state final : public adaptor_state<logging_state<Upstream>, Upstream> {
@@ -111,27 +112,29 @@ private:
 
 } // namespace detail
 
-/// Logs in RMM's format, which trace_reader and gpumem-replay read. It writes a row for each allocation, after the
-/// upstream has allocated; for each free, before the upstream frees; and for each failure. So the row of a free comes
-/// before the next allocation at that address. A request that has to wait leaves a failure row, and an allocation row
-/// once it is granted. Column Thread is the thread id of the system. Column Time is the local time; after midnight its
-/// hours go on from 24. Column Stream is the handle, 0 for the `_sync` forms.
+/// Logs in RMM's format, which trace_reader and gpumem-replay read. It writes a row for each allocation after the
+/// upstream has allocated, for each free before the upstream frees, and for each failure. So the row of a free comes
+/// before the row of the next allocation at that address. A request that has to wait writes a failure row, and an
+/// allocation row when it is granted. Column Thread is the thread id of the system. Column Time is the local time;
+/// after midnight its hours go on from 24. Column Stream is the handle of the stream, 0 for allocate_sync and
+/// deallocate_sync.
 ///
-/// A binary log (log_format::binary) has the same rows, which trace_reader puts in order. A row takes 30 ns on a
-/// host where the clock takes 20, and 47 where it takes 28; threads do not wait for each other. Each thread needs 40
-/// KiB of host memory.
+/// A binary log (log_format::binary) has the same rows; trace_reader sorts them by time. The time per row is little
+/// more than one reading of the clock: 30 ns on a host where that takes 20 ns, 47 ns where it takes 28. Threads do not
+/// wait for each other. Each thread needs 40 KiB of host memory.
 ///
-/// Rows reach the sinks when 64 KiB are buffered, at flush(), when the last handle and block are gone, and at once with
-/// auto_flush. Those of a binary log also do when 1,024 rows of a thread are buffered. Rows that a sink cannot write
-/// are lost; flush() then returns false. A forked child writes nothing. A handle; see adaptor_base.
+/// Rows reach the sinks when 64 KiB are buffered, at flush(), and when the last handle is gone and the last block is
+/// freed. With auto_flush each row reaches them at once. A binary log also writes when 1,024 rows of one thread are
+/// buffered. Rows that a sink cannot write are lost; flush() then returns false. A child process after fork() writes
+/// nothing. Copies are handles to the same adaptor; see adaptor_base.
 export template <class Upstream>
 class logging_adaptor : public adaptor_base<logging_adaptor<Upstream>, detail::logging_state<Upstream>, Upstream> {
   using state_of = detail::logging_state<Upstream>;
   using base = adaptor_base<logging_adaptor, state_of, Upstream>;
 
 public:
-  /// Logs to the file that GPUMEM_LOG_FILE names. Throws as log_sink::from_environment(). `auto_flush` takes only a
-  /// bool: otherwise a path would convert to it.
+  /// Logs to the file that the environment variable GPUMEM_LOG_FILE names. Throws as log_sink::from_environment() does.
+  /// `auto_flush` is constrained to bool, because a path (char const*) would convert to bool otherwise.
   template <std::same_as<bool> Flag = bool>
   explicit logging_adaptor(Upstream upstream, Flag auto_flush = false)
       : logging_adaptor{std::move(upstream), logging_options{.auto_flush = auto_flush}} {}
@@ -145,14 +148,15 @@ public:
   logging_adaptor(Upstream upstream, log_sink sink, logging_options options)
       : logging_adaptor{std::move(upstream), std::vector<log_sink>{std::move(sink)}, options} {}
 
-  /// Logs to several sinks. Throws std::invalid_argument if there is none, std::runtime_error if one cannot be written.
+  /// Logs to several sinks. Throws std::invalid_argument if `sinks` is empty, and std::runtime_error if a sink cannot
+  /// be written.
   template <std::same_as<bool> Flag = bool>
   logging_adaptor(Upstream upstream, std::vector<log_sink> sinks, Flag auto_flush = false)
       : logging_adaptor{std::move(upstream), std::move(sinks), logging_options{.auto_flush = auto_flush}} {}
   logging_adaptor(Upstream upstream, std::vector<log_sink> sinks, logging_options options)
       : base{new state_of{std::move(upstream), std::move(sinks), options}} {}
 
-  /// Writes all rows to the sinks and flushes them. Returns false if a sink has failed so far. Any thread.
+  /// Writes all rows to the sinks and flushes them. Returns false if a sink has failed, now or earlier. Any thread.
   bool flush() { return this->shared().log().flush(); }
 
   /// Returns the first line of a log in RMM's format.

@@ -1,4 +1,4 @@
-// prefetch_adaptor: moves each block to its device when it is allocated.
+// prefetch_adaptor: prefetches each block of managed memory to a device when the block is allocated.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:prefetch_adaptor;
 import :adaptor_base;
@@ -12,18 +12,18 @@ namespace gpumem {
 
 /// Options of a prefetch_adaptor.
 export struct prefetch_options {
-  std::optional<memory_location> location = {}; ///< where blocks are moved; none: the device of the upstream
+  std::optional<memory_location> location = {}; ///< where blocks are moved to; none: the device of the upstream
 };
 
 namespace detail {
 
-// Prefetches blocks and counts. Any thread.
+// Prefetches blocks and counts the prefetches. Any thread.
 class prefetcher {
 public:
-  // Throws std::invalid_argument without a location and a device, cuda_error.
+  // Throws std::invalid_argument if there is neither a location nor a device, and cuda_error.
   prefetcher(prefetch_options const& options, std::optional<device> upstream);
 
-  // Prefetches in the order of the key's stream; for the host's key on a stream of its own.
+  // Enqueues the prefetch on the stream of `key`; if `key` stands for the host, on a stream of this object.
   void move(stream_key const& key, void const* pointer, std::size_t bytes) noexcept;
   std::uint64_t prefetches() const noexcept { return moved_.load(std::memory_order_relaxed); }
   std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }
@@ -56,20 +56,22 @@ private:
 
 } // namespace detail
 
-/// Prefetches each block to a device or to the host: after the upstream has allocated it, also if the request waited,
-/// and in the order of its stream. For upstreams of managed memory; blocks of other memory stay where they are. The
-/// `_sync` forms have no stream: the prefetch is then on a stream of the adaptor, and nothing waits for it.
+/// Prefetches each block to a device or to the host after the upstream has allocated it, at once or for a request that
+/// waited. The prefetch is enqueued on the stream of the allocation. For upstreams of managed memory: blocks of other
+/// memory stay where they are. allocate_sync has no stream; its prefetch is enqueued on a stream of the adaptor, and
+/// nothing waits for it.
 ///
-/// A prefetch that the driver refuses never fails the allocation; it is counted. Each allocation costs one driver call,
-/// and on a gpumem stream one more that asks whether the stream captures. A handle; see adaptor_base. Any thread.
+/// If the driver refuses a prefetch, the allocation succeeds, and refused() counts it. Each allocation costs one driver
+/// call more, and on a gpumem stream another one that asks whether the stream captures. Copies are handles to the same
+/// adaptor; see adaptor_base. Any thread.
 export template <class Upstream>
 class prefetch_adaptor
     : public adaptor_base<prefetch_adaptor<Upstream>, detail::prefetching_state<Upstream>, Upstream> {
   using base = adaptor_base<prefetch_adaptor, detail::prefetching_state<Upstream>, Upstream>;
 
 public:
-  /// Throws std::invalid_argument if the options name no location and the upstream belongs to no device, std::bad_alloc
-  /// and cuda_error.
+  /// Throws std::invalid_argument if the options name no location and the upstream belongs to no device. Throws
+  /// std::bad_alloc and cuda_error.
   explicit prefetch_adaptor(Upstream upstream, prefetch_options options = {})
       : base{new detail::prefetching_state<Upstream>{std::move(upstream), options}} {}
 

@@ -16,7 +16,7 @@ namespace gpumem {
 
 /// Options of a scope.
 export struct scope_options {
-  int priority = 0; ///< of all requests of the scope; the priority in acquire_options is ignored
+  int priority = 0; ///< the priority of all requests of the scope; that of acquire_options is ignored
 };
 
 namespace detail {
@@ -37,7 +37,8 @@ public:
     item.set_holder(*this);
     return base::admit(item);
   }
-  // Called for scopes whose upstream is this scope: their memory is counted here as well.
+  // Handles the events of scopes whose upstream is this scope. Their memory counts here as well, so they are marked as
+  // nested: the pool must not count it twice.
   void on_holder_event(holder& unit, holder_event what) noexcept
     requires requires(base& b) { b.on_holder_event(unit, what); }
   {
@@ -62,7 +63,7 @@ private:
 /// destroyed. Move-only.
 export class [[nodiscard]] waiting_mark {
 public:
-  /// Tells the resource that the holder waits; see scope::waiting_elsewhere.
+  /// Tells the resource that the holder (the unit of work) waits; see scope::waiting_elsewhere.
   waiting_mark(services_handle where, holder& unit) noexcept : where_{where}, unit_{&unit} {
     if (where_.table->on_holder_event) where_.table->on_holder_event(where_.state, unit_, holder_event::waits);
   }
@@ -79,41 +80,42 @@ private:
 };
 
 /// A resource through which one unit of work (a batch, a query) gets its memory from `upstream`, usually a shared pool.
-/// The pool then knows how much memory the work holds, and serves the requests of older scopes first, so that work that
-/// has begun can end and free its memory. The pool assumes that a scope frees nothing while a request of it waits. Work
-/// that runs concurrently needs a scope for each of its parts.
+/// The pool then knows how much memory the work holds, and serves the requests of older scopes first. So work that has
+/// begun can end and free its memory. While a request of a scope waits, the pool assumes that the scope frees nothing.
+/// So each part of the work that runs concurrently with other parts needs a scope of its own.
 ///
 /// The pool prevents deadlocks between scopes that wait. If an older request waits, the pool looks at younger scopes
-/// that also wait and can roll back (see with_retry). If the memory of these scopes would satisfy the request, their
-/// requests end with outcome::preempted: one after another, the youngest first. If scopes that wait hold all memory of
-/// the pool and none can roll back, the youngest request of a scope that holds memory ends with outcome::stalled.
+/// that also wait and can roll back (see with_retry). If the memory of these younger scopes would satisfy the older
+/// request, their requests end with outcome::preempted: one after another, the youngest first. If waiting scopes hold
+/// all memory of the pool and none can roll back, the youngest request of a scope that holds memory ends with
+/// outcome::stalled.
 ///
-/// The pool takes memory without a scope as held by work that still runs, until no grant or free has happened for the
-/// pool's `stall_timeout`. Then a request ends as above; if no waiting scope holds memory, the first request in the
-/// queue ends.
+/// Memory that was allocated without a scope counts as held by work that still runs. This assumption ends when no grant
+/// or free has happened for the pool's `stall_timeout`. Then a request ends as described above. If no waiting scope
+/// holds memory, the first request in the queue ends.
 ///
-/// The upstream must outlive the scope and its blocks, also if it is a pool_ref. A handle; see adaptor_base. Any
-/// thread.
+/// The upstream must outlive the scope and its blocks, also if the upstream is a pool_ref. Copies are handles to the
+/// same scope; see adaptor_base. Any thread.
 export template <class Upstream>
 class scope : public adaptor_base<scope<Upstream>, detail::scope_state<Upstream>, Upstream> {
   using base = adaptor_base<scope, detail::scope_state<Upstream>, Upstream>;
 
 public:
-  /// The age of the scope counts from here. `name` is shown in reports. Throws std::bad_alloc.
+  /// The age of the scope counts from its construction. Reports show `name`. Throws std::bad_alloc.
   explicit scope(Upstream upstream, std::string name = "scope", scope_options const& options = {})
       : base{new detail::scope_state<Upstream>{std::move(upstream), std::move(name), options}} {}
 
   /// Returns the name that reports show.
   std::string const& name() const { return this->shared().name(); }
-  /// Returns the requested bytes that the scope holds.
+  /// Returns the bytes of the scope's live blocks, as requested.
   std::size_t held() const { return this->shared().held(); }
 
-  /// Returns a mark. While it lives, the pool assumes that the scope frees nothing, as if a request of it waited. Use
-  /// it for work that waits for other work, and for memory that is kept for long, such as the weights of a model.
+  /// Returns a mark. While the mark lives, the pool assumes that the scope frees nothing, as if a request of the scope
+  /// waited. Use it while the work waits for other work, or keeps memory for long, such as the weights of a model.
   /// Destroy the mark before the scope's last handle.
   waiting_mark waiting_elsewhere() const { return {this->services(), this->shared()}; }
 
-  /// Returns the scope as the pool sees it. For with_retry.
+  /// Returns the scope's state as the base class that the pool knows; with_retry uses it.
   holder& as_holder() const { return this->shared(); }
 };
 

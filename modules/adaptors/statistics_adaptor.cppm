@@ -11,18 +11,19 @@ import :sync;
 
 namespace gpumem {
 
-/// One counted quantity since its counters were pushed. `value` is negative if more was freed than allocated since.
+/// One counted quantity since the last push_counters() or the construction. `value` is negative if more was freed than
+/// allocated since then.
 export struct counter {
-  std::int64_t value = 0; ///< allocated less freed
+  std::int64_t value = 0; ///< allocated minus freed
   std::int64_t peak = 0;  ///< the highest `value`
-  std::int64_t total = 0; ///< allocated, whether freed or not
+  std::int64_t total = 0; ///< sum of all that was allocated, whether freed or not
 
   friend bool operator==(counter const&, counter const&) = default;
 };
 
 /// The counters of a statistics_adaptor.
 export struct allocation_counts {
-  counter bytes;       ///< of live blocks, as requested
+  counter bytes;       ///< bytes of live blocks, as requested
   counter allocations; ///< number of live blocks
 
   friend bool operator==(allocation_counts const&, allocation_counts const&) = default;
@@ -30,9 +31,9 @@ export struct allocation_counts {
 
 namespace detail {
 
-// Up to 64 threads each write a slot of their own. When the pending amount of a slot reaches a threshold, it and
-// its peak are published under the lock. All other threads share one slot under the same lock. Only push() allocates
-// host memory.
+// Up to 64 threads each count in a slot of their own, without a lock. When the amount that a slot has not published yet
+// reaches a threshold, its thread publishes that amount and its peak under the lock. All other threads share one slot
+// under the same lock. Only push() allocates host memory.
 class allocation_counters {
 public:
   allocation_counters() : levels_(1) {}
@@ -48,7 +49,8 @@ private:
   static constexpr std::int64_t publish_count = 64;
   static constexpr unsigned slot_count = 64;
 
-  // One quantity in a slot. `pending` and `pending_peak` count from the last publication.
+  // One quantity in a slot: all that its thread has allocated and freed, and the balance since the last publication
+  // (`pending`) with its peak.
   struct share {
     std::atomic<std::int64_t> allocated{0};
     std::atomic<std::int64_t> freed{0};
@@ -58,12 +60,12 @@ private:
   struct alignas(128) slot {
     share bytes;
     share count;
-    std::atomic<std::uint64_t> level{0}; // the level of push() that pending_peak belongs to
+    std::atomic<std::uint64_t> level{0}; // value of level_number_ when pending_peak was last set
   };
   struct level_base {
     std::int64_t current = 0;
     std::int64_t total = 0;
-    std::int64_t peak = 0; // not relative to `current`
+    std::int64_t peak = 0; // absolute, not relative to `current`
   };
   struct level {
     level_base bytes;
@@ -79,7 +81,7 @@ private:
   level measure() const noexcept __attribute__((requires_capability(mutex_)));
   allocation_counts since_base(level const& now) const noexcept __attribute__((requires_capability(mutex_)));
 
-  std::array<slot, slot_count + 1> slots_; // the last is shared
+  std::array<slot, slot_count + 1> slots_; // all threads without a slot of their own share the last one
   alignas(128) std::atomic<std::uint64_t> level_number_{0};
   sync::spin_mutex mutex_;
   std::int64_t published_bytes_ __attribute__((guarded_by(mutex_))) = 0;
@@ -103,12 +105,12 @@ private:
 
 } // namespace detail
 
-/// Counts requested bytes and allocations. An allocation counts after the upstream has granted it, also if it waited; a
-/// free counts before the upstream frees. Requests of 0 bytes do not count.
+/// Counts requested bytes and allocations. An allocation counts after the upstream has granted it, at once or after a
+/// wait. A free counts before the upstream frees. Requests of 0 bytes do not count.
 ///
-/// Values and totals are exact when no other thread allocates or frees. With several threads the peak of bytes is off
-/// by at most 64 KiB for each, the peak of allocations by 64 for each; with one thread both are exact. A handle; see
-/// adaptor_base.
+/// Values and totals are exact when no other thread allocates or frees meanwhile. Peaks are exact with one thread. With
+/// several threads, each adds an error of at most 64 KiB to the peak of bytes, and of at most 64 to the peak of
+/// allocations. Copies are handles to the same adaptor; see adaptor_base.
 export template <class Upstream>
 class statistics_adaptor
     : public adaptor_base<statistics_adaptor<Upstream>, detail::counting_state<Upstream>, Upstream> {
@@ -118,15 +120,16 @@ public:
   /// Throws std::bad_alloc.
   explicit statistics_adaptor(Upstream upstream) : base{new detail::counting_state<Upstream>{std::move(upstream)}} {}
 
-  /// Returns the counters since the last push that was not popped, or since the construction. Any thread.
+  /// Returns the counters since the last push_counters() that was not popped, or since the construction. Any thread.
   allocation_counts counters() const { return this->shared().counters().read(); }
 
-  /// Starts nested counters at zero. Returns the counters so far of the level above. Throws std::bad_alloc. Any thread.
+  /// Starts a nested level of counters at zero. Returns the counters of the level above so far. Throws std::bad_alloc.
+  /// Any thread.
   allocation_counts push_counters() { return this->shared().counters().push(); }
 
-  /// Ends the nested counters and returns them. The level above includes them: its value and total grow by theirs, and
-  /// its peak is at least its value at the push plus their peak. Throws std::out_of_range at the last level. Any
-  /// thread.
+  /// Ends the innermost level and returns its counters. The level above includes them: its value and total grow by
+  /// theirs, and its peak is at least its value at the push plus their peak. Throws std::out_of_range if only the first
+  /// level is left. Any thread.
   allocation_counts pop_counters() { return this->shared().counters().pop(); }
 };
 

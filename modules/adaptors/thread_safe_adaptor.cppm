@@ -24,17 +24,17 @@ public:
     return base::try_allocate(key, bytes, alignment);
   }
 
-  // The lock must be released before the state may end.
+  // drop_live() may destroy this state and its mutex, so the lock is released before.
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     {
       sync::lock const held{mutex_};
       this->access().deallocate(key, pointer, bytes, alignment);
     }
-    this->drop_live(); // may destroy the state
+    this->drop_live(); // may destroy *this
   }
 
-  // Calls the function under the lock. In a forked child, where the lock may be held for ever, the upstream does
-  // nothing.
+  // Calls the function under the lock. In a child process after fork() the lock may be held for ever, so it is not
+  // taken; the upstream does nothing there.
   template <class Call> auto locked(Call call) {
     if (forked()) return call();
     sync::lock const held{mutex_};
@@ -51,9 +51,10 @@ private:
 
 } // namespace detail
 
-/// Makes the allocations and frees of all threads one after another, under one lock. For resources of other libraries
-/// and callback resources that are not thread-safe: gpumem's own are, and are faster without it. The lock is held while
-/// the upstream works or waits, and the upstream must not call this adaptor. A handle; see adaptor_base. Any thread.
+/// Runs the allocations and frees of all threads one after another, under one lock. It is for resources of other
+/// libraries and callback resources that are not thread-safe. gpumem's own resources are thread-safe, and faster
+/// without this adaptor. The lock is held while the upstream works or waits, so the upstream must not call this
+/// adaptor. Copies are handles to the same adaptor; see adaptor_base. Any thread.
 export template <class Upstream>
 class thread_safe_adaptor
     : public adaptor_base<thread_safe_adaptor<Upstream>, detail::locking_state<Upstream>, Upstream> {
@@ -61,7 +62,7 @@ class thread_safe_adaptor
 
 public:
   using base::deallocate;
-  /// As adaptor_base::deallocate, under the lock.
+  /// Frees a block under the lock; the size is the one that find() returns.
   void deallocate(stream_ref stream, void* pointer) noexcept
     requires requires(base& b) { b.deallocate(stream, pointer); }
   {
@@ -70,13 +71,13 @@ public:
     if (found && found->live && found->base == pointer) return base::deallocate(stream, pointer, found->bytes);
     this->shared().locked([&] { base::deallocate(stream, pointer); }); // the upstream reports the misuse
   }
-  /// As adaptor_base::record_use, under the lock.
+  /// Calls record_use() of the upstream under the lock.
   void record_use(void* pointer, stream_ref stream)
     requires requires(base& b) { b.record_use(pointer, stream); }
   {
     this->shared().locked([&] { base::record_use(pointer, stream); });
   }
-  /// As adaptor_base::find, under the lock.
+  /// Calls find() of the upstream under the lock: returns its description of the block that holds the address.
   auto find(void const* pointer) const
     requires requires(base const& b) { b.find(pointer); }
   {

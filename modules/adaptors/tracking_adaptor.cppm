@@ -23,28 +23,28 @@ namespace gpumem {
 
 /// Options of a tracking_adaptor.
 export struct tracking_options {
-  std::size_t stack_depth = 16;                       ///< most frames of a stack trace; 0: none, at most 256
-  std::size_t freed_remembered = 1024;                ///< last freed blocks, by which a double free is known
-  std::optional<extend::log_sink> report_at_end = {}; ///< gets the report when the last handle goes; none: no report
+  std::size_t stack_depth = 16;                       ///< frames of a stack trace, at most 256; 0: no stack traces
+  std::size_t freed_remembered = 1024;                ///< number of freed blocks kept, to recognize double frees
+  std::optional<extend::log_sink> report_at_end = {}; ///< gets a report when the last handle is gone; none: no report
 };
 
 /// A live block of a tracking_adaptor.
 export struct tracked_block {
   void const* pointer;      ///< start of the block
-  std::size_t bytes;        ///< as requested
-  std::uint64_t stream;     ///< id; 0: the host
-  unsigned thread;          ///< number of the thread that requested it; the number of an ended thread is reused
-  std::uint64_t sequence;   ///< number among the adaptor's allocations, from 1
-  std::string label;        ///< of the tracking_label that was in force; empty without one
+  std::size_t bytes;        ///< requested bytes
+  std::uint64_t stream;     ///< id of the stream; 0: the host
+  unsigned thread;          ///< index of the requesting thread; later threads may reuse it
+  std::uint64_t sequence;   ///< number of the allocation among those of the adaptor, from 1
+  std::string label;        ///< text of the tracking_label in force at the request; empty without a label
   std::vector<void*> stack; ///< return addresses of the request, the innermost first
 };
 
-/// Names the allocations that the calling thread requests from any tracking_adaptor while the label lives. The newest
-/// label of a thread is in force. Labels end in the reverse order, on their thread: no coroutine may suspend while it
-/// holds one. The text must outlive the label.
+/// Labels all allocations that the calling thread requests from any tracking_adaptor while this object lives. If a
+/// thread has several labels, the newest one counts. Labels are destroyed in reverse order and on their own thread, so
+/// a coroutine must not suspend while it holds one. The text must outlive the label.
 export class [[nodiscard]] tracking_label {
 public:
-  /// Makes this label the one in force on the calling thread.
+  /// Makes this label the newest one of the calling thread.
   explicit tracking_label(std::string_view text) noexcept;
   ~tracking_label();
   tracking_label(tracking_label const&) = delete;
@@ -60,19 +60,21 @@ private:
 
 namespace detail {
 
-// The live blocks, the last freed ones, and the requests that wait. Any thread.
+// Records of the live blocks, of the last freed blocks, and of the requests that wait. Any thread.
 class tracked_blocks {
 public:
-  // Throws std::invalid_argument.
+  // Throws std::invalid_argument for a stack_depth above 256.
   explicit tracked_blocks(tracking_options options);
 
-  // Records the request of the calling thread. Returns false if the host has no memory.
+  // Records a block that the calling thread has requested. Returns false if the host has no memory for the record.
   bool add(stream_key const& key, void const* pointer, std::size_t bytes) noexcept;
-  // Forgets a block that is freed. Returns false if it reported a misuse: the block must not be freed.
+  // Checks a free and forgets the block. If the free is wrong, reports a misuse and returns false: the block must not
+  // be freed.
   bool remove(stream_key const& key, void const* pointer, std::size_t bytes) noexcept;
 
-  // For a request that waits: records it and makes room for its blocks; adds one of them; forgets it. prepare() returns
-  // false if the host has no memory, and does nothing if the request asks again.
+  // For requests that wait. prepare() makes a record for each block of the request; it returns false if the host has no
+  // memory for them. At a repeated call for the same request it does nothing. add_prepared() turns one such record into
+  // that of a live block. forget() deletes the records of a request that ends without memory.
   bool prepare(waiter& item) noexcept;
   void add_prepared(waiter const& item, request_part const& part) noexcept;
   void forget(waiter const& item) noexcept;
@@ -85,7 +87,7 @@ private:
   using live_map = std::unordered_map<void const*, tracked_block>;
   using node_list = std::vector<live_map::node_type>;
 
-  // Returns a record of the calling thread's request, in a node that can be inserted without host memory.
+  // Makes a record of a request by the calling thread, in a map node: its insertion allocates no host memory.
   live_map::node_type make_node(stream_key const& key, std::size_t bytes) const;
   void reserve(std::size_t more) __attribute__((requires_capability(mutex_)));
   void insert(live_map::node_type node, void const* pointer) noexcept __attribute__((requires_capability(mutex_)));
@@ -97,9 +99,9 @@ private:
   tracking_options const options_;
   sync::mutex mutex_;
   live_map live_ __attribute__((guarded_by(mutex_)));
-  std::deque<freed_block> freed_ __attribute__((guarded_by(mutex_))); // the oldest first
+  std::deque<freed_block> freed_ __attribute__((guarded_by(mutex_))); // the first element is the oldest
   std::unordered_map<waiter const*, node_list> waiting_ __attribute__((guarded_by(mutex_)));
-  std::size_t prepared_ __attribute__((guarded_by(mutex_))) = 0; // nodes in waiting_
+  std::size_t prepared_ __attribute__((guarded_by(mutex_))) = 0; // number of nodes in waiting_
   std::uint64_t allocations_ __attribute__((guarded_by(mutex_))) = 0;
 };
 
@@ -155,26 +157,27 @@ private:
 
 } // namespace detail
 
-/// Records each live block with the label, the thread and the stack trace of its request. It checks each free. Frees of
-/// foreign pointers, second frees and frees with a wrong size go to the misuse handler, not to the upstream. For
-/// debugging: an allocation costs microseconds, most of them for the stack trace, and each call takes one lock.
+/// Records each live block with the label, the thread and the stack trace of its request. It checks each free. A free
+/// of a foreign pointer, a double free, or a free with a wrong size goes to the misuse handler, not to the upstream. It
+/// is for debugging: an allocation costs microseconds, most of them for the stack trace, and each call takes one lock.
 ///
-/// A request that waits is recorded where it was made, not where it is granted. If the host has no memory for the
-/// record, the request fails as `exhausted`. A handle; see adaptor_base. Any thread.
+/// For a request that waits, the record shows where the request was made, not where it was granted. If the host has no
+/// memory for the record, the request fails as `exhausted`. Copies are handles to the same adaptor; see adaptor_base.
+/// Any thread.
 export template <class Upstream>
 class tracking_adaptor : public adaptor_base<tracking_adaptor<Upstream>, detail::tracking_state<Upstream>, Upstream> {
   using base = adaptor_base<tracking_adaptor, detail::tracking_state<Upstream>, Upstream>;
 
 public:
-  /// Throws std::invalid_argument for a stack_depth above 256, and std::bad_alloc.
+  /// Throws std::bad_alloc, and std::invalid_argument for a stack_depth above 256.
   explicit tracking_adaptor(Upstream upstream, tracking_options options = {})
       : base{new detail::tracking_state<Upstream>{std::move(upstream), std::move(options)}} {}
 
   /// Returns the live blocks in order of their allocation. Throws std::bad_alloc. Any thread.
   std::vector<tracked_block> outstanding() const { return this->shared().blocks().outstanding(); }
 
-  /// Returns a text that lists the live blocks: those of one label and one stack trace together, with their number and
-  /// bytes, the most bytes first. Throws std::bad_alloc. Any thread.
+  /// Returns a text that lists the live blocks. Blocks with the same label and stack trace form one group, which shows
+  /// their number and bytes. The group with the most bytes comes first. Throws std::bad_alloc. Any thread.
   std::string report() const { return this->shared().blocks().report(); }
 };
 

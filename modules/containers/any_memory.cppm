@@ -16,21 +16,21 @@ import :stream;
 namespace gpumem {
 
 namespace extend {
-/// An owning, type-erased resource with gpumem's services, for memory of any accessibility; see `make_any_memory`.
-/// Empty only if it was moved from.
+/// An owning, type-erased resource for memory of any accessibility, with gpumem's services (functions beyond CCCL's).
+/// make_any_memory() makes one. It is empty only if it was moved from.
 export using any_memory = mr::any_resource<services>;
 } // namespace extend
 
 namespace detail {
 
-// Makes the device current for a call to a resource of another library, which relies on that.
+// Makes a device current during a call to a resource of another library, which may use the current device.
 class held_device {
 public:
   explicit held_device(std::optional<device> where) noexcept {
     try {
       if (where) scope_.emplace(*where);
     } catch (...) {
-      // Fails only on a lost device; the resource's own driver calls then fail too.
+      // This fails only on a lost device. The resource's own driver calls then fail and report it.
     }
   }
 
@@ -38,8 +38,8 @@ private:
   std::optional<device_guard> scope_;
 };
 
-// The state of a resource of another library. The resource lives until its last handle is gone and its last block is
-// freed. Its functions are called with the device current that was current when it was passed to make_any_memory().
+// The state that holds a resource of another library. The resource lives until its last handle is gone and its last
+// block is freed. While its functions run, the device is current that was current in make_any_memory().
 template <class R> class held_state final : public adaptor_state<held_state<R>, R> {
   using base = adaptor_state<held_state, R>;
 
@@ -60,7 +60,7 @@ public:
   void on_failure(stream_key const&, std::size_t) noexcept {}
 };
 
-// A handle to a held_state. Two handles are equal if their resources are.
+// A handle to a held_state. Two handles are equal if their resources are equal.
 template <mr::resource R> class held_resource : public forwarding_base<held_resource<R>, held_state<R>, R> {
   using base = forwarding_base<held_resource, held_state<R>, R>;
 
@@ -78,16 +78,18 @@ private:
   state_ptr<held_state<R>> state_;
 };
 
-// Returns whether kernels of a device can access the memory. They cannot access plain host memory; only copies can.
+// Returns whether kernels of a device can access the memory of the resource. False for plain host memory: only copies
+// can read and write it.
 bool device_reaches(any_memory const& resource) noexcept;
 
 } // namespace detail
 
 namespace extend {
-/// Converts any resource to the form that containers hold. A gpumem resource, erased or not, gives another handle to
-/// the same state. A resource of another library is moved into a state that lives until the last of its blocks is
-/// freed. It is called with the device current that is current now. If it is a reference, its target must outlive that
-/// state. Throws std::invalid_argument for an empty resource, std::bad_alloc, cuda_error. Any thread.
+/// Converts any resource to the form that containers hold. A gpumem resource, type-erased or not, gives another handle
+/// to the same state. A resource of another library is moved into a new state, which lives until the last of its blocks
+/// is freed. If that resource is only a reference, its target must outlive the state. Later calls to the resource run
+/// with the device current that is current in this call. Throws std::invalid_argument for an empty resource,
+/// std::bad_alloc, cuda_error. Any thread.
 export template <mr::resource R> any_memory make_any_memory(R resource) {
   if constexpr (requires {
                   { resource.has_value() } -> std::convertible_to<bool>;
@@ -99,8 +101,8 @@ export template <mr::resource R> any_memory make_any_memory(R resource) {
                 }) {
     return any_memory{std::move(resource)};
   } else {
-    // Uses the resource's services only if they are those of the erased type. An adaptor of another library may forward
-    // the services of its upstream; to use those would bypass the adaptor.
+    // Erases the resource directly only if its services belong to its own type. An adaptor of another library may
+    // forward the services of its upstream; calls to those services would bypass the adaptor.
     if constexpr (mr::has_property<R, services> && std::convertible_to<R, any_memory> &&
                   requires { resource.type(); }) {
       if (find_services(resource).table) return any_memory{std::move(resource)};

@@ -1,4 +1,4 @@
-// buffer: uninitialised bytes in stream order, from any resource.
+// buffer: uninitialised bytes from any resource, used and freed in stream order.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:buffer;
 import :allocation;
@@ -11,30 +11,32 @@ import :stream_work;
 
 namespace gpumem {
 
-/// Owns uninitialised bytes of any resource and belongs to a stream. The buffer enqueues its copies and fills there;
-/// its memory is valid and is freed in the order of that stream. Another stream may use it after `use_on`, or take it
-/// over by `set_stream`. 112 bytes; move-only; one thread at a time.
+/// Owns uninitialised bytes from any resource and belongs to a stream. Its copies and fills are enqueued on that
+/// stream. Its memory is valid, and is freed, in the order of that stream. Another stream may use the buffer after
+/// `use_on`, or take it over by `set_stream`. 112 bytes; move-only; one thread at a time.
 ///
-/// The buffer holds the resource, so it may outlive every other handle to it. It may be destroyed on any thread, while
-/// another device is current, and after the gpumem::stream object of its stream. Sizes are in bytes. Functions throw
-/// cuda_error if a driver call fails, and std::invalid_argument on a buffer that was moved from or default-constructed.
-/// Such a buffer is empty; it can be assigned to, destroyed, and asked for its size.
+/// The buffer holds a handle to the resource, so other handles may end before it. It may be destroyed on any thread,
+/// while another device is current, and after the gpumem::stream object of its stream. Sizes are in bytes. Functions
+/// throw cuda_error if a driver call fails, and std::invalid_argument on a buffer that was moved from or
+/// default-constructed. Such a buffer is empty; it can be assigned to, destroyed, and asked for its size.
 export class buffer {
 public:
-  /// The alignment if the caller names none, in bytes.
+  /// The alignment that is used if the caller names none, in bytes.
   static constexpr std::size_t default_alignment = 256;
 
-  /// Empty, without resource and stream.
+  /// Makes an empty buffer without resource and stream.
   buffer() noexcept = default;
-  /// Throws as `allocate` of the resource. Throws std::invalid_argument if the alignment is not a power of two, if the
-  /// resource is empty, and for a default stream while another device is current.
+  /// Allocates `bytes`. Throws what `allocate` of the resource throws. Throws std::invalid_argument if the alignment is
+  /// not a power of two or the resource is empty. Also throws it for a default stream handle (0, 1 or 2) if the current
+  /// device is not that of the resource.
   buffer(stream_ref stream, any_memory resource, std::size_t bytes, std::size_t alignment = default_alignment);
   template <mr::resource R>
   buffer(stream_ref stream, R resource, std::size_t bytes, std::size_t alignment = default_alignment)
       : buffer{stream, make_any_memory(std::move(resource)), bytes, alignment} {}
-  /// Uses the current resource of the stream's device.
+  /// Allocates from the current resource of the stream's device.
   explicit buffer(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment);
-  /// Takes over a block, for example the result of `co_await acquire(…)`. Later allocations come from the resource.
+  /// Takes over a block, for example the result of `co_await acquire(…)`. Later allocations of the buffer come from
+  /// `resource`.
   buffer(allocation block, any_memory resource);
   template <mr::resource R>
   buffer(allocation block, R resource) : buffer{std::move(block), make_any_memory(std::move(resource))} {}
@@ -47,7 +49,8 @@ public:
     made.copy_from(source, bytes);
     return made;
   }
-  /// Returns a copy on the stream, without spare capacity, from the resource of `source` or from the given one.
+  /// Returns a copy of `source` that belongs to `stream`, without spare capacity. Its memory comes from the resource of
+  /// `source`, or from the given one.
   static buffer copy_of(stream_ref stream, buffer const& source);
   template <mr::resource R> static buffer copy_of(stream_ref stream, R resource, buffer const& source) {
     buffer made{stream, std::move(resource), source.size(), source.alignment()};
@@ -56,17 +59,17 @@ public:
   }
 
   buffer(buffer&& other) noexcept;
-  /// Frees the old memory in the order of its own stream.
+  /// Takes over the other buffer. Frees the old memory of this one in the order of its old stream.
   buffer& operator=(buffer&& other) noexcept;
   ~buffer() = default;
 
-  /// Returns null if the capacity is 0.
+  /// Returns the address of the memory; null if the capacity is 0.
   inline void* data() const noexcept { return block_.data(); }
   /// Returns the size in bytes.
   inline std::size_t bytes() const noexcept { return size_; }
-  /// Same as bytes().
+  /// Returns the size in bytes.
   inline std::size_t size() const noexcept { return size_; }
-  /// Whether the size is 0.
+  /// Returns whether the size is 0.
   inline bool is_empty() const noexcept { return size_ == 0; }
   /// Returns the size up to which resize() does not allocate.
   inline std::size_t capacity() const noexcept { return block_.bytes(); }
@@ -74,62 +77,65 @@ public:
   std::size_t alignment() const noexcept { return block_.alignment(); }
   /// Returns the stream in whose order the memory is valid and will be freed.
   stream_ref stream() const noexcept { return block_.stream(); }
-  /// The result is empty if the buffer was moved from.
+  /// Returns the resource, type-erased; empty if the buffer was moved from or default-constructed.
   any_memory const& resource() const noexcept { return resource_; }
-  /// Returns the bytes as elements of T, as many as fit entirely.
+  /// Returns a span over the memory as elements of T; a remainder smaller than T is left out.
   template <class T> span<T> as() const noexcept { return {static_cast<T*>(data()), size_ / sizeof(T)}; }
 
-  /// Keeps the contents up to the new size; added bytes are uninitialised. Above the capacity it allocates exactly
-  /// `bytes` and copies. Throws as `allocate`; the buffer is then unchanged.
+  /// Changes the size and keeps the contents up to the smaller of both sizes; added bytes are uninitialised. If `bytes`
+  /// is more than the capacity, allocates exactly `bytes` and copies. If that throws, the buffer is unchanged.
   void resize(std::size_t bytes);
-  /// Makes the capacity at least `bytes`. Allocates and copies if it was less.
+  /// Makes the capacity at least `bytes`: allocates and copies if it was less.
   void reserve(std::size_t bytes);
   /// Allocates again and copies, so that the capacity equals the size.
   void shrink_to_fit();
-  /// Frees all memory; the resource, the stream and the alignment stay.
+  /// Frees the memory in the order of the stream. The resource, the stream and the alignment stay.
   void clear();
 
-  /// Copies `bytes` at `source` to the offset, in the order of the buffer's stream. The source is any memory from which
-  /// the driver can copy. Pageable host memory is read during the call and may change when it returns. Other memory is
-  /// read when the stream reaches the copy. Throws std::out_of_range beyond the size.
+  /// Copies `bytes` bytes from `source` to the offset, in the order of the buffer's stream. The source may be any
+  /// memory from which the driver can copy. Pageable host memory is read during the call and may change when it
+  /// returns. Other memory is read when the stream reaches the copy. Throws std::out_of_range if the bytes do not fit
+  /// into the size.
   ///
   /// If no device can access the buffer's memory, the driver copies between it and host pointers without waiting for
   /// the stream. So the call first waits on the host for the stream; it throws acquire_error if the stream captures a
   /// graph.
   void copy_from(void const* source, std::size_t bytes, std::size_t offset = 0);
-  /// Copies `bytes` at the offset to `target`. If that is pageable host memory, waits for the stream; otherwise the
-  /// target is valid in the stream's order. Throws std::out_of_range.
+  /// Copies `bytes` bytes from the offset to `target`, in the order of the buffer's stream. If the target is pageable
+  /// host memory, the call waits on the host for the stream. Throws std::out_of_range.
   void copy_to(void* target, std::size_t bytes, std::size_t offset = 0) const;
   /// Copies from another buffer, which may belong to another stream or device. The copy waits for earlier work on both
   /// streams, and later work on both waits for the copy. Throws std::out_of_range, and std::invalid_argument if source
   /// and target overlap.
   void copy_from(buffer const& source, std::size_t bytes, std::size_t offset = 0, std::size_t source_offset = 0);
-  /// Copies the size and the contents of the other. If that throws, the old contents may be lost.
+  /// Takes the size of `source` and copies its contents. If that throws, the old contents may be lost.
   void assign(buffer const& source);
-  /// As copy_to, and waits on the host until the copy is complete. Throws acquire_error if the stream captures a graph.
+  /// Copies to `target` as copy_to() does, and waits on the host until the copy is complete. Throws acquire_error if
+  /// the stream captures a graph.
   void read(void* target, std::size_t bytes, std::size_t offset = 0) const;
-  /// As read(), but copies on another stream. That stream first waits for the buffer's stream, which then waits for it.
+  /// Copies to `target` on another stream and waits on the host until the copy is complete. `stream` first waits for
+  /// the buffer's stream; after the copy the buffer's stream waits for `stream`. Throws as read() does.
   void read_on(stream_ref stream, void* target, std::size_t bytes, std::size_t offset = 0) const;
   /// Copies from pageable host memory, such as a local variable, which may be destroyed when this returns. Throws
-  /// acquire_error if the stream captures a graph, since a graph would read the address later.
+  /// acquire_error if the stream captures a graph, since each launch of the graph would read that address again.
   void write(void const* source, std::size_t bytes, std::size_t offset = 0);
 
-  /// Sets every byte, in the stream's order. If no device can access the memory, a host function sets it.
+  /// Sets every byte in the stream's order. If no device can access the memory, a host function in the stream sets it.
   void fill(std::byte value) { fill(value, size_); }
-  /// Sets `bytes` bytes at the offset. Throws std::out_of_range.
+  /// Sets `bytes` bytes from the offset on, in the stream's order. Throws std::out_of_range.
   void fill(std::byte value, std::size_t bytes, std::size_t offset = 0);
 
-  /// Lets another stream use the buffer: that stream waits for the buffer's stream. When the guard is destroyed, the
-  /// buffer's stream waits for that stream.
+  /// Makes `stream` wait for the buffer's stream, so that it may use the buffer. When the returned guard is destroyed,
+  /// the buffer's stream waits for `stream`.
   scoped_use use_on(stream_ref stream) const;
-  /// Makes `stream` wait for the buffer's stream, and then makes it the buffer's stream. If this throws, the buffer is
-  /// unchanged.
+  /// Makes `stream` wait for the present stream of the buffer; from then on the buffer belongs to `stream`. If this
+  /// throws, the buffer is unchanged.
   void set_stream(stream_ref stream);
   /// Waits on the host for all work enqueued on the buffer's stream. Throws cuda_error, and acquire_error if the stream
   /// captures a graph.
   void synchronize() const;
 
-  /// Returns the block with all its capacity; the buffer is then in the moved-from state.
+  /// Gives up the block, with all its capacity, to the caller. The buffer is then as after a move.
   allocation release() noexcept;
 
 private:

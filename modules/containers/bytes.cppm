@@ -1,4 +1,4 @@
-// Sizes in bytes: from and to text, as literals, and as a percentage of a device's free memory.
+// Sizes in bytes: conversions from and to text, literals, and a percentage of a device's free memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <string>
@@ -10,7 +10,8 @@ import :std;
 namespace gpumem {
 
 namespace detail {
-// A throw is not a constant expression, so a literal that overflows does not compile.
+// Multiplies the literal's number by its unit. On overflow it throws, which is not a constant expression, so the
+// literal does not compile.
 consteval std::size_t scale_bytes(unsigned long long count, std::size_t unit) {
   if (count > std::numeric_limits<std::size_t>::max() / unit) {
     throw std::overflow_error{"gpumem: the value exceeds SIZE_MAX"};
@@ -19,14 +20,15 @@ consteval std::size_t scale_bytes(unsigned long long count, std::size_t unit) {
 }
 } // namespace detail
 
-/// Returns the bytes that the text names: "4096", "4096B", "1.5MiB", "1 GiB", "2GB". Units with an i are binary, others
-/// decimal, up to EiB and EB, in upper or lower case. Rounds a fraction of a unit to the nearest byte. Throws
-/// std::invalid_argument with the text and the reason: no number, negative, unknown unit, a fraction of a byte, too
-/// large. Any thread.
+/// Returns the number of bytes that the text names: "4096", "4096B", "1.5MiB", "1 GiB", "2GB". Units with an i are
+/// binary, others decimal, up to EiB and EB, in upper or lower case. The result is rounded to whole bytes.
+///
+/// Throws std::invalid_argument with the text and the reason. The reasons are: no number, a negative number, an unknown
+/// unit, a fraction with unit B or without unit, a result that does not fit into 64 bits. Any thread.
 export std::size_t parse_bytes(std::string_view text);
 
-/// Returns the size in the largest binary unit that is not above it, with two decimals; bytes have none: "7.52 GiB",
-/// "512 B". Any thread.
+/// Returns the size as text, with two decimals, in the largest binary unit that is not larger than the size. Bytes have
+/// no decimals. Examples: "7.52 GiB", "512 B". Any thread.
 export std::string format_bytes(std::size_t bytes);
 
 /// Returns `percent` % of the memory that is free on the device now, in bytes, rounded down to a multiple of

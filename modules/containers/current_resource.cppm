@@ -1,4 +1,4 @@
-// The current resource of each device: containers use it if the caller names no resource.
+// The current resource of each device: containers allocate from it if the caller names no resource.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:current_resource;
 import :services;
@@ -6,26 +6,26 @@ import :device;
 
 namespace gpumem {
 
-/// Returns the device's current resource. At first that is a pool over the device's memory, in virtual pages if the
-/// device has them; it is made at first use and lives until the process ends. The handle and its memory stay valid even
-/// if another resource is set. Throws cuda_error, std::bad_alloc. Any thread.
+/// Returns the device's current resource. At first it is a pool over the device's memory, with virtual pages if the
+/// device supports them. That pool is made at first use and lives until the process ends. The returned handle and its
+/// memory stay valid after another resource is set. Throws cuda_error, std::bad_alloc. Any thread.
 export any_pool current_resource(device where = device::current());
 
-/// Sets the device's current resource and returns the one before. Live blocks still belong to the resource from which
-/// they came. Throws std::invalid_argument for an empty (moved-from) handle and for memory of another device. Any
+/// Sets the device's current resource and returns the previous one. Live blocks still belong to the resource from which
+/// they came. Throws std::invalid_argument for a handle that was moved from, and for memory of another device. Any
 /// thread.
 export any_pool set_current_resource(device where, any_pool resource);
 export any_pool set_current_resource(any_pool resource);
 
-/// Makes the first pool of the device current again and returns the resource before. Any thread.
+/// Makes the device's initial pool current again and returns the previous resource. Any thread.
 export any_pool reset_current_resource(device where = device::current());
 
-/// Sets a device's current resource for a scope. Its destructor sets the one before again, even if another was set
-/// meanwhile. Scopes of one device must end in the reverse order of their construction. The current resource belongs to
-/// the process, not to the thread.
+/// Sets a device's current resource until the destructor sets the previous one again, even if another one was set
+/// meanwhile. If several of these objects are live for one device, they must be destroyed in the reverse order of their
+/// construction. The current resource belongs to the process, not to the thread.
 export class [[nodiscard]] scoped_current_resource {
 public:
-  /// Throws as set_current_resource.
+  /// Sets the resource. Throws what set_current_resource() throws.
   scoped_current_resource(device where, any_pool resource);
   explicit scoped_current_resource(any_pool resource);
   scoped_current_resource(scoped_current_resource const&) = delete;

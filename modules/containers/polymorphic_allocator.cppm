@@ -11,28 +11,30 @@ import :std;
 
 namespace gpumem {
 
-/// Allocates uninitialised arrays of T in the order of the stream that each call names. Owns its resource; copies share
-/// it. Two allocators are equal if each can free memory of the other. Any thread.
+/// Allocates uninitialised arrays of T, in the order of the stream that each call names. The allocator holds a handle
+/// to its resource; copies refer to the same resource. Two allocators are equal if each can free memory of the other.
+/// Any thread.
 export template <class T> class polymorphic_allocator {
 public:
   /// The type of the elements.
   using value_type = T;
 
-  /// 256 bytes, or the alignment of T if that is more.
+  /// Alignment of all arrays: 256 bytes, or the alignment of T if that is more.
   static constexpr std::size_t alignment = std::max<std::size_t>(256, alignof(T));
 
-  /// Uses the current resource of the current device. Throws as current_resource.
+  /// Uses the current resource of the current device. Throws what current_resource() throws.
   polymorphic_allocator() : resource_{make_any_memory(current_resource())} {}
-  /// Throws as make_any_memory.
+  /// Uses the given resource. Throws what make_any_memory() throws.
   template <mr::resource R> polymorphic_allocator(R resource) : resource_{make_any_memory(std::move(resource))} {}
   template <class U> polymorphic_allocator(polymorphic_allocator<U> const& other) : resource_{other.resource()} {}
 
-  /// Throws std::bad_array_new_length if the bytes overflow, and as `allocate` of the resource.
+  /// Returns memory for `count` elements, valid in the order of the stream. Throws std::bad_array_new_length if the
+  /// number of bytes overflows, and what `allocate` of the resource throws.
   [[nodiscard]] T* allocate(std::size_t count, stream_ref stream) {
     if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) throw std::bad_array_new_length{};
     return static_cast<T*>(resource_.allocate(stream, count * sizeof(T), alignment));
   }
-  /// Frees in the order of the stream: that of the allocation, or one that is ordered after it.
+  /// Frees in the order of the stream. That must be the stream of the allocation, or one that is ordered after it.
   void deallocate(T* pointer, std::size_t count, stream_ref stream) noexcept {
     resource_.deallocate(stream, pointer, count * sizeof(T), alignment);
   }

@@ -1,4 +1,4 @@
-// scalar: one value in stream order, in memory of any resource.
+// scalar: one value in memory of any resource, used in stream order.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:scalar;
 import :allocation;
@@ -10,24 +10,25 @@ import :uninitialized_vector;
 
 namespace gpumem {
 
-/// One value in memory of a resource, for device work to read and write. Belongs to a stream, as a buffer does.
-/// Move-only; one thread at a time.
+/// One value in memory of a resource, for device work to read and write. Like a buffer, it belongs to a stream: its
+/// operations are enqueued there, and its memory is freed in the order of that stream. Move-only; one thread at a time.
 export template <class T> class scalar {
 public:
   /// The type of the value.
   using value_type = T;
 
-  /// Leaves the value uninitialised. Throws as buffer.
+  /// Leaves the value uninitialised. Throws what the constructor of `buffer` throws.
   template <mr::resource R> scalar(stream_ref stream, R resource) : element_{stream, std::move(resource), 1} {}
   /// Sets the value in the stream's order; `value` may be destroyed when this returns.
   template <mr::resource R>
   scalar(stream_ref stream, R resource, T const& value) : scalar{stream, std::move(resource)} {
     set_value_async(value);
   }
-  /// Leaves the value uninitialised. Uses the current resource of the stream's device.
+  /// Leaves the value uninitialised. Allocates from the current resource of the stream's device.
   explicit scalar(stream_ref stream) : element_{stream, 1} {}
 
-  /// Returns a copy on the stream, from the resource of `source` or from the given one.
+  /// Returns a copy of `source` that belongs to `stream`. Its memory comes from the resource of `source`, or from the
+  /// given one.
   static scalar copy_of(stream_ref stream, scalar const& source) {
     return scalar{uninitialized_vector<T>::copy_of(stream, source.element_)};
   }
@@ -46,18 +47,19 @@ public:
   /// Waits on the host for the value and returns it. Throws cuda_error, and acquire_error if the stream captures a
   /// graph.
   T value() const { return element_.front(); }
-  /// As value(), but copies on another stream. That stream first waits for the scalar's stream, which then waits for
-  /// it.
+  /// Copies the value on another stream, waits on the host for the copy and returns the value. `stream` first waits for
+  /// the scalar's stream; after the copy the scalar's stream waits for `stream`.
   T value(stream_ref stream) const { return element_.element_on(stream, 0); }
 
-  /// Sets the value in the stream's order; `value` may be destroyed when this returns. Throws as value().
+  /// Sets the value in the stream's order; `value` may be destroyed when this returns. Throws cuda_error, and
+  /// acquire_error if the stream captures a graph.
   void set_value_async(T const& value) { element_.set_element_async(0, value); }
   /// Sets all bytes of the value to zero, in the stream's order.
   void set_value_to_zero_async() { element_.set_element_to_zero_async(0); }
 
-  /// As in buffer.
+  /// Calls buffer::use_on().
   scoped_use use_on(stream_ref stream) const { return element_.use_on(stream); }
-  /// As in buffer.
+  /// Calls buffer::set_stream().
   void set_stream(stream_ref stream) { element_.set_stream(stream); }
 
 private:

@@ -8,27 +8,27 @@ import :std;
 
 namespace gpumem {
 
-/// An allocator for standard containers, over any resource. It allocates and frees in the order of one stream. A
-/// container that touches its elements on the host needs memory that the host can access. Two allocators are equal if
-/// resource and stream are. It propagates when a container is assigned, moved or swapped. Any thread.
+/// An allocator for standard containers, over any resource. It allocates and frees in the order of one stream. If a
+/// container touches its elements on the host, the host must be able to access the memory. Two allocators are equal if
+/// their resources and streams are. When a container is assigned, moved or swapped, its allocator is too. Any thread.
 export template <class T> class stream_allocator {
 public:
-  /// Names that containers expect of an allocator.
+  /// Types that containers expect of an allocator.
   using value_type = T;
   using propagate_on_container_copy_assignment = std::true_type;
   using propagate_on_container_move_assignment = std::true_type;
   using propagate_on_container_swap = std::true_type;
   using is_always_equal = std::false_type;
 
-  /// Allocates and frees in the order of the stream, which must outlive the containers.
+  /// Makes an allocator for `stream`, which must outlive the containers.
   stream_allocator(stream_ref stream, polymorphic_allocator<T> allocator)
       : allocator_{std::move(allocator)}, stream_{stream} {}
   template <class U>
   stream_allocator(stream_allocator<U> const& other) : allocator_{other.allocator()}, stream_{other.stream()} {}
 
-  /// As in polymorphic_allocator, on the stream of this allocator.
+  /// Calls polymorphic_allocator::allocate() with the stream of this allocator.
   [[nodiscard]] T* allocate(std::size_t count) { return allocator_.allocate(count, stream_); }
-  /// As in polymorphic_allocator, on the stream of this allocator.
+  /// Calls polymorphic_allocator::deallocate() with the stream of this allocator.
   void deallocate(T* pointer, std::size_t count) noexcept { allocator_.deallocate(pointer, count, stream_); }
 
   /// Returns the stream.

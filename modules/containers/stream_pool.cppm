@@ -8,24 +8,25 @@ import :stream;
 
 namespace gpumem {
 
-/// A fixed number of gpumem's own streams of a device. They are valid as long as the stream_pool lives; afterwards
-/// gpumem uses them for new stream objects. Not movable. Any thread.
+/// A fixed number of gpumem's own streams of one device. They are valid as long as the stream_pool lives; afterwards
+/// gpumem may use them for new stream objects. Not movable. Any thread.
 export class stream_pool {
 public:
-  /// The number of streams if the caller names none.
+  /// The number of streams that is used if the caller names none.
   static constexpr std::size_t default_size = 16;
 
-  /// Throws std::invalid_argument for a size of 0, cuda_error, std::bad_alloc. `priority` is that of the driver.
+  /// Makes `size` streams. `priority` is the stream priority of CUDA. Throws std::invalid_argument for a size of 0,
+  /// cuda_error, std::bad_alloc.
   explicit stream_pool(gpumem::device where = gpumem::device::current(), std::size_t size = default_size,
                        int priority = 0);
   stream_pool(stream_pool const&) = delete;
   stream_pool& operator=(stream_pool const&) = delete;
 
-  /// Returns the streams in turn, for all threads together.
+  /// Returns the next stream, round robin. All threads share one position.
   stream_ref next() noexcept;
 
-  /// Returns always the same stream for an index, which is taken modulo size(), so that workers can be spread by their
-  /// number.
+  /// Returns the stream number `index` modulo size(), always the same for an index. So workers can be spread over the
+  /// streams by their numbers.
   stream_ref operator[](std::size_t index) const noexcept { return streams_[index % streams_.size()]; }
 
   /// Returns the number of streams.

@@ -1,4 +1,4 @@
-// stream_work: the copies, fills and waits of containers on their streams.
+// stream_work: copies, fills and waits that containers enqueue on their streams.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_work;
 import :cuda;
@@ -7,20 +7,22 @@ import :std;
 
 namespace gpumem::detail {
 
-// A stream and a guard that makes its device current, so that a default handle means the same stream as when the
-// container got it. All functions throw cuda_error, also if the device is lost. Copies and fills of 0 bytes do nothing.
+// A stream, with a guard that makes the stream's device current while this object lives. So a default stream handle
+// means the same stream as when the container got it. All functions throw cuda_error, also if the device is lost.
+// Copies and fills of 0 bytes do nothing.
 class stream_work {
 public:
   stream_work(stream_ref on, device home);
 
   void copy(void* to, void const* from, std::size_t bytes) const;
   void fill(void* to, std::byte value, std::size_t bytes) const;
-  // The same by host functions in the stream's order, for memory that no device can access.
+  // Copy and fill by host functions in the stream's order. They serve memory that no device can access.
   void copy_by_host(void* to, void const* from, std::size_t bytes) const;
   void fill_by_host(void* to, std::byte value, std::size_t bytes) const;
-  // Waits on the host for all enqueued work. Throws acquire_error if the stream captures: a wait would end the capture.
+  // Waits on the host for all enqueued work. Throws acquire_error if the stream captures, since a wait would end the
+  // capture.
   void wait() const;
-  // Throws acquire_error on a stream that captures a graph.
+  // Throws acquire_error if the stream captures a graph.
   void refuse_capture() const;
 
 private:

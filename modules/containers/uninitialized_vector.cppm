@@ -1,4 +1,4 @@
-// uninitialized_vector: elements in stream order, in memory of any resource.
+// uninitialized_vector: elements in memory of any resource, used and freed in stream order.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <new>
@@ -13,15 +13,15 @@ import :stream;
 
 namespace gpumem {
 
-/// A buffer of uninitialised elements: sizes are in elements, everything else is as for `buffer`. Pointers and
-/// iterators point into its memory: only work on its stream may dereference them, and the host if it can access the
-/// memory. Move-only; one thread at a time. Throws std::out_of_range for an index beyond the size, and
+/// A buffer of uninitialised elements. Sizes are in elements; otherwise it is used as `buffer`. Pointers and iterators
+/// point into its memory. Only work on its stream may dereference them, and the host if it can access the memory.
+/// Move-only; one thread at a time. Functions throw std::out_of_range for an index beyond the size, and
 /// std::bad_array_new_length for a count whose bytes overflow.
 export template <class T>
   requires std::is_trivially_copyable_v<T> && std::is_object_v<T> && (!std::is_const_v<T>)
 class uninitialized_vector {
 public:
-  /// Names that algorithms expect of a container.
+  /// Types that algorithms expect of a container.
   using value_type = T;
   using size_type = std::size_t;
   using difference_type = std::ptrdiff_t;
@@ -30,18 +30,19 @@ public:
   using iterator = T*;
   using const_iterator = T const*;
 
-  /// 256 bytes, or the alignment of T if that is more.
+  /// Alignment of the memory: 256 bytes, or the alignment of T if that is more.
   static constexpr std::size_t alignment = std::max(buffer::default_alignment, alignof(T));
 
-  /// Empty, without resource and stream.
+  /// Makes an empty vector without resource and stream.
   uninitialized_vector() noexcept = default;
-  /// Throws as buffer.
+  /// Allocates memory for `count` elements. Throws what the constructor of `buffer` throws.
   template <mr::resource R>
   uninitialized_vector(stream_ref stream, R resource, size_type count)
       : bytes_{stream, std::move(resource), bytes_of(count), alignment} {}
-  /// Uses the current resource of the stream's device.
+  /// Allocates from the current resource of the stream's device.
   explicit uninitialized_vector(stream_ref stream, size_type count) : bytes_{stream, bytes_of(count), alignment} {}
-  /// Takes over a buffer. Throws std::invalid_argument unless it holds whole elements that are aligned for T.
+  /// Takes over a buffer. Throws std::invalid_argument if its size is no multiple of sizeof(T), or if it is not aligned
+  /// for T.
   explicit uninitialized_vector(buffer bytes) : bytes_{std::move(bytes)} {
     auto const address = reinterpret_cast<std::uintptr_t>(bytes_.data());
     if (bytes_.size() % sizeof(T) || address % alignof(T) || bytes_.alignment() < alignof(T)) {
@@ -49,14 +50,15 @@ public:
     }
   }
 
-  /// Returns a vector with a copy of the elements, made in the stream's order; see buffer::copy_from.
+  /// Returns a vector with a copy of the elements; the copy is made in the stream's order, see buffer::copy_from().
   template <mr::resource R>
   static uninitialized_vector copy_of(stream_ref stream, R resource, gpumem::span<T const> source) {
     uninitialized_vector made{stream, std::move(resource), source.size()};
     made.copy_from(source);
     return made;
   }
-  /// Returns a copy on the stream, without spare capacity, from the resource of `source` or from the given one.
+  /// Returns a copy of `source` that belongs to `stream`, without spare capacity. Its memory comes from the resource of
+  /// `source`, or from the given one.
   static uninitialized_vector copy_of(stream_ref stream, uninitialized_vector const& source) {
     return uninitialized_vector{buffer::copy_of(stream, source.bytes_)};
   }
@@ -72,7 +74,7 @@ public:
   inline size_type size() const noexcept { return bytes_.size() / sizeof(T); }
   /// Returns the size up to which resize() does not allocate.
   inline size_type capacity() const noexcept { return bytes_.capacity() / sizeof(T); }
-  /// Whether the size is 0.
+  /// Returns whether the size is 0.
   inline bool is_empty() const noexcept { return size() == 0; }
   /// Returns the address of the first element.
   iterator begin() noexcept { return data(); }
@@ -90,38 +92,38 @@ public:
   /// Returns the resource, type-erased.
   any_memory const& resource() const noexcept { return bytes_.resource(); }
 
-  /// As in buffer, with counts of elements.
+  /// Calls buffer::resize() with sizes in elements.
   void resize(size_type count) { bytes_.resize(bytes_of(count)); }
-  /// As in buffer, with counts of elements.
+  /// Calls buffer::reserve() with sizes in elements.
   void reserve(size_type count) { bytes_.reserve(bytes_of(count)); }
-  /// As in buffer.
+  /// Calls buffer::shrink_to_fit().
   void shrink_to_fit() { bytes_.shrink_to_fit(); }
-  /// As in buffer.
+  /// Calls buffer::clear().
   void clear() { bytes_.clear(); }
-  /// As in buffer.
+  /// Calls buffer::assign().
   void assign(uninitialized_vector const& source) { bytes_.assign(source.bytes_); }
-  /// As in buffer, with counts of elements.
+  /// Calls buffer::copy_from() with sizes in elements.
   void copy_from(gpumem::span<T const> source, size_type first = 0) {
     require_range(source.size(), first);
     bytes_.copy_from(source.data(), source.size_bytes(), first * sizeof(T));
   }
-  /// As in buffer, with counts of elements.
+  /// Calls buffer::copy_to() with sizes in elements.
   void copy_to(gpumem::span<T> target, size_type first = 0) const {
     require_range(target.size(), first);
     bytes_.copy_to(target.data(), target.size_bytes(), first * sizeof(T));
   }
-  /// As in buffer.
+  /// Calls buffer::use_on().
   scoped_use use_on(stream_ref stream) const { return bytes_.use_on(stream); }
-  /// As in buffer.
+  /// Calls buffer::set_stream().
   void set_stream(stream_ref stream) { bytes_.set_stream(stream); }
-  /// As in buffer.
+  /// Calls buffer::synchronize().
   void synchronize() const { bytes_.synchronize(); }
 
   /// Sets an element in the stream's order; `value` may be destroyed when this returns. Throws acquire_error if the
   /// stream captures a graph.
   void set_element_async(size_type index, T const& value) {
     require_range(1, index);
-    auto const local = std::bit_cast<raw>(value); // a copy in pageable memory; `value` may be in pinned memory
+    auto const local = std::bit_cast<raw>(value); // `value` may lie in pinned memory; write() needs pageable memory
     bytes_.write(local.data(), sizeof(T), index * sizeof(T));
   }
   /// Sets an element and waits on the host until that is complete.
@@ -141,7 +143,7 @@ public:
     bytes_.read(local.data(), sizeof(T), index * sizeof(T));
     return std::bit_cast<T>(local);
   }
-  /// As element(), but copies on another stream; see buffer::read_on.
+  /// Copies the element on another stream, waits on the host for the copy and returns the value; see buffer::read_on().
   T element_on(stream_ref stream, size_type index) const {
     require_range(1, index);
     raw local;
@@ -151,9 +153,9 @@ public:
   /// Waits on the host for the first element and returns it.
   T front() const { return element(0); }
   /// Waits on the host for the last element and returns it.
-  T back() const { return element(size() - 1); } // if empty, the index wraps and is out of range
+  T back() const { return element(size() - 1); } // if empty, the index wraps to SIZE_MAX, which is out of range
 
-  /// Returns the buffer; the vector is then in the moved-from state.
+  /// Gives the buffer up to the caller; the vector is then as after a move.
   buffer release() noexcept { return std::move(bytes_); }
 
 private:

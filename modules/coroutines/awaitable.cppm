@@ -25,7 +25,7 @@ concept has_member_co_await = requires(A&& a) { static_cast<A&&>(a).operator co_
 template <class A>
 concept has_free_co_await = requires(A&& a) { operator co_await(static_cast<A&&>(a)); };
 
-// Returns the awaiter that `co_await` uses, as the language defines for a promise without await_transform().
+// Returns the awaiter that `co_await` uses if the promise has no await_transform().
 template <class A> decltype(auto) awaiter_of(A&& a) {
   if constexpr (has_member_co_await<A>) {
     return static_cast<A&&>(a).operator co_await();
@@ -45,10 +45,11 @@ concept awaitable = requires(T&& t) {
   { detail::awaiter_of(static_cast<T&&>(t)) } -> awaiter;
 };
 
-/// The type of a `co_await` expression on it.
+/// The type of a `co_await` expression on an awaitable of type T.
 export template <awaitable T> using await_result_t = decltype(detail::awaiter_of(std::declval<T>()).await_resume());
 
-/// The same, but a value instead of an rvalue reference, so that it may be kept after the awaiter is destroyed.
+/// The type of that expression, but a value type in place of an rvalue reference, so that the result may outlive the
+/// awaiter.
 export template <awaitable T>
 using await_value_t = std::conditional_t<std::is_rvalue_reference_v<await_result_t<T>>,
                                          std::remove_cvref_t<await_result_t<T>>, await_result_t<T>>;

@@ -1,4 +1,4 @@
-// `co_await completion(stream)`: waits for GPU work.
+// `co_await completion(stream)`: a coroutine waits for GPU work.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -17,28 +17,31 @@ import :suspension;
 
 namespace gpumem {
 
-/// Options of a wait for the GPU. `resume_on` is the executor that resumes the coroutine; null: the library thread.
+/// Options of a wait for the GPU.
 export struct completion_options {
   gpumem::latency latency = gpumem::latency::balanced; ///< how often the driver is polled
-  executor* resume_on = nullptr;                       ///< null: the library thread
+  executor* resume_on = nullptr;                       ///< resumes the coroutine; null: gpumem's background thread
 };
 
 namespace detail {
 
-// The target of a wait: all work enqueued on a stream, or the work that an event of the user captured. Copyable.
+// The target of a wait: all work enqueued on a stream, or the work that an event of the user captured. All functions
+// may throw.
 class completion_target {
 public:
   explicit completion_target(stream_ref stream) noexcept : stream_{stream} {}
   explicit completion_target(event const& event) noexcept : stream_{CUstream{}}, event_{&event} {}
 
-  // Asks the driver and returns whether the work is complete; if so, publishes that to the timeline. Throws.
+  // Asks the driver and returns whether the work is complete. If it is, notes that in the stream's timeline, gpumem's
+  // record of the stream, from which pools learn which work is complete.
   bool poll() const;
-  // Blocks the calling thread in the driver until the work is complete. Throws.
+  // Blocks the calling thread in the driver until the work is complete.
   void wait() const;
-  // Returns the poll queue to which the wait is added, if it resumes on this executor. Throws.
+  // Returns the poll queue of the target for waits that resume on this executor.
   poll_queue& queue(executor const& resumes) const;
-  // Returns the point of the work: of the user's event, or of a pooled event that it records on the stream. It stores a
-  // pooled event in `recorded`, retains the timeline, and the caller must return both. Throws.
+  // Returns the point on a stream to wait for: that of the user's event, or of a pooled event that this function
+  // records on the stream. It stores the pooled event in `recorded` and retains the timeline; the caller must give both
+  // back.
   stream_point record_event(pooled_event*& recorded) const;
 
 private:
@@ -53,21 +56,23 @@ public:
 
 protected:
   ~completion_wait() = default;
-  // Removes the wait from the reactor and returns the event. The destructor of the final class calls it: in the
-  // destructor of a base the virtual complete(), which the reactor may be about to call, would be another function.
+  // Removes the wait from the reactor, which polls the driver for it, and gives its event back. The destructor of the
+  // final class must call it. In the destructor of a base class, the virtual functions that the reactor may be about to
+  // call would no longer be those of the final class.
   void cancel_and_release() noexcept;
   bool poll() const { return target_.poll(); }
   void refuse_stopped() noexcept { outcome_ = ending::stopped; }
   bool stopped() const noexcept { return outcome_ == ending::stopped; }
-  // Prepares the executor and finds the poll queue. Called before add_wait() and before a stop callback exists. Throws.
+  // Prepares the executor and finds the poll queue. Called before add_wait() and before a stop callback exists. May
+  // throw.
   void prepare();
   // Adds the wait to the reactor. Returns false if the wait has ended already. If it throws, nothing was added. If it
   // returns true, the object may be destroyed already.
   bool add_wait();
   void stop() noexcept;
-  // Throws the error or stop that ended the wait; nothing after completion.
+  // Throws the error that ended the wait, or acquire_error after a stop. Returns if the work is complete.
   void finish();
-  // Returns whether a stop ended the wait; if so, ends the operation.
+  // Returns whether a stop ended the wait. If so, the operation is over, and finish() must not be called.
   bool finish_stopped() noexcept;
 
 private:
@@ -94,7 +99,7 @@ namespace extend {
 export template <stoppable_token Token> class completion_awaitable;
 
 /// The operation of a completion_awaitable in one coroutine. Not movable. Its destructor ends the wait. Destroy it only
-/// while nothing can resume the coroutine: on its executor's thread, or while the executor does not run.
+/// while nothing can resume the coroutine: on the thread of its executor, or while that executor does not run.
 export template <stoppable_token Token> class completion_operation final : public detail::completion_wait {
 public:
   ~completion_operation() {
@@ -102,14 +107,14 @@ public:
     this->cancel_and_release();
   }
 
-  /// Returns true, and the coroutine does not suspend, if the work is complete.
+  /// Returns whether the work is complete; the coroutine then does not suspend.
   bool await_ready() {
     if (!token_.stop_requested()) return this->poll();
     this->refuse_stopped();
-    return false; // await_suspend() knows whether the promise has unhandled_stopped()
+    return false; // only await_suspend() knows whether the promise has unhandled_stopped()
   }
 
-  /// After a stop, calls unhandled_stopped() of the promise if it has that.
+  /// Begins the wait. After a stop, unhandled_stopped() of the promise is called, if the promise has that function.
   template <class Promise> auto await_suspend(std::coroutine_handle<Promise> continuation) {
     this->continue_with(continuation);
     if constexpr (detail::stoppable_promise<Promise>) {
@@ -119,7 +124,7 @@ public:
     }
   }
 
-  /// Throws what completion_awaitable says.
+  /// Throws what the comment of completion_awaitable says.
   void await_resume() {
     callback_.reset();
     this->finish();
@@ -135,8 +140,8 @@ private:
     void operator()() const noexcept { operation->stop(); }
   };
 
-  // Returns false if the wait has ended already. Registers the stop callback before add_wait(), since after that the
-  // coroutine may be resumed and its frame destroyed.
+  // Returns false if the wait has ended already. Registers the stop callback before add_wait(): after add_wait()
+  // another thread may resume the coroutine and destroy its frame.
   bool begin() {
     if (this->stopped()) return false;
     this->prepare();
@@ -155,22 +160,23 @@ private:
 };
 
 /// Describes a wait for the GPU; small and movable. Start it by `co_await`, or by wait() outside a coroutine. The wait
-/// completes when the host has seen the work complete: the host may then read memory that the work wrote, and pools
-/// know that the work is complete.
+/// completes when the host has seen that the work is complete. Then the host may read memory that the work wrote, and
+/// pools know that the work is complete.
 ///
 /// If the work is complete at once, the coroutine does not suspend and allocates no host memory. Otherwise a thread
-/// polls the driver at the rate of the option `latency`, and the coroutine resumes through its executor. The library
-/// thread polls for coroutines that resume there, a thread per device for all others.
+/// polls the driver at the rate of the option `latency`, and the coroutine resumes through its executor. gpumem's
+/// background thread polls for coroutines that resume on it. One thread per device polls for all other coroutines.
 ///
-/// Throws cuda_error for a driver error, also on a lost device. Throws acquire_error if the wait was stopped or the
-/// stream captures a graph, and std::bad_alloc, std::system_error. If the promise has unhandled_stopped(), a stop does
-/// not resume the coroutine but the handle that unhandled_stopped() returns.
+/// `co_await` throws cuda_error for a driver error, also on a lost device. It throws acquire_error if the wait was
+/// stopped or the stream captures a graph, and std::bad_alloc, std::system_error. If the promise has
+/// unhandled_stopped(), a stop does not resume the coroutine, but the handle that unhandled_stopped() returns.
 export template <stoppable_token Token = never_stop_token> class [[nodiscard]] completion_awaitable {
 public:
   /// Begins the wait.
   completion_operation<Token> operator co_await() const noexcept { return {target_, options_, token_}; }
 
-  /// Blocks the calling thread in the driver until completion. Throws as co_await. Ignores the stop token and options.
+  /// Blocks the calling thread in the driver until completion. Throws what `co_await` throws. Ignores the stop token
+  /// and the options.
   void wait() const { target_.wait(); }
 
 private:
@@ -194,15 +200,15 @@ struct awaitable_completion {
 };
 } // namespace detail
 
-/// Returns a wait for all work that is enqueued on the stream at the time of the co_await. The stream must live until
+/// Returns a wait for all work that is enqueued on the stream when the `co_await` begins. The stream must live until
 /// then. Any thread.
 export template <stoppable_token Token = never_stop_token>
 completion_awaitable<Token> completion(stream_ref stream, completion_options options = {}, Token token = {}) noexcept {
   return detail::awaitable_completion::of(stream, options, std::move(token));
 }
 
-/// Returns a wait for the work that the event has captured at the time of the co_await; no wait if the event was never
-/// recorded. The event must not be destroyed or recorded again before the wait ends. Any thread.
+/// Returns a wait for the work that the event has captured when the `co_await` begins. If the event was never recorded,
+/// the wait completes at once. The event must not be destroyed or recorded again before the wait ends. Any thread.
 export template <stoppable_token Token = never_stop_token>
 completion_awaitable<Token> completion(event const& happened, completion_options options = {},
                                        Token token = {}) noexcept {

@@ -5,7 +5,7 @@ import :std;
 
 namespace gpumem::detail {
 
-// Base of a promise: has return_value() or return_void(), and keeps the value, which take() may move out once.
+// Base of a promise: keeps the value of return_value(), which take() may move out once. For void it has return_void().
 template <class T> class coroutine_result {
 public:
   template <std::convertible_to<T> U> void return_value(U&& value) { value_.emplace(std::forward<U>(value)); }
@@ -33,7 +33,7 @@ public:
   void take() noexcept {}
 };
 
-// The type that stands for a result in a tuple or vector.
+// The type that holds a result of type R in a tuple or vector.
 template <class R> struct element {
   using type = R;
 };

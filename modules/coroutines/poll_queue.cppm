@@ -1,4 +1,4 @@
-// Poll queues: waits for the GPU that complete in order, since they are for one stream or one event.
+// Poll queues: waits for the GPU that complete in order, because all waits of a queue are for one stream or one event.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:poll_queue;
 import :cuda;
@@ -9,12 +9,13 @@ import :sync;
 
 namespace gpumem {
 
-/// How soon a wait for the GPU is to see the completion, and how much host time it may cost.
+/// Preference of a wait for the GPU: an early resumption, or little processor time for polling.
 export enum class latency {
-  /// Polls without a pause: one core while such waits are pending that resume by default, and one core per device while
-  /// others are.
+  /// Polls without a pause. One core is busy while such waits are pending that resume on the default executor. One core
+  /// per device is busy while such waits are pending that resume on other executors.
   low,
-  /// Polls every 10 to 100 µs: about 1/4 of a core in either case, more with waits on many streams.
+  /// Polls every 10 to 100 µs. Each core that `low` would use is busy for about 1/4 of the time, or more with waits on
+  /// many streams.
   balanced,
 };
 
@@ -24,7 +25,8 @@ class poll_queue;
 class poll_queue_list;
 class reactor;
 
-// A wait for a point of a stream or for an event; a base of the waiting operation. The reactor's lock guards its links.
+// A wait for a point of a stream or for an event; a base class of the operation that waits. The lock of the reactor,
+// which polls the driver, guards the private members.
 class pending_wait {
 public:
   pending_wait(pending_wait const&) = delete;
@@ -34,12 +36,12 @@ protected:
   explicit pending_wait(latency urgency) noexcept : urgency_{urgency} {}
   ~pending_wait() = default;
 
-  // Called once, on the polling thread and without the reactor's lock, with the driver's result for the event, never
-  // CUDA_ERROR_NOT_READY. The reactor does not use the wait afterwards.
+  // The reactor calls it once, on the polling thread and without its lock, and does not use the wait afterwards.
+  // `result` is the driver's result for the event, never CUDA_ERROR_NOT_READY.
   virtual void complete(CUresult result) noexcept = 0;
 
   stream_point where_;
-  poll_queue* queue_ = nullptr; // set before add_wait(); constant afterwards
+  poll_queue* queue_ = nullptr; // set before reactor::add_wait(); constant afterwards
   std::atomic<bool> stop_requested_{false};
 
 private:
@@ -53,7 +55,7 @@ private:
   list_links<pending_wait> links_; // in a poll_queue, later in completed_waits
 };
 
-// Waits that were removed from their queue and whose complete() is yet to be called.
+// Waits that were removed from their queue, and whose complete() has not been called yet.
 class completed_waits {
 public:
   void push(pending_wait& point, CUresult result) noexcept;
@@ -67,7 +69,7 @@ private:
   std::size_t size_ = 0;
 };
 
-// A query of one queue to the driver: for its oldest event and, if that is complete, for its newest.
+// One poll of a queue: the driver is asked for the oldest event and, if that is complete, for the newest one.
 struct poll_request {
   poll_queue* of = nullptr;
   CUevent oldest = nullptr;
@@ -77,7 +79,7 @@ struct poll_request {
 };
 
 // Waits that complete in the order in which they were added, so that one or two queries suffice for any number of them.
-// Never destroyed, as the streams' timelines. The reactor's lock guards it.
+// Poll queues are never destroyed. The reactor's lock guards them.
 class poll_queue {
 public:
   explicit poll_queue(reactor& home) noexcept : home_{home} {}
@@ -85,22 +87,23 @@ public:
   poll_queue& operator=(poll_queue const&) = delete;
 
   reactor& home() const noexcept { return home_; }
-  // Held from the record of an event until its wait is added, without the reactor's lock. Otherwise a later event could
-  // come before an earlier one, and the earlier one would wait for later work, which may wait for the earlier one.
+  // A thread locks this mutex before it records an event, and unlocks it when the event's wait is in the queue.
+  // Otherwise two threads could add their waits in another order than they recorded their events. The wait for the
+  // earlier event would then end only after work that was enqueued later, and that work may depend on the wait.
   sync::mutex mutex;
 
   void push(pending_wait& point) noexcept;
-  // Also allowed during a poll of this wait; its result is then ignored.
+  // Removes a wait, also while the driver is being asked for it. The wait then does not get the result of that query.
   void remove(pending_wait& point) noexcept;
   bool empty() const noexcept { return waits_.empty(); }
-  // Whether a wait has latency::low.
+  // Returns whether a wait in the queue has latency::low.
   bool urgent() const noexcept { return urgent_waits_ > 0; }
 
   // Between begin_poll() and end_poll() the reactor queries the driver without its lock.
   poll_request begin_poll() noexcept;
   void end_poll(poll_request const& request, completed_waits& completed) noexcept;
   bool is_polled() const noexcept { return is_polled_; }
-  // Moves all waits to `completed`, with this result.
+  // Moves all waits to `completed` with this result.
   void fail_all(CUresult result, completed_waits& completed) noexcept;
 
 private:
@@ -116,10 +119,11 @@ private:
   list_links<poll_queue> links_;
 };
 
-// A list of queues that have waits; the queue polled longest ago comes first. The reactor's lock guards it.
+// A list of queues that have waits. The queue that was polled longest ago comes first. The reactor's lock guards the
+// list.
 class poll_queue_list {
 public:
-  // Moves the queue from its list, if any, to the end of another; null: only removes it.
+  // Removes the queue from its list, if it is in one. Appends it to `to`, if that is not null.
   static void move(poll_queue& item, poll_queue_list* to) noexcept;
   static poll_queue_list* of(poll_queue const& item) noexcept { return item.listed_in_; }
   poll_queue* first() const noexcept { return queues_.first(); }

@@ -1,4 +1,4 @@
-// The reactors: they poll the driver for the events of waits.
+// The reactors: they poll the driver for the CUDA events for which coroutines wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <unordered_map>
@@ -14,19 +14,21 @@ import :timer;
 
 namespace gpumem::detail {
 
-// Queries the oldest event of every poll queue and publishes completions to the streams' timelines. Queues with a wait
-// of latency::low are polled without a pause, which uses one core. Others are polled at intervals of 10 to 100 us,
-// which use about a quarter of a core, or more if one poll of all queues takes over 25 us. Does nothing while no wait
-// is pending.
+// Polls the driver for pending waits. A poll queue holds the waits for one stream or event, in their order. The reactor
+// queries the oldest event of every queue and publishes completions to the timelines, from which pools know them.
+// Queues with a wait of latency::low are polled without a pause, which uses one core. Others are polled at intervals of
+// 10 to 100 us. That uses about a quarter of a core, or more if one poll of all queues takes over 25 us. Without
+// pending waits it does nothing.
 //
-// A reactor is a timer of the thread that polls. A device has two reactors, and either uses as much while it has waits.
-// One belongs to the library thread: waits that resume there are polled there, so that no thread has to be woken for
-// them. Between two rounds that thread runs all items that are queued. The other has a thread of its own, for all other
-// waits. Never destroyed; its thread starts at first use and ends before the driver shuts down. Any thread.
+// A device has two reactors. One runs on the library thread, gpumem's background thread: it polls for waits that resume
+// there, so that no other thread has to be woken for them. Between two rounds of polling the library thread runs all
+// work items that are queued. The other reactor has a thread of its own and polls for all other waits. A reactor is a
+// timer of its thread, and each polling round is one expiry. Reactors are never destroyed. The threads that belong to
+// them start at first use and end before the driver shuts down. Any thread.
 class reactor final : private timer {
 public:
   enum class answer {
-    armed,   // the reactor will call complete(), unless the wait is removed
+    armed,   // the reactor will call complete(), unless the wait is removed before
     stopped, // a stop was requested before the call
     ended,   // the process is exiting
   };
@@ -35,19 +37,19 @@ public:
   reactor(reactor const&) = delete;
   reactor& operator=(reactor const&) = delete;
 
-  // Returns the reactor for waits that resume on this executor. Throws std::bad_alloc, std::system_error if no thread
-  // can be started, and cuda_error if it would make one while the process is exiting.
+  // Returns the reactor for waits that resume on this executor; makes it at first use. Throws std::bad_alloc,
+  // std::system_error if no thread can be started, and cuda_error if the process is exiting.
   static reactor& of(gpumem::device device, executor const& resumes);
-  // Returns the number of polling rounds of the device's reactors.
+  // Returns the number of polling rounds of the device's two reactors so far.
   static std::uint64_t rounds_of(gpumem::device device) noexcept;
 
-  // Returns the poll queue of a stream, or of an event of the user. Throws std::bad_alloc.
+  // Returns the poll queue of a stream or of a user's event; makes it at first use. Throws std::bad_alloc.
   poll_queue& queue_of(stream_timeline const& timeline);
   poll_queue& queue_of(CUevent event);
 
   // Adds the wait to its queue. If the answer is `armed`, the wait may be completed and destroyed before this returns.
   answer add_wait(pending_wait& point) noexcept __attribute__((requires_capability(point.queue_ -> mutex)));
-  // Returns true if it removed the wait, so that complete() will not be called. Returns false if complete() was or is
+  // Returns true if it removed the wait; complete() will then not be called. Returns false if complete() was called, is
   // about to be called, or if the wait was never added.
   bool remove_wait(pending_wait& point) noexcept;
 
@@ -75,13 +77,14 @@ private:
   poll_queue_list low_latency_ __attribute__((guarded_by(mutex_)));
   poll_queue_list balanced_ __attribute__((guarded_by(mutex_)));
   std::size_t armed_ __attribute__((guarded_by(mutex_))) = 0;
-  // When the next round begins: the least value during a round, the greatest while no wait is pending.
+  // When the next round begins. It is time_point::min() during a round, and time_point::max() while no wait is pending.
   sync::time_point next_ __attribute__((guarded_by(mutex_))) = sync::time_point::max();
   sync::time_point quiet_since_ __attribute__((guarded_by(mutex_))){}; // when a wait was last completed or added
-  sync::duration lasted_ __attribute__((guarded_by(mutex_))){};        // the quiet time before the last completion
+  sync::duration lasted_ __attribute__((guarded_by(mutex_))){};        // quiet time that ended at the last completion
   sync::time_point due_ __attribute__((guarded_by(mutex_))){};         // when the queues in balanced_ are polled next
-  sync::time_point fair_ __attribute__((guarded_by(mutex_))){}; // due_ is no earlier, however many waits are added
-  // Since the last poll of balanced_ began: the earliest end of a new wait's first pause, and the number of new waits.
+  sync::time_point fair_ __attribute__((guarded_by(mutex_))){}; // lower bound of due_, however many waits are added
+  // soon_ and added_ describe the waits that were added since the last poll of balanced_ began: the earliest end of
+  // their first pauses, and their number.
   sync::time_point soon_ __attribute__((guarded_by(mutex_))) = sync::time_point::max();
   std::size_t added_ __attribute__((guarded_by(mutex_))) = 0;
   bool stopping_ __attribute__((guarded_by(mutex_))) = false;

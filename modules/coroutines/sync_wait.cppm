@@ -1,4 +1,4 @@
-// sync_wait: awaits from a plain function.
+// sync_wait: awaits an awaitable from a function that is no coroutine.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -17,7 +17,7 @@ namespace detail {
 
 class sync_signal final : public join_counter {
 public:
-  // Throws cuda_error in a forked child, which lacks the threads that would signal.
+  // Throws cuda_error in a child process after fork(), which lacks the threads that would signal.
   sync_signal();
   void child_failed(std::exception_ptr error) noexcept override { error_ = std::move(error); }
   std::coroutine_handle<> child_finished() noexcept override;
@@ -33,10 +33,11 @@ private:
 
 } // namespace detail
 
-/// Awaits `what` from a plain function: starts it on the calling thread and blocks until it ends, also if it resumes on
-/// other threads meanwhile. Returns its result (a reference if it returns an lvalue reference, otherwise a value), or
-/// throws its exception, for instance std::logic_error for a task that was awaited before. It runs no executor. So it
-/// never returns on a thread on which the awaited work must resume.
+/// Awaits `what` from a function that is no coroutine. It starts `what` on the calling thread and blocks until `what`
+/// ends, on this or another thread. Returns the result: a reference if that is an lvalue reference, otherwise a value.
+/// If the awaited work throws, throws that exception, for instance std::logic_error for a task that was awaited before.
+///
+/// sync_wait runs no executor. If the awaited work must resume on the calling thread, sync_wait never returns.
 export template <awaitable A> await_value_t<A> sync_wait(A&& what) {
   detail::sync_signal signal;
   auto run = detail::make_child<A&&>(static_cast<A&&>(what));

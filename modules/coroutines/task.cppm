@@ -15,8 +15,8 @@ export template <class T> class task;
 namespace detail {
 
 template <class T> class task_promise final : public coroutine_result<T> {
-  // Resumes the awaiting coroutine by symmetric transfer, so that the stack does not grow with the number of tasks that
-  // run one after another.
+  // Resumes the awaiting coroutine by symmetric transfer. So the stack does not grow when many tasks run one after
+  // another.
   struct final_awaiter {
     bool await_ready() const noexcept { return false; }
     std::coroutine_handle<> await_suspend(std::coroutine_handle<task_promise> self) const noexcept {
@@ -46,11 +46,12 @@ private:
 
 } // namespace detail
 
-/// A coroutine that starts when another coroutine awaits it. It is awaited once: a second `co_await` throws
-/// std::logic_error and changes nothing. Resumes the awaiting coroutine on the thread on which its body ends. Gives T,
-/// T& or nothing, or throws what its body threw. The destructor destroys
-/// the frame and all objects in it, if the body has not begun, is suspended or has ended. Move-only; one thread at a
-/// time.
+/// A coroutine that starts when another coroutine awaits it. A task can be awaited once: a second `co_await` throws
+/// std::logic_error and changes nothing. When the body ends, the awaiting coroutine resumes on the same thread. It gets
+/// the result (T, T& or nothing) or the exception that the body threw.
+///
+/// The destructor destroys the frame and all objects in it. It must not run while the body runs; the body may be
+/// suspended, have ended, or not have begun. Move-only; one thread at a time.
 export template <class T = void> class [[nodiscard]] task {
 public:
   /// The promise, by which the compiler makes a coroutine of a function that returns a task.
@@ -65,14 +66,14 @@ public:
     if (frame_) frame_.destroy();
   }
 
-  /// Returns false if the task was moved from; to await it then throws std::logic_error.
+  /// Returns false if the task was moved from. Awaiting such a task throws std::logic_error.
   bool valid() const noexcept { return static_cast<bool>(frame_); }
   /// Returns whether the body has ended.
   bool done() const noexcept { return frame_ && frame_.done(); }
 
-  /// Gives the result as a value (a reference for T&).
+  /// The `co_await` expression is the result as a value, or a reference if the result is T&.
   auto operator co_await() && noexcept { return rvalue_awaiter{base_awaiter{frame_}}; }
-  /// Gives a reference to the result, which stays in the task.
+  /// The `co_await` expression is a reference to the result, which stays in the task.
   auto operator co_await() & noexcept { return lvalue_awaiter{base_awaiter{frame_}}; }
 
 private:

@@ -11,7 +11,7 @@ import :coroutine_result;
 import :std;
 import :when_all_child;
 
-// So that `auto [a, b] = co_await when_all(…)` needs no header.
+// Exported so that `auto [a, b] = co_await when_all(…)` needs no header.
 export namespace std {
 using std::get;
 using std::tuple_element;
@@ -22,8 +22,8 @@ namespace gpumem {
 
 namespace detail {
 
-// Counts the children that have yet to end, plus one for the coroutine that starts them. The last one to end resumes
-// the awaiting coroutine.
+// Counts the children that have not ended yet, plus one for the coroutine that starts them. The last one to count down
+// resumes the awaiting coroutine.
 class all_of final : public join_counter {
 public:
   explicit all_of(std::size_t count) noexcept : missing_{count + 1} {}
@@ -31,7 +31,8 @@ public:
   std::coroutine_handle<> child_finished() noexcept override;
 
   void begin(std::coroutine_handle<> continuation) noexcept { continuation_ = continuation; }
-  // Called after all were started. Returns false if all have ended; if true, the object may be destroyed already.
+  // Called after all children were started. Returns false if all have ended. If it returns true, *this may be destroyed
+  // already.
   bool must_wait() noexcept { return missing_.fetch_sub(1, std::memory_order_acq_rel) != 1; }
   void rethrow() const {
     if (error_) std::rethrow_exception(error_);
@@ -90,11 +91,11 @@ private:
 } // namespace detail
 
 namespace extend {
-/// The result of when_all: can be awaited once, and moved before that. To await it a second time, or after a move from
-/// it, throws std::logic_error.
+/// The result of when_all. It can be awaited once, and moved before that. Awaiting it a second time, or after it was
+/// moved from, throws std::logic_error.
 export template <class All> class [[nodiscard]] when_all_awaitable {
 public:
-  /// Made by when_all.
+  /// Only when_all() calls it.
   explicit when_all_awaitable(All all) noexcept : all_{std::move(all)} {}
   when_all_awaitable(when_all_awaitable&& other) noexcept
       : all_{std::move(other.all_)}, used_{std::exchange(other.used_, true)} {}
@@ -104,20 +105,20 @@ public:
     return *this;
   }
 
-  /// The awaiter of the one `co_await`.
+  /// The awaiter, made by the one `co_await`.
   class operation {
   public:
-    /// `refused`: it was awaited before, or moved from.
+    /// `refused`: the when_all_awaitable was awaited before, or moved from.
     operation(All& all, bool refused) noexcept : all_{all}, point_{all.size()}, refused_{refused} {}
-    /// Returns true if there is nothing to wait for.
+    /// Returns whether there is nothing to wait for.
     bool await_ready() const noexcept { return refused_ || all_.size() == 0; }
-    /// Starts all in order on the calling thread. Returns false if all have ended by then.
+    /// Starts all children in order on the calling thread. Returns false if all have ended by then.
     bool await_suspend(std::coroutine_handle<> continuation) {
       point_.begin(continuation);
       all_.start(point_);
       return point_.must_wait();
     }
-    /// Returns the results, or throws as when_all says.
+    /// Returns the results, or throws what the comment of when_all says.
     auto await_resume() {
       if (refused_) throw std::logic_error{"gpumem: a when_all was awaited twice, or was moved from"};
       point_.rethrow();
@@ -135,19 +136,21 @@ public:
 
 private:
   All all_;
-  bool used_ = false; // awaited, or moved from
+  bool used_ = false; // whether it was awaited or moved from
 };
 } // namespace extend
 
-/// Awaits all arguments: starts them in order on the calling thread, and resumes on the thread on which the last of
-/// them ends. The result is a tuple, with std::monostate for void and std::reference_wrapper for a reference. If some
-/// throw, the first exception is thrown after all have ended. Takes its arguments by value. Throws std::bad_alloc.
+/// Returns an awaitable that awaits all arguments. It starts them in order on the calling thread, and the awaiting
+/// coroutine resumes on the thread on which the last of them ends. The result is a tuple, with std::monostate for void
+/// and std::reference_wrapper for a reference. If some throw, the first exception is thrown after all have ended.
+/// Arguments are taken by value. Throws std::bad_alloc.
 export template <awaitable... A> auto when_all(A... all) {
   using tuple = detail::all_of_tuple<await_value_t<A>...>;
   return when_all_awaitable<tuple>{tuple{detail::make_child<A>(std::move(all))...}};
 }
 
-/// The same for any number of awaitables of one type. The result is a vector in the order of `all`, or void for void.
+/// Returns an awaitable that awaits all elements of `all`, in the same way. The result is a vector in the order of
+/// `all`, or nothing if the elements return void.
 export template <awaitable A> auto when_all(std::vector<A> all) {
   using result = await_value_t<A>;
   std::vector<detail::when_all_child<result>> when_all_child;

@@ -1,4 +1,5 @@
-// when_all_child: a coroutine that awaits one awaitable and reports its end to a join_counter. For sync_wait, when_all.
+// when_all_child: a coroutine that awaits one awaitable and reports its end to a join_counter. sync_wait and when_all
+// use it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -10,12 +11,12 @@ import :std;
 
 namespace gpumem::detail {
 
-// Receives the ends of the children. Any thread.
+// Base class of objects that are told when children end. Any thread.
 class join_counter {
 public:
   // Called when a child threw.
   virtual void child_failed(std::exception_ptr error) noexcept = 0;
-  // Called when a child has ended, after child_failed() if it threw. Returns the coroutine that runs next on this
+  // Called when a child has ended; if it threw, after child_failed(). Returns the coroutine that runs next on this
   // thread. The child's frame and the counter itself may be destroyed when this returns.
   virtual std::coroutine_handle<> child_finished() noexcept = 0;
 
@@ -63,7 +64,7 @@ private:
   std::coroutine_handle<promise_type> frame_;
 };
 
-// Awaits `what`: a reference, or a value that is kept in the frame.
+// Returns a child that awaits `what`: a reference, or a value that is kept in the frame.
 template <class A> when_all_child<await_value_t<A>> make_child(A what) { co_return co_await static_cast<A&&>(what); }
 
 } // namespace gpumem::detail

@@ -20,7 +20,9 @@ namespace gpumem {
 
 namespace detail {
 
-// Allows the pool to preempt the work while it lives. It is destroyed after the body has freed its memory.
+// While this object lives, the pool may preempt the work: end its request in favour of older work. The destructor runs
+// after the body has freed its memory. If the work was preempted, the destructor tells the pool so and sets `need` to
+// the bytes that the work held and asked for.
 class rollback_permission {
 public:
   rollback_permission(services_handle from, holder& work, std::size_t& need) noexcept
@@ -45,12 +47,13 @@ private:
 
 /// Runs `body()`, a coroutine that gets its memory through `work`, and returns its result. While the body waits for
 /// memory, the pool may end its request with outcome::preempted, because older work waits for memory that the body
-/// holds. The body must then free its memory and end with that acquire_error. with_retry calls `rollback()`, which
-/// undoes the other effects of the body, may make the work smaller, and must not throw. Then the work waits until the
-/// pool could give it the bytes that it held and asked for, and `body()` runs again from its start.
+/// holds. The body must then free its memory and end with that acquire_error. with_retry then calls `rollback()`. That
+/// function undoes the other effects of the body, may make the work smaller, and must not throw. Then with_retry waits
+/// until the pool could give the bytes that the work held and asked for, and runs `body()` again from its start.
 ///
-/// All other exceptions pass through. The oldest work is never preempted, so that some work always goes on. Resumes on
-/// the thread on which the body or the wait ends; for `resume_on` see acquire_options.
+/// All other exceptions pass through. The oldest work is never preempted, so some work always goes on. The awaiting
+/// coroutine resumes on the thread on which the body ends. For `resume_on`, the executor after the wait, see
+/// acquire_options.
 export template <mr::resource Upstream, std::invocable Body, std::invocable Rollback>
 task<await_result_t<std::invoke_result_t<Body&>>> with_retry(scope<Upstream> work, Body body, Rollback rollback,
                                                              executor* resume_on = nullptr) {

@@ -1,4 +1,4 @@
-// Thrust for C++ translation units: on a host backend of Thrust, with memory that the host can access.
+// The module gpumem.thrust: Thrust for C++ files, on a host backend of Thrust and memory that the host can access.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/thrust.hpp>
@@ -12,7 +12,7 @@ using gpumem::thrust_allocator;
 template <class T> using device_vector = thrust::device_vector<T, thrust_allocator<T>>;
 } // namespace gpumem
 
-/// The names that a translation unit needs to call algorithms: `thrust::sort(thrust::device(allocator), …)`.
+/// The names that a file needs to call algorithms: `thrust::sort(thrust::device(allocator), …)`.
 export namespace thrust {
 using thrust::device;
 using thrust::device_ptr;

@@ -1,4 +1,4 @@
-// aligned_adaptor: checks the options.
+// aligned_adaptor: checks its options.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <bit>

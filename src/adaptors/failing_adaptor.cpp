@@ -12,16 +12,16 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-// The last failed attempt of this thread, whose request may wait next.
+// The last failed attempt of this thread; its request may begin to wait next.
 struct failed_attempt {
   refusals const* at = nullptr;
   bool refused = false;
 };
 thread_local failed_attempt last_failed;
 
-// Returns a random value from 0 to 1, less than 1. It depends only on the seed and the number, so that a run with
-// several threads refuses the same numbers. SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number
-// generators" (2014).
+// Returns a random value of at least 0 and less than 1. It depends only on the seed and the request number, so each run
+// refuses the same numbers, also with several threads. Algorithm: SplitMix64, from Steele, Lea, Flood, "Fast splittable
+// pseudorandom number generators" (2014).
 double chance(std::uint64_t seed, std::uint64_t number) noexcept {
   auto mixed = seed + number * 0x9e3779b97f4a7c15u;
   mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -68,8 +68,9 @@ bool refusals::refuse_next() noexcept {
 
 void refusals::note_failed(bool refused) noexcept { last_failed = {this, refused}; }
 
-// Returns whether the request that begins to wait is refused: as its failed attempt here decided, or by a new decision
-// if an outer adaptor let it wait before any attempt here.
+// Returns whether the request that begins to wait is refused. If its attempt here has just failed on this thread, the
+// decision is that of the attempt. Otherwise an outer adaptor let it wait without an attempt here, and a new decision
+// is made.
 bool refusals::refuse_waiting() noexcept {
   auto const last = std::exchange(last_failed, {});
   return last.at == this ? last.refused : refuse_next();

@@ -1,4 +1,4 @@
-// failure_callback_adaptor: says what is missing, and calls the callback.
+// failure_callback_adaptor: computes the missing bytes and calls the callback.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -15,7 +15,7 @@ import :services;
 namespace gpumem::detail {
 namespace {
 
-// The callbacks that this thread runs, the innermost first.
+// A list of the callbacks that run on this thread now, from the innermost to the outermost.
 struct running_call {
   failure_calls const* of;
   running_call const* outer;
@@ -29,7 +29,7 @@ bool runs_on_this_thread(failure_calls const& calls) noexcept {
   return false;
 }
 
-// Returns the bytes that the upstream could still give; none if nothing tells.
+// Returns how many bytes the upstream could still give; none if neither its device nor its statistics tell.
 std::optional<std::size_t> room_of(services_handle upstream, std::optional<device> where) {
   auto const now = statistics_from(upstream).value_or(statistics{});
   std::optional<std::size_t> room;
@@ -43,7 +43,7 @@ std::size_t missing_of(services_handle upstream, std::optional<device> where, st
   try {
     auto const room = room_of(upstream, where);
     return room && *room < bytes ? bytes - *room : bytes;
-  } catch (...) { return bytes; } // the device does not answer
+  } catch (...) { return bytes; } // the driver call failed
 }
 
 } // namespace

@@ -23,7 +23,7 @@ statistics sum_of(statistics first, statistics const& second) noexcept {
   add_statistics(first, second);
   first.limit = limited ? first.limit + second.limit : 0;
   first.largest_block = bounded ? std::max(first.largest_block, second.largest_block) : 0;
-  first.peak_live = first.peak_reserved = 0; // the peaks of two resources are at different times
+  first.peak_live = first.peak_reserved = 0; // unknown: the two peaks may lie at different times
   return first;
 }
 

@@ -1,4 +1,4 @@
-// Finds aligned pointers inside larger blocks, and records where these begin.
+// Finds aligned pointers inside larger blocks, and records where the larger blocks begin.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

@@ -45,7 +45,8 @@ void limiter::set_limit(std::size_t bytes) {
   wake_next(woken);
 }
 
-// Wakes the waiting requests that must fail: those above a new limit, or all once the adaptor is closed.
+// Gives a turn to each waiting request that must fail, so that it ends: those above a new limit, or all if the adaptor
+// is closed.
 void limiter::wake_ended(woken_waiters& woken) noexcept {
   for (auto* at = queue_.first(); at; at = waiter_list::after(*at)) {
     if (!waiter_list::has_turn(*at) && refusal(at->bytes())) give_turn(*at, woken);
@@ -97,20 +98,22 @@ void limiter::end_use(std::size_t bytes) noexcept {
   wake_next(woken);
 }
 
-// Returns why a request of this size must fail, whatever is freed; none if it may wait.
+// Returns why a request of this size must fail, even if other blocks are freed; none if it may wait.
 std::optional<outcome> limiter::refusal(std::size_t bytes) const noexcept {
   if (closed_) return outcome::closed;
   if (bytes > limit_) return outcome::too_large;
   return std::nullopt;
 }
 
-// Whether the bytes fit beside the bytes in use and those set aside for other requests than the caller (`its_own`).
+// Returns whether `bytes` fit under the limit, besides the bytes in use and those set aside for waiting requests. Bytes
+// set aside for the caller itself (`its_own`) do not count.
 bool limiter::fits(std::size_t bytes, std::size_t its_own) const noexcept {
   return bytes <= limit_ - std::min(limit_, in_use_ + queue_.set_aside() - its_own);
 }
 
-// Gives turns as long as the next request fits. Also wakes a request that must fail, and one for which no free can come
-// any more, so that it ends.
+// Gives turns to the next requests in the queue. A request that must fail gets a turn to end. A request that fits gets
+// one if a block was freed since its last attempt, or if nothing is in use or set aside: then no free can come, and it
+// ends.
 void limiter::wake_next(woken_waiters& woken) noexcept {
   auto const may = [this](waiter const& item) {
     mutex_.assert_held();
@@ -128,8 +131,8 @@ void limiter::give_turn(waiter& item, woken_waiters& woken) noexcept {
   woken.add(item);
 }
 
-// Parks a new request. If it is alone and fits, it gets its turn at once. A request that was woken must fit again,
-// since the limit may have been lowered meanwhile.
+// Parks a new request, or goes on with one that was woken. A new request gets its turn at once if no other request
+// waits and it fits. A woken request must fit once more, since the limit may have been lowered meanwhile.
 limiter::turn limiter::begin(waiter& item, bool upstream_waits, later& calls) noexcept {
   if (item.has_passed(*this)) return {waiting::passed};
   if (auto const why = refusal(item.bytes())) return end(item, refused(item, *why), calls);
@@ -151,8 +154,9 @@ limiter::turn limiter::begin(waiter& item, bool upstream_waits, later& calls) no
   return {waiting::passed};
 }
 
-// A request that the upstream refused tries again at once if a block was freed since its turn began, since that free
-// did not wake it. If no block is left that could be freed, the request ends.
+// Decides how a request goes on after the upstream was tried. If the upstream was exhausted and a block was freed since
+// the turn began, the request tries again at once: a free wakes no request that has its turn. If no block is left that
+// could be freed, the request ends. Otherwise it waits again.
 limiter::turn limiter::go_on(waiter& item, turn const& mine, expected<void*, failure> const& result,
                              later& calls) noexcept {
   if (result || result.error().reason != outcome::exhausted) return end(item, result, calls);
@@ -164,7 +168,8 @@ limiter::turn limiter::go_on(waiter& item, turn const& mine, expected<void*, fai
   return wait_again(item, calls);
 }
 
-// Takes the turn from the request. The bytes that were set aside for it may be enough for a later request.
+// Ends the turn of the request, which waits again. The bytes that were set aside for it may be enough for a later
+// request.
 limiter::turn limiter::wait_again(waiter& item, later& calls) noexcept {
   if (item.cancelled()) return end(item, refused(item, item.refusal()), calls);
   queue_.end_turn(item, fits(item.bytes(), item.bytes()));
@@ -172,10 +177,10 @@ limiter::turn limiter::wait_again(waiter& item, later& calls) noexcept {
   return {waiting::parked};
 }
 
-// Answers the request and removes it from the queue. Later requests may have waited for its end.
+// Answers the request and removes it from the queue. Later requests that waited for its end may get turns.
 limiter::turn limiter::end(waiter& item, expected<void*, failure> const& result, later& calls) noexcept {
   queue_.remove(item);
-  if (result && *result) in_use_ += item.bytes(); // null if it asked for a turn alone
+  if (result && *result) in_use_ += item.bytes(); // *result is null if the request asked only for a turn
   wake_next(calls.woken);
   calls.answer.emplace(result);
   return {waiting::answered};

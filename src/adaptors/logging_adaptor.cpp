@@ -117,7 +117,7 @@ void allocation_log::write_binary(trace_record const& record) noexcept {
   ring->push(row);
 }
 
-// Returns null if the thread has no ring.
+// Returns the ring of the calling thread, made at the first call; null if the thread has none.
 log_ring* allocation_log::ring_of_thread() noexcept {
   auto const index = sync::thread_index();
   if (index >= max_rings) return nullptr;
@@ -129,7 +129,7 @@ log_ring* allocation_log::ring_of_thread() noexcept {
   return ring;
 }
 
-// The capacity of the buffer is reserved.
+// Allocates nothing: the constructor reserved the capacity of the buffer.
 void allocation_log::append(std::string_view row) noexcept {
   gathered_.append(row);
   if (options_.auto_flush) {
@@ -161,7 +161,7 @@ void allocation_log::drain() noexcept {
     try {
       sink.output().write(gathered_.data(), static_cast<std::streamsize>(gathered_.size()));
       failed_ = failed_ || !sink.output();
-    } catch (...) { // only the log has failed, not the allocation or free
+    } catch (...) { // an error of the log must not fail the allocation or free
       failed_ = true;
     }
   }

@@ -1,4 +1,4 @@
-// prefetch_adaptor: prefetches blocks and counts.
+// prefetch_adaptor: enqueues prefetches and counts them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>

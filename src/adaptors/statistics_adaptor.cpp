@@ -1,4 +1,4 @@
-// statistics_adaptor: counters in one slot per thread, published under a lock.
+// statistics_adaptor: threads count in slots of their own, and publish the counts under a lock.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -17,7 +17,7 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-// Adds to a number that only the calling thread writes; other threads read it.
+// Adds to a number that other threads read, but only the calling thread writes. So no atomic addition is needed.
 std::int64_t bump(std::atomic<std::int64_t>& number, std::int64_t amount) noexcept {
   auto const sum = number.load(std::memory_order_relaxed) + amount;
   number.store(sum, std::memory_order_relaxed);
@@ -43,7 +43,7 @@ void allocation_counters::add(std::int64_t bytes, std::int64_t count) noexcept {
   }
 }
 
-// Adds to the slot. Returns true when the slot must be published.
+// Adds to the slot. Returns whether the slot must be published now.
 bool allocation_counters::add_to(slot& mine, std::int64_t bytes, std::int64_t count) noexcept {
   auto const level = level_number_.load(std::memory_order_relaxed);
   bool const new_level = mine.level.load(std::memory_order_relaxed) != level;
@@ -75,7 +75,8 @@ void allocation_counters::publish_share(share& mine, std::int64_t& published, le
   mine.pending_peak.store(0, std::memory_order_relaxed);
 }
 
-// Returns the current sums, and the peak of the top level including amounts that no slot has published yet.
+// Returns the current sums and the peak of the innermost level. The peak includes amounts that slots have not published
+// yet.
 allocation_counters::level_base allocation_counters::sum(share slot::* quantity, level_base const& top) const noexcept {
   level_base now{0, 0, top.peak};
   for (auto const& slot : slots_) {
@@ -118,7 +119,7 @@ allocation_counts allocation_counters::read() noexcept {
 
 allocation_counts allocation_counters::push() {
   if (forked()) return {};
-  std::list<level> added(1); // host memory is not allocated under the spin mutex
+  std::list<level> added(1); // allocated before the spin mutex is taken
   sync::spin_lock const held{mutex_};
   auto const now = measure();
   auto const above = since_base(now);

@@ -1,4 +1,4 @@
-// tracking_adaptor: records blocks, tells wrong frees, and writes the report.
+// tracking_adaptor: records blocks, detects wrong frees, and writes the report.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -33,15 +33,16 @@ constexpr std::size_t max_stack_depth = 256;
 
 thread_local tracking_label const* newest_label = nullptr;
 
-// The frames of capture_stack(), make_node(), and add() or prepare(), which the compiler must not inline.
+// The innermost frames of each captured stack belong to this file and are dropped: capture_stack(), make_node(), and
+// add() or prepare(). The compiler must not inline these functions.
 constexpr std::size_t own_frames = 3;
 
 inline std::vector<void*> stack_of_caller(std::size_t depth) {
   if (depth == 0) return {};
-  std::array<void*, max_stack_depth + own_frames> frames; // not set to 0: the depth is small as a rule
+  std::array<void*, max_stack_depth + own_frames> frames; // not initialized: most traces fill only a small part
   auto const count = detail::capture_stack(std::span{frames}.first(depth + own_frames));
   auto const first = frames.begin() + std::min(count, own_frames);
-  return std::vector<void*>(first, frames.begin() + count); // braces would make a list of two pointers
+  return std::vector<void*>(first, frames.begin() + count); // with braces this would be a vector of two elements
 }
 
 block_event event_of(block_event::kind what, tracked_block const& block) noexcept {
@@ -52,7 +53,7 @@ std::string counted_bytes(std::size_t blocks, std::size_t bytes) {
   return std::to_string(blocks) + (blocks == 1 ? " block, " : " blocks, ") + std::to_string(bytes) + " bytes";
 }
 
-// Live blocks of one label and one stack trace.
+// Live blocks that have the same label and stack trace.
 struct block_group {
   tracked_block const* first = nullptr;
   std::size_t blocks = 0;
@@ -117,7 +118,8 @@ void tracked_blocks::insert(live_map::node_type node, void const* pointer) noexc
   live_.insert(std::move(node));
 }
 
-// Makes room so that no prepared node makes the table grow; see pointer_set::reserve.
+// Makes room for `more` nodes, besides all prepared ones, so that no insertion makes the table grow. Reserves twice the
+// count, since the standard library's reserve() may also shrink the table, and then moves all nodes.
 void tracked_blocks::reserve(std::size_t more) {
   auto const count = live_.size() + prepared_ + more;
   if (count > live_.bucket_count()) live_.reserve(2 * count);
@@ -150,7 +152,8 @@ void tracked_blocks::reserve(std::size_t more) {
   return true;
 } catch (std::bad_alloc const&) { return false; }
 
-// The parts are granted in their order. The last one ends the request.
+// Parts are granted in the order of the request, so the first prepared node belongs to `part`. The last part ends the
+// request.
 void tracked_blocks::add_prepared(waiter const& item, request_part const& part) noexcept {
   sync::lock const held{mutex_};
   auto const found = waiting_.find(&item);
@@ -169,7 +172,7 @@ void tracked_blocks::forget(waiter const& item) noexcept {
   waiting_.erase(found);
 }
 
-// Host memory for the remembered frees may be missing: then the free is forgotten.
+// Remembers a freed block. If the host has no memory for it, the free is not remembered.
 void tracked_blocks::remember(tracked_block const& block, stream_key const& key) noexcept {
   if (options_.freed_remembered == 0) return;
   auto freed = event_of(block_event::kind::freed, block);
@@ -237,7 +240,7 @@ std::string tracked_blocks::report() {
   return text;
 }
 
-// A report that cannot be made or written is lost; the program goes on.
+// If the report cannot be made or written, it is lost, and the program goes on.
 void tracked_blocks::report_at_end() noexcept {
   if (!options_.report_at_end) return;
   try {

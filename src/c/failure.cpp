@@ -1,4 +1,4 @@
-// Keeps the calling thread's last failure.
+// Stores the last failure of each thread, and turns exceptions and misuse into outcomes.
 // SPDX-License-Identifier: Apache-2.0
 #include "failure.hpp"
 
@@ -17,7 +17,7 @@ import gpumem;
 namespace gpumem::c {
 namespace {
 
-// Both enums have the same values: C code compares an outcome of the library with its own enum.
+// Both enums have the same values, so that outcomes can be converted by a cast.
 static_assert(GPUMEM_GRANTED == static_cast<int>(outcome::granted));
 static_assert(GPUMEM_STOPPED == static_cast<int>(outcome::stopped));
 static_assert(GPUMEM_DEADLINE == static_cast<int>(outcome::deadline));
@@ -31,7 +31,8 @@ static_assert(GPUMEM_DEVICE_LOST == static_cast<int>(outcome::device_lost));
 static_assert(GPUMEM_INVALID_ARGUMENT == static_cast<int>(outcome::invalid_argument));
 static_assert(GPUMEM_DRIVER_ERROR == static_cast<int>(outcome::driver_error));
 
-// An array, because a string could itself run out of memory, and would be destroyed before other thread-local objects.
+// An array, because a std::string could run out of memory itself. It would also be destroyed before other thread-local
+// objects, whose destructors may still call this library.
 thread_local std::array<char, 1024> sentence{};
 thread_local gpumem_failure figures{};
 
@@ -57,7 +58,7 @@ outcome outcome_of_driver(int code) noexcept {
   return driver_api::is_sticky(result) ? outcome::device_lost : outcome::driver_error;
 }
 
-// Overwritten bytes that a hardened pool finds are not a failure of the call that finds them.
+// Returns whether the misuse is overwritten bytes. A hardened pool finds them in some later call, which has not failed.
 bool found_later(misuse::kind what) noexcept {
   return what == misuse::kind::overrun || what == misuse::kind::underrun || what == misuse::kind::use_after_free;
 }

@@ -6,27 +6,27 @@
 
 namespace gpumem::c {
 
-/// Keeps "function: why" and returns GPUMEM_INVALID_ARGUMENT.
+/// Stores the text "function: why" for the calling thread and returns GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome refuse(char const* function, char const* why) noexcept;
 
-/// Keeps the text of the exception being handled and returns its outcome.
+/// Stores the text of the exception being handled for the calling thread. Returns the outcome for it.
 gpumem_outcome refuse_exception() noexcept;
 
-/// Returns the text that the calling thread keeps.
+/// Returns the text of the calling thread's last failed call.
 char const* last_sentence() noexcept;
 
-/// Returns the figures of the calling thread's last failed call.
+/// Returns the details of the calling thread's last failed call.
 gpumem_failure const& last_failure() noexcept;
 
-/// Makes misuse an outcome of the call instead of the end of the process. Sets the handler of this library only: other
-/// copies of gpumem in the process have their own.
+/// Makes a misuse the outcome of the call that commits it; otherwise it would end the process. Sets the misuse handler
+/// of this library only: other copies of gpumem in the process have their own.
 void catch_misuse() noexcept;
 
-/// Whether a misuse was reported on this thread during the current call; its text is then kept. Constant-initialized,
-/// so that the read needs no call.
+/// Whether a misuse was reported on this thread during the current call; its text is stored then. It is
+/// constant-initialized, so that reading it needs no function call.
 extern constinit thread_local bool misused;
 
-/// Thrown if an inner call has failed and has kept its text.
+/// Thrown if an inner call of the C ABI has failed. That call has already stored its text.
 struct refused_call {
   gpumem_outcome what;
 };
@@ -34,9 +34,10 @@ inline void require(gpumem_outcome outcome) {
   if (outcome != GPUMEM_GRANTED) throw refused_call{outcome};
 }
 
-/// Runs the work. An exception that it throws, or a misuse that is reported meanwhile, becomes the outcome.
+/// Runs the work and returns its outcome. An exception that the work throws, or a misuse that is reported meanwhile,
+/// becomes the outcome.
 template <class Work> gpumem_outcome outcome_of(Work work) noexcept {
-  misused = false; // a misuse may have been reported outside such a call
+  misused = false; // a misuse may have been reported outside outcome_of()
   try {
     work();
   } catch (...) { return refuse_exception(); }

@@ -1,4 +1,4 @@
-// Records the blocks of a stack.
+// recorded_pool: records the blocks of a stack of resources.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +26,8 @@ void* recorded_pool::keep(void* pointer, record block) {
   return pointer;
 }
 
-// Removes the record, before the block is freed and another thread may get its address.
+// Removes and returns the record of a block. Called before the block is freed, because then another thread may get its
+// address.
 recorded_pool::records::node_type recorded_pool::take(void* pointer, std::optional<std::size_t> bytes) {
   support::scoped_lock const held{mutex_};
   auto const found = live_.find(pointer);
@@ -38,7 +39,7 @@ recorded_pool::records::node_type recorded_pool::take(void* pointer, std::option
   return live_.extract(found);
 }
 
-// Keeps a block that was allocated for the stream, or frees it again.
+// Records a block that was allocated for the stream. If that fails, frees the block and throws.
 void* recorded_pool::keep(void* pointer, stream_ref stream, std::size_t bytes, std::size_t alignment) {
   try {
     return keep(pointer, {bytes, pointer ? extend::identify(stream, device_) : extend::stream_key::host(), {}});
@@ -154,7 +155,7 @@ void recorded_pool::restore(std::span<gpumem_range const>) {
 
 gpumem_pool::found_block recorded_pool::find(void const* pointer) {
   support::scoped_lock const held{mutex_};
-  auto const found = live_.lower_bound(pointer); // the greatest address up to the pointer
+  auto const found = live_.lower_bound(pointer); // in descending order: the greatest address up to the pointer
   if (found == live_.end()) return {};
   auto* const base = static_cast<char const*>(found->first);
   if (static_cast<char const*>(pointer) - base >= static_cast<std::ptrdiff_t>(found->second.bytes)) return {};

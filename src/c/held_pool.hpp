@@ -15,7 +15,7 @@
 
 namespace gpumem::c {
 
-/// Returns the block of a request that may wait. Throws what acquire throws.
+/// Allocates by a request that waits for at most `longest`. Throws what gpumem::acquire throws.
 template <class R>
 void* acquire_from(R& resource, stream_ref stream, std::size_t bytes, std::size_t alignment,
                    std::chrono::nanoseconds longest) {
@@ -26,7 +26,7 @@ void* acquire_from(R& resource, stream_ref stream, std::size_t bytes, std::size_
   return sync_wait(gpumem::acquire(resource, stream, bytes, options)).release();
 }
 
-/// Returns a block for a stream that the caller has identified; null if there is none.
+/// Allocates for the stream whose stream_key `key` points to. Returns null if there is no memory.
 template <class R>
 void* try_allocate_keyed(R& resource, void const* key, std::size_t bytes, std::size_t alignment) noexcept {
   auto const from = extend::services_of(resource);
@@ -40,7 +40,7 @@ inline void visit_map(std::vector<memory_range> const& map, std::function<void(g
         {sizeof(gpumem_range), one.base, one.bytes, one.requested, one.stream, one.live, one.region, one.region_bytes});
 }
 
-/// A pool that knows its blocks.
+/// A pool of the C ABI over a resource that knows its own blocks.
 template <class R> class held_pool final : public gpumem_pool {
 public:
   held_pool(int ordinal, R resource) : ordinal_{ordinal}, resource_{std::move(resource)} {}
@@ -106,15 +106,15 @@ public:
   any_pool resource() override { return resource_; }
 
 private:
-  // The memory of graphs has none of its own.
+  // False for graph_resource, the memory of captured graphs, which has no limit of its own.
   static constexpr bool has_limit = requires(R& resource, std::size_t n) { resource.set_limit(n); };
 
   int ordinal_;
   R resource_;
 };
 
-/// A stack whose outermost resource does not know its blocks: this class records them. A use that another stream has
-/// recorded is an event, for which the stream of the free waits.
+/// A stack of resources whose outermost one does not know its blocks, so this class records them. A use on another
+/// stream is recorded as an event. The stream of the free waits for that event.
 class recorded_pool final : public gpumem_pool {
 public:
   recorded_pool(int ordinal, any_pool resource) : device_{ordinal}, resource_{std::move(resource)} {}
@@ -128,15 +128,15 @@ public:
   void* allocate_sync(std::size_t bytes, std::size_t alignment) override;
   void free_sync(void* pointer, std::size_t bytes) override;
   void record_use(void* pointer, stream_ref stream) override;
-  /// These four, visit_ranges() and restore() throw std::invalid_argument: only a pool has them.
+  /// The next four functions, visit_ranges() and restore() throw std::invalid_argument: only a pool supports them.
   bool synchronize(std::chrono::nanoseconds longest) override;
   void reserve(std::size_t bytes) override;
   void set_limit(std::size_t bytes) override;
   void reset_peaks() override;
-  void open_to(int) override {} // the resources inside decide that
+  void open_to(int) override {} // the resources of the stack decide which devices may use their memory
   int device() override { return device_.ordinal(); }
   std::size_t trim(std::size_t keep) override { return gpumem::trim(resource_, keep); }
-  /// Throws std::invalid_argument if the outermost resource keeps none.
+  /// Throws std::invalid_argument if the outermost resource keeps no statistics.
   gpumem::statistics statistics() override;
   found_block find(void const* pointer) override;
   void visit_ranges(std::function<void(gpumem_range const&)> const& visit) override;

@@ -1,4 +1,4 @@
-// The pools that the C library has made, for callers that know an address alone.
+// The pools that the C library has made, for callers that know only an address.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -12,9 +12,9 @@
 
 namespace gpumem::c {
 
-/// The pools that have a reference. A pool over another one is newer than that; its first block may begin at the
-/// address of a chunk, which is a block of the other. So the newest pools are asked first. Any thread, but not in a
-/// forked child.
+/// The pools that have a reference. A pool over another one is newer than the other. Its first block may begin at the
+/// address of a chunk, and that chunk is a block of the other pool. So the newest pools are searched first. Any thread,
+/// but not in a child process after fork().
 class made_pools {
 public:
   /// Returns the one instance of the process; never destroyed, since programs free blocks until the process ends.
@@ -28,14 +28,15 @@ public:
     support::scoped_lock const held{mutex_};
     pools_.push_back(&made);
   }
-  /// Drops a reference. Returns whether it was the last one; then the pool is not in the list any more.
+  /// Drops a reference. Returns whether it was the last one; the pool has then been removed from the list.
   bool drop(gpumem_pool& one) noexcept {
     support::scoped_lock const held{mutex_};
     if (one.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
     std::erase(pools_, &one);
     return true;
   }
-  /// Returns the pool of which a live block starts at the address; null if there is none. `retain`: adds a reference.
+  /// Returns the pool that has a live block starting at the address; null if there is none. `retain`: whether to add a
+  /// reference.
   gpumem_pool* find(void const* pointer, bool retain) {
     support::scoped_lock const held{mutex_};
     for (auto* const each : pools_ | std::views::reverse) {

@@ -63,7 +63,7 @@ unsigned count_of(std::string_view option, std::string_view value) {
 }
 
 std::chrono::nanoseconds time_of(std::string_view option, std::string_view value) {
-  constexpr double longest = 31'536'000; // seconds, a year: no clock overflows if that is added
+  constexpr double longest = 31'536'000; // seconds in a year: no clock overflows if this is added
   double seconds = 0;
   auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
   bool const whole = error == std::errc{} && std::string_view{end, value.data() + value.size()} == "s"sv;

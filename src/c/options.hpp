@@ -8,11 +8,11 @@
 
 namespace gpumem::c {
 
-/// Returns `options` with the changes of the text ("limit=8GiB,cross_stream=ordered"). Throws std::invalid_argument
-/// with a text that names the option.
+/// Returns `options` with the values that the text sets, for example "limit=8GiB,cross_stream=ordered". Throws
+/// std::invalid_argument with a text that names the option.
 pool_options parse_options(std::string_view text, pool_options options = {});
 
-/// Whether a pool has an option of that name.
+/// Returns whether a pool has an option of that name.
 bool is_option(std::string_view name) noexcept;
 
 /// Returns the text without blanks at its ends.

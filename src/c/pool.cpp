@@ -164,7 +164,7 @@ gpumem_outcome gpumem_release(gpumem_pool* pool) noexcept {
   if (!pool) return refuse("gpumem_release", no_pool);
   if (gpumem::detail::forked()) return GPUMEM_GRANTED; // the pool belongs to the parent
   if (!gpumem::c::made_pools::instance().drop(*pool)) return GPUMEM_GRANTED;
-  outcome_of([&] { delete pool; }); // takes a misuse that a block of the pool reports now
+  outcome_of([&] { delete pool; }); // outcome_of() handles a misuse that the destructor of the pool reports
   return GPUMEM_GRANTED;
 }
 
@@ -212,7 +212,7 @@ gpumem_outcome gpumem_record_use(gpumem_pool* pool, void* pointer, void* stream)
 
 gpumem_outcome gpumem_synchronize(gpumem_pool* pool, uint64_t nanoseconds) noexcept {
   if (!pool) return refuse("gpumem_synchronize", no_pool);
-  constexpr std::uint64_t longest = 3'600'000'000'000; // an hour: no clock overflows if that is added
+  constexpr std::uint64_t longest = 3'600'000'000'000; // an hour: no clock overflows if this is added
   return outcome_of([&] {
     if (pool->synchronize(std::chrono::nanoseconds{std::min<std::uint64_t>(nanoseconds, longest)})) return;
     gpumem::extend::throw_failure({gpumem::outcome::deadline, 0, 0});

@@ -1,4 +1,4 @@
-// The pool of the C ABI behind one interface, whichever resources it is made of.
+// The interface of the C ABI's pools, whichever resources they are made of.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -16,10 +16,10 @@
 #include <optional>
 #include <span>
 
-/// The pool to which a C caller has a pointer. Its functions throw exceptions that outcome_of() makes outcomes of. Any
-/// thread.
+/// The pool to which a C caller has a pointer. Its functions throw exceptions; outcome_of() turns them into outcomes.
+/// Any thread.
 struct gpumem_pool {
-  /// The block in which a pointer lies; as gpumem::block_info, which belongs to the module.
+  /// The block in which a pointer lies. It repeats gpumem::block_info, which only code that imports the module can use.
   struct found_block {
     void* base = nullptr;
     std::size_t bytes = 0;
@@ -34,29 +34,30 @@ struct gpumem_pool {
   virtual ~gpumem_pool() = default;
 
   virtual void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment) = 0;
-  /// Without `bytes` any size is right.
+  /// Frees in the order of the stream. Checks the size only if `bytes` is given.
   virtual void free(cuda::stream_ref stream, void* pointer, std::optional<std::size_t> bytes) = 0;
-  /// Returns memory for a stream that the caller has identified; null if there is none without a wait on the host.
-  /// `key` is a gpumem::extend::stream_key that does not capture, and the request is not for too many bytes.
+  /// Allocates for the stream whose gpumem::extend::stream_key `key` points to. Returns null if no memory is free
+  /// without a wait on the host. The stream must not capture, and `bytes` must not be more than PTRDIFF_MAX / 2.
   virtual void* try_allocate_keyed(void const* key, std::size_t bytes, std::size_t alignment) noexcept = 0;
-  /// Frees on the stream of the allocation; returns the requested bytes. Empty if the address is not that of a live
-  /// block, and then does nothing.
+  /// Frees a block in the order of the stream of its allocation, and returns the requested bytes. If the address is not
+  /// that of a live block, returns none and does nothing.
   virtual std::optional<std::size_t> try_free(void* pointer) = 0;
-  /// The live block that starts at an address, for its owner.
+  /// The live block that starts at an address. Only the owner of the block may rely on it.
   struct owned_block {
-    std::size_t bytes = 0;  ///< requested
-    void* stream = nullptr; ///< for which it was allocated; null: the host
-    /// The id of the capture in which the graph orders the block's uses by the calling thread; 0: none
+    std::size_t bytes = 0;  ///< requested bytes
+    void* stream = nullptr; ///< stream for which it was allocated; null: the host
+    /// Id of the open capture in which the block was allocated, if the calling thread has made the newest request of
+    /// that capture; otherwise 0. The graph then orders the uses of the block by this thread.
     unsigned long long capture = 0;
   };
   virtual std::optional<owned_block> find_owned(void const* pointer) = 0;
-  /// Waits until the time has passed; max(): without end.
+  /// Allocates; waits for memory for at most `longest`, or without end if that is max().
   virtual void* acquire(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment,
                         std::chrono::nanoseconds longest) = 0;
   virtual void* allocate_sync(std::size_t bytes, std::size_t alignment) = 0;
   virtual void free_sync(void* pointer, std::size_t bytes) = 0;
   virtual void record_use(void* pointer, cuda::stream_ref stream) = 0;
-  /// Returns false if the time has passed.
+  /// Returns false if the wait has taken `longest`.
   virtual bool synchronize(std::chrono::nanoseconds longest) = 0;
   virtual std::size_t trim(std::size_t keep) = 0;
   virtual void reserve(std::size_t bytes) = 0;
@@ -66,11 +67,11 @@ struct gpumem_pool {
   virtual int device() = 0;
   virtual gpumem::statistics statistics() = 0;
   virtual found_block find(void const* pointer) = 0;
-  /// Calls `visit` for all reserved memory by address.
+  /// Calls `visit` for each range of the reserved memory, in the order of addresses.
   virtual void visit_ranges(std::function<void(gpumem_range const&)> const& visit) = 0;
-  /// Makes exactly these blocks live, in graph memory. Others throw std::invalid_argument.
+  /// Makes exactly these blocks live, if this is the memory of graphs. Other pools throw std::invalid_argument.
   virtual void restore(std::span<gpumem_range const> live) = 0;
-  /// Returns a handle of the outermost resource.
+  /// Returns a handle to the outermost resource.
   virtual gpumem::any_pool resource() = 0;
 
   std::atomic<std::size_t> references{1};
@@ -78,15 +79,16 @@ struct gpumem_pool {
 
 namespace gpumem::c {
 
-/// Returns a pool over a device's virtual pages, or over chunks. Throws what the pool's constructor throws.
+/// Returns a pool over a device's virtual pages, or over chunks if draws_pages() is false. Throws what the constructor
+/// of pool_resource throws.
 std::unique_ptr<gpumem_pool> make_plain_pool(int device, pool_options options);
 
-/// Called after pages were mapped, and before they are unmapped. Does not throw.
+/// A function that is called after pages were mapped, and before they are unmapped. It must not throw.
 using page_observer = std::function<void(void* address, std::size_t bytes, bool mapped)>;
 
-/// Whether make_plain_pool draws pages.
+/// Returns whether make_plain_pool() makes a pool over virtual pages.
 bool draws_pages(int device, pool_options const& options);
-/// The same over pages, of which the observer is told. Throws std::invalid_argument if it would not draw pages.
+/// Returns a pool over virtual pages, which calls the observer. Throws std::invalid_argument if draws_pages() is false.
 std::unique_ptr<gpumem_pool> make_observed_pool(int device, pool_options options, page_observer observer);
 
 } // namespace gpumem::c

@@ -1,4 +1,4 @@
-// The streams that PyTorch has recorded for blocks, until the blocks are freed.
+// Adds and removes the streams that PyTorch has recorded for blocks.
 // SPDX-License-Identifier: Apache-2.0
 #include "recorded_streams.hpp"
 
@@ -14,7 +14,8 @@ void recorded_streams::add(void* block, stream used) {
   if (std::ranges::find(streams, used) == streams.end()) streams.push_back(used);
 }
 
-// The free of a block is ordered after all recordings for it, so the free cannot read a zero that is out of date.
+// The free of a block is ordered after all recordings for the block. So a count of 0 that is read here is not out of
+// date for this block.
 std::vector<recorded_streams::stream> recorded_streams::take(void* block) noexcept {
   if (blocks_.load(std::memory_order_acquire) == 0) return {};
   support::scoped_lock const held{mutex_};

@@ -11,8 +11,9 @@
 
 namespace gpumem::c {
 
-/// The streams that PyTorch has recorded for each live block. They are used when the block is freed, because PyTorch
-/// promises to wait for the work that they have been given by then, not by the time of the recording. Any thread.
+/// The streams that PyTorch has recorded for each live block. They are used only when the block is freed. PyTorch
+/// promises that the reuse waits for the work that these streams have been given by then, not by the time of the
+/// recording. Any thread.
 class recorded_streams {
 public:
   struct stream {
@@ -20,10 +21,10 @@ public:
     int device;
     friend bool operator==(stream const&, stream const&) = default;
   };
-  /// Adds a stream of a block; a second time changes nothing. Throws std::bad_alloc.
+  /// Adds a stream for a block; does nothing if the stream was added before. Throws std::bad_alloc.
   void add(void* block, stream used);
 
-  /// Removes and returns the streams of the block. Costs one load if no block has any.
+  /// Removes and returns the streams of the block. Costs one atomic load if no block has any streams.
   std::vector<stream> take(void* block) noexcept;
 
 private:

@@ -1,4 +1,4 @@
-// The blocks of PyTorch that got more bytes than were requested, since PyTorch's settings round requests up.
+// PyTorch's blocks whose requests were rounded up by a setting of PyTorch, so that they have more bytes than requested.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -12,10 +12,11 @@
 
 namespace gpumem::c {
 
-/// The requested bytes of each such live block of a device. Calls cost one load if there is none. Any thread.
+/// The requested bytes of each live block of a device whose request was rounded up. Without such blocks find() and
+/// take() cost one atomic load. Any thread.
 class rounded_blocks {
 public:
-  /// Returns false if the host has no memory.
+  /// Records a block. Returns false if the host has no memory for the record.
   bool add(void const* block, std::size_t requested) noexcept {
     support::scoped_lock const held{mutex_};
     try {
@@ -24,13 +25,14 @@ public:
     blocks_.store(requested_.size(), std::memory_order_release);
     return true;
   }
-  /// Returns the requested bytes; empty if the block got as many as were requested.
+  /// Returns the requested bytes; none if the request was not rounded up.
   std::optional<std::size_t> find(void const* block) noexcept { return visit(block, false); }
-  /// The same, and forgets the block.
+  /// Returns the requested bytes like find(), and removes the record.
   std::optional<std::size_t> take(void const* block) noexcept { return visit(block, true); }
 
 private:
-  // The free of a block is ordered after its allocation, so the free cannot read a zero that is out of date.
+  // The free of a block is ordered after its allocation. So a count of 0 that is read here is not out of date for this
+  // block.
   std::optional<std::size_t> visit(void const* block, bool forget) noexcept {
     if (blocks_.load(std::memory_order_acquire) == 0) [[likely]]
       return std::nullopt;

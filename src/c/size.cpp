@@ -30,7 +30,8 @@ constexpr std::array<unit, 11> units{{{"", 1},
 
 bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
 
-/// Removes digits from the front of the text and adds them to `value`; false if that does not fit.
+/// Removes the digits at the front of the text and appends them to the number `value`. Returns false if the number
+/// overflows.
 bool take_whole(std::string_view& text, std::uint64_t& value) noexcept {
   for (; !text.empty() && is_digit(text.front()); text.remove_prefix(1)) {
     auto const digit = static_cast<std::uint64_t>(text.front() - '0');
@@ -39,7 +40,7 @@ bool take_whole(std::string_view& text, std::uint64_t& value) noexcept {
   return true;
 }
 
-/// Removes digits from the front of the text and returns their value as decimals after a point.
+/// Removes the digits at the front of the text and returns their value as decimals after a point.
 long double take_fraction(std::string_view& text) noexcept {
   long double value = 0, place = 0.1L;
   for (; !text.empty() && is_digit(text.front()); text.remove_prefix(1), place /= 10) {
@@ -63,7 +64,7 @@ std::optional<std::size_t> parse_size(std::string_view text) noexcept {
   while (text.starts_with(' ')) text.remove_prefix(1);
   for (unit const& known : units) {
     if (text != known.name) continue;
-    if (fraction != 0 && known.bytes == 1) return std::nullopt; // half a byte
+    if (fraction != 0 && known.bytes == 1) return std::nullopt; // a fraction of a byte
     auto const part = static_cast<std::uint64_t>(std::llround(fraction * static_cast<long double>(known.bytes)));
     std::uint64_t bytes = 0;
     if (__builtin_mul_overflow(whole, known.bytes, &bytes) || __builtin_add_overflow(bytes, part, &bytes)) {

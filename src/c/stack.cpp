@@ -1,4 +1,4 @@
-// Makes each layer of a stack from its text.
+// Makes the resource of each layer of a stack from the layer's text.
 // SPDX-License-Identifier: Apache-2.0
 #include "stack.hpp"
 
@@ -32,7 +32,7 @@ namespace {
   throw std::invalid_argument{"gpumem: the resource '" + layer.name() + "' " + why};
 }
 
-// The values of one layer's options.
+// Reads the values of one layer's options; each is removed from the layer.
 class option_values {
 public:
   explicit option_values(layer_text& layer) noexcept : layer_{layer} {}
@@ -80,7 +80,7 @@ any_pool upstream_of(stack_base const& base, layer_text const& layer) {
   refuse_layer(layer, "needs one resource in its parentheses");
 }
 
-// A pool without a resource in its parentheses gets its memory by cudaMalloc.
+// Returns the one resource in the parentheses. If there is none, returns a cuda_resource, which calls cudaMalloc.
 any_pool upstream_or_cuda(stack_base const& base, layer_text const& layer) {
   return layer.inner().empty() ? any_pool{cuda_resource{gpumem::device{base.device}}} : upstream_of(base, layer);
 }
@@ -103,7 +103,7 @@ arena_resource<any_pool> make_arena(stack_base const& base, layer_text layer) {
   return arena_resource<any_pool>{upstream_or_cuda(base, layer), std::move(options)};
 }
 
-// One bin of `bins`: a size, a colon, and `fixed`, `upstream` or a resource.
+// Adds one bin of the option `bins`. Its text is a size, a colon, and `fixed`, `upstream` or a resource.
 void add_bin(stack_base const& base, binning_resource<any_pool>& to, layer_text const& layer, std::string_view text) {
   auto const colon = text.find(':');
   auto const size = parse_size(trimmed(text.substr(0, colon)));
@@ -207,7 +207,7 @@ any_pool make_thread_safe(stack_base const& base, layer_text layer) {
   return any_pool{thread_safe_adaptor{upstream_of(base, layer)}};
 }
 
-// The report goes to standard error or to a file.
+// The option `report` names a file; its default `stderr` is standard error.
 any_pool make_tracking(stack_base const& base, layer_text layer) {
   option_values values{layer};
   tracking_options options;

@@ -9,14 +9,14 @@
 
 namespace gpumem::c {
 
-/// Makes what gpumem_make_pool describes, with options that a plain pool starts from. Throws std::invalid_argument,
-/// and what the constructors of the resources throw.
+/// Makes the pool or stack that the text describes, as gpumem_make_pool says. A plain pool starts from the options
+/// `plain`. Throws std::invalid_argument, and what the constructors of the resources throw.
 std::unique_ptr<gpumem_pool> make_stack(int device, std::string_view text, pool_options const& plain = {});
 
-/// Makes what gpumem_make_pool_over describes; throws the same.
+/// Makes the pool or stack over the caller's functions, as gpumem_make_pool_over says. Throws as make_stack() does.
 std::unique_ptr<gpumem_pool> make_stack_over(int device, gpumem_callbacks const& callbacks, std::string_view text);
 
-/// Throws std::invalid_argument if the text is malformed or names a resource that there is not.
+/// Throws std::invalid_argument if the text is malformed or names an unknown resource.
 void check_stack(std::string_view text);
 
 } // namespace gpumem::c

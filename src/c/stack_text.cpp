@@ -1,4 +1,4 @@
-// Takes the text of a stack apart.
+// Parses the text that describes a stack of resources.
 // SPDX-License-Identifier: Apache-2.0
 #include "stack_text.hpp"
 

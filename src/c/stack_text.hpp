@@ -1,4 +1,4 @@
-// The text that describes a stack of resources, taken apart.
+// Parses the text that describes a stack of resources.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -10,12 +10,12 @@
 
 namespace gpumem::c {
 
-/// One layer of `name(inner, …, option=value, …)`.
+/// One parsed layer of a stack: `name(inner, …, option=value, …)`.
 class layer_text {
 public:
-  /// Reads a whole text. Throws std::invalid_argument, naming the place.
+  /// Parses a whole text. Throws std::invalid_argument with a text that quotes the wrong part.
   static layer_text read(std::string_view text);
-  /// Whether the text describes a stack; otherwise it has only options of a pool.
+  /// Returns whether the text describes a stack. If not, it has only options of a pool.
   static bool describes_stack(std::string_view text) noexcept;
 
   std::string const& name() const noexcept { return name_; }
@@ -25,7 +25,8 @@ public:
   std::optional<std::string> take(std::string_view option);
   /// Returns the options that were not taken, as text: "a=1,b=2".
   std::string rest() const;
-  /// Throws std::invalid_argument if there is an option that was not taken; `known` names those that there are.
+  /// Throws std::invalid_argument if an option was not taken. `known` lists the options of this resource, for the
+  /// message.
   void expect_no_more(std::string_view known) const;
 
 private:
@@ -36,8 +37,8 @@ private:
   std::vector<std::pair<std::string, std::string>> options_;
 };
 
-/// Splits at the letter where it is outside parentheses, and trims blanks. Throws std::invalid_argument for an empty
-/// part or for parentheses that do not match.
+/// Splits the text at each `at` outside parentheses, and trims blanks from the parts. Throws std::invalid_argument for
+/// an empty part or for parentheses that do not match.
 std::vector<std::string_view> split_outside(std::string_view text, char at);
 
 } // namespace gpumem::c

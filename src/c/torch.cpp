@@ -18,17 +18,18 @@ using gpumem::c::torch_pools;
 
 namespace {
 
-/// Thrown if there is no memory, with the text of gpumem_last_error.
+/// Exception for missing memory, with the text of gpumem_last_error.
 class torch_out_of_memory final : public std::bad_alloc {
 public:
   torch_out_of_memory() : text_{gpumem_last_error()} {}
   char const* what() const noexcept override { return text_.what(); }
 
 private:
-  std::runtime_error text_; // copies without throwing, as an exception must
+  std::runtime_error text_; // a std::runtime_error copies its text without throwing
 };
 
-/// Throws only types of the standard library and types derived from them: PyTorch knows no others.
+/// Throws unless the outcome is GPUMEM_GRANTED. The types are those of the standard library or derived from them:
+/// PyTorch catches no others.
 void raise_unless_granted(gpumem_outcome outcome) {
   if (outcome == GPUMEM_GRANTED) return;
   if (outcome == GPUMEM_EXHAUSTED || outcome == GPUMEM_TOO_LARGE) throw torch_out_of_memory{};
@@ -36,7 +37,7 @@ void raise_unless_granted(gpumem_outcome outcome) {
   throw std::runtime_error{gpumem_last_error()};
 }
 
-/// Runs the work with the pools; does nothing in a forked child.
+/// Runs the work with PyTorch's pools. Does nothing in a child process after fork().
 template <class Work> gpumem_outcome outcome_with_pools(Work work) noexcept {
   return outcome_of([&] {
     if (!gpumem::detail::forked()) work(torch_pools::instance());
@@ -51,7 +52,7 @@ gpumem_outcome allocate(size_t bytes, size_t room, int device, CUstream_st* stre
   });
 }
 
-/// Runs the work with the device if its pool was made.
+/// Runs the work with the device. Does nothing if the device has no pool yet.
 template <class Work> gpumem_outcome outcome_with_device(int device, Work work) noexcept {
   return outcome_with_pools([&](torch_pools& all) {
     if (auto* const known = all.made(device)) work(*known);

@@ -12,14 +12,14 @@
 
 namespace gpumem::c {
 
-/// One mutex, so that all figures and peaks are exact whichever threads allocate and free. Any thread.
+/// Counts under one mutex, so that all numbers and peaks are exact, whichever threads allocate and free. Any thread.
 class torch_counters {
 public:
-  /// `bytes`: those that the block got, if PyTorch's settings have rounded the request up.
+  /// `bytes` are those of the block: more than `requested` if a setting of PyTorch has rounded the request up.
   void count_allocation(std::size_t requested, std::size_t bytes) noexcept { count(requested, bytes, allocated); }
   void count_free(std::size_t requested, std::size_t bytes) noexcept { count(requested, bytes, freed); }
 
-  /// Sets the figures of blocks and bytes.
+  /// Writes the numbers of blocks and bytes into `into`.
   void read(gpumem_torch_statistics& into) noexcept {
     support::scoped_spin_lock const held{mutex_};
     for (int part = 0; part < GPUMEM_TORCH_PARTS; ++part) {

@@ -21,14 +21,15 @@ import gpumem;
 namespace gpumem::c {
 namespace {
 
-/// PyTorch's handle 0 is the legacy stream on every thread; gpumem's handle 0 is a different stream on each.
+/// Returns PyTorch's stream as one of gpumem. PyTorch's handle 0 is the legacy stream on every thread; gpumem takes
+/// handle 0 as a different stream on each thread.
 stream_ref named(void* stream) noexcept {
   return stream_ref{static_cast<CUstream>(stream ? stream : GPUMEM_STREAM_LEGACY)};
 }
 
 bool is_default(CUstream stream) noexcept { return stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD; }
 
-/// Whether the stream takes part in a capture; false also on an error.
+/// Returns whether the stream takes part in a capture; false also on an error.
 bool captures(void* stream) noexcept {
   auto status = CU_STREAM_CAPTURE_STATUS_NONE;
   auto const asked = driver_api::driver().stream_is_capturing(static_cast<CUstream>(stream), &status);
@@ -37,7 +38,7 @@ bool captures(void* stream) noexcept {
 
 /// Returns the id of the capture in which the stream takes part; 0 if there is none, and on an error.
 std::uint64_t capture_of(void* stream) noexcept {
-  if (!captures(stream)) return 0; // a question for the id of the legacy stream's capture would end captures
+  if (!captures(stream)) return 0; // asking for the capture id of the legacy stream would break captures
   auto status = CU_STREAM_CAPTURE_STATUS_NONE;
   cuuint64_t id = 0;
   auto const asked = driver_api::driver().stream_get_capture_info(static_cast<CUstream>(stream), &status, &id, nullptr,
@@ -45,14 +46,15 @@ std::uint64_t capture_of(void* stream) noexcept {
   return asked == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? id : 0;
 }
 
-/// Takes the promise that a stream lives, for ever: gpumem may then record events on it at any time.
+/// If the caller promises that the stream lives as long as the process, adopts the stream. gpumem may then record
+/// events on it at any time. The stream object is never destroyed.
 void adopt(extend::stream_key const& key, CUstream handle, int promises) {
   bool const lives = (promises & GPUMEM_TORCH_STREAM_LIVES) != 0;
   if (lives && !is_default(handle) && !key.capturing() && !key.timeline().owns_handle())
     static_cast<void>(*new gpumem::stream{gpumem::stream::adopt(handle)});
 }
 
-/// Sets a figure of which only the current value and a peak are known.
+/// Sets a figure of which gpumem knows only the current value; its peak is the highest value that was read.
 void set_read(gpumem_torch_figure& figure, std::uint64_t now, std::uint64_t& peak) noexcept {
   peak = std::max(peak, now);
   figure.current = now;
@@ -65,7 +67,7 @@ torch_device::torch_device(int ordinal, gpumem_pool& pool, std::optional<std::si
     : ordinal_{ordinal}, pool_{pool}, limit_of_options_{limit ? *limit : pool_statistics().limit},
       limit_{pool, pool_statistics().limit}, mem_pools_{ordinal, pool, limit_} {}
 
-// A stack may keep no statistics.
+// Returns the statistics of the pool; zeros if it is a stack that keeps none.
 gpumem::statistics torch_device::pool_statistics() {
   try {
     return pool_.statistics();
@@ -81,7 +83,7 @@ void torch_device::set_fraction(double fraction) {
 std::size_t torch_device::limit_of(double fraction, int ordinal) {
   if (fraction >= 1) return 0;
   auto const total = static_cast<double>(device{ordinal}.memory().total);
-  return std::max(static_cast<std::size_t>(fraction * total), std::size_t{GPUMEM_ALIGNMENT}); // the least limit
+  return std::max(static_cast<std::size_t>(fraction * total), std::size_t{GPUMEM_ALIGNMENT}); // smallest valid limit
 }
 
 void* torch_device::allocate(std::size_t bytes, std::size_t room, void* stream, int promises) {
@@ -101,7 +103,8 @@ void* torch_device::allocate(std::size_t bytes, std::size_t room, void* stream, 
   return pointer;
 }
 
-// Waits for memory that is in use, gets that of ended pools, and tells of a failure.
+// Allocates when try_allocate() found no memory. Waits for memory in use, and takes back the memory of ended pools of
+// PyTorch. Throws if there still is none.
 void* torch_device::allocate_slow(std::size_t bytes, void* stream) {
   stream_ref const on{static_cast<CUstream>(stream)};
   try {
@@ -115,7 +118,8 @@ void* torch_device::allocate_slow(std::size_t bytes, void* stream) {
   return pool_.allocate(on, bytes, GPUMEM_ALIGNMENT);
 }
 
-// Returns null if the stream captures, or if there is no memory even after a bounded wait.
+// Allocates without a report of the failure. Returns null if the stream captures, or if there is no memory even after a
+// bounded wait.
 void* torch_device::try_allocate(std::size_t bytes, void* stream, int promises) {
   using extend::stream_key;
   auto* const handle = static_cast<CUstream>(stream);
@@ -134,8 +138,8 @@ void* torch_device::try_allocate(std::size_t bytes, void* stream, int promises) 
   return pool_.try_allocate_keyed(&waiting, bytes, GPUMEM_ALIGNMENT);
 }
 
-// A chunk of a pool of PyTorch is a block of the device's pool, and may begin at the address of its own first block. So
-// the pools of PyTorch are asked first.
+// Finds a live block and the pool that owns it. A memory pool of PyTorch gets its chunks as blocks of the device's
+// pool. Its first block may begin at the address of its chunk, so PyTorch's pools are searched first.
 std::optional<gpumem_pool::owned_block> torch_device::find_owned(void const* pointer, torch_mem_pools::memory& owner) {
   owner = mem_pools_.any() ? mem_pools_.owner_of(pointer) : torch_mem_pools::memory{};
   if (!owner.pool) owner.pool = &pool_;
@@ -154,7 +158,8 @@ std::optional<gpumem_torch_block> torch_device::describe(void const* pointer) {
                             static_cast<CUstream_st*>(stream)};
 }
 
-// The record of the requested bytes goes before the free, since the address may be allocated again right after it.
+// The record of the requested bytes is removed before the free, since the address may be allocated again right after
+// the free. If the free fails, the record is added again.
 std::optional<std::size_t> torch_device::free(void* pointer, std::vector<recorded_streams::stream> users) {
   auto const requested = rounded_.take(pointer);
   std::optional<std::size_t> freed;
@@ -177,7 +182,8 @@ std::optional<std::size_t> torch_device::try_free(void* pointer, std::vector<rec
   if (!found) return std::nullopt;
   std::erase(users, recorded_streams::stream{found->stream, ordinal_});
   bool const captured = std::ranges::any_of(users, [](auto const& one) { return captures(one.handle); });
-  // A graph orders the reuse of a block after the uses by its own streams, but not after earlier work on the block.
+  // A graph orders the reuse of a block after uses by streams of its own capture, but not after other work on the
+  // block.
   auto const in_order = [&](auto const& one) { return capture_of(one.handle) == found->capture; };
   if (captured && !(owner.graph && found->capture != 0 && std::ranges::all_of(users, in_order))) {
     support::scoped_lock const held{mutex_};
@@ -190,7 +196,8 @@ std::optional<std::size_t> torch_device::try_free(void* pointer, std::vector<rec
   return found->bytes;
 }
 
-// The stream of a block lives, so that a capturing one can be asked how far its captured work is.
+// Frees a block on its stream. If the stream captures and the block is graph memory, gpumem asks the driver how far the
+// captured work of the stream is; the stream still lives, so it may.
 void torch_device::free_on(void* stream, void* pointer, torch_mem_pools::memory const& owner) {
   stream_ref const on{static_cast<CUstream>(stream)};
   if (!owner.graph || !captures(on.get())) {
@@ -202,8 +209,9 @@ void torch_device::free_on(void* stream, void* pointer, torch_mem_pools::memory 
   owner.pool->free(on, pointer, std::nullopt);
 }
 
-// Makes the reuse of the block wait for the work that the streams have been given so far. Waits on the host for streams
-// after which the reuse cannot be ordered, as for those outside a capture where the block is graph memory.
+// Makes the reuse of the block wait for the work that the streams have been given so far. If the reuse cannot be
+// ordered after a stream, waits for that stream on the host. This is so for a block of graph memory and a stream that
+// does not capture.
 void torch_device::order_after(void* pointer, torch_mem_pools::memory const& owner,
                                std::vector<recorded_streams::stream> const& users) {
   for (auto const& each : users) {
@@ -215,12 +223,13 @@ void torch_device::order_after(void* pointer, torch_mem_pools::memory const& own
         owner.pool->record_use(pointer, on);
         continue;
       }
-    } catch (std::exception const&) {} // the stream is gone, or the host has no memory
+    } catch (std::exception const&) {} // the stream was destroyed, or the host has no memory
     driver_api::check(extend::identify(on, where).wait_on_host(), "cuStreamSynchronize");
   }
 }
 
-// Blocks whose streams still capture, and those after which nothing can be ordered, stay.
+// Frees the blocks whose free had to wait for the end of a capture. A block stays in the list if one of its streams
+// still captures, or if the reuse cannot be ordered after its streams.
 void torch_device::free_waiting() noexcept {
   std::vector<waiting_free> waiting;
   {
@@ -246,7 +255,8 @@ void torch_device::free_waiting() noexcept {
   }
 }
 
-// Blocks whose free waits have been counted as freed. The pool frees them now, or makes them live again.
+// Restores the live blocks of a pool's graph memory. A block that still waits for its free was counted as freed
+// already, so it is not counted again. The restore decides whether it is live now.
 void torch_device::restore(torch_mem_pools::id pool, std::span<gpumem_range const> live,
                            std::function<void(gpumem_range const&, bool now)> const& changed) {
   auto waiting = take_waiting_of(pool);
@@ -281,18 +291,18 @@ std::vector<torch_device::waiting_free> torch_device::take_waiting_of(torch_mem_
 }
 
 void torch_device::trim() {
-  constexpr std::chrono::seconds longest{1}; // as long as a pool waits at out-of-memory; the rest stays
+  constexpr std::chrono::seconds longest{1}; // the same bound as for a pool's wait when memory has run out
   if (any_waiting_.load(std::memory_order_acquire)) free_waiting();
   if (mem_pools_.routes()) return;
   mem_pools_.reclaim({});
   try {
     pool_.synchronize(longest);
-  } catch (std::invalid_argument const&) {} // a stack over a pool
+  } catch (std::invalid_argument const&) {} // a stack cannot be synchronized
   pool_.trim(0);
 }
 
-// Blocks whose free waits are shown as free. Memory of PyTorch's pools is shown in place of the blocks of the device's
-// pool that hold it.
+// A block that still waits for its free is shown as free. A block of the device's pool that is a chunk of one of
+// PyTorch's pools is shown as the ranges of that pool.
 void torch_device::visit_ranges(std::function<void(torch_mem_pools::id, gpumem_range const&)> const& visitor) {
   std::vector<std::pair<torch_mem_pools::id, gpumem_range>> parts;
   mem_pools_.visit_ranges([&](torch_mem_pools::id pool, gpumem_range const& one) { parts.emplace_back(pool, one); });
@@ -311,7 +321,8 @@ void torch_device::visit_ranges(std::function<void(torch_mem_pools::id, gpumem_r
   auto const show_before = [&](void const* end) {
     for (; part != parts.end() && part->second.base < end; ++part) show(part->first, part->second);
   };
-  // Shows the chunk of a pool, with the bytes around its ranges but for the granule that no pool gives out.
+  // Shows a chunk of a pool of PyTorch: its ranges, and the gaps between them. A gap of up to 256 bytes is left out,
+  // since no pool gives it out.
   auto const show_chunk = [&](gpumem_range const& whole) {
     auto const pool = part->first;
     auto* at = static_cast<char*>(whole.base);
@@ -363,7 +374,7 @@ void torch_device::reset_peaks() {
   counters_.reset_peaks();
   try {
     pool_.reset_peaks();
-  } catch (std::invalid_argument const&) {} // a stack over a pool keeps its peaks
+  } catch (std::invalid_argument const&) {} // a stack cannot reset its peaks
   support::scoped_lock const held{mutex_};
   peak_pages_ = peak_free_ranges_ = peak_free_ = 0;
 }

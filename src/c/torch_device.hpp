@@ -19,41 +19,46 @@
 
 namespace gpumem::c {
 
-/// Lives as long as the process. Any thread.
+/// PyTorch's memory on one device. The object lives as long as the process. Any thread.
 class torch_device {
 public:
-  /// Keeps the caller's reference to the pool. `limit`: that of the options; without it, the pool's.
+  /// Takes over the caller's reference to the pool. `limit` is that of the options; none: the pool's present limit.
   torch_device(int ordinal, gpumem_pool& pool, std::optional<std::size_t> limit = std::nullopt);
 
   int ordinal() const noexcept { return ordinal_; }
   gpumem_pool& pool() const noexcept { return pool_; }
   torch_counters& counters() noexcept { return counters_; }
   torch_mem_pools& mem_pools() noexcept { return mem_pools_; }
-  /// Sets the most that may be reserved to a fraction of the device's memory, and at most to the limit of the options.
-  /// Memory that pools of PyTorch draw from functions of the caller counts.
-  /// Throws std::invalid_argument if the outermost resource is not a pool.
+  /// Limits the reserved memory to a fraction of the device's memory, and at most to the limit of the options. Memory
+  /// that PyTorch's pools get from functions of the caller counts. Throws std::invalid_argument if the outermost
+  /// resource is not a pool.
   void set_fraction(double fraction);
-  /// Returns the bytes of a fraction of the device's memory, as a limit: 0, no limit, for the whole.
+  /// Returns a fraction of the device's memory as a limit in bytes; 0 (no limit) for the whole memory.
   static std::size_t limit_of(double fraction, int ordinal);
 
-  /// Allocates `room` bytes in the order of the stream. `promises`: see gpumem_torch_allocate_block.
+  /// Allocates `room` bytes for a request of `bytes`, in the order of the stream. For `promises` see
+  /// gpumem_torch_allocate_block.
   void* allocate(std::size_t bytes, std::size_t room, void* stream, int promises);
 
-  /// Frees a block in the order of its stream and of the `users`, the streams that were recorded for it. If one of them
-  /// captures, the block normally waits for a later call. It does not if all take part in the capture in which it was
-  /// allocated and on which the calling thread works. Returns the bytes that it got; empty if it is no live block.
+  /// Frees a block in the order of its stream and of the `users`, the streams that were recorded for it. Returns the
+  /// bytes of the block; none if the pointer is no live block. If one of the users captures, the block normally stays
+  /// allocated until a later call outside the capture. It is freed at once if all users take part in the capture in
+  /// which the block was allocated, and the calling thread works on that capture.
   std::optional<std::size_t> free(void* pointer, std::vector<recorded_streams::stream> users);
-  /// Describes a live block; empty if the address is not that of one. Only the block's owner may ask.
+  /// Describes the live block that starts at the address; none if there is none. Only the owner of the block may rely
+  /// on the result.
   std::optional<gpumem_torch_block> describe(void const* pointer);
-  /// See torch_mem_pools::restore.
+  /// Restores the graph memory of one of PyTorch's pools; see torch_mem_pools::restore.
   void restore(torch_mem_pools::id pool, std::span<gpumem_range const> live,
                std::function<void(gpumem_range const&, bool now)> const& changed);
-  /// Gives unused memory back, unless a pool of PyTorch serves allocations.
+  /// Gives unused memory back to the device. Gives nothing back while a pool of PyTorch serves allocations, since a
+  /// capture may have begun.
   void trim();
-  /// Calls `visit` for all reserved memory, by address, with the id of PyTorch's pool that has it.
+  /// Calls `visitor` for each range of the reserved memory, in the order of addresses. The id is that of PyTorch's pool
+  /// that has the range, or {0, 0}.
   void visit_ranges(std::function<void(torch_mem_pools::id, gpumem_range const&)> const& visitor);
 
-  /// Writes all figures.
+  /// Writes all statistics.
   void read_statistics(gpumem_torch_statistics& into);
   void reset_peaks();
   void reset_totals();
@@ -85,9 +90,9 @@ private:
   std::vector<waiting_free> waiting_ __attribute__((guarded_by(mutex_)));
   std::atomic<void*> legacy_{nullptr}; // the timeline of the device's legacy stream
   support::guarded_mutex mutex_;
-  // The figures that pools keep only since they were made: their values at the last reset of totals.
+  // Statistics of the pool at the last reset of totals: the pool counts only from its construction.
   gpumem::statistics at_reset_ __attribute__((guarded_by(mutex_)));
-  // Peaks of figures that are read at times only.
+  // Highest values that were read of figures for which the pool keeps no peak.
   std::uint64_t peak_pages_ __attribute__((guarded_by(mutex_))) = 0;
   std::uint64_t peak_free_ranges_ __attribute__((guarded_by(mutex_))) = 0;
   std::uint64_t peak_free_ __attribute__((guarded_by(mutex_))) = 0;

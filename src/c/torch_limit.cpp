@@ -1,4 +1,4 @@
-// The most memory that PyTorch may have on one device.
+// Enforces the limit of PyTorch's memory on one device.
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_limit.hpp"
 
@@ -10,7 +10,7 @@ namespace gpumem::c {
 
 std::size_t torch_limit::rest() const noexcept {
   if (limit_ == 0) return 0;
-  return std::max(limit_ - std::min(drawn_, limit_), std::size_t{GPUMEM_ALIGNMENT}); // the least limit
+  return std::max(limit_ - std::min(drawn_, limit_), std::size_t{GPUMEM_ALIGNMENT}); // smallest valid limit
 }
 
 void torch_limit::set(std::size_t limit) {
@@ -25,12 +25,12 @@ void torch_limit::set(std::size_t limit) {
   }
 }
 
-// The limit of a stack cannot change.
+// Sets the limit of the device's pool. Ignores the failure if that is a stack, whose limit cannot change.
 void torch_limit::limit_pool(std::size_t limit) noexcept {
   outcome_of([&] { pool_.set_limit(limit); });
 }
 
-// The pool gets its lower limit first, so that it cannot grow meanwhile.
+// The device's pool gets its lower limit before its reserved bytes are read, so that it cannot grow meanwhile.
 bool torch_limit::draw(std::size_t bytes) noexcept {
   support::scoped_lock const held{mutex_};
   drawn_ += bytes;

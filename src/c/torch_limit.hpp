@@ -1,4 +1,4 @@
-// The most memory that PyTorch may have on one device.
+// The limit of PyTorch's memory on one device.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -10,23 +10,24 @@
 
 namespace gpumem::c {
 
-/// Holds for the device's pool together with the memory that pools of PyTorch draw from functions of the caller: what
-/// these draw lowers the limit of the device's pool. Any thread.
+/// Limits the sum of two parts: the memory of the device's pool, and the memory that PyTorch's pools get from functions
+/// of the caller ("drawn" memory). Drawn memory lowers the limit of the device's pool. Any thread.
 class torch_limit {
 public:
-  /// `limit`: that of the pool; 0: none.
+  /// `limit` is the present limit of the pool; 0: no limit.
   torch_limit(gpumem_pool& pool, std::size_t limit) noexcept : pool_{pool}, limit_{limit} {}
 
-  /// Throws std::invalid_argument if the outermost resource of the device is not a pool.
+  /// Sets the limit; 0: no limit. Throws std::invalid_argument if the device's pool is a stack whose outermost resource
+  /// is not a pool.
   void set(std::size_t limit);
-  /// Counts memory that is about to be drawn, for which unused memory of the device's pool goes back. Returns false,
-  /// and counts nothing, if it is more than the limit.
+  /// Counts memory that is about to be drawn. If needed, gives unused memory of the device's pool back to make room for
+  /// it. Returns false, and counts nothing, if the limit would be exceeded.
   bool draw(std::size_t bytes) noexcept;
   void give_back(std::size_t bytes) noexcept;
 
-  /// Returns the bytes that are drawn and not given back.
+  /// Returns the bytes that were drawn and not given back.
   std::size_t drawn() noexcept;
-  /// Returns the limit, of which the limit of the device's pool is a part while memory is drawn.
+  /// Returns the limit of both parts together.
   std::size_t limit() noexcept;
 
 private:

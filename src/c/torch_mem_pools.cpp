@@ -1,4 +1,4 @@
-// The pools that PyTorch makes on one device.
+// The memory pools that PyTorch makes on one device: their uses, their memory, and which one serves a stream.
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_mem_pools.hpp"
 
@@ -101,7 +101,7 @@ void torch_mem_pools::set_unsplit(id pool) {
   found.unsplit = true;
 }
 
-// The filters of PyTorch ask the runtime about the stream; they allocate nothing.
+// PyTorch's filters are called under the lock. They only ask the CUDA runtime about the stream, and allocate nothing.
 std::shared_ptr<gpumem_pool> torch_mem_pools::serving(void* stream) {
   support::scoped_lock const held{mutex_};
   auto* const handle = static_cast<CUstream_st*>(stream);
@@ -111,7 +111,8 @@ std::shared_ptr<gpumem_pool> torch_mem_pools::serving(void* stream) {
   return nullptr;
 }
 
-// Once a pool has graph memory, that serves all requests: what is freed outside a capture is then used again inside.
+// Returns the memory of the pool that serves the stream. Once the pool has graph memory, the graph memory serves all
+// requests: so captures can use memory that was freed outside a capture.
 std::shared_ptr<gpumem_pool> torch_mem_pools::memory_for(mem_pool& of, void* stream) {
   if (!of.graph && captures(stream)) {
     auto upstream = of.segments ? make_ordered(of)->resource() : parent_.resource();
@@ -122,8 +123,8 @@ std::shared_ptr<gpumem_pool> torch_mem_pools::memory_for(mem_pool& of, void* str
   return of.ordered;
 }
 
-// Keeps what it has got as long as the pool is used: a graph may use memory that was allocated outside the capture and
-// freed, such as that of its inputs.
+// Makes the memory for streams that do not capture. It keeps its memory as long as the pool has uses. A graph may still
+// use memory that was allocated outside the capture and freed since, such as that of its inputs.
 std::unique_ptr<gpumem_pool> torch_mem_pools::make_ordered(mem_pool const& of) const {
   constexpr std::size_t chunk = std::size_t{2} << 20;
   if (of.segments) {
@@ -146,7 +147,7 @@ torch_mem_pools::memory torch_mem_pools::owner_of(void const* pointer) {
   return {};
 }
 
-// Blocks outside the graph memory stay as they are.
+// Does not change blocks outside the graph memory.
 void torch_mem_pools::restore(id pool, std::span<gpumem_range const> live,
                               std::function<void(gpumem_range const&, bool now)> const& changed) {
   support::scoped_lock const held{mutex_};
@@ -190,7 +191,8 @@ std::vector<torch_mem_pools::mem_pool> torch_mem_pools::take_ended(id only) {
   return ended;
 }
 
-// Launches of the graphs may still use their memory. The wait would end a capture, so none may begin meanwhile.
+// Waits for the device first, since launched graphs may still use their memory. That wait would break a capture, so
+// captures_ keeps a pool from beginning to serve one meanwhile.
 bool torch_mem_pools::reclaim(id only) noexcept {
   std::vector<mem_pool> ended; // destroyed without the locks
   auto const done = outcome_of([&] {
@@ -209,7 +211,7 @@ bool torch_mem_pools::reclaim(id only) noexcept {
     support::scoped_lock const held{mutex_};
     ended = take_ended(only);
   });
-  for (auto const& one : ended) { // so that the memory goes back at once
+  for (auto const& one : ended) { // gives the memory back now; the destructor would not wait for its uses
     if (!one.ordered || one.unsplit) continue;
     outcome_of([&] {
       one.ordered->synchronize(std::chrono::seconds{1});
@@ -219,7 +221,7 @@ bool torch_mem_pools::reclaim(id only) noexcept {
   return done == GPUMEM_GRANTED && !ended.empty();
 }
 
-// Without the lock, since functions of the caller may wait for a thread that frees a block.
+// Allocates without the lock, since functions of the caller may wait for a thread that frees a block.
 void* torch_mem_pools::allocate_at_last(void* stream, std::size_t bytes) {
   std::vector<std::shared_ptr<gpumem_pool>> last;
   {
@@ -231,7 +233,7 @@ void* torch_mem_pools::allocate_at_last(void* stream, std::size_t bytes) {
   for (auto const& each : last) {
     try {
       return each->allocate(stream_ref{static_cast<CUstream>(stream)}, bytes, GPUMEM_ALIGNMENT);
-    } catch (std::exception const&) {} // the next one may have memory
+    } catch (std::exception const&) {} // the next pool may have memory
   }
   return nullptr;
 }

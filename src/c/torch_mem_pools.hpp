@@ -1,4 +1,4 @@
-// The pools that PyTorch makes on one device: torch.cuda.MemPool, and those of captured graphs.
+// The memory pools that PyTorch makes on one device: those of torch.cuda.MemPool and of captured graphs.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -21,59 +21,61 @@
 
 namespace gpumem::c {
 
-/// Which pool serves a stream, and the memory of each pool. It is drawn from the device's pool in whole chunks, or from
-/// functions of the caller. Memory that a pool gives to a capturing stream stays the graph's until the pool is released
-/// and empty. Its functions throw exceptions that outcome_of() makes outcomes of. Any thread.
+/// The memory pools that PyTorch makes on one device. A pool gets its memory in whole chunks from the device's pool, or
+/// from functions of the caller. Memory that a capturing stream gets belongs to the graph until the pool has no uses
+/// and no blocks. Functions throw exceptions; outcome_of() turns them into outcomes. Any thread.
 class torch_mem_pools {
 public:
   using id = gpumem_torch_pool_id;
   using filter = std::function<bool(CUstream_st*)>;
 
-  /// `limit`: of the memory that pools draw from functions of the caller.
+  /// `limit` counts the memory that the pools get from functions of the caller.
   torch_mem_pools(int device, gpumem_pool& parent, torch_limit& limit) noexcept
       : device_{device}, parent_{parent}, limit_{limit} {}
 
-  /// Whether PyTorch has made a pool. A thread that owns a block of a pool sees true.
+  /// Returns whether PyTorch has made a pool. A thread that owns a block of a pool always sees true.
   bool any() const noexcept { return count_.load(std::memory_order_relaxed) > 0; }
-  /// Whether a pool serves allocations, so that a capture may have begun.
+  /// Returns whether a pool serves allocations now, so that a capture may have begun.
   bool routes() const noexcept { return routes_.load(std::memory_order_acquire) > 0; }
 
-  /// Adds a use of a pool, and makes the pool if there is none. `segments`: the functions from which it draws; null for
-  /// the device's pool. A pool that exists keeps its own.
+  /// Adds a use of a pool; makes the pool if there is none. A new pool gets its memory from the functions `segments`;
+  /// null: from the device's pool. A pool that exists keeps its source.
   void retain(id pool, gpumem_callbacks const* segments);
-  /// The same; and the pool serves the allocations for which the filter is true, before pools that began earlier.
+  /// Adds a use of a pool, which then serves the allocations on streams for which the filter returns true. It comes
+  /// before pools that began earlier.
   void begin(id pool, filter serves);
   void end(id pool);
-  /// Ends a use. After the last one the pool ends once its blocks are freed and `reclaim` is called.
+  /// Ends a use. A pool without uses ends when its blocks are freed and reclaim() is called.
   void release(id pool) noexcept;
   int use_count(id pool);
-  /// Lets `allocate_at_last` use the memory of the pool, or not any more.
+  /// Sets whether allocate_at_last() may use the memory of the pool.
   void set_use_on_out_of_memory(id pool, bool on);
-  /// Makes each block of the pool one chunk. Throws std::invalid_argument after the first allocation.
+  /// Makes each block of the pool an allocation of its own. Throws std::invalid_argument after the first allocation.
   void set_unsplit(id pool);
 
-  /// Returns the memory that serves the stream; null if no pool does.
+  /// Returns the memory of the pool that serves the stream; null if no pool does.
   std::shared_ptr<gpumem_pool> serving(void* stream);
-  /// The pool and memory of a live block; null if the address is not that of one. Only the block's owner may ask.
+  /// The owner of a live block: its memory, the id of its pool, and whether it is graph memory. `pool` is null if no
+  /// live block of these pools starts at the address. Only the owner of the block may rely on the result.
   struct memory {
     gpumem_pool* pool = nullptr;
     id of{};
     bool graph = false;
   };
   memory owner_of(void const* pointer);
-  /// Makes exactly the live ranges, which `visit_ranges` has told before, live again in the graph memory of the pool.
+  /// Makes exactly these ranges, which an earlier visit_ranges() has passed, live in the graph memory of the pool.
   /// `changed` is called with each range that was live before (false) and with those that are live now (true).
   void restore(id pool, std::span<gpumem_range const> live,
                std::function<void(gpumem_range const&, bool now)> const& changed);
   void visit_ranges(std::function<void(id, gpumem_range const&)> const& visitor);
-  /// Gives the memory of pools without uses and blocks back; of `only` alone if that is not {0, 0}. Waits for the
-  /// device. Returns whether there was such a pool.
+  /// Gives the memory of pools without uses and blocks back; only that of `only` if it is not {0, 0}. Waits for the
+  /// device if a pool has graph memory. Returns whether such a pool has ended.
   bool reclaim(id only) noexcept;
-  /// Returns memory of a pool that serves others when memory runs out; null if there is none.
+  /// Allocates from a pool for which set_use_on_out_of_memory() is set. Returns null if that fails.
   void* allocate_at_last(void* stream, std::size_t bytes);
 
 private:
-  /// Functions of the caller, within the limit.
+  /// Functions of the caller that allocate and free memory, with calls that count the memory in `limit`.
   struct limited_segments {
     torch_limit& limit;
     gpumem_callbacks from;
@@ -86,8 +88,8 @@ private:
     bool use_on_out_of_memory = false;
     bool unsplit = false;
     limited_segments* segments = nullptr;
-    std::shared_ptr<gpumem_pool> ordered; // serves streams that do not capture, until there is graph memory
-    std::shared_ptr<gpumem_pool> graph;   // made for the first capturing stream
+    std::shared_ptr<gpumem_pool> ordered; // serves until the pool has graph memory
+    std::shared_ptr<gpumem_pool> graph;   // graph memory; made for the first capturing stream
   };
   struct route {
     id pool;
@@ -105,11 +107,11 @@ private:
   torch_limit& limit_;
   std::atomic<int> count_{0};
   std::atomic<int> routes_{0};
-  support::guarded_mutex captures_; // held while a pool begins to serve, and while memory of graphs ends
+  support::guarded_mutex captures_; // held while a pool begins to serve, and while graph memory is reclaimed
   support::guarded_mutex mutex_;
   std::map<id, mem_pool> pools_ __attribute__((guarded_by(mutex_)));
-  std::list<route> open_ __attribute__((guarded_by(mutex_))); // the newest first
-  // For ever: memory of a pool may go back after the pool has ended.
+  std::list<route> open_ __attribute__((guarded_by(mutex_))); // the pool that began last comes first
+  // Never removed: memory may go back through these functions after its pool has ended.
   std::list<limited_segments> segments_ __attribute__((guarded_by(mutex_)));
 };
 

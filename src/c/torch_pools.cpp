@@ -1,4 +1,4 @@
-// PyTorch's pools, one per device.
+// PyTorch's memory on all devices: one gpumem pool per device.
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_pools.hpp"
 
@@ -25,7 +25,7 @@ import gpumem;
 namespace gpumem::c {
 namespace {
 
-/// PyTorch's handle 0 is the legacy stream on every thread; gpumem's handle 0 is a different stream on each.
+/// PyTorch's handle 0 is the legacy stream on every thread; gpumem takes handle 0 as a different stream on each thread.
 void* named(void* stream) noexcept { return stream ? stream : GPUMEM_STREAM_LEGACY; }
 bool is_default(void* stream) noexcept { return stream == GPUMEM_STREAM_LEGACY || stream == GPUMEM_STREAM_PER_THREAD; }
 
@@ -53,7 +53,8 @@ void wait_for(int device, void* stream) {
                     "cuStreamSynchronize");
 }
 
-/// Waits until the streams have completed all work, then frees. Used if the free could not be ordered after them.
+/// Waits on the host until the streams have completed all work, then frees. Used if the free cannot be ordered after
+/// them.
 gpumem_outcome free_when_idle(gpumem_pool* pool, void* pointer, std::size_t bytes,
                               std::span<recorded_streams::stream const> streams) noexcept {
   auto const waited = outcome_of([&] {
@@ -151,7 +152,7 @@ std::unique_ptr<gpumem_pool> torch_pools::make_pages(int device, pool_options op
   });
 }
 
-// Only the block's owner may ask.
+// Returns the device that has a live block at the address. Only the owner of the block may rely on the result.
 torch_device* torch_pools::owner_of(void const* pointer) {
   auto const count = count_.load(std::memory_order_acquire);
   for (int device = 0; device < count; ++device) {
@@ -165,7 +166,7 @@ void* torch_pools::allocate(std::size_t bytes, std::size_t room, int device, voi
   return bytes ? of(device).allocate(bytes, room, stream, promises) : nullptr;
 }
 
-// PyTorch frees in destructors, which cannot report a failure: it is printed.
+// PyTorch frees in destructors, which cannot report a failure. So a failure is printed to stderr.
 void torch_pools::free(void* pointer, std::size_t bytes, int device, void* stream) noexcept {
   if (!pointer || !driver_api::driver_alive()) return;
   auto* const on = named(stream);
@@ -207,8 +208,8 @@ gpumem_torch_block torch_pools::describe(void const* pointer) {
   return found ? *found : gpumem_torch_block{sizeof(gpumem_torch_block), -1, 0, {0, 0}, nullptr};
 }
 
-// Makes the reuse of the block wait for the work that the recorded streams have been given so far. False if that failed
-// for a stream.
+// Makes the reuse of the block wait for the work that the recorded streams have been given so far. Returns false if
+// that failed for a stream.
 bool torch_pools::record_uses(gpumem_pool& of, void* pointer,
                               std::span<recorded_streams::stream const> users) noexcept {
   bool all = true;

@@ -1,4 +1,4 @@
-// PyTorch's pools: one per device, made at the first allocation on it and never destroyed.
+// PyTorch's memory on all devices: one gpumem pool per device, made at the first allocation there and never destroyed.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace gpumem::c {
 
-/// The pools of all devices. Its functions throw exceptions that outcome_of() makes outcomes of. Any thread.
+/// The pools of all devices. Functions throw exceptions; outcome_of() turns them into outcomes. Any thread.
 class torch_pools {
 public:
   /// Returns the one instance of the process; never destroyed, since PyTorch frees tensors until the process ends.
@@ -29,26 +29,26 @@ public:
   void observe_pages(observer changed) noexcept { observer_.store(changed, std::memory_order_release); }
   void set_fraction(double fraction, int device);
 
-  /// Makes the pool that of its device.
+  /// Makes `pool` the pool of the device.
   void share_pool(int device, gpumem_pool* pool);
 
-  /// Returns the device; makes its pool if there is none.
+  /// Returns the device's memory; makes its pool if there is none.
   torch_device& of(int device);
-  /// Returns the device; null if its pool was not made yet.
+  /// Returns the device's memory; null if its pool was not made yet.
   torch_device* made(int device);
 
-  /// See torch_device::allocate.
+  /// Allocates on the device; see torch_device::allocate.
   void* allocate(std::size_t bytes, std::size_t room, int device, void* stream, int promises);
   void free(void* pointer, std::size_t bytes, int device, void* stream) noexcept;
-  /// Frees on the stream of the allocation, and returns the bytes that it got. Throws std::invalid_argument if the
-  /// pointer is no live block.
+  /// Frees in the order of the stream of the allocation, and returns the bytes of the block. Throws
+  /// std::invalid_argument if the pointer is no live block.
   std::size_t free(void* pointer);
-  /// `device`: that of the stream; -1: that of the block.
+  /// Records a stream for a block. `device` is that of the stream; -1: that of the block.
   void record_stream(void* pointer, void* stream, int device);
 
-  /// Describes a live block; its device is -1 if the address is not that of one.
+  /// Describes the live block that starts at the address. Its device is -1 if there is none.
   gpumem_torch_block describe(void const* pointer);
-  /// Gives unused memory back.
+  /// Gives unused memory of all devices back.
   void trim() noexcept;
 
 private:
@@ -60,11 +60,11 @@ private:
   static bool record_uses(gpumem_pool& of, void* pointer, std::span<recorded_streams::stream const> users) noexcept;
 
   std::array<std::atomic<torch_device*>, max_devices> devices_{};
-  std::atomic<int> count_{0};    // one more than the highest device that has a pool
-  support::guarded_mutex mutex_; // not held while a pool is called, but while a pool is made
+  std::atomic<int> count_{0};    // the highest number of a device with a pool, plus 1
+  support::guarded_mutex mutex_; // held while a pool is made, but not while a pool is called
   std::array<std::size_t, max_devices> limits_ __attribute__((guarded_by(mutex_))){};
   std::optional<std::string> options_ __attribute__((guarded_by(mutex_)));
-  bool options_used_ __attribute__((guarded_by(mutex_))) = false; // a pool was made; a shared one was not
+  bool options_used_ __attribute__((guarded_by(mutex_))) = false; // a pool was made with options, not only shared
   recorded_streams recorded_;
   std::atomic<observer> observer_{nullptr};
 

@@ -1,4 +1,4 @@
-// any_memory: finds out if a device can access the memory of an erased resource.
+// any_memory: tells whether a device can access the memory of a type-erased resource.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/services.hpp>

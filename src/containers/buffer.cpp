@@ -56,7 +56,7 @@ buffer::buffer(allocation block, any_memory resource) : resource_{make_any_memor
 }
 
 buffer buffer::copy_of(stream_ref stream, buffer const& source) {
-  source.home(); // throws if the source was moved from
+  source.home(); // throws if `source` was moved from
   return copy_of(stream, source.resource_, source);
 }
 
@@ -92,14 +92,16 @@ allocation buffer::obtain(stream_ref stream, std::size_t bytes, std::size_t alig
   return std::move(*result);
 }
 
-// Frees the old block with the stream's handle, so that an event can be recorded and other streams get it sooner.
+// Frees the old block in the order of the present stream. The handle is passed so that an event can be recorded on it;
+// with the event other streams can reuse the block sooner.
 void buffer::replace(allocation fresh) {
   auto old = std::exchange(block_, std::move(fresh));
   old.reset(block_.stream());
 }
 
-// Copies from this buffer. The driver reads pageable memory during the call, not when the stream reaches the copy. So
-// for memory that no device can access, the copy waits on the host or is made by a host function.
+// Copies from this buffer. For pageable memory the driver copies during the call, not when the stream reaches the copy.
+// So if no device can access the buffer's memory, the stream is waited for first. If no device can access the target
+// either, a host function in the stream copies.
 void buffer::copy_on(detail::stream_work const& on, void* to, void const* from, std::size_t bytes,
                      bool target_reached) const {
   if (bytes == 0) return;
@@ -140,14 +142,14 @@ void buffer::clear() {
 void buffer::copy_from(void const* source, std::size_t bytes, std::size_t offset) {
   auto const on = work();
   require_range(bytes, offset);
-  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver may write before earlier work of the stream
+  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver may write before earlier work has run
   on.copy(static_cast<std::byte*>(block_.data()) + offset, source, bytes);
 }
 
 void buffer::copy_to(void* target, std::size_t bytes, std::size_t offset) const {
   auto const on = work();
   require_range(bytes, offset);
-  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver reads the memory during the call
+  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver may read before earlier work has run
   on.copy(target, static_cast<std::byte const*>(block_.data()) + offset, bytes);
 }
 
@@ -195,7 +197,7 @@ void buffer::read_on(stream_ref stream, void* target, std::size_t bytes, std::si
   on.wait();
 }
 
-// The driver has read pageable memory when its copy call returns.
+// When the driver's copy call returns, it has read pageable memory. So the caller may destroy the source then.
 void buffer::write(void const* source, std::size_t bytes, std::size_t offset) {
   auto const on = work();
   on.refuse_capture();
@@ -213,8 +215,8 @@ void buffer::fill(std::byte value, std::size_t bytes, std::size_t offset) {
   }
 }
 
-// identify() throws for a default handle while another device is current. The guard then makes the buffer's own handle
-// mean the same stream as at its construction.
+// identify() throws if `stream` is a default stream handle and another device is current. The guard makes the handle of
+// the buffer's own stream mean the same stream as when the buffer got it.
 scoped_use buffer::use_on(stream_ref stream) const {
   identify(stream, home());
   device_guard const scope{home()};

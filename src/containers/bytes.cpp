@@ -61,7 +61,7 @@ std::uint64_t unit_of(std::string_view text, std::string_view unit) {
 std::uint64_t whole_bytes(std::string_view text, double number, std::uint64_t unit) {
   auto const bytes = number * static_cast<double>(unit);
   if (bytes >= 0x1p64) refuse(text, "it does not fit into 64 bits");
-  // 1.1GiB is not a whole number of bytes, so rounds to the nearest.
+  // A size such as 1.1GiB is no whole number of bytes, so the result is rounded. A fraction of the unit B is an error.
   if (unit == 1 && bytes != std::floor(bytes)) refuse(text, "it is not a whole number of bytes");
   return static_cast<std::uint64_t>(std::round(bytes));
 }
@@ -76,7 +76,7 @@ std::size_t parse_bytes(std::string_view text) {
   if (error == std::errc::result_out_of_range) refuse(text, "it does not fit into 64 bits");
   if (error != std::errc{} || !std::isfinite(number)) refuse(text, "it does not begin with a number");
   auto const unit = unit_of(text, {stop, static_cast<std::size_t>(end - stop)});
-  // A double would lose the last digits of a large whole number.
+  // A whole number is parsed as an integer, because a double would lose the last digits of a large one.
   std::uint64_t whole = 0, exact = 0;
   auto const [whole_stop, whole_error] = std::from_chars(text.data(), end, whole);
   if (whole_error != std::errc{} || whole_stop != stop) return whole_bytes(text, number, unit);
@@ -88,7 +88,7 @@ std::string format_bytes(std::size_t bytes) {
   static constexpr std::array<char const*, 7> units{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   auto value = static_cast<double>(bytes);
   std::size_t unit = 0;
-  // 1023.996 would be shown as 1024.00
+  // The limit is 1023.995, because larger values would be shown as 1024.00.
   for (; value >= 1023.995 && unit + 1 < units.size(); ++unit) value /= 1024;
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);

@@ -21,12 +21,12 @@ import :sync;
 namespace gpumem {
 namespace {
 
-inline constexpr int max_devices = 64; // as many as `device` knows
+inline constexpr int max_devices = 64; // the most devices that class `device` supports
 
-// Never destroyed: containers with static storage may free into it.
+// Slots are never destroyed, because containers with static storage may free into their resources at exit.
 struct device_slot {
   sync::mutex mutex;
-  std::optional<any_pool> current __attribute__((guarded_by(mutex))); // none: `first` is current
+  std::optional<any_pool> current __attribute__((guarded_by(mutex))); // if empty, `first` is current
   std::optional<any_pool> first __attribute__((guarded_by(mutex)));
 };
 
@@ -35,7 +35,8 @@ device_slot& slot_of(device where) {
   return (*slots)[static_cast<std::size_t>(where.ordinal())];
 }
 
-// Makes the pool without the lock, since that calls the driver. If two threads make one, the first to finish is kept.
+// Returns the device's initial pool; makes it at first use. It is made without the lock, since that calls the driver.
+// If two threads make one at once, the pool of the first to finish is kept.
 any_pool first_resource(device where) {
   auto& slot = slot_of(where);
   {
@@ -57,7 +58,8 @@ void require_memory_of(device where, any_pool& resource) {
   }
 }
 
-// Returns the resource before, so that it is not destroyed under the lock.
+// Sets the current resource (none: the initial pool) and returns the previous one. The caller destroys that one, so
+// that its destructor does not run under the lock.
 any_pool exchange_current(device where, std::optional<any_pool> next) {
   detail::throw_if_child();
   auto first = first_resource(where);

@@ -18,7 +18,7 @@ namespace {
 
 struct host_work {
   void* to;
-  void const* from; // null: a fill
+  void const* from; // null if this is a fill
   std::byte value;
   std::size_t bytes;
 };

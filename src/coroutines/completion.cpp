@@ -23,7 +23,8 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-// Identifies the stream. Throws if it captures a graph, since a query or an event record would break the capture.
+// Returns the key of the stream. Throws if the stream captures a graph, since a query or an event record would break
+// the capture, and if its device is lost.
 stream_key identify_idle(stream_ref stream) {
   auto const key = identify(stream);
   check(lost_error_of(key.timeline().device()), "gpumem: waiting for the device");
@@ -33,7 +34,8 @@ stream_key identify_idle(stream_ref stream) {
   return key;
 }
 
-// Queries the stream. Handle 0 may mean the per-thread or the legacy stream, so both are queried.
+// Asks the driver whether the stream's work is complete. Handle 0 may mean the per-thread or the legacy stream, so both
+// are queried.
 CUresult query(stream_key const& key) {
   if (key.timeline().kind() != stream_kind::null) return driver().stream_query(key.handle());
   auto const own = driver().stream_query(CU_STREAM_PER_THREAD);
@@ -52,7 +54,7 @@ bool completion_target::poll() const {
   if (event_) return event_->is_done();
   auto const key = identify_idle(stream_);
   auto& timeline = key.timeline();
-  auto const covers = timeline.advance_epoch(); // before the query, which covers the work enqueued so far
+  auto const covers = timeline.advance_epoch(); // before the query, which must cover the work of this epoch
   auto const result = interpret(timeline.device(), query(key));
   if (result == CUDA_ERROR_NOT_READY) return false;
   check(result, "cuStreamQuery");
@@ -115,7 +117,7 @@ bool completion_wait::add_wait() {
 void completion_wait::stop() noexcept {
   if (forked()) return;
   stop_requested_.store(true, std::memory_order_release);
-  if (!queue_->home().remove_wait(*this)) return; // ended, or not added yet: then add_wait() sees the request
+  if (!queue_->home().remove_wait(*this)) return; // it has ended, or add_wait() will see the stop request
   end(ending::stopped, CUDA_SUCCESS);
   post();
 }
@@ -131,8 +133,8 @@ void completion_wait::end(ending how, CUresult result) noexcept {
   return_event();
 }
 
-// Releases the timeline only now: if the stream is destroyed meanwhile, a retained timeline is given to no other
-// stream, so that all waits of a poll queue are for one stream.
+// Gives the pooled event back and releases the stream's timeline. The timeline was retained until now, so no other
+// stream got it if its stream was destroyed meanwhile. So all waits of a poll queue are for one stream.
 void completion_wait::return_event() noexcept {
   auto* const event = std::exchange(recorded_, nullptr);
   if (!event) return;

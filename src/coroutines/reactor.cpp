@@ -1,4 +1,4 @@
-// The reactors: their polling rounds and their pauses.
+// The reactors: polling rounds, and the pauses between them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <sys/prctl.h>
@@ -35,17 +35,17 @@ inline constexpr auto min_pause = microseconds{10};
 inline constexpr auto max_extra_pause = microseconds{50};
 inline constexpr auto max_pause = microseconds{100};
 inline constexpr auto max_first_pause = microseconds{50};
-inline constexpr auto memory = std::chrono::seconds{1};    // how long the time that a wait took is of use
-inline constexpr auto pause_cost = microseconds{6};        // processor time to fall asleep and to wake up
-inline constexpr auto spin_before_yield = milliseconds{1}; // of spinning without a completion, before the thread yields
+inline constexpr auto memory = std::chrono::seconds{1};    // the last wait's duration counts for at most this long
+inline constexpr auto pause_cost = microseconds{6};        // processor time of falling asleep and waking up
+inline constexpr auto spin_before_yield = milliseconds{1}; // time without a completion after which a spin yields
 
-// Returns the least pause after a poll of this duration: 10 to 100 us. The thread is then busy for 1/4 of the time at
-// most, unless a poll takes over 25 us.
+// Returns the shortest pause after a poll of this duration, 10 to 100 us. The pause limits the thread to 1/4 of a core,
+// unless a poll takes over 25 us.
 sync::duration fair_pause(sync::duration busy) noexcept {
   return std::clamp<sync::duration>((busy + pause_cost) * 4, min_pause, max_pause);
 }
 
-// Returns 1/32 of the time since the last completion, at most 50 us: a pause that adds 3 % to the latency of a long
+// Returns a pause of 1/32 of the time since the last completion, at most 50 us. It adds 3 % to the latency of a long
 // wait.
 sync::duration long_pause(sync::duration quiet) noexcept {
   return std::min<sync::duration>(quiet / 32, max_extra_pause);
@@ -61,7 +61,7 @@ void query(poll_request& request) {
   }
 }
 
-// Publishes a complete event to the timeline of its stream, where pools see it.
+// Marks a complete event in the timeline of its stream. Pools read there which work is complete.
 void publish(stream_point const& where, CUresult result) noexcept {
   if (result == CUDA_SUCCESS && where.timeline) where.timeline->publish_completed(where.covers);
 }
@@ -71,9 +71,9 @@ inline constexpr std::size_t max_devices = 64;
 struct reactor_table {
   sync::mutex mutex;
   bool stops_at_exit __attribute__((guarded_by(mutex))) = false;
-  bool stopped __attribute__((guarded_by(mutex))) = false; // no reactor is made any more, since none would stop it
-  std::array<std::string, max_devices> names __attribute__((guarded_by(mutex))); // of the reactors' own threads
-  std::array<std::atomic<reactor*>, 2 * max_devices> all{}; // per device, that of the library thread and the other
+  bool stopped __attribute__((guarded_by(mutex))) = false; // no reactor may be made any more: stop_all() has run
+  std::array<std::string, max_devices> names __attribute__((guarded_by(mutex))); // of reactor threads
+  std::array<std::atomic<reactor*>, 2 * max_devices> all{}; // two per device: of the library thread, of its own thread
 };
 
 reactor_table& reactors() {
@@ -120,7 +120,8 @@ poll_queue& reactor::queue_of(CUevent event) {
   return event_queues_.try_emplace(event, *this).first->second;
 }
 
-// The library thread stops by itself.
+// Runs at the exit of the process. Stops all reactors and, within a second, the threads that belong to them. The
+// library thread stops by itself.
 void reactor::stop_all() noexcept {
   auto const deadline = sync::now() + exit_bound;
   {
@@ -138,7 +139,7 @@ void reactor::stop_all() noexcept {
   }
 }
 
-// Moves the queue to the list where it belongs: none while it is polled or has no wait.
+// Moves the queue to the list where it belongs. While the queue is polled or has no wait, it is in no list.
 void reactor::enlist(poll_queue& item) noexcept {
   auto* const belongs = item.is_polled() || item.empty() ? nullptr : item.urgent() ? &low_latency_ : &balanced_;
   if (poll_queue_list::of(item) != belongs) poll_queue_list::move(item, belongs);
@@ -170,16 +171,17 @@ bool reactor::remove_wait(pending_wait& point) noexcept {
   return true;
 }
 
-// Lets the next round begin at this time, if it would begin later. A round in progress calls it at its end.
+// Makes the next round begin at `when`, unless it begins earlier. Does nothing while a round runs: that round schedules
+// the next one at its end.
 void reactor::schedule(sync::time_point when) noexcept {
   if (when >= next_) return;
-  if (next_ != sync::time_point::max() && !home_.try_cancel(*this)) return; // the round begins now
+  if (next_ != sync::time_point::max() && !home_.try_cancel(*this)) return; // too late to cancel: the round begins now
   next_ = when;
   home_.start(*this, when);
 }
 
-// The default timer slack of Linux makes a sleep last up to 50 us longer. Set to 1 ns on the threads that poll, and on
-// no other: threads inherit it.
+// Runs one polling round and schedules the next. With Linux's default timer slack a sleep lasts up to 50 us longer. The
+// slack is set to 1 ns on the polling threads only, because a thread passes it on to the threads that it starts.
 void reactor::expire() noexcept {
   [[maybe_unused]] thread_local int const set = prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
   auto const begin = sync::now();
@@ -204,7 +206,7 @@ void reactor::expire() noexcept {
 void reactor::round(sync::time_point begin) {
   rounds_.fetch_add(1, std::memory_order_relaxed);
   bool const due = begin >= due_;
-  auto const quiet_since = quiet_since_; // waits that are added meanwhile change it
+  auto const quiet_since = quiet_since_; // waits that are added during poll() change the member
   if (due) {
     soon_ = sync::time_point::max();
     added_ = 0;
@@ -222,16 +224,16 @@ void reactor::round(sync::time_point begin) {
   if (device_.lost()) fail_all_lost();
 }
 
-// Sets when the balanced queues are polled next. If only waits are left that were added during this poll, their first
-// pause counts.
+// Sets the time of the next poll of the balanced queues. If only waits are left that were added during this poll, the
+// end of their first pause decides.
 void reactor::set_due(sync::time_point end, sync::duration busy, sync::duration quiet) noexcept {
   fair_ = end + fair_pause(busy);
   auto const regular = armed_ > added_ ? end + long_pause(quiet) : sync::time_point::max();
   due_ = std::max(fair_, std::min(regular, soon_));
 }
 
-// Polls each queue of the list once, 32 at a time, and queries the driver without the lock. Returns whether a wait was
-// completed.
+// Polls each queue of the list once, in batches of 32; the driver is queried without the lock. Returns whether a wait
+// was completed.
 bool reactor::poll(poll_queue_list& queues) {
   bool progress = false;
   std::array<poll_request, batch_size> batch;
@@ -257,8 +259,8 @@ bool reactor::poll(poll_queue_list& queues) {
   return progress;
 }
 
-// Calls complete() on the waits. They are out of their queues, so remove_wait() fails for them, and a thread that
-// destroys one of them waits until it is posted (suspension::take_back).
+// Calls complete() on the waits, without the lock. The waits are in no queue any more, so remove_wait() returns false
+// for them. A thread that destroys one of them blocks in suspension::take_back() until complete() has posted it.
 bool reactor::deliver(completed_waits& completed) noexcept {
   if (completed.empty()) return false;
   armed_ -= completed.size();

@@ -12,7 +12,7 @@ namespace gpumem::detail {
 
 sync_signal::sync_signal() { throw_if_child(); }
 
-// Notifies under the lock: otherwise the waiting thread could return and destroy the signal during the notification.
+// Notifies under the lock. Otherwise the waiting thread could return and destroy the signal during the notification.
 std::coroutine_handle<> sync_signal::child_finished() noexcept {
   sync::lock const held{mutex_};
   arrived_ = true;

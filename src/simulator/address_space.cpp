@@ -73,8 +73,8 @@ void address_space::clear() {
   free_ = {{base_, bytes_}};
 }
 
-/// Zeroes the range. Returns whole pages to the system; the pages at the ends may also hold bytes of other ranges, so
-/// there only the bytes of this range are cleared.
+/// Zeroes the range. Whole pages go back to the system. The first and last page may also hold bytes of other ranges; of
+/// these pages only the bytes of this range are cleared.
 void address_space::drop_pages(std::uint64_t address, std::size_t bytes) const noexcept {
   const std::uint64_t end = address + bytes;
   const std::uint64_t first = std::min(end, (address + page - 1) & ~(page - 1));

@@ -18,7 +18,8 @@ public:
   /// Reserves `bytes` of address space. Throws std::bad_alloc if the system refuses.
   void reserve(std::size_t bytes);
 
-  /// Allocates the lowest range that fits; returns 0 if there is none. The same calls give the same offsets.
+  /// Allocates the lowest range that fits; returns 0 if there is none. The same sequence of calls gives the same
+  /// offsets.
   [[nodiscard]] std::uint64_t take(std::size_t bytes, std::size_t alignment);
 
   /// Frees a range. Its bytes read as zero when they are allocated again.
@@ -36,7 +37,7 @@ private:
   std::uint64_t base_ = 0;
   std::size_t bytes_ = 0;
   std::uint64_t touched_end_ = 0;             // the highest end of a range since the last clear()
-  std::map<std::uint64_t, std::size_t> free_; // free ranges: address → bytes; never adjacent
+  std::map<std::uint64_t, std::size_t> free_; // free ranges: bytes by address; neighbours are always joined
 };
 
 } // namespace simulated

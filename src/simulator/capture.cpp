@@ -1,4 +1,4 @@
-// capture: streams join, nodes are added, and the order between streams is kept.
+// capture: adds streams and nodes, and keeps the order between streams.
 // SPDX-License-Identifier: Apache-2.0
 #include "capture.hpp"
 

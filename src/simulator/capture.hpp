@@ -1,4 +1,4 @@
-// Stream capture: the streams that take part, what each is ordered after, and the graph that results.
+// Stream capture: the streams that take part, the order between them, and the graph that results.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,10 +14,10 @@
 
 namespace simulated {
 
-/// The edges to a node of a graph.
+/// A node of a graph, with the edges that lead to it.
 struct graph_node {
   std::vector<CUgraphNode> dependencies;
-  std::vector<CUgraphEdgeData> edges; // of each dependency
+  std::vector<CUgraphEdgeData> edges; // one for each dependency
   bool is_kernel = false;
 };
 using graph_nodes = handle_table<graph_node>;
@@ -25,7 +25,7 @@ using graph_nodes = handle_table<graph_node>;
 /// Captured work. It is launched as one operation that touches all bytes that its nodes touch.
 struct graph {
   std::vector<operation> nodes;
-  std::vector<CUgraphNode> handles; // of the nodes
+  std::vector<CUgraphNode> handles; // one for each node
 };
 
 struct capture {
@@ -33,26 +33,27 @@ struct capture {
     stream_ptr on;
     std::uint64_t nodes = 0;
     vector_clock order;                    // component i counts the nodes of members[i]
-    std::vector<CUgraphNode> dependencies; // of the stream's next node
-    std::vector<CUgraphEdgeData> edges;    // of each dependency
+    std::vector<CUgraphNode> dependencies; // dependencies of the stream's next node
+    std::vector<CUgraphEdgeData> edges;    // one for each of these dependencies
   };
 
   std::uint64_t id = 0;
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  std::uint64_t begun_by = 0; // number of the host thread
+  std::uint64_t begun_by = 0; // number of the host thread that began the capture
   bool invalid = false;
-  std::vector<member> members; // the first is the origin
+  std::vector<member> members; // the first one is the stream on which the capture began
   std::shared_ptr<graph> made = std::make_shared<graph>();
-  CUgraph handle = nullptr; // of `made`
+  CUgraph handle = nullptr; // handle of the graph `made`
 
-  /// The place of a node: the `number`th of its member.
+  /// Identifies a node: it is node number `number` of the member.
   struct place {
     std::uint32_t member;
     std::uint64_t number;
   };
-  std::vector<place> places; // of the nodes in `made`
+  std::vector<place> places; // one for each node in `made`
 
-  /// An earlier node that touches bytes of a new one, of which one writes them, and that is in no order with it.
+  /// An earlier node that conflicts with a new one: both touch the same bytes, one of them writes, and neither is
+  /// ordered after the other.
   struct clash {
     party earlier;
     touched bytes;
@@ -64,14 +65,14 @@ struct capture {
   /// Adds an operation to the graph instead of enqueuing it.
   void add(const stream_ptr& on, operation&& node, graph_nodes& all);
 
-  /// Makes the stream's next node depend on these nodes too.
+  /// Adds these nodes to those on which the stream's next node depends.
   void depend(const stream_ptr& on, const std::vector<CUgraphNode>& nodes);
 
-  /// Returns the first clash of a node that the stream is about to add. Within one launch the graph runs such nodes at
-  /// the same time.
+  /// Returns the first clash of a node that the stream is about to add. When the graph runs, such nodes may run at the
+  /// same time.
   [[nodiscard]] std::optional<clash> clash_of(const stream_ptr& on, const operation& node);
 
-  /// Returns whether the origin is ordered after all work of all members.
+  /// Returns whether the stream on which the capture began is ordered after all nodes of all members.
   [[nodiscard]] bool joined() const;
 };
 

@@ -8,7 +8,7 @@
 #include "client_library.hpp"
 #include "gpumem/simulator.hpp"
 
-// Weak, since the module library defines it too, and this library must link without that.
+// A weak symbol: the module library defines it too, and this library must also link without the module library.
 extern "C" [[gnu::weak]] const char GPUMEM_CCCL_LINK_GUARD = 0;
 
 namespace gpumem::simulator {

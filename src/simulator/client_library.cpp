@@ -15,7 +15,7 @@
 
 #include "gpumem/simulator.hpp"
 
-// Defined in programs that link the target gpumem::simulator, which knows the path (cmake/simulator_path.cpp).
+// Defined in programs that link the target gpumem::simulator, in cmake/simulator_path.cpp; null in other programs.
 extern "C" [[gnu::weak]] const char* const gpumem_simulator_path;
 
 namespace gpumem::simulator::detail {
@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 constexpr const char* file_name = "libgpumem_simulator_driver.so";
 
 std::atomic<const control*> opened{nullptr};
-std::atomic<bool> left_behind{false}; // true in a child that was forked after the library was opened
+std::atomic<bool> left_behind{false}; // true in a child process, if the library was opened before fork()
 
 template <class Function> void take(void* library, Function& place, const char* name) {
   place = reinterpret_cast<Function>(::dlsym(library, name));
@@ -76,8 +76,8 @@ std::vector<fs::path> candidates() {
   return all;
 }
 
-/// Returns the simulated driver, if it was preloaded or the simulated runtime has opened it; null if there is no
-/// driver.
+/// Returns the simulated driver, if it was preloaded or the simulated runtime has opened it. Returns null if no driver
+/// is loaded, and throws if a real one is.
 void* present_driver() {
   void* present = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   if (present == nullptr || ::dlsym(present, "gpumem_simulator_interface") != nullptr) return present;

@@ -12,15 +12,16 @@ using namespace simulated;
 
 namespace {
 
-/// Reports an allocation, free or enqueue from a function that runs as device work; as driver calls, it is forbidden
-/// there.
+/// Returns whether the thread runs a function of device work, and reports that. Such a function must not allocate, free
+/// or enqueue, just as it must not call the driver.
 bool refused_in_function(simulation& device, const char* what) {
   if (!this_host_thread().in_function) return false;
   device.find(finding_kind::call_in_host_function, std::string(what) + " by a function that runs as device work");
   return true;
 }
 
-/// Sets `who` to a new point of the stream or of the host. Returns false if the stream does not exist.
+/// Sets `who` to a new point of the stream or of the host, to which an access to memory belongs. Returns false if the
+/// stream does not exist.
 bool actor_of(simulation& device, void* stream, int by_host, const char* action, actor& who) {
   if (by_host != 0) {
     who = device.host_point(action);
@@ -34,7 +35,7 @@ bool actor_of(simulation& device, void* stream, int by_host, const char* action,
 
 gpumem_simulator_party outside(const party& side) { return {side.stream, side.operation, side.action}; }
 
-/// Owns the context of a work function and drops it when the work is destroyed.
+/// Owns the context of a work function; calls `drop` on it when the work is destroyed.
 struct held_context {
   void (*run)(void*);
   void (*drop)(void*);

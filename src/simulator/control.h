@@ -11,10 +11,10 @@
 extern "C" {
 #endif
 
-/* Increases with each change of this interface; the client accepts only the same number. */
+/* The version of this interface; it increases with each change. The client accepts only its own version. */
 #define GPUMEM_SIMULATOR_INTERFACE 5
 
-/* In the order of the enumeration stepping in simulator.hpp, which says what each does. */
+/* The values of the enumeration `stepping` in simulator.hpp, which describes them. */
 enum gpumem_simulator_stepping { GPUMEM_STEPPING_AUTOMATIC, GPUMEM_STEPPING_MANUAL, GPUMEM_STEPPING_IMMEDIATE };
 
 struct gpumem_simulator_options {
@@ -22,7 +22,7 @@ struct gpumem_simulator_options {
   size_t capacity; /* bytes of each device */
   uint64_t seed;
   int stepping;                  /* a gpumem_simulator_stepping */
-  uint64_t stall_timeout_ms;     /* how long a host call waits without progress before it is a deadlock */
+  uint64_t stall_timeout_ms;     /* a host call that waits this long without progress is a deadlock */
   int virtual_memory;            /* 0: the devices have no virtual memory */
   int pageable_memory;           /* 0: the devices cannot access memory of the host's own allocators */
   int concurrent_managed_access; /* 0: managed memory cannot be prefetched */
@@ -34,7 +34,7 @@ struct gpumem_simulator_touch {
   int write;
 };
 
-/* Stream 0 is the host. */
+/* One side of a finding. Stream 0 is the host. */
 struct gpumem_simulator_party {
   uint64_t stream;
   uint64_t operation;
@@ -59,9 +59,9 @@ struct gpumem_simulator_statistics {
   uint64_t stream_handles_recycled;
   uint64_t event_handles_recycled;
   uint64_t implicit_synchronizations;
-  uint64_t bytes_allocated; /* on all devices, at present */
-  uint64_t bytes_reserved;  /* addresses of virtual memory, at present */
-  uint64_t mappings;        /* at present */
+  uint64_t bytes_allocated; /* on all devices, now */
+  uint64_t bytes_reserved;  /* reserved addresses of virtual memory, now */
+  uint64_t mappings;        /* number of mappings, now */
 };
 
 int gpumem_simulator_interface(void);
@@ -82,8 +82,8 @@ uint64_t gpumem_simulator_new_owner(void);
 void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes);
 void gpumem_simulator_freed(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes);
 void gpumem_simulator_use_recorded(void* stream, void* pointer);
-/* Between own_work(1) and own_work(0), the work that the calling thread enqueues is a resource's own work on its
- * memory; that memory need not be granted. */
+/* Between own_work(1) and own_work(0), work that the calling thread enqueues counts as a resource's own work on its
+ * memory. Such work may touch bytes of which no block was allocated from the resource. */
 void gpumem_simulator_own_work(int begins);
 
 void gpumem_simulator_on_call(void (*hook)(void*), void* context);

@@ -13,7 +13,7 @@
 
 namespace simulated {
 
-/// A context: its streams and its default streams. Primary contexts outlive a reset of the simulator.
+/// A CUDA context with its streams. Primary contexts survive a reset of the simulator.
 struct context {
   int device = 0;
   std::uint64_t id = 0;
@@ -23,10 +23,10 @@ struct context {
   unsigned flags = 0;
   std::shared_ptr<stream> legacy;
   std::map<std::uint64_t, stream_ptr> per_thread; // by number of the host thread
-  std::vector<stream_ptr> streams;                // all that are alive or have work
-  std::set<const context*> peers;                 // contexts to whose memory it has access
-  vector_clock gone;                              // order of the blocking streams that have ended
-  vector_clock ended;                             // order of all streams that have ended
+  std::vector<stream_ptr> streams;                // all streams that are alive or have work
+  std::set<const context*> peers;                 // contexts to whose memory this context has access
+  vector_clock gone;                              // joined clocks of the blocking streams that have ended
+  vector_clock ended;                             // joined clocks of all streams that have ended
 
   [[nodiscard]] CUcontext handle() const noexcept { return reinterpret_cast<CUcontext>(const_cast<context*>(this)); }
 };

@@ -1,5 +1,5 @@
-// The start of every entry point of the driver: calls the schedule hook, locks, counts the call, checks the rules, and
-// runs some device work.
+// The start of every entry point of the driver: calls the hook of tests that schedule their threads, locks, counts the
+// call, checks the rules, and runs some device work.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,7 +18,7 @@ template <std::size_t Size> struct entry_name {
   constexpr entry_name(const char (&name)[Size]) { std::copy_n(name, Size, text); }
 };
 
-/// Runs `body(device)` as the entry point `Name`.
+/// Runs `body(device)` as the entry point `Name`, if the `Rules` allow the call.
 template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter(Body&& body) noexcept try {
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   on_call.run();
@@ -29,7 +29,7 @@ template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter(Bo
   return std::forward<Body>(body)(device);
 } catch (const std::bad_alloc&) { return CUDA_ERROR_OUT_OF_MEMORY; }
 
-/// The same for an entry point that takes a stream: `body(device, stream)`.
+/// Runs `body(device, stream)` as an entry point that takes a stream.
 template <entry_name Name, unsigned Rules = plain, class Body>
 CUresult enter_on(CUstream handle, Body&& body) noexcept {
   return enter<Name, Rules>([&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
@@ -39,15 +39,16 @@ CUresult enter_on(CUstream handle, Body&& body) noexcept {
   });
 }
 
-/// Returns the allocation, or the block of a pool, that holds the address; none if there is none.
+/// Returns the allocation or the block of a pool that holds the address; none if there is none.
 std::optional<allocation> known_at(const simulation& device, std::uint64_t address);
 
-/// cuMemcpyBatchAsync in its first form. Sets `failed`, if given, to the index of the copy that failed; the maximum of
-/// its type: none.
+/// cuMemcpyBatchAsync in its first form, with the parameter `failed`. If that is not null, sets it to the index of the
+/// copy that failed, or to the maximum of its type if none failed.
 CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count, CUmemcpyAttributes* attributes,
                     size_t* first_copies, size_t attribute_count, size_t* failed, CUstream stream);
 
-/// Frees a block of a pool by a host call. Does not wait: the caller guarantees that all use is over.
+/// Frees a block of a pool by a call that is in no stream. Does not wait: the caller guarantees that all uses are
+/// complete.
 CUresult free_pooled_by_host(simulation& device, memory_pool& pool, std::uint64_t address, const char* call);
 
 } // namespace simulated

@@ -57,15 +57,15 @@ CUresult instantiate(simulation& device, CUgraphExec* made, CUgraph handle) {
   return CUDA_SUCCESS;
 }
 
-/// Tells a list as the functions of graphs do: only its length if `to` is null. Otherwise as much of it as the caller
-/// has room for, and zeros in the rest of the room.
+/// Returns a list in the way of the driver's functions for graphs. If `to` is null, returns only its length. Otherwise
+/// copies as many elements as the caller has room for, and fills the rest of the room with zeros.
 template <class T> void tell(const std::vector<T>& list, T* to, std::size_t* count) {
   const std::size_t room = to == nullptr ? 0 : *count;
   *count = to == nullptr ? list.size() : std::min(room, list.size());
   for (std::size_t i = 0; i < room; ++i) to[i] = i < list.size() ? list[i] : T{};
 }
 
-/// Returns one operation that does the work of all nodes, in the order in which they were captured.
+/// Returns one operation that does the work of all nodes of the graph, in the order in which they were captured.
 operation launch_of(std::shared_ptr<graph> run) {
   operation work;
   work.action = "graph launch";

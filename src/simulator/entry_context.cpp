@@ -52,8 +52,8 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
       });
 }
 
-/// The context stays current on its threads, and calls in it fail as in a destroyed context. Handles of its objects
-/// stay invalid even after the context is active again. Calls that are waiting in it fail.
+/// Resets the context. It stays current on its threads, and calls in it fail as in a destroyed context. Calls that wait
+/// in it fail too. Handles of its objects stay invalid even after the context is active again.
 CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) {
   return enter<"cuDevicePrimaryCtxReset", before_init>([&](simulation& device) {
     context* home = primary_of(device, ordinal);

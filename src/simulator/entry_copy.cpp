@@ -38,9 +38,9 @@ struct copy_batch_view {
   std::span<const CUdeviceptr> to, from;
   std::span<const std::size_t> bytes;
   std::span<const CUmemcpyAttributes> attributes;
-  std::span<const std::size_t> first_copies; // of each attribute
+  std::span<const std::size_t> first_copies; // index of the first copy for each element of `attributes`
 
-  /// Returns whether each copy has attributes, and they are valid.
+  /// Returns whether each copy has attributes, and all attributes are valid.
   [[nodiscard]] bool attributes_are_good() const {
     if (first_copies.front() != 0 || first_copies.back() >= to.size()) return false;
     for (std::size_t i = 1; i < first_copies.size(); ++i)

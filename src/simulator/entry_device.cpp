@@ -82,7 +82,8 @@ CUresult cuGetErrorString(CUresult code, const char** text) {
   return found == texts->end() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-/// The tables through which NVIDIA's runtime library uses a real driver are not public, so none are simulated.
+/// NVIDIA's own runtime library calls a real driver through private tables, which this function returns. They are not
+/// public, so none are simulated.
 CUresult cuGetExportTable(const void** table, const CUuuid*) {
   static std::atomic_flag told;
   if (!told.test_and_set())

@@ -43,7 +43,8 @@ CUresult record_on(simulation& device, event& marked, const stream_ptr& on) {
   return device.enqueue(on, std::move(work));
 }
 
-/// A wait for an event of a capture makes the stream join the capture, or invalidates it if that is not allowed.
+/// Makes the stream join the capture in which the event was recorded, because the stream waits for the event. If the
+/// stream must not join, invalidates the capture.
 CUresult join_capture(simulation& device, const stream_ptr& on, const event& awaited) {
   capture& open = *awaited.captured;
   if (open.invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;

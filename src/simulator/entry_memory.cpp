@@ -25,7 +25,8 @@ const allocation* take(simulation& device, memory_kind kind, std::size_t bytes, 
   return made;
 }
 
-/// Frees as the driver does: first waits for all work of the context. That wait gives the host no order after the work.
+/// Frees as the driver does: first waits for all work of the context. Programs must not rely on that wait, so it orders
+/// the host after no work.
 CUresult give_back(simulation& device, std::uint64_t address, bool host_kind, const char* call)
     __attribute__((requires_capability(simulation_mutex))) {
   const allocation* held = device.allocations.find(address);

@@ -10,19 +10,19 @@ using namespace simulated;
 
 namespace {
 
-/// Returns whether one managed allocation, or block of a pool, holds all of the bytes.
+/// Returns whether a single managed allocation, or block of a pool, holds all of the bytes.
 bool is_managed(const simulation& device, CUdeviceptr pointer, size_t bytes) {
   const auto held = known_at(device, pointer);
   return held && held->kind == memory_kind::managed && bytes != 0 && bytes <= held->bytes - (pointer - held->address);
 }
 
-/// Returns whether the devices can access the bytes as memory of the host that the driver does not know.
+/// Returns whether the bytes are host memory that the driver does not know, and the devices can access such memory.
 bool is_pageable(const simulation& device, CUdeviceptr pointer, size_t bytes) {
   if (device.options().pageable_memory == 0 || pointer == 0 || bytes == 0) return false;
   return !device.allocations.owns(pointer) && !device.mappings.owns(pointer) && !known_at(device, pointer);
 }
 
-/// Calls `set(address, bytes)` with the pages of the host that hold the bytes: advice is for whole pages.
+/// Calls `set(address, bytes)` with the whole host pages that hold the bytes, because advice is for whole pages.
 template <class Set> void for_pages(CUdeviceptr pointer, size_t bytes, Set&& set) {
   const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
   const auto begin = pointer / page * page;
@@ -32,7 +32,7 @@ template <class Set> void for_pages(CUdeviceptr pointer, size_t bytes, Set&& set
 constexpr CUmemLocation no_location{CU_MEM_LOCATION_TYPE_INVALID, 0};
 constexpr CUmemLocation any_location{CU_MEM_LOCATION_TYPE_HOST, 0};
 
-/// The host of the simulation has one NUMA node.
+/// Converts the "current NUMA node" to node 0: the simulated host has only one.
 CUmemLocation resolved(const CUmemLocation& given) {
   if (given.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) return {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
   return given;
@@ -126,7 +126,7 @@ CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUm
       return CUDA_SUCCESS;
     };
     memory_advice& noted = device.advice;
-    switch (advice) { // these ignore the location
+    switch (advice) { // these three ignore the location
     case CU_MEM_ADVISE_SET_READ_MOSTLY: return note(noted.read_mostly, any_location);
     case CU_MEM_ADVISE_UNSET_READ_MOSTLY: return note(noted.read_mostly, no_location);
     case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: return note(noted.preferred, no_location);

@@ -8,7 +8,8 @@ using namespace simulated;
 
 namespace {
 
-/// Refuses a query of, or a wait for, a stream that captures, and invalidates the capture.
+/// If the stream captures, invalidates the capture and returns an error: a capturing stream cannot be queried or waited
+/// for.
 CUresult refuse_capturing(simulation& device, const stream& on) {
   if (device.legacy_breaks_capture(on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   if (!on.capturing) return CUDA_SUCCESS;
@@ -32,8 +33,8 @@ template <class T, class Value> CUresult answer(T* place, Value value) {
 
 namespace {
 
-// Answers a question about a stream. While the stream captures, the question ends the capture, in each capture mode
-// (seen on an H100 and an H200).
+// Answers a question about a stream. If the stream captures, the question ends the capture, in every capture mode, as
+// seen on an H100 and an H200.
 template <entry_name Name, class Value, class Read> CUresult tell(CUstream handle, Value* value, Read read) {
   return enter_on<Name>(handle, [&](simulation& device, const stream_ptr& on) {
     if (on->capturing) {

@@ -11,8 +11,8 @@ using namespace simulated;
 
 namespace {
 
-/// The function of a name since a version. `per_thread` is the variant for which stream 0 is the per-thread default
-/// stream.
+/// The function that a name has from version `since` on. `per_thread` is its variant that takes stream 0 as the
+/// per-thread default stream.
 struct table_row {
   std::string_view name;
   int since;
@@ -23,7 +23,7 @@ struct table_row {
 CUstream own_default(CUstream given) { return given == nullptr ? CU_STREAM_PER_THREAD : given; }
 template <class T> T own_default(T given) { return given; }
 
-/// The variant of an entry point for which stream 0 is the per-thread default stream.
+/// The variant of an entry point that takes stream 0 as the per-thread default stream.
 template <auto Function> struct per_thread_variant;
 template <class... Arguments, CUresult (*Function)(Arguments...)> struct per_thread_variant<Function> {
   static CUresult call(Arguments... arguments) { return Function(own_default(arguments)...); }
@@ -37,7 +37,8 @@ template <auto Function> table_row stream_row(std::string_view name, int since) 
   return {name, since, reinterpret_cast<void*>(Function), reinterpret_cast<void*>(&per_thread_variant<Function>::call)};
 }
 
-/// The older forms of two functions name the host by a device number.
+/// Converts a device number to a location: the older forms of cuMemPrefetchAsync and cuMemAdvise take a device number,
+/// and one number for the host.
 CUmemLocation location_of(CUdevice device) {
   if (device == CU_DEVICE_CPU) return {CU_MEM_LOCATION_TYPE_HOST, 0};
   return {CU_MEM_LOCATION_TYPE_DEVICE, device};

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t host_page = 4096;
 
-/// Returns success, or the driver's error for a request for access.
+/// Returns success if the requested access is valid, otherwise the driver's error.
 CUresult judge(const simulation& device, const CUmemAccessDesc& wish) {
   if (wish.location.type == CU_MEM_LOCATION_TYPE_HOST || wish.location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA)
     return static_cast<CUresult>(gpumem_simulator_missing("host access to virtual memory"));
@@ -30,7 +30,7 @@ void give_access(simulation& device, mapping& at, const CUmemAccessDesc& wish) {
 
 extern "C" {
 
-/// Ignores the address hint.
+/// Ignores the address that the caller suggests (`hint`).
 CUresult cuMemAddressReserve(CUdeviceptr* pointer, size_t bytes, size_t alignment, CUdeviceptr hint,
                              unsigned long long flags) {
   return enter_virtual<"cuMemAddressReserve", unsafe_in_capture>([&](simulation& device) {

@@ -105,7 +105,8 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
   });
 }
 
-/// The descriptor is only a token. It can be passed on and closed, but keeps no memory alive and cannot be imported.
+/// The exported file descriptor is only a token. It can be passed on and closed, but keeps no memory alive and cannot
+/// be imported.
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
   return enter_virtual<"cuMemExportToShareableHandle">([&](simulation& device) {

@@ -16,11 +16,11 @@ struct event {
   std::uint64_t serial = 0;
   context* home = nullptr;
   unsigned flags = 0;
-  std::shared_ptr<record> last;      // null: never recorded; a query then returns success
-  std::shared_ptr<capture> captured; // the capture in which it was last recorded
-  vector_clock captured_order;       // the nodes of the capture that it covers
-  std::vector<CUgraphNode> covered;  // those on which the next node after it depends
-  bool never_next = false;           // the next record is to have the fault `never`
+  std::shared_ptr<record> last;      // null if the event was never recorded; a query then returns success
+  std::shared_ptr<capture> captured; // the capture in which the event was last recorded
+  vector_clock captured_order;       // the nodes of that capture that the record covers
+  std::vector<CUgraphNode> covered;  // nodes on which a node depends that waits for the event
+  bool never_next = false;           // whether the next record is to have the fault `never`
 };
 
 } // namespace simulated

@@ -1,4 +1,4 @@
-// Injected failures: of the n-th allocation, of the n-th call of a function, and a sticky error.
+// Injected failures: the n-th allocation fails, the n-th call of a function fails, or all calls fail.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

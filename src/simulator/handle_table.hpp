@@ -1,4 +1,4 @@
-// handle_table: handles whose values are reused at once; the value freed last is used first.
+// handle_table: handles of objects. The value of a freed handle is reused at once, the value that was freed last first.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -15,7 +15,7 @@ enum class handle_state { unknown, destroyed, live };
 
 template <class T> class handle_table {
 public:
-  /// Returns a handle value for `object`. recycled() counts the values that were used before.
+  /// Returns a handle for `object`. recycled() counts the handles whose value was used before.
   void* insert(std::shared_ptr<T> object) {
     slot* place;
     if (free_.empty()) {
@@ -48,7 +48,7 @@ public:
     free_.push_back(place);
   }
 
-  /// Destroys all objects. Values are then used in the same order as by a new table.
+  /// Destroys all objects. Later handles get the same values as those of a new table.
   void clear() {
     free_.clear();
     for (slot& place : slots_) {
@@ -70,7 +70,7 @@ private:
   struct slot {
     std::shared_ptr<T> object;
     bool used = false;
-    char spacing[32] = {}; // real handles are not neighbours
+    char spacing[32] = {}; // handles of a real driver are not close together either
   };
   std::deque<slot> slots_;
   std::vector<slot*> free_;

@@ -1,4 +1,4 @@
-// location_map, memory_advice: the locations that calls have named for ranges of addresses.
+// location_map, memory_advice: locations that prefetches and advice have set for ranges of addresses.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace simulated {
 
-/// A location whose type is CU_MEM_LOCATION_TYPE_INVALID is none.
+/// A location per range of addresses. The type CU_MEM_LOCATION_TYPE_INVALID stands for no location.
 class location_map {
 public:
   void set(std::uint64_t address, std::size_t bytes, const CUmemLocation& where) {
@@ -21,7 +21,7 @@ public:
     if (where.type != CU_MEM_LOCATION_TYPE_INVALID) ranges_.emplace(address, range{bytes, where});
   }
 
-  /// Returns the location of the bytes, if all of them have the same.
+  /// Returns the location of the bytes, if all of them have the same location.
   [[nodiscard]] CUmemLocation of(std::uint64_t address, std::size_t bytes) const {
     auto at = ranges_.upper_bound(address);
     if (at == ranges_.begin()) return none;
@@ -58,10 +58,10 @@ private:
 
 /// Advice for managed memory, and for memory of the host that the devices can access.
 struct memory_advice {
-  location_map prefetched; // by the last prefetch
+  location_map prefetched; // locations of the last prefetches
   location_map preferred;
-  location_map read_mostly;                // any location: yes
-  std::map<int, location_map> accessed_by; // by device, or CU_DEVICE_CPU; any location: yes
+  location_map read_mostly;                // any location means yes
+  std::map<int, location_map> accessed_by; // by device, or CU_DEVICE_CPU; any location means yes
 
   void clear() { *this = {}; }
   /// Forgets the advice for memory that is freed.

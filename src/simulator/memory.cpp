@@ -1,5 +1,5 @@
-// memory: allocations of the driver. The capacity is only counted, and each device has more addresses than capacity, so
-// that an allocation never fails because of fragmentation.
+// memory: allocations of the driver. Allocations are counted against the capacity of the device. Its address space is
+// larger than the capacity, so that no allocation fails because of fragmentation.
 // SPDX-License-Identifier: Apache-2.0
 #include "memory.hpp"
 

@@ -1,4 +1,4 @@
-// memory: the device, pinned, managed and registered allocations of the driver, found by any address in them.
+// memory: the driver's allocations of device, pinned, managed and registered memory, found by any address in them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,8 +18,8 @@ enum class memory_kind { device, pinned, managed, registered };
 
 struct allocation {
   std::uint64_t address;
-  std::size_t bytes;   // as requested
-  std::size_t granted; // rounded up
+  std::size_t bytes;   // requested bytes
+  std::size_t granted; // rounded-up bytes
   memory_kind kind;
   int device;
   context* home;
@@ -35,12 +35,12 @@ public:
   /// Frees all allocations and drops all pages.
   void clear();
 
-  /// Returns null if the device (for host kinds: the address space of the host) is full.
+  /// Returns null if the device is full; for memory on the host, if the address space of the host is full.
   const allocation* allocate(memory_kind kind, int device, context* home, std::size_t bytes, std::uint64_t number);
   const allocation* register_host(void* pointer, std::size_t bytes, int device, context* home, std::uint64_t number);
   void release(std::uint64_t address);
 
-  /// Counts device memory that is not an allocation here (physical memory). Returns false if the device is full.
+  /// Counts device memory of physical allocations, which this class does not hold. Returns false if the device is full.
   bool charge(int device, std::size_t bytes);
   void discharge(int device, std::size_t bytes) { spaces_[device]->used -= bytes; }
 

@@ -1,5 +1,6 @@
-// memory_pool: reuses freed memory in the order that the driver documents: same stream, stream that is ordered after
-// the free, completed free, more memory from the device, and a wait that the driver inserts.
+// memory_pool: serves a request from the sources that CUDA documents, in that order. They are: memory freed on the same
+// stream, memory after whose free the stream is ordered, memory whose free is complete, new memory of the device, and
+// memory for which the driver inserts a wait.
 // SPDX-License-Identifier: Apache-2.0
 #include "memory_pool.hpp"
 
@@ -16,13 +17,14 @@ namespace {
 constexpr std::size_t block_granule = 512;
 constexpr std::size_t segment_granule = std::size_t{2} << 20;
 constexpr std::size_t least_segment = std::size_t{32} << 20;
-constexpr std::size_t most_bytes = std::size_t{1} << 48; // more than any device has; sums below it cannot overflow
+constexpr std::size_t most_bytes = std::size_t{1} << 48; // more than any device has; sums of sizes cannot overflow
 
 constexpr std::size_t up_to(std::size_t bytes, std::size_t granule) {
   return (bytes + granule - 1) / granule * granule;
 }
 
-/// Keeps one entry per component, since the newest free covers the older ones.
+/// Adds a free to the list. The list keeps one entry per component of the clock (per stream), since the newest free
+/// covers older ones.
 void add_free(std::vector<pool_free>& frees, const pool_free& added) {
   for (pool_free& known : frees) {
     if (known.component != added.component) continue;
@@ -61,7 +63,8 @@ memory_pool::way memory_pool::way_to(const range& part, const stream& on) const 
   return furthest;
 }
 
-/// Returns the smallest range that fits among those with the cheapest way; end() if there is none.
+/// Returns the range for which the stream needs the cheapest tier, up to `furthest`; among several the smallest that
+/// fits. Returns end() if there is none.
 memory_pool::range_map::iterator memory_pool::best(const stream& on, std::size_t need, way furthest) {
   auto chosen = free_.end();
   way cheapest = way::none;
@@ -77,7 +80,7 @@ memory_pool::range_map::iterator memory_pool::best(const stream& on, std::size_t
   return chosen;
 }
 
-/// Joins the range with its neighbours above in the same segment, as long as `may` allows.
+/// Joins the range with its neighbours at higher addresses in the same segment, as long as `may` returns true.
 template <class May> void memory_pool::join(range_map::iterator lower, May may) {
   for (auto upper = std::next(lower); upper != free_.end(); upper = free_.erase(upper)) {
     const bool adjacent = lower->first + lower->second.bytes == upper->first && !segments_.contains(upper->first);
@@ -87,7 +90,7 @@ template <class May> void memory_pool::join(range_map::iterator lower, May may) 
   }
 }
 
-/// Joins neighbours that the stream may both reuse, then searches as best().
+/// Joins neighbouring ranges that the stream may both reuse, then searches like best().
 memory_pool::range_map::iterator memory_pool::best_joined(const stream& on, std::size_t need, way furthest) {
   for (auto at = free_.begin(); at != free_.end(); ++at)
     join(at, [&](const range& lower, const range& upper) {
@@ -147,7 +150,8 @@ bool memory_pool::draw(simulation& all, std::size_t bytes) {
   return true;
 }
 
-/// Whether a free may join two ranges without making either harder to reuse: both complete, or both of one stream.
+/// Returns whether two ranges may be joined at a free without making either of them harder to reuse. They may if the
+/// frees of both are complete, or if both were freed on the same stream.
 bool memory_pool::alike(const range& lower, const range& upper) {
   if (all_done(lower.frees) && all_done(upper.frees)) return true;
   return lower.frees.size() == 1 && upper.frees.size() == 1 && lower.frees[0].at.on == upper.frees[0].at.on;

@@ -17,7 +17,7 @@ namespace simulated {
 
 class simulation;
 
-/// A stream-ordered free: the memory may be reused only after it.
+/// A stream-ordered free. The memory may be reused only after it.
 struct pool_free {
   position at;
   std::uint32_t component;
@@ -26,8 +26,8 @@ struct pool_free {
 
 struct pool_block {
   std::uint64_t address;
-  std::size_t bytes;   // as requested
-  std::size_t granted; // rounded up
+  std::size_t bytes;   // requested bytes
+  std::size_t granted; // rounded-up bytes
 };
 
 class memory_pool {
@@ -37,11 +37,11 @@ public:
 
   const CUmemPoolProps properties;
   context& home;
-  const std::uint64_t owner; // the owner of its blocks in the checker
+  const std::uint64_t owner; // identifies the blocks of this pool in the checker
   CUmemoryPool handle = nullptr;
   bool destroyed = false;
-  std::set<int> peers; // devices that were given access
-  /// The newest free on each stream, until the host has waited for it. A query is no wait.
+  std::set<int> peers; // devices that got access
+  /// The newest free on each stream for which the host has not waited yet. A query does not count as a wait.
   std::vector<position> unawaited;
 
   // The attributes of the pool, as in CUmemPool_attribute.
@@ -58,14 +58,16 @@ public:
   /// Returns the device of the memory; 0 for host memory.
   [[nodiscard]] int device() const noexcept;
 
-  /// Allocates for the stream. Sets `behind` to the frees for which the allocation must wait, if there are any. Returns
+  /// Allocates for the stream. If the allocation must wait for frees on other streams, sets `behind` to them. Returns
   /// null if the pool is at its limit or the device is full.
   const pool_block* take(simulation& all, const stream& on, std::size_t bytes, std::shared_ptr<record>& behind);
 
-  /// Frees a block: after `ended`, or at once if that is null.
+  /// Frees a block after the free `ended`; at once if `ended` is null.
   void put(std::uint64_t address, const pool_free* ended);
 
-  /// Returns idle segments to the device while more than `most` bytes are reserved and at least `least` remain.
+  /// Gives idle segments back to the device while more than `most` bytes are reserved; at least `least` bytes stay. A
+  /// segment is idle if all frees in it are complete. With `seen_by_host` the host must also be ordered after these
+  /// frees.
   void release(simulation& all, std::uint64_t most, std::uint64_t least, bool seen_by_host);
 
   /// Returns the live block that holds the address; null if there is none.
@@ -75,11 +77,11 @@ public:
   [[nodiscard]] bool empty() const noexcept { return segments_.empty(); }
 
 private:
-  /// The reuse tiers of a range for an allocation, the cheapest first.
+  /// How a stream may get a free range, the cheapest way first. `none`: it may not get the range.
   enum class way { own, ordered, completed, wait, none };
   struct range {
     std::size_t bytes;
-    std::vector<pool_free> frees; // one per component
+    std::vector<pool_free> frees; // at most one per component of the clock
   };
   using range_map = std::map<std::uint64_t, range>;
 

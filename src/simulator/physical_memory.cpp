@@ -1,4 +1,5 @@
-// physical_memory: the bytes lie in one sparse memory file; untouched pages take no memory.
+// physical_memory: keeps the bytes of all physical allocations in one sparse memory file, whose untouched pages take no
+// memory.
 // SPDX-License-Identifier: Apache-2.0
 #include "physical_memory.hpp"
 

@@ -11,21 +11,21 @@
 
 namespace simulated {
 
-/// Sizes, addresses and offsets are multiples of this; bytes.
+/// Sizes, addresses and offsets must be multiples of this number of bytes.
 inline constexpr std::size_t page_granularity = std::size_t{2} << 20;
 
 /// One physical allocation. It lives while its handle has references or it is mapped.
 struct physical {
   CUmemAllocationProp properties;
   std::size_t bytes;
-  std::uint64_t offset; // in the file that holds its bytes; never used twice
-  std::uint64_t number; // its block number in findings
+  std::uint64_t offset; // of the bytes in the memory file; no offset is used twice
+  std::uint64_t number; // block number in findings
   CUmemGenericAllocationHandle handle = 0;
-  unsigned references = 1; // to its handle
+  unsigned references = 1; // references to the handle
   unsigned mappings = 0;
 
   [[nodiscard]] int device() const noexcept { return properties.location.id; }
-  /// Returns the key of its first byte in the checker; above all addresses of the host.
+  /// Returns the number by which the checker knows the first byte. It is larger than all addresses of the host.
   [[nodiscard]] std::uint64_t key() const noexcept { return (std::uint64_t{1} << 62) + offset; }
 };
 
@@ -36,15 +36,15 @@ public:
   physical_memory& operator=(const physical_memory&) = delete;
   ~physical_memory();
 
-  /// Throws std::bad_alloc if the system refuses the file.
+  /// Throws std::bad_alloc if the system cannot make the memory file.
   std::shared_ptr<physical> create(const CUmemAllocationProp& properties, std::size_t bytes, std::uint64_t number);
 
-  /// Returns the memory of a handle with references; null if there is none.
+  /// Returns the memory of a handle; null if there is none or no references to the handle are left.
   [[nodiscard]] std::shared_ptr<physical> find(CUmemGenericAllocationHandle handle) const;
   /// Returns whether the handle existed and all references to it were released.
   [[nodiscard]] bool released(CUmemGenericAllocationHandle handle) const;
 
-  /// Releases the memory if its handle has no references and it is mapped nowhere. Returns whether it did.
+  /// Releases the memory if it is mapped nowhere and no references to its handle are left. Returns whether it did.
   bool collect(const physical& which);
 
   void clear();

@@ -26,7 +26,7 @@ CUresult pool_table::judge(const CUmemPoolProps& properties, int devices) {
   if (!managed && properties.allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
   if (!place_of(properties.location, properties.allocType)) return CUDA_ERROR_INVALID_VALUE;
   if (type == CU_MEM_LOCATION_TYPE_DEVICE && (id < 0 || id >= devices)) return CUDA_ERROR_INVALID_DEVICE;
-  if (type == CU_MEM_LOCATION_TYPE_HOST_NUMA && id != 0) return CUDA_ERROR_INVALID_VALUE; // there is one NUMA node
+  if (type == CU_MEM_LOCATION_TYPE_HOST_NUMA && id != 0) return CUDA_ERROR_INVALID_VALUE; // the host has one node
   if ((properties.usage & ~unsigned{CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS}) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (properties.win32SecurityAttributes != nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (std::any_of(std::begin(properties.reserved), std::end(properties.reserved),

@@ -1,4 +1,4 @@
-// pool_table: the memory pools of the driver, by handle, by address, and by the location that uses them.
+// pool_table: the memory pools of the driver, by handle, by address, and by location.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -23,23 +23,25 @@ public:
 
   memory_pool& create(simulation& all, const CUmemPoolProps& properties);
 
-  /// Refuses further requests to the pool, and removes it once its blocks are freed and the frees have run.
+  /// Refuses further requests to the pool. Removes the pool once its blocks are freed and these frees are complete.
   void destroy(simulation& all, memory_pool& which);
 
   [[nodiscard]] memory_pool* find(CUmemoryPool handle) const;
   [[nodiscard]] memory_pool* holding(std::uint64_t address) const;
 
-  /// Return the default pool of a location, or its current one; null for a location without a pool.
+  /// default_of() returns the default pool of a location, current_of() its current pool; null for a location without a
+  /// pool.
   memory_pool* default_of(simulation& all, const CUmemLocation& location, CUmemAllocationType type);
   memory_pool* current_of(simulation& all, const CUmemLocation& location, CUmemAllocationType type);
-  /// Sets the current pool; null sets the default one. Returns false if the pool has another location or type.
+  /// Sets the current pool of a location; null sets the default pool. Returns false if the pool has another location or
+  /// type.
   bool set_current(const CUmemLocation& location, CUmemAllocationType type, memory_pool* which);
   [[nodiscard]] bool is_default(const memory_pool& which) const;
 
-  /// Called after a wait of the host: notes the frees that it has covered, and trims each pool to its release
-  /// threshold.
+  /// Called after a wait of the host. `covered` returns whether the wait has covered a free. Forgets these frees as
+  /// unawaited, and trims each pool to its release threshold.
   void after_wait(simulation& all, const std::function<bool(const position&)>& covered);
-  /// Returns unused memory of destroyed pools to the devices, and removes those that hold none.
+  /// Gives unused memory of destroyed pools back to the devices, and removes the pools that hold none.
   void collect(simulation& all);
 
   void clear();
@@ -51,7 +53,7 @@ private:
   static std::optional<place> place_of(const CUmemLocation& location, CUmemAllocationType type);
 
   handle_table<memory_pool> handles_;
-  std::vector<std::shared_ptr<memory_pool>> pools_; // including destroyed ones that still hold memory
+  std::vector<std::shared_ptr<memory_pool>> pools_; // including destroyed pools that still hold memory
   std::map<place, memory_pool*> defaults_;
   std::map<place, memory_pool*> current_;
   std::uint64_t made_ = 0;

@@ -1,4 +1,4 @@
-// The random numbers of the simulated device: one seed gives one sequence.
+// Random numbers of the simulated device; a seed always gives the same sequence.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace simulated {
 
-/// SplitMix64: small, and gives the same numbers on every machine.
+/// The generator SplitMix64. It is small, and gives the same numbers on every machine.
 class random_source {
 public:
   explicit random_source(std::uint64_t seed = 0) noexcept : state_(seed) {}

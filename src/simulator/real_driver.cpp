@@ -1,4 +1,4 @@
-// Searches the memory map of the process for another libcuda.
+// Searches the memory map of the process for a libcuda other than the simulated one.
 // SPDX-License-Identifier: Apache-2.0
 #include "real_driver.hpp"
 

@@ -1,4 +1,4 @@
-// Finds out if the process uses a real driver: by device files and by the memory map of the process.
+// Tells by device files and the memory map of the process whether the process uses a real driver.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -6,8 +6,8 @@
 
 namespace simulated {
 
-/// Returns the path of a real libcuda that is mapped into the process; empty if there is none or no device file exists.
-/// Opens no device.
+/// Returns the path of a real libcuda that is mapped into the process. Returns "" if there is none or no device file
+/// exists. Opens no device.
 std::string real_driver_in_use();
 
 } // namespace simulated

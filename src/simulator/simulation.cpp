@@ -18,7 +18,7 @@ namespace {
 
 constexpr gpumem_simulator_options default_options{1, std::size_t{80} << 30, 1, 0, 10000, 1, 0, 1};
 
-/// Removes the streams of the context, the order of its ended streams, and its peers.
+/// Removes the streams of the context, the clocks of its ended streams, and its peers.
 void forget_streams(context& home) {
   home.streams.clear();
   home.per_thread.clear();
@@ -31,8 +31,9 @@ void forget_streams(context& home) {
 std::atomic<bool> forked{false};
 simulation* made = nullptr;
 
-/// Prints the findings that were not taken, and makes the process fail if it would succeed. In glibc a handler may call
-/// exit(): the other handlers still run, and the last status counts.
+/// Runs at the exit of the process. Prints the findings that were not taken; if there are any, turns an exit status of
+/// success into EXIT_FAILURE. In glibc such a handler may call exit(): the other handlers still run, and the last
+/// status counts.
 void end_process(int status, void*) {
   if (in_forked_child() || !made->findings.last_word() || status != EXIT_SUCCESS) return;
   std::exit(EXIT_FAILURE);
@@ -150,7 +151,8 @@ void simulation::find(finding_kind kind, const std::string& text, party later) {
   findings.add({kind, {}, later, {}, {}, text});
 }
 
-/// Sets the clock component of a new stream. Reuses that of an ended stream if the host has seen all its work complete.
+/// Sets the component of the vector clocks that counts the operations of a new stream. Reuses the component of an ended
+/// stream if the host has seen all work of that stream complete.
 void simulation::take_component(stream& made) {
   std::erase_if(retired_, [&](const stream_ptr& gone) {
     if (!host.covers(gone->component, gone->number)) return false;
@@ -242,13 +244,13 @@ void simulation::activate(context& home) {
   legacy_of(home);
 }
 
-/// Destroys the streams, events and memory of the context; work that has not run is dropped.
+/// Destroys the streams, events and memory of the context. Work that has not run is dropped.
 void simulation::destroy(context& home) {
   std::vector<const void*> dead;
   events.visit([&](const event& e) {
     if (e.home != &home) return;
     dead.push_back(e.handle);
-    if (e.last) e.last->never = false; // so that waits for it end
+    if (e.last) e.last->never = false; // ends waits for this record
   });
   for (const void* handle : dead) events.erase(handle);
   for (const stream_ptr& on : home.streams) {

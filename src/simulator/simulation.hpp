@@ -1,4 +1,4 @@
-// simulation: the whole state of the simulated devices, guarded by one lock, and the execution of their work.
+// simulation: the state of all simulated devices, guarded by one lock, and the execution of their work.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -36,7 +36,7 @@ namespace simulated {
 using locked = gpumem::support::scoped_lock;
 using unlocked = gpumem::support::scoped_unlock;
 
-/// Guards the simulation of the process.
+/// The lock that guards the simulation of the process.
 extern gpumem::support::guarded_mutex simulation_mutex;
 
 /// Conditions that admit() checks before an entry point runs.
@@ -44,7 +44,7 @@ enum rule : unsigned {
   plain = 0,
   before_init = 1,       // allowed before cuInit and after a sticky error
   needs_context = 2,     // fails with CUDA_ERROR_INVALID_CONTEXT (201) without a current context
-  unsafe_in_capture = 4, // invalidates conflicting captures and fails
+  unsafe_in_capture = 4, // if a capture forbids the call: invalidates the capture and fails
   quiet = 8,             // runs no device work
 };
 
@@ -53,10 +53,10 @@ public:
   simulation();
 
   // Set-up
-  /// Resets everything: handles, memory, findings, counts. Returns false while a function of device work runs or a host
-  /// call waits.
+  /// Resets handles, memory, findings and counts. Returns false, and does nothing, while a function of device work runs
+  /// or a host call waits.
   bool reset(const gpumem_simulator_options& options);
-  /// Runs all work that can run, orders the host after it, and restarts the random numbers with the seed.
+  /// Runs all work that can run, orders the host after it, and restarts the random numbers with `seed`.
   void reseed(std::uint64_t seed) __attribute__((requires_capability(simulation_mutex)));
   CUresult initialise();
   [[nodiscard]] bool initialised() const noexcept { return initialised_; }
@@ -65,31 +65,33 @@ public:
   // Calls
   /// Counts a call of `name`. Returns success, or the error with which the call must fail.
   CUresult admit(const char* name, unsigned rules);
-  /// Runs a random number of operations, all of them, or none: see `stepping`.
+  /// Runs a random number of operations, all operations that can run, or none, as the option `stepping` says.
   void advance() __attribute__((requires_capability(simulation_mutex)));
 
   // Device work
-  /// Enqueues work on a stream, or adds it to the capture of the stream.
+  /// Enqueues work on a stream. If the stream captures, adds the work to the capture.
   CUresult enqueue(const stream_ptr& on, operation&& work);
   /// Runs one operation. Returns false if none can run now.
   bool step() __attribute__((requires_capability(simulation_mutex)));
-  /// Runs all operations that can run and waits for those that other threads run. Returns the number still pending.
+  /// Runs all operations that can run, and waits for operations that other threads run. Returns the number still
+  /// pending.
   std::uint64_t run_until_idle() __attribute__((requires_capability(simulation_mutex)));
-  /// Runs device work until `done()`. Fails if no operation can run and no other host thread can change that.
+  /// Runs device work until `done()` returns true. Fails if no operation can run and no other host thread can change
+  /// that. `what` describes the call in the finding.
   CUresult block_until(const std::string& what, const std::function<bool()>& done)
       __attribute__((requires_capability(simulation_mutex)));
   /// Waits for all work enqueued on a stream so far, and orders the host after it.
   CUresult wait_for(const stream_ptr& on, const char* call) __attribute__((requires_capability(simulation_mutex)));
-  /// Waits for all work of a context, without an order for the host.
+  /// Waits for all work of a context. Does not order the host after the work.
   CUresult wait_for_all(context& home, const char* call) __attribute__((requires_capability(simulation_mutex)));
-  /// Returns whether all work of a stream is done; for a legacy stream, also that of all blocking streams.
+  /// Returns whether all work of a stream is done. For a legacy stream, the work of all blocking streams counts too.
   [[nodiscard]] bool idle(const stream& on) const;
-  /// Returns the clock of a stream now; for a legacy stream, joined with those of all blocking streams.
+  /// Returns the clock of a stream now. For a legacy stream, it is joined with the clocks of all blocking streams.
   [[nodiscard]] vector_clock order_now(const stream& on) const;
   [[nodiscard]] std::uint64_t pending() const;
 
   // Points at which memory is touched
-  /// Returns a new point of a stream without device work.
+  /// Returns a new point of a stream, at which no device work is enqueued.
   actor point(const stream_ptr& on, const char* action);
   /// Returns the point of the stream's newest operation.
   static actor newest_point(const stream_ptr& on, const char* action);
@@ -99,8 +101,8 @@ public:
   // Streams, events, contexts
   stream_ptr make_stream(context& home, stream_kind kind, unsigned flags, int priority);
   void retire(const stream_ptr& on);
-  /// Returns the stream of a handle on this thread; if there is none, returns null and sets `why`. Reports a handle
-  /// whose stream was destroyed. The call ends the lists that the stream has told.
+  /// Returns the stream that the handle means on this thread. If there is none, returns null and sets `why`; reports a
+  /// handle whose stream was destroyed. Clears the lists that cuStreamGetCaptureInfo has returned for the stream.
   stream_ptr resolve(CUstream handle, CUresult& why);
   stream_ptr look_up(CUstream handle, CUresult& why);
   std::shared_ptr<event> resolve(CUevent handle, CUresult& why);
@@ -109,28 +111,30 @@ public:
   [[nodiscard]] context* current() const;
   void activate(context& home);
   void destroy(context& home);
-  /// Returns the result of a wait that began while the context had this id.
+  /// Returns the result of a wait that began while the context had this id: an error if the context was destroyed
+  /// since.
   [[nodiscard]] static CUresult after_wait(const context& home, std::uint64_t id) noexcept {
     return home.active && home.id == id ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
   }
 
   // Capture
   void invalidate(capture& broken) const { broken.invalid = true; }
-  /// Invalidates the captures that forbid an unsafe call on this thread. Returns whether there was one.
+  /// Invalidates the captures that forbid an unsafe call on this thread. Returns whether there were any.
   bool forbidden_by_capture();
-  /// Invalidates the captures of all streams of a context, as a call on the whole context does. Returns whether there
-  /// was one.
+  /// Invalidates the captures of all streams of a context, as the driver does at a call for the whole context. Returns
+  /// whether there were any.
   bool breaks_captures_of(const context& home);
-  /// If `on` is a legacy stream, invalidates the captures with blocking streams of its context. Returns whether there
-  /// was one.
+  /// If `on` is a legacy stream, invalidates the captures in which blocking streams of its context take part. Returns
+  /// whether there were any.
   bool legacy_breaks_capture(const stream& on);
   /// Returns whether legacy_breaks_capture() would invalidate a capture; invalidates none.
   [[nodiscard]] bool legacy_meets_capture(const stream& on) const;
-  /// Adds work to the capture of its stream. Reports an earlier node without order that touches the same bytes.
+  /// Adds work to the capture of its stream. Reports an earlier node that touches the same bytes and is not ordered
+  /// before the work.
   CUresult add_to_capture(const stream_ptr& on, operation&& work);
-  /// Ends the nodes of a graph, whose handles are used again.
+  /// Frees the handles of the nodes of a destroyed graph; they are reused.
   void forget_nodes(const graph& gone);
-  std::vector<std::shared_ptr<capture>> captures; // not ended yet
+  std::vector<std::shared_ptr<capture>> captures; // captures that have not ended
   std::uint64_t captures_made = 0;
 
   void find(finding_kind kind, const std::string& text, party later = {});
@@ -149,7 +153,7 @@ public:
   handle_table<graph> graphs;
   graph_nodes nodes;
   handle_table<graph> executables;
-  handle_table<int> modules; // modules, libraries, kernels and functions; they are never run
+  handle_table<int> modules; // handles of modules, libraries, kernels and functions; kernels never run
   std::vector<std::unique_ptr<context>> primaries;
   std::unordered_map<std::string_view, std::uint64_t> calls;
   std::uint64_t host_time = 0; // simulated nanoseconds
@@ -185,7 +189,7 @@ private:
   std::uint64_t progress_ = 0;
   std::condition_variable_any changed_;
   std::vector<stream_ptr> active_;  // streams with work
-  std::vector<stream_ptr> retired_; // streams that have ended, whose clock component is not free yet
+  std::vector<stream_ptr> retired_; // ended streams whose clock component cannot be reused yet
   struct free_component {
     std::uint32_t component;
     std::uint64_t counted;
@@ -197,10 +201,10 @@ private:
   std::vector<blocked_call> blocked_;
 };
 
-/// Returns the simulation of the process; never destroyed.
+/// Returns the one simulation of the process, which is never destroyed.
 simulation& the_simulation() __attribute__((requires_capability(simulation_mutex)));
 
-/// The function that is called before each driver call takes the lock; null: none.
+/// A function that each driver call runs before it takes the lock; null: none.
 struct call_hook {
   std::atomic<void (*)(void*)> function = nullptr;
   std::atomic<void*> context = nullptr;
@@ -210,7 +214,8 @@ struct call_hook {
 };
 extern call_hook on_call;
 
-/// Returns whether the process was forked from one that had initialised the driver. The driver then refuses all calls.
+/// Returns whether this is a child process whose parent had initialised the driver before fork(). The driver then
+/// refuses all calls.
 bool in_forked_child() noexcept;
 
 } // namespace simulated

@@ -1,4 +1,4 @@
-// simulation: the calls that captures forbid.
+// simulation: calls that stream captures forbid, and the nodes of captures.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <string>
@@ -23,7 +23,7 @@ bool simulation::forbidden_by_capture() {
   return found;
 }
 
-// As driver 580 does in each capture mode of the capture and of the thread.
+// Driver 580 does so too, in every capture mode of the capture and of the thread.
 bool simulation::breaks_captures_of(const context& home) {
   bool found = false;
   for (const auto& open : captures) {

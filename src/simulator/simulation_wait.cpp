@@ -41,8 +41,9 @@ CUresult simulation::block_until(const std::string& what, const std::function<bo
   return leave(CUDA_SUCCESS);
 }
 
-/// Does not wait for a function that another thread runs if a test schedules the threads (on_block): then only one
-/// thread runs at a time. Does not wait inside a function of device work either, since that would wait for itself.
+/// Waits for functions of device work that other threads run, except in two cases. If a test schedules the threads
+/// (on_block), only one thread runs at a time. A function of device work must not wait, because it would wait for
+/// itself.
 std::uint64_t simulation::run_until_idle() {
   for (;;) {
     if (step()) continue;
@@ -51,7 +52,7 @@ std::uint64_t simulation::run_until_idle() {
   }
 }
 
-/// Returns whether all threads of the process are in blocked calls.
+/// Returns whether all threads of the process are in calls that wait.
 bool simulation::alone() const {
   std::error_code failed;
   const std::filesystem::directory_iterator threads("/proc/self/task", failed);

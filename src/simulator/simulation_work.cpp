@@ -29,7 +29,8 @@ bool operation::ready() const noexcept {
   return std::all_of(after.begin(), after.end(), [](const position& p) { return p.done(); });
 }
 
-/// Advances a stream's clock to its next point: after the host, the legacy barriers and the awaited record.
+/// Advances a stream's clock to its next point. The point is ordered after the host, after the streams that the rules
+/// of the legacy stream name, and after the record for which `work` waits.
 void simulation::order_behind(stream& on, operation* work) {
   on.order.join(host);
   const auto behind = [&](const stream_ptr& other) {
@@ -115,9 +116,10 @@ bool simulation::step() {
   return true;
 }
 
-/// Ends the front operation: sets its end time and the time of its record, and wakes waiting threads.
+/// Ends the front operation of the stream: sets its end time and the time of its event record, and wakes waiting
+/// threads.
 void simulation::finish(stream& on) {
-  if (on.queue.empty()) return; // its context was destroyed while it ran
+  if (on.queue.empty()) return; // the context was destroyed while the operation ran
   operation work = std::move(on.queue.front());
   std::uint64_t begin = std::max(on.end_time, work.enqueued_at);
   for (const position& p : work.after) begin = std::max(begin, p.on->end_time);

@@ -1,4 +1,4 @@
-// Streams and their operations: an in-order queue, a clock, legacy barriers and captures.
+// Streams of the simulated driver, and the operations in their queues.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -28,13 +28,14 @@ struct position {
   [[nodiscard]] bool done() const noexcept;
 };
 
-/// One record of an event. A wait keeps the record of its time; a later record of the event is another object.
+/// One record of an event. A wait refers to the record that is the newest when the wait is enqueued. A later record of
+/// the event is another object.
 struct record {
   std::vector<position> covers;
   vector_clock order;
   std::uint64_t time = 0;  // simulated nanoseconds at completion
-  std::uint64_t event = 0; // serial of the event, for messages
-  bool never = false;      // fault: its operation never completes
+  std::uint64_t event = 0; // serial number of the event, for messages
+  bool never = false;      // injected fault: the operation of the record never completes
 
   [[nodiscard]] bool done() const noexcept {
     for (const position& p : covers)
@@ -43,17 +44,18 @@ struct record {
   }
 };
 
-/// A wait for a value in memory; models a kernel that spins on a flag. The wait orders nothing.
+/// A wait of a stream for a value in memory; it models a kernel that spins on a flag. Such a wait creates no order.
 struct flag_wait {
   const void* address;
   std::uint64_t value;
-  unsigned condition; // CUstreamWaitValue_flags
-  bool wide;          // 64 bits
+  unsigned condition; // of type CUstreamWaitValue_flags
+  bool wide;          // whether the value has 64 bits
 
   [[nodiscard]] bool satisfied() const noexcept;
 };
 
-/// Bytes that an operation reads or writes. `early`: perhaps before the earlier work of its stream.
+/// Bytes that an operation reads or writes. If `early` is true, the access may happen before earlier work of the
+/// stream.
 struct touched {
   std::uint64_t address;
   std::uint64_t bytes;
@@ -74,16 +76,16 @@ struct operation {
   std::function<void()> run;
   std::vector<touched> touches;
   bool is_kernel = false;
-  bool may_overlap = false; // a programmatic launch: perhaps runs beside the kernel before it
+  bool may_overlap = false; // programmatic launch: may run together with the kernel before it
 
-  /// Returns whether everything that it waits for is done.
+  /// Returns whether all that it waits for is done.
   [[nodiscard]] bool ready() const noexcept;
 };
 
 enum class stream_kind { own, legacy, per_thread };
 
 struct stream {
-  std::uint64_t id = 0; // never used twice
+  std::uint64_t id = 0; // no other stream ever gets this id
   CUstream handle = nullptr;
   context* home = nullptr;
   stream_kind kind = stream_kind::own;
@@ -92,20 +94,20 @@ struct stream {
   bool alive = true;
 
   std::uint32_t component = 0;
-  std::uint64_t number = 0; // of the newest operation
-  std::uint64_t base = 0;   // the count of the component at the end of its last stream
-  vector_clock order;       // of the newest operation
+  std::uint64_t number = 0; // number of the newest operation
+  std::uint64_t base = 0;   // `number` at which the component's previous stream ended
+  vector_clock order;       // clock of the newest operation
 
   std::deque<operation> queue;
-  bool running = false; // a function of the front operation runs, without the lock
+  bool running = false; // whether a function of the front operation runs now, without the lock
   std::uint64_t end_time = 0;
 
   std::shared_ptr<capture> capturing;
-  // The lists that cuStreamGetCaptureInfo has told, valid until the next call on the stream.
+  // Lists to which cuStreamGetCaptureInfo has returned pointers; they are valid until the next call on the stream.
   std::vector<CUgraphNode> told_dependencies;
   std::vector<CUgraphEdgeData> told_edges;
 
-  /// Makes a late read of the told lists find nothing.
+  /// Clears these lists, so that a program that still reads them finds nothing.
   void end_told_lists();
 
   [[nodiscard]] bool blocking() const noexcept { return (flags & CU_STREAM_NON_BLOCKING) == 0; }

@@ -1,4 +1,4 @@
-// The functions of the driver's header that are not simulated; the list is generated at configure time.
+// The functions of the driver's header that are not simulated; the build system generates their list.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

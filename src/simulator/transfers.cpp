@@ -1,4 +1,4 @@
-// Copies and fills: the operation, and whether the call waits for it.
+// Copies and fills: makes the operation, enqueues it, and waits for it if the driver does.
 // SPDX-License-Identifier: Apache-2.0
 #include "transfers.hpp"
 
@@ -84,7 +84,7 @@ void report_overlaps(simulation& device, const stream_ptr& on, std::span<const C
       if (bytes[i] != 0) parts.push_back({begin, begin + bytes[i], i, write});
     }
   std::sort(parts.begin(), parts.end(), [](const part& a, const part& b) { return a.begin < b.begin; });
-  const part* last_read = nullptr; // of the parts so far, that with the highest end
+  const part* last_read = nullptr; // the read that ends at the highest address so far
   const part* last_write = nullptr;
   for (const part& each : parts) {
     const part* other = last_write;

@@ -10,19 +10,22 @@
 
 namespace simulated {
 
-/// When a copy reads its source. `usual`: in stream order, but pageable memory for a device is read during the call.
-/// `at_any_time`: memory that was allocated outside CUDA is read after the call begins and before the copy ends, in no
-/// order after earlier work of the stream. Other memory is read in stream order, since CCCL relies on that.
+/// When a copy reads its source.
+/// - `usual`: in stream order, but pageable memory is read during the call if the target is on a device.
+/// - `at_any_time`: memory that was allocated outside CUDA is read between the begin of the call and the end of the
+///   copy. No order holds between that read and earlier work of the stream. Other memory is read in stream order, since
+///   CCCL relies on that.
 enum class source_access { usual, in_stream_order, during_call, at_any_time };
 
-/// Copies in stream order. A copy from pageable to device memory reads the source during the call; a copy to pageable
-/// memory waits for the stream. Neither holds for devices that can access pageable memory: there a program may rely on
-/// the order of the stream alone. `wait`: a synchronous copy; it waits unless both sides are device memory.
+/// Copies in stream order. A copy from pageable to device memory reads the source during the call. A copy to pageable
+/// memory waits for the stream. Both are not so if the devices can access pageable memory, because then a program may
+/// rely on the order of the stream alone. `wait` means a synchronous copy: it waits unless both sides are device
+/// memory.
 CUresult transfer(simulation& device, const stream_ptr& on, std::uint64_t to, std::uint64_t from, std::size_t bytes,
                   bool wait, const char* call, source_access how = source_access::usual)
     __attribute__((requires_capability(simulation_mutex)));
 
-/// Reports copies of one batch, which have no order among them, of which one writes bytes that another touches.
+/// Reports two copies of one batch if one writes bytes that the other touches: copies of a batch have no order.
 void report_overlaps(simulation& device, const stream_ptr& on, std::span<const CUdeviceptr> to,
                      std::span<const CUdeviceptr> from, std::span<const std::size_t> bytes);
 

@@ -1,4 +1,5 @@
-// vector_clock: for each component (a stream or the host), the number of its operations that are ordered before.
+// vector_clock: for each component (a stream or the host), the number of its operations that are ordered before a
+// point.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

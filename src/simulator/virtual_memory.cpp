@@ -1,5 +1,5 @@
-// virtual_memory: reserves, maps and unmaps addresses. Unmapped addresses have scratch memory, so that a stray access
-// is reported and does not crash the process.
+// virtual_memory: reserves, maps and unmaps addresses. At unmapped addresses lies scratch memory, so that a wrong
+// access does not crash the process and can be reported.
 // SPDX-License-Identifier: Apache-2.0
 #include "virtual_memory.hpp"
 

@@ -17,8 +17,8 @@
 
 namespace simulated {
 
-/// Physical memory that is mapped at an address. It keeps the uses through this address, since other addresses of the
-/// same memory may stay mapped after an unmap of this one.
+/// Physical memory that is mapped at an address. Each mapping keeps the uses through its own address, since the same
+/// memory may stay mapped at other addresses after an unmap here.
 struct mapping {
   struct use {
     std::uint64_t number;
@@ -41,7 +41,7 @@ struct mapping {
 struct run {
   std::uint64_t address;
   std::uint64_t bytes;
-  std::uint64_t key; // the bytes in the checker: the address, or for mapped memory the physical location
+  std::uint64_t key; // number of the first byte in the checker: its address, or its physical location if it is mapped
   mapping* through = nullptr;
 };
 
@@ -49,18 +49,18 @@ class virtual_memory {
 public:
   /// Reserves the lowest free range of addresses that fits. Returns 0 if there is none.
   std::uint64_t reserve(std::size_t bytes, std::size_t alignment);
-  /// Returns false if there is no such reservation or a part of it is mapped.
+  /// Ends a reservation. Returns false if there is no such reservation or a part of it is mapped.
   bool release(std::uint64_t address, std::size_t bytes);
 
-  /// Returns false if the addresses are not reserved or a part of them is mapped. Throws std::bad_alloc if the system
-  /// allows no more mappings.
+  /// Maps physical memory. Returns false if the addresses are not reserved or a part of them is mapped. Throws
+  /// std::bad_alloc if the system allows no more mappings.
   bool map(std::uint64_t address, std::size_t bytes, const std::shared_ptr<physical>& memory, int file);
   void unmap(const mapping& which);
 
   /// Returns the mapping that holds the address; null if there is none.
   [[nodiscard]] mapping* find(std::uint64_t address);
   [[nodiscard]] const mapping* find(std::uint64_t address) const;
-  /// Returns the mappings that together fill the range exactly; empty if they do not.
+  /// Returns the mappings that together fill the range exactly; an empty list if there are none.
   [[nodiscard]] std::vector<mapping*> filling(std::uint64_t address, std::size_t bytes);
   /// Returns the reservation that holds the address, as (address, bytes); (0, 0) if there is none.
   [[nodiscard]] std::pair<std::uint64_t, std::size_t> reservation_of(std::uint64_t address) const;
@@ -68,7 +68,8 @@ public:
   /// Returns whether the address lies in an address space of virtual memory.
   [[nodiscard]] bool owns(std::uint64_t address) const noexcept;
 
-  /// Calls `visit(run)` for the parts of a range that it owns, in order, also for unmapped parts.
+  /// Calls `visit(run)` for each part of the range, in the order of addresses: for mapped and for unmapped parts. The
+  /// whole range must lie in one address space of virtual memory.
   template <class Visit> void visit(std::uint64_t address, std::uint64_t bytes, Visit&& visit) {
     const std::uint64_t end = address + bytes;
     auto next = mappings_.upper_bound(address);

@@ -1,4 +1,4 @@
-// Allocation and free, and the state of the allocator.
+// PyTorch's allocator over gpumem: allocation, free, and whether it is enabled.
 // SPDX-License-Identifier: Apache-2.0
 #include "allocator.hpp"
 #include "settings.hpp"
@@ -21,11 +21,12 @@ namespace {
 
 using c10::cuda::CUDAStream;
 
-// The deleter of all blocks: PyTorch compares it. Tensors keep theirs when the allocator is disabled.
+// The deleter of all blocks. PyTorch compares deleters to find out which allocator made a tensor. Tensors keep this one
+// when the allocator is disabled.
 void delete_block(void* pointer) { allocator::instance().free(pointer); }
 
-// PyTorch destroys none of its own streams. The id of a stream from outside is its handle. All allocations are for the
-// current device.
+// Returns the promises for an allocation on the stream. PyTorch destroys none of its own streams. If the id of a stream
+// is its handle, the stream is not PyTorch's. All allocations are for the current device.
 int promises_of(CUDAStream stream) {
   bool const outside = stream.id() == static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream.stream()));
   return GPUMEM_TORCH_DEVICE_CURRENT + (outside ? 0 : GPUMEM_TORCH_STREAM_LIVES);
@@ -138,20 +139,20 @@ void allocator::free(void* pointer) {
   bool const told = history_.active();
   auto device = DeviceIndex{0};
   if (C10_UNLIKELY(profiled || told)) {
-    if (forked()) return; // the memory belongs to the parent; gpumem's own functions do nothing there
+    if (forked()) return; // the memory belongs to the parent process
     if (told) tell_freed(pointer);
     if (profiled) device = device_of(pointer);
   }
   std::size_t bytes = 0;
   auto const outcome = gpumem_torch_free_block(pointer, &bytes);
   TORCH_CHECK(outcome != GPUMEM_INVALID_ARGUMENT, "invalid device pointer: ", pointer, " (", gpumem_last_error(), ")");
-  if (C10_UNLIKELY(outcome != GPUMEM_GRANTED)) // destructors of tensors cannot throw
+  if (C10_UNLIKELY(outcome != GPUMEM_GRANTED)) // a warning, since destructors of tensors cannot throw
     TORCH_WARN("gpumem keeps the memory at ", pointer, ": ", gpumem_last_error());
   if (C10_UNLIKELY(profiled)) report(pointer, -static_cast<std::int64_t>(rounded(bytes)), device);
 }
 
 void allocator::recordStream(c10::DataPtr const& data, CUDAStream stream) {
-  // Memory of others, such as that of another process, has another deleter.
+  // Memory that this allocator has not made, such as that of another process, has another deleter.
   if (data.get() && data.get_deleter() == &delete_block)
     check(gpumem_torch_record_block_stream(data.get(), stream.stream(), stream.device_index()));
 }
@@ -192,7 +193,8 @@ void allocator::setMemoryFraction(double fraction, DeviceIndex device) {
 
 namespace {
 
-// Tells the part of PyTorch that Python asks for the allocator, if it is there: a C++ program may have c10 alone.
+// Sets the allocator in libtorch_cuda.so, which Python asks for it. Returns false if that library is not loaded: a C++
+// program may have only c10.
 bool tell_python(std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> const& made) {
   using change = void (*)(std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> const&);
   auto* const library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
@@ -209,7 +211,8 @@ thread_local std::string failure;
 
 } // namespace
 
-/// Makes gpumem PyTorch's allocator. Returns null; the text of the failure if PyTorch has used its own one already.
+/// Makes gpumem PyTorch's allocator. Returns null on success. Otherwise returns the text of the failure, for instance
+/// if PyTorch has used its own allocator already.
 extern "C" __attribute__((visibility("default"))) char const* gpumem_torch_install_allocator() noexcept {
   namespace torch_cuda = c10::cuda::CUDACachingAllocator;
   try {
@@ -218,9 +221,9 @@ extern "C" __attribute__((visibility("default"))) char const* gpumem_torch_insta
     if (current == &mine) return nullptr;
     TORCH_CHECK(!current->initialized(), "PyTorch has used CUDA already: install gpumem before its first use of a GPU");
     gpumem_torch::read_settings();
-    std::shared_ptr<torch_cuda::CUDAAllocator> const shared{&mine, [](auto*) {}}; // it is never destroyed
+    std::shared_ptr<torch_cuda::CUDAAllocator> const shared{&mine, [](auto*) {}}; // never destroys the allocator
     if (!tell_python(shared)) torch_cuda::allocator.store(&mine);
-    // For torch.accelerator. PyTorch's own allocator has priority 0 up to 2.11 and 1 in 2.15.
+    // torch.accelerator uses this allocator. PyTorch's own has priority 0 up to version 2.11, and 1 in 2.15.
     c10::SetAllocator(c10::DeviceType::CUDA, &mine, std::numeric_limits<std::uint8_t>::max());
     return nullptr;
   } catch (c10::Error const& error) { failure = error.what_without_backtrace(); } catch (std::exception const& error) {

@@ -1,4 +1,4 @@
-// gpumem as PyTorch's allocator of CUDA memory. Compiled against the headers of one PyTorch version; see
+// PyTorch's allocator of CUDA memory over gpumem. It is compiled against the headers of one PyTorch version; see
 // modules/bridge/python/gpumem_torch.py.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -53,7 +53,7 @@ public:
   double getMemoryFraction(DeviceIndex device) override;
   void setMemoryFraction(double fraction, DeviceIndex device) override;
 
-  // Figures.
+  // Statistics and records.
   DeviceStats getDeviceStats(DeviceIndex device) override;
   void resetAccumulatedStats(DeviceIndex device) override;
   void resetPeakStats(DeviceIndex device) override;
@@ -86,10 +86,10 @@ public:
   void attachOutOfMemoryObserver(torch_cuda::OutOfMemoryObserver observer) override;
   void attachAllocatorTraceTracker(torch_cuda::AllocatorTraceTracker tracker) override;
 #if GPUMEM_TORCH_AT_LEAST(15)
-  void attachOomRejectionObserver(torch_cuda::OomRejectionObserver) override {} // gpumem rejects nothing in advance
+  void attachOomRejectionObserver(torch_cuda::OomRejectionObserver) override {} // gpumem rejects no request in advance
 #endif
 
-  // Pools and graphs.
+  // Memory pools of PyTorch and graphs.
   void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override;
   void releasePool(DeviceIndex device, MempoolId_t pool) override;
@@ -152,13 +152,13 @@ private:
 /// Throws c10::Error with the text of gpumem_last_error unless the outcome is GPUMEM_GRANTED.
 void check(gpumem_outcome outcome);
 
-/// Returns the size that PyTorch's statistics show.
+/// Returns the size that PyTorch's statistics show for a block: rounded up to a multiple of 512.
 inline std::size_t rounded(std::size_t bytes) {
   constexpr std::size_t step = 512;
   return bytes > std::numeric_limits<std::size_t>::max() - step ? bytes : (bytes + step - 1) / step * step;
 }
 
-/// Returns the figures of the device; zeros before its first allocation.
+/// Returns the statistics of the device; zeros before its first allocation.
 gpumem_torch_statistics statistics_of(DeviceIndex device);
 
 } // namespace gpumem_torch

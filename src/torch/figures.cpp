@@ -1,4 +1,4 @@
-// Statistics, what is free, and out of memory.
+// PyTorch's allocator over gpumem: statistics, and errors when memory has run out.
 // SPDX-License-Identifier: Apache-2.0
 #include "allocator.hpp"
 #include "process_memory.hpp"
@@ -40,14 +40,14 @@ StatArray stats_of(gpumem_torch_figure const (&figures)[GPUMEM_TORCH_PARTS]) {
   return made;
 }
 
-// The memory of a gpumem pool is one, which counts as large.
+// Returns figures for PyTorch's small and large pool. gpumem has one pool for both, which is shown as the large one.
 StatArray undivided(gpumem_torch_figure const& figure) {
   StatArray made;
   made[all] = made[large] = stat_of(figure);
   return made;
 }
 
-// Returns the bytes that pools of PyTorch have got and that no block of them uses; 0 where a stack cannot tell.
+// Returns the bytes that PyTorch's memory pools have and that none of their blocks uses; 0 if a stack cannot tell.
 std::size_t free_in_pools(DeviceIndex device) {
   std::size_t sum = 0;
   static_cast<void>(gpumem_torch_visit_ranges(
@@ -73,7 +73,7 @@ DeviceStats allocator::getDeviceStats(DeviceIndex device) {
   check_device(device);
   auto const now = statistics_of(device);
   DeviceStats stats;
-  // A freed block whose work on other streams is not complete counts as free: its memory waits, but no block does.
+  // A freed block counts as free at once, even if work on other streams still uses its memory.
   stats.allocation = stats.active = stats_of(now.blocks);
   stats.allocated_bytes = stats.active_bytes = stats_of(now.bytes);
   stats.requested_bytes = stats_of(now.requested);
@@ -119,7 +119,8 @@ void allocator::report(void* pointer, std::int64_t bytes, DeviceIndex device) {
                                    c10::Device(c10::DeviceType::CUDA, device));
 }
 
-// Asks the callbacks of PyTorch to free memory, then tries once more. The pool itself has waited for memory in use.
+// Runs the callbacks that PyTorch has registered to free memory, and tries once more if one has freed some. The pool
+// itself has waited for memory in use before.
 void* allocator::retry(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises) {
   ++states_[device].retries;
   bool freed = false;
@@ -161,7 +162,7 @@ void allocator::throw_out_of_memory(std::size_t requested, DeviceIndex device, c
   for (auto const& observer : observers) observer(device, bytes, now.limit ? now.limit : total, free);
   std::string allowed;
   if (now.limit) allowed = format_size(now.limit) + " allowed; ";
-  // PyTorch counts what its pools keep as allocated, since other requests cannot get it.
+  // PyTorch counts all memory of its memory pools as allocated, since other requests cannot get it.
   auto const in_pools = free_in_pools(device);
   auto const allocated = live + in_pools;
   std::string pools;

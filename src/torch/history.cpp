@@ -14,7 +14,7 @@ using torch_cuda::TraceEntry;
 
 thread_local std::vector<std::string> compile_contexts;
 
-// The actions by the names that PyTorch's Python uses.
+// Returns the action that has this name in PyTorch's Python interface.
 int action_of(std::string const& name) {
   static auto const* const names = new std::map<std::string, int>{{"alloc", TraceEntry::ALLOC},
                                                                   {"free_requested", TraceEntry::FREE_REQUESTED},
@@ -32,7 +32,7 @@ int action_of(std::string const& name) {
 
 } // namespace
 
-// Leaves the entry that it evicts in `entry`.
+// Adds the entry; a full ring evicts its oldest entry and leaves that in `entry`, for the caller to destroy.
 template <class Entry> void history::ring<Entry>::add(Entry& entry, std::size_t most) {
   if (entries.size() < most) return entries.push_back(std::move(entry));
   next %= most;
@@ -53,7 +53,7 @@ void history::record(bool enabled, torch_cuda::CreateContextFn recorder, std::si
   TORCH_CHECK(when == RecordContext::NEVER || recorder, "gpumem: contexts were asked for without a recorder");
   std::unordered_set<int> actions;
   for (auto const& name : skipped) actions.insert(action_of(name));
-  decltype(rings_) old; // destroyed without the lock, since contexts are Python's
+  decltype(rings_) old; // destroyed without the lock, since contexts belong to Python
   decltype(annotations_) old_annotations;
   {
     std::lock_guard const held{mutex_};
@@ -90,7 +90,7 @@ history::context history::gather(RecordContext level) const {
 void history::allocated(void* pointer, block_description const& block, context where) {
   {
     std::lock_guard const held{mutex_};
-    if (!recording_.load() && trackers_.empty()) return; // only the frees of recorded blocks are still of interest
+    if (!recording_.load() && trackers_.empty()) return; // only frees are still handled, to empty `live_`
     live_[pointer] = where;
   }
   if (when_.load(std::memory_order_relaxed) < RecordContext::ALLOC) where = nullptr;

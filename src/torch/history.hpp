@@ -17,7 +17,7 @@
 
 namespace gpumem_torch {
 
-/// A block as PyTorch asked for it.
+/// A block as PyTorch requested it.
 struct block_description {
   DeviceIndex device = 0;
   std::size_t bytes = 0;
@@ -25,14 +25,14 @@ struct block_description {
   MempoolId_t pool{0, 0};
 };
 
-/// The last actions, and the contexts in which live blocks were allocated: PyTorch's recorder gathers them, for
-/// instance a stack of Python. Both are kept until the process ends, since contexts belong to Python. Any thread; the
-/// recorder and the trackers are called without a lock of gpumem.
+/// Records the last actions (allocations, frees, and others) and, for live blocks, the context of the allocation.
+/// PyTorch's recorder gathers contexts, for instance a stack of Python. Records are never destroyed at exit, since
+/// contexts belong to Python. Any thread; the recorder and the trackers are called without a lock of gpumem.
 class history {
 public:
   using context = std::shared_ptr<c10::GatheredContext>;
 
-  /// Whether an action must be told at all: something records or listens.
+  /// Returns whether actions must be reported: a recording is on, trackers are attached, or recorded blocks are live.
   bool active() const { return active_.load(std::memory_order_relaxed); }
   bool recording() const { return recording_.load(std::memory_order_relaxed); }
 
@@ -41,29 +41,30 @@ public:
               torch_cuda::RecordContext when, bool clear, std::vector<std::string> const& skipped);
   void attach(torch_cuda::AllocatorTraceTracker tracker);
 
-  /// Returns the context of the caller; null unless the level asks for it.
+  /// Returns the context of the calling thread, from PyTorch's recorder; null if the recording asks for none at this
+  /// level.
   context gather(torch_cuda::RecordContext level) const;
 
   void allocated(void* pointer, block_description const& block, context where);
-  /// `where`: of the free; without one the entry has that of the allocation.
+  /// `where` is the context of the free. If it is null, the entry gets the context of the allocation.
   void freed(void* pointer, block_description const& block, context where);
   void told(torch_cuda::TraceEntry::Action action, DeviceIndex device, std::size_t address, std::size_t bytes,
             cudaStream_t stream, MempoolId_t pool, context where);
   void annotate(DeviceIndex device, std::vector<std::pair<std::string, std::string>> const& pairs);
 
-  /// Returns the context in which a live block was allocated; null if there is none.
+  /// Returns the context in which a live block was allocated; null if none was recorded.
   context context_of(void const* pointer);
   /// Returns the entries of each device, the oldest first, with times since the epoch in microseconds.
   std::vector<std::vector<torch_cuda::TraceEntry>> traces(int devices);
   std::vector<annotation_entry> annotations();
 
-  // The texts that a thread adds to its entries.
+  // Texts of the calling thread, which are added to its entries.
   static void push_compile_context(std::string const& text);
   static void pop_compile_context();
   static std::string& user_metadata();
 
 private:
-  // A ring of the newest entries.
+  // A ring buffer of the newest entries.
   template <class Entry> struct ring {
     std::vector<Entry> entries;
     std::size_t next = 0;
@@ -76,7 +77,7 @@ private:
   std::atomic<torch_cuda::CreateContextFn> recorder_{nullptr};
   std::atomic<torch_cuda::RecordContext> when_{torch_cuda::RecordContext::NEVER};
 
-  // Times before its construction cannot be converted.
+  // Converts clock ticks to times; works only for ticks after its construction.
   c10::ApproximateClockToUnixTimeConverter clock_;
 
   std::mutex mutex_;
@@ -84,11 +85,11 @@ private:
   std::unordered_set<int> skipped_;
   std::unordered_map<DeviceIndex, ring<torch_cuda::TraceEntry>> rings_;
   ring<annotation_entry> annotations_;
-  std::unordered_map<void const*, context> live_; // blocks allocated while something recorded or listened
+  std::unordered_map<void const*, context> live_; // blocks allocated during a recording or with a tracker
   std::vector<torch_cuda::AllocatorTraceTracker> trackers_;
 };
 
-/// While it lives, pages that the calling thread maps or unmaps have this context in the record.
+/// While it lives, the record shows this context for pages that the calling thread maps or unmaps.
 class call_context {
 public:
   explicit call_context(history::context where);

@@ -1,4 +1,4 @@
-// Memory that several processes share, by CUDA's handles of 64 bytes.
+// PyTorch's allocator over gpumem: memory that several processes share by CUDA's IPC handles.
 // SPDX-License-Identifier: Apache-2.0
 #include "allocator.hpp"
 
@@ -15,7 +15,7 @@
 namespace gpumem_torch {
 namespace {
 
-// PyTorch's form of a handle: its version, a letter for memory of cudaMalloc, and CUDA's handle.
+// The form of PyTorch's handles: a version, the letter `c` for memory of cudaMalloc, and CUDA's IPC handle.
 #if GPUMEM_TORCH_AT_LEAST(15)
 constexpr char version = 3;
 #else
@@ -24,14 +24,14 @@ constexpr char version = 2;
 constexpr char of_malloc = 'c';
 constexpr std::size_t header = 2;
 
-// The memory of other processes that this one has open, by handle. CUDA opens a handle once in a process.
+// Memory of other processes that this process has opened, by handle. CUDA allows a process to open a handle only once.
 struct open_memory {
   std::mutex mutex;
   std::unordered_map<std::string, std::weak_ptr<void>> known;
 };
 
 open_memory& opened() {
-  static auto* const all = new open_memory; // tensors are destroyed until the process ends
+  static auto* const all = new open_memory; // never destroyed, since tensors are freed until the process ends
   return *all;
 }
 
@@ -68,7 +68,7 @@ std::shared_ptr<void> allocator::getIpcDevPtr(std::string text) {
                                auto& from = opened();
                                std::lock_guard const erasing{from.mutex};
                                c10::cuda::CUDAGuard const guard{device};
-                               static_cast<void>(cudaIpcCloseMemHandle(closed)); // the driver may be gone
+                               static_cast<void>(cudaIpcCloseMemHandle(closed)); // fails if the driver has shut down
                                auto const entry = from.known.find(text);
                                if (entry != from.known.end() && entry->second.expired()) from.known.erase(entry);
                              }};

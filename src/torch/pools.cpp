@@ -1,4 +1,4 @@
-// Pools of PyTorch and graphs; several devices and processes.
+// PyTorch's allocator over gpumem: memory pools of PyTorch, graphs, and access between devices.
 // SPDX-License-Identifier: Apache-2.0
 #include "allocator.hpp"
 
@@ -15,8 +15,8 @@
 namespace gpumem_torch {
 namespace {
 
-// The allocator of a MemPool, from which the pool draws its memory. Kept for ever: blocks of the pool may be freed when
-// the process ends.
+// The allocator that a torch.cuda.MemPool names as the source of its memory. Never destroyed, since blocks of the pool
+// may be freed when the process ends.
 struct segment_source {
   std::shared_ptr<torch_cuda::CUDAAllocator> owned;
   torch_cuda::CUDAAllocator* from;
@@ -29,7 +29,7 @@ struct segment_source {
       return self.from->raw_alloc(bytes);
     } catch (std::exception const&) { return nullptr; }
   }
-  // The allocator knows no stream order, so its memory must be unused.
+  // The allocator knows no stream order, so waits until the stream's work no longer uses the memory.
   static void free(void* context, void* stream, void* pointer, std::size_t, std::size_t) {
     auto const& self = *static_cast<segment_source*>(context);
     try {
@@ -40,7 +40,7 @@ struct segment_source {
   }
 };
 
-// Makes an exception of gpumem one of PyTorch.
+// Runs the work. Throws c10::Error with the text of an exception of gpumem.
 template <class Work> void run(Work work) {
   std::string text;
   try {
@@ -110,7 +110,7 @@ void allocator::emptyCache(MempoolId_t pool) {
   for (int device = 0; device < devices_.load(); ++device) check(gpumem_torch_empty_pool(device, pool));
 }
 
-// The live blocks of a pool at one moment.
+// The live blocks of a memory pool at one moment, to which PyTorch can return later.
 struct checkpoint final : torch_cuda::AllocatorState {
   MempoolId_t pool;
   std::vector<gpumem_range> live;
@@ -182,10 +182,11 @@ void allocator::enablePeerAccess(DeviceIndex device, DeviceIndex accessed) {
       C10_CUDA_CHECK(enabled);
     }
   }
-  check(gpumem_torch_open_to(device, accessed)); // memory that is mapped page by page
+  check(gpumem_torch_open_to(device, accessed)); // for memory that is mapped page by page
 }
 
-// Copies between devices of memory that is mapped page by page need the peer form; for other memory it is as good.
+// Between devices, memory that is mapped page by page needs the peer form of a copy. That form is as good for other
+// memory.
 cudaError_t allocator::memcpyAsync(void* to, int to_device, void const* from, int from_device, std::size_t bytes,
                                    cudaStream_t stream, bool) {
   if (to_device == from_device) return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);

@@ -1,5 +1,5 @@
-// The memory that processes have on a device, from NVIDIA's management library (NVML). It is loaded when it is needed
-// first: it comes with the driver, so programs without a GPU lack it.
+// The memory that each process uses on a device, from NVIDIA's management library (NVML). NVML is loaded at first use,
+// since it comes with the driver and is missing on machines without a GPU.
 // SPDX-License-Identifier: Apache-2.0
 #include "process_memory.hpp"
 
@@ -14,13 +14,13 @@
 namespace gpumem_torch {
 namespace {
 
-// One process of NVML's list, in the form that NVML keeps for programs of all versions.
+// One process of NVML's list, in the oldest form of the structure, which newer versions of NVML still support.
 struct process_entry {
   unsigned process;
-  unsigned long long bytes; // all bits are set if it is not known
+  unsigned long long bytes; // all bits are set if NVML does not know the number
 };
 
-// The functions of NVML that this file calls, and their results.
+// The functions of NVML that this file calls, and two of their results.
 struct management_library {
   static constexpr int success = 0;
   static constexpr int insufficient_size = 7;
@@ -51,7 +51,7 @@ std::vector<process_entry> processes_on(DeviceIndex device) {
       nvml->find_device(bus_id, &handle) != management_library::success)
     return {};
   std::vector<process_entry> found(8);
-  for (int attempt = 0; attempt < 4; ++attempt) { // processes may start meanwhile
+  for (int attempt = 0; attempt < 4; ++attempt) { // tries again, since processes may start meanwhile
     auto count = static_cast<unsigned>(found.size());
     auto const listed = nvml->list_processes(handle, &count, found.data());
     if (listed == management_library::success) {

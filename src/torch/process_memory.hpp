@@ -1,4 +1,4 @@
-// The memory that processes have on a device.
+// Text about the memory that each process uses on a device.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -8,8 +8,8 @@
 
 namespace gpumem_torch {
 
-/// Returns PyTorch's sentences on the memory that each process has on the device. Empty where NVIDIA's management
-/// library is missing or tells nothing.
+/// Returns the sentences of PyTorch's out-of-memory error about the memory of each process on the device. Returns "" if
+/// NVIDIA's management library is missing or tells nothing.
 std::string describe_processes(DeviceIndex device);
 
 } // namespace gpumem_torch

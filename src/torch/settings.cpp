@@ -1,4 +1,4 @@
-// PyTorch's settings of its allocator.
+// Reads PyTorch's settings for its allocator.
 // SPDX-License-Identifier: Apache-2.0
 #include "settings.hpp"
 
@@ -10,7 +10,7 @@
 
 namespace gpumem_torch {
 
-// From version 2.11 the settings that serve all kinds of devices are in a class of their own.
+// From version 2.11 on, settings that apply to all kinds of devices have a class of their own.
 #if GPUMEM_TORCH_AT_LEAST(11)
 using shared_settings = c10::CachingAllocator::AcceleratorAllocatorConfig;
 #else
@@ -22,8 +22,8 @@ void read_settings() {
   torch_cuda::CUDAAllocatorConfig::instance();
 }
 
-// Divides the sizes between two powers of two into equal steps, and rounds up to the next step. Steps of less than 512
-// bytes would change nothing.
+// Divides each range between two powers of two into as many equal steps as the setting says, and rounds up to the next
+// step. Steps of less than 512 bytes would change nothing.
 std::size_t room_for(std::size_t bytes) {
   constexpr std::size_t least_step = 512;
   if (bytes <= 2 * least_step || bytes > std::numeric_limits<std::size_t>::max() / 2) return bytes;

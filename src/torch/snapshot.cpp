@@ -1,4 +1,4 @@
-// Snapshots of the memory, and the record of what happened to it.
+// PyTorch's allocator over gpumem: snapshots of the memory, and the record of allocations and frees.
 // SPDX-License-Identifier: Apache-2.0
 #include "allocator.hpp"
 #include "settings.hpp"
@@ -14,7 +14,7 @@ namespace {
 using torch_cuda::SegmentInfo;
 using torch_cuda::SnapshotInfo;
 
-// Collects the ranges of one device as PyTorch's segments: a segment is a region of contiguous memory of one pool.
+// Converts the ranges of one device to PyTorch's segments. A segment is a region of contiguous memory of one pool.
 struct collector {
   DeviceIndex device;
   MempoolId_t asked;
@@ -51,13 +51,13 @@ struct collector {
     if (range.live) block.context_when_allocated = contexts.context_of(range.base);
     segment.total_size += block.size;
     segment.requested_size += block.requested_size;
-    segment.allocated_size += range.live ? rounded(room_for(block.requested_size)) : 0; // as the statistics count
+    segment.allocated_size += range.live ? rounded(room_for(block.requested_size)) : 0; // as in the statistics
     segment.active_size = segment.allocated_size;
     segment.blocks.push_back(std::move(block));
   }
 };
 
-// The context of the thread's call, for the pages that it maps or unmaps.
+// The context of the call that this thread runs; pages that it maps or unmaps are recorded with it.
 thread_local history::context context_of_call;
 
 } // namespace
@@ -65,7 +65,7 @@ thread_local history::context context_of_call;
 call_context::call_context(history::context where) { context_of_call = std::move(where); }
 call_context::~call_context() { context_of_call.reset(); }
 
-// Called under a lock of the pool, perhaps on gpumem's own thread, so no exception may leave it.
+// Runs under a lock of the pool, and perhaps on gpumem's own thread. So it must not throw.
 void allocator::tell_pages(int device, void* address, std::size_t bytes, int mapped) {
   auto& history = instance().history_;
   if (!history.active()) return;
@@ -157,7 +157,7 @@ void allocator::tell_allocated(void* pointer, std::size_t bytes, DeviceIndex dev
   history_.allocated(pointer, {device, bytes, stream, {block.pool[0], block.pool[1]}}, std::move(where));
 }
 
-// Told before the free: afterwards another thread may get the address.
+// Called before the block is freed: afterwards another thread may get the address.
 void allocator::tell_freed(void* pointer) {
   gpumem_torch_block block{};
   block.size = sizeof block;

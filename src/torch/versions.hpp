@@ -1,4 +1,4 @@
-// Names that differ between the versions of PyTorch.
+// Names that differ between versions of PyTorch.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -14,8 +14,8 @@
 #include <cuda/std/span>
 #include <cuda/stream>
 
-// Objects built with different CCCL versions must not share types. Each refers to a symbol with the version in its
-// name, and the library defines only the symbol of its own version: other objects fail to link.
+// Object files built with different CCCL versions must not share types. Each refers to a symbol with its CCCL version
+// in the name. The library defines only the symbol of its own version, so other object files fail to link.
 #define GPUMEM_DETAIL_CONCAT_(a, b) a##b
 #define GPUMEM_DETAIL_CONCAT(a, b) GPUMEM_DETAIL_CONCAT_(a, b)
 #define GPUMEM_CCCL_LINK_GUARD GPUMEM_DETAIL_CONCAT(gpumem_built_with_cccl_, CCCL_VERSION)

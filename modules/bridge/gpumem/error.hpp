@@ -10,35 +10,36 @@
 #include <stdexcept>
 #include <string>
 
-// An exception that one shared library throws can be caught in another.
+// Default visibility lets one shared library catch an exception that another one throws.
 #pragma GCC visibility push(default)
 
 namespace gpumem {
 
-/// Statistics taken when memory ran out. Numbers of bytes, if not said otherwise; 0 if the resource does not know.
+/// Statistics taken when memory ran out. Numbers are bytes unless stated otherwise; 0 if the resource does not know a
+/// number.
 struct out_of_memory_info {
-  std::size_t requested = 0;        ///< by the call
-  std::size_t live = 0;             ///< requested bytes of the resource that are not freed yet
-  std::size_t reserved = 0;         ///< got from the upstream
-  std::size_t largest_free = 0;     ///< largest free range
-  std::size_t limit = 0;            ///< 0: none
-  std::size_t device_free = 0;      ///< free on the device
-  std::size_t device_total = 0;     ///< of the device
-  std::uint64_t stream = 0;         ///< the stream's id
+  std::size_t requested = 0;        ///< bytes that the call requested
+  std::size_t live = 0;             ///< requested bytes of blocks that the host has not freed yet
+  std::size_t reserved = 0;         ///< bytes that the resource has from its upstream
+  std::size_t largest_free = 0;     ///< size of the largest free range
+  std::size_t limit = 0;            ///< most bytes that may be reserved; 0: no limit
+  std::size_t device_free = 0;      ///< free bytes of the device
+  std::size_t device_total = 0;     ///< all bytes of the device
+  std::uint64_t stream = 0;         ///< id of the request's stream
   int device = -1;                  ///< ordinal; -1: not known
-  std::size_t free = 0;             ///< neither allocated nor cached
+  std::size_t free = 0;             ///< reserved bytes that are neither allocated nor cached
   std::uint64_t free_ranges = 0;    ///< number of free ranges
-  std::size_t free_in_use = 0;      ///< free bytes whose last use the host has not yet seen complete
-  std::uint64_t in_use_streams = 0; ///< number of streams with such uses
-  std::size_t quarantined = 0;      ///< in the quarantine of a hardened pool
+  std::size_t free_in_use = 0;      ///< free bytes whose last use the host has not seen complete yet
+  std::uint64_t in_use_streams = 0; ///< number of streams whose work may still use free memory
+  std::size_t quarantined = 0;      ///< freed bytes that a hardened pool keeps from reuse
 };
 
-/// Thrown when memory is exhausted or the request is larger than it can ever be.
+/// Thrown if memory is exhausted, or if the request is larger than the resource can ever serve.
 class out_of_memory : public std::bad_alloc {
 public:
-  /// Makes the text of the figures.
+  /// Makes the text of what() from the statistics.
   out_of_memory(outcome what, out_of_memory_info const& info) : out_of_memory{what, info, describe(what, info)} {}
-  /// Takes the text of what().
+  /// Uses `text` as the text of what().
   out_of_memory(outcome what, out_of_memory_info const& info, std::string const& text)
       : info_{info}, text_{text}, reason_{what} {}
   char const* what() const noexcept override { return text_.what(); }
@@ -68,21 +69,21 @@ private:
   }
 
   out_of_memory_info info_;
-  std::runtime_error text_; // copies without throwing, as an exception must
+  std::runtime_error text_; // a std::runtime_error copies its text without throwing
   outcome reason_;
 };
 
-/// Thrown for the outcomes that are neither exhaustion nor an error of the driver: stopped, deadline, closed, and the
-/// like. `pool` of <gpumem/pool.hpp> throws it for errors of the driver as well, with the driver's error as the code.
+/// Thrown for outcomes such as stopped, deadline and closed: neither exhaustion nor an error of the driver. Class
+/// `pool` of <gpumem/pool.hpp> also throws it for an error of the driver; that error is then the failure's code.
 class acquire_error : public std::runtime_error {
 public:
-  /// Makes the text of the failure.
+  /// Makes the text of what() from the failure.
   explicit acquire_error(failure const& why) : acquire_error{why, describe(why)} {}
-  /// Takes the text of what().
+  /// Uses `text` as the text of what().
   acquire_error(failure const& why, std::string const& text) : std::runtime_error{text}, why_{why} {}
   /// Returns the outcome of the request.
   outcome reason() const noexcept { return why_.reason; }
-  /// Returns the outcome with the code and the requested bytes.
+  /// Returns the outcome, its code and the requested bytes.
   failure const& why() const noexcept { return why_; }
 
 private:

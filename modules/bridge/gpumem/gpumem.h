@@ -16,199 +16,204 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /// For all functions: any thread may call them, and several threads may use one pool at the same time. A function that
-/// does not return GPUMEM_GRANTED has done nothing, has written nothing through its out-pointers, and has left a text
-/// for gpumem_last_error. A pool or out-pointer that is NULL gives GPUMEM_INVALID_ARGUMENT. Sizes are in bytes.
+/// does not return GPUMEM_GRANTED has done nothing and has written nothing through its out-pointers. It has left a text
+/// for gpumem_last_error. A NULL pool or out-pointer gives GPUMEM_INVALID_ARGUMENT. Sizes are in bytes.
 ///
-/// A child that was forked from a process in which gpumem had been used cannot use it. There gpumem_make_pool and the
+/// If a process has used gpumem, its children after fork() cannot use it. In such a child, gpumem_make_pool and the
 /// functions that allocate return GPUMEM_DEVICE_LOST at once; all others do nothing and return zeros. A device that was
 /// reset, or lost by an error, stays lost to the process: calls for it return GPUMEM_DEVICE_LOST from then on.
 ///
-/// A stream is a CUstream or cudaStream_t. NULL is a default stream whose kind only the caller's compiler knows: it
-/// counts as a different stream for each calling thread. A caller that knows the kind passes one of the two names
-/// below. A default stream belongs to the current device, which must be that of the pool.
+/// A stream is a CUstream or cudaStream_t. NULL is a default stream whose kind (legacy or per-thread) only the caller's
+/// compiler knows. So gpumem takes it as a different stream for each calling thread. A caller that knows the kind
+/// passes one of the two names below. A default stream belongs to the current device, which must be that of the pool.
 
 #define GPUMEM_STREAM_LEGACY ((void*)1)     ///< the legacy default stream: one for all threads
 #define GPUMEM_STREAM_PER_THREAD ((void*)2) ///< the calling thread's default stream
 
-/// Enough for every type; the alignment to pass if no other is needed.
+/// An alignment that suffices for every type. Pass it if no other one is needed.
 #define GPUMEM_ALIGNMENT 256
 
 // NOLINTBEGIN(modernize-use-using): C has no other way
-/// The result of a call. The values are those of gpumem::outcome and never change.
+/// The result of a call. The values are those of gpumem::outcome, the C++ enum, and never change.
 typedef enum gpumem_outcome {
-  GPUMEM_GRANTED = 0,             ///< done
-  GPUMEM_STOPPED = 1,             ///< a stop was requested before the grant was decided
+  GPUMEM_GRANTED = 0,             ///< the call has succeeded
+  GPUMEM_STOPPED = 1,             ///< the caller requested a stop before memory was granted
   GPUMEM_DEADLINE = 2,            ///< the deadline passed while waiting
   GPUMEM_CLOSED = 3,              ///< the pool was closed
   GPUMEM_TOO_LARGE = 4,           ///< the request can never be met
   GPUMEM_EXHAUSTED = 5,           ///< there is no memory now
-  GPUMEM_PREEMPTED = 6,           ///< rolled back in favour of older work
-  GPUMEM_STALLED = 7,             ///< the work that holds memory waits too
+  GPUMEM_PREEMPTED = 6,           ///< the request ended in favour of older work, and its own work must roll back
+  GPUMEM_STALLED = 7,             ///< no memory can come: the work that holds it waits too
   GPUMEM_CAPTURE_UNSUPPORTED = 8, ///< the stream is capturing a graph
-  GPUMEM_DEVICE_LOST = 9,         ///< the device reported a sticky error, or the process is exiting or was forked
+  GPUMEM_DEVICE_LOST = 9,         ///< the device was lost by an error or reset, or the process is exiting or was forked
   GPUMEM_INVALID_ARGUMENT = 10,   ///< NULL, an unknown option, a pointer that is not the pool's, a wrong size, …
   GPUMEM_DRIVER_ERROR = 11        ///< another error of the driver, or no driver
 } gpumem_outcome;
 
-/// A pool over the memory of one device, in virtual pages if the device has them: best fit, coalescing, and reuse by
-/// another stream only in a known order.
+/// A pool over the memory of one device, with virtual pages if the device supports them. It allocates by best fit and
+/// joins free neighbours. A stream gets memory that another stream freed only if it is ordered after the uses of that
+/// memory.
 typedef struct gpumem_pool gpumem_pool;
 
-/// Statistics of a pool: bytes, and counts since it was made. The caller writes `size`. Newer versions add fields at
-/// the end; a caller that was compiled with fewer fields gets those.
+/// Statistics of a pool: bytes, and counts since it was made. The caller sets `size` before the call. Newer versions
+/// add fields at the end; a caller that was compiled with fewer fields gets only those.
 typedef struct gpumem_statistics {
   size_t size;                   ///< sizeof(gpumem_statistics) of the caller
-  uint64_t live;                 ///< requested bytes that the host has not freed yet, whatever the streams have done
-  uint64_t allocated;            ///< the same, rounded up
-  uint64_t reserved;             ///< got from the device
-  uint64_t largest_free;         ///< largest free range, whichever streams used it
-  uint64_t limit;                ///< most that may be reserved; 0: no limit
+  uint64_t live;                 ///< requested bytes of blocks that the host has not freed yet
+  uint64_t allocated;            ///< rounded-up bytes of these blocks
+  uint64_t reserved;             ///< bytes got from the device
+  uint64_t largest_free;         ///< bytes of the largest free range, whichever streams used it
+  uint64_t limit;                ///< most bytes that may be reserved; 0: no limit
   uint64_t peak_live;            ///< highest `live`
   uint64_t peak_reserved;        ///< highest `reserved`
   uint64_t allocations;          ///< number of granted requests
   uint64_t frees;                ///< number of freed blocks
   uint64_t failures;             ///< number of requests that were not granted
-  uint64_t upstream_allocations; ///< number of times that the device gave memory
-  uint64_t upstream_frees;       ///< pages or chunks given back
-  uint64_t coalesces;            ///< free neighbours joined
-  uint64_t coalesces_refused;    ///< not joined, because more than four streams would have used the range
-  uint64_t reuse_same_stream;    ///< the range was freed on the same stream
-  uint64_t reuse_ordered;        ///< the stream was already ordered after the range's frees
-  uint64_t reuse_completed;      ///< the host had seen the uses of the range complete
-  uint64_t reuse_waited;         ///< a wait was inserted into the stream
-  uint64_t reuse_after_sync;     ///< the host waited at out-of-memory
-  uint64_t free;                 ///< neither allocated nor cached
+  uint64_t upstream_allocations; ///< number of allocations from the device
+  uint64_t upstream_frees;       ///< number of pages or chunks given back to the device
+  uint64_t coalesces;            ///< number of times that two free neighbours were joined
+  uint64_t coalesces_refused;    ///< neighbours not joined, because more than four streams would have used them
+  uint64_t reuse_same_stream;    ///< grants of memory that the same stream had freed
+  uint64_t reuse_ordered;        ///< grants of memory after whose frees the stream was already ordered
+  uint64_t reuse_completed;      ///< grants of memory whose uses the host had seen complete
+  uint64_t reuse_waited;         ///< grants for which a wait was inserted into the stream
+  uint64_t reuse_after_sync;     ///< grants after a wait on the host, when memory had run out
+  uint64_t free;                 ///< reserved bytes that are neither allocated nor cached
   uint64_t free_ranges;          ///< number of free ranges
-  uint64_t free_in_use;          ///< free bytes whose last use the host has not yet seen complete
-  uint64_t in_use_streams;       ///< number of streams with such uses
-  uint64_t quarantined;          ///< in a hardened pool: freed and kept from reuse; allocated, not live
-  uint64_t cached;               ///< freed, and in a thread cache
-  uint64_t reuse_thread_cache;   ///< part of reuse_same_stream: the block was in a thread cache
+  uint64_t free_in_use;          ///< free bytes whose last use the host has not seen complete yet
+  uint64_t in_use_streams;       ///< number of streams whose work may still use free memory
+  uint64_t quarantined;          ///< freed bytes that a hardened pool keeps from reuse; `allocated` includes them
+  uint64_t cached;               ///< freed bytes in the caches of threads
+  uint64_t reuse_thread_cache;   ///< part of reuse_same_stream: the block came from a thread cache
   uint64_t largest_block;        ///< requests for more bytes are refused as too large; 0: no bound but the limit
   uint64_t waiting;              ///< number of requests that wait for memory
-  uint64_t waiting_bytes;        ///< bytes for which they ask
-  uint64_t oldest_wait_ns;       ///< nanoseconds that the oldest of them has waited
-  uint64_t reserved_in_all;      ///< sum of all bytes that the pool ever got from the device
+  uint64_t waiting_bytes;        ///< bytes for which these requests ask
+  uint64_t oldest_wait_ns;       ///< nanoseconds that the oldest of these requests has waited
+  uint64_t reserved_in_all;      ///< sum of all bytes that the device has ever given to the pool
 } gpumem_statistics;
 
-/// The figures of a failed call: bytes, if not said otherwise; 0 if they are not known. `size` as in gpumem_statistics.
+/// Details of a failed call. Numbers are bytes unless stated otherwise; 0 if they are not known. The caller sets
+/// `size`, as in gpumem_statistics.
 typedef struct gpumem_failure {
   size_t size;             ///< sizeof(gpumem_failure) of the caller
   uint32_t outcome;        ///< a gpumem_outcome; GPUMEM_GRANTED: no call of the thread has failed
-  int32_t code;            ///< the driver's error (CUresult), if one was the cause; for GPUMEM_INVALID_ARGUMENT -1: the
-                           ///< alignment, -2: a default stream of another device
-  uint64_t requested;      ///< by the call
-  uint64_t live;           ///< this and the following only for GPUMEM_EXHAUSTED and GPUMEM_TOO_LARGE, of the pool
-  uint64_t reserved;       ///< got from the device
-  uint64_t largest_free;   ///< largest free range
-  uint64_t limit;          ///< most that may be reserved; 0: no limit
-  uint64_t device_free;    ///< free on the device
-  uint64_t device_total;   ///< of the device
-  uint64_t free;           ///< neither allocated nor cached
+  int32_t code;            ///< the driver's error (CUresult), if one was the cause. For GPUMEM_INVALID_ARGUMENT: -1 for
+                           ///< a wrong alignment, -2 for a default stream of another device
+  uint64_t requested;      ///< bytes that the call requested
+  uint64_t live;           ///< live bytes of the pool; from here on only for GPUMEM_EXHAUSTED, GPUMEM_TOO_LARGE
+  uint64_t reserved;       ///< bytes got from the device
+  uint64_t largest_free;   ///< bytes of the largest free range
+  uint64_t limit;          ///< most bytes that may be reserved; 0: no limit
+  uint64_t device_free;    ///< free bytes of the device
+  uint64_t device_total;   ///< all bytes of the device
+  uint64_t free;           ///< reserved bytes that are neither allocated nor cached
   uint64_t free_ranges;    ///< number of free ranges
-  uint64_t free_in_use;    ///< free bytes whose last use the host has not yet seen complete
-  uint64_t in_use_streams; ///< number of streams with such uses
-  uint64_t quarantined;    ///< in the quarantine of a hardened pool
-  uint64_t stream;         ///< the stream's id
+  uint64_t free_in_use;    ///< free bytes whose last use the host has not seen complete yet
+  uint64_t in_use_streams; ///< number of streams whose work may still use free memory
+  uint64_t quarantined;    ///< freed bytes that a hardened pool keeps from reuse
+  uint64_t stream;         ///< id of the request's stream
   int64_t device;          ///< ordinal; -1: not known
 } gpumem_failure;
 
-/// Two functions of the caller that get and return memory: see gpumem_make_pool_over. Any thread calls them, several at
-/// once, with the device current and without a lock of gpumem.
+/// Two functions of the caller that allocate and free memory for a pool: see gpumem_make_pool_over. Any thread may call
+/// them, also several threads at once. During the calls the pool's device is current, and no lock of gpumem is held.
 typedef struct gpumem_callbacks {
   size_t size;   ///< sizeof(gpumem_callbacks) of the caller
   void* context; ///< passed to both functions; must live as long as the pool and its blocks
-  /// Returns memory at a multiple of `alignment` that work enqueued on the stream from now on may use; NULL if there is
-  /// none.
+  /// Returns memory at a multiple of `alignment`; NULL if there is none. Work that is enqueued on the stream from now
+  /// on may use the memory.
   void* (*allocate)(void* context, void* stream, size_t bytes, size_t alignment);
-  /// Frees memory after the work enqueued on the stream so far.
+  /// Frees the memory in the order of the stream: work that was enqueued before may still use it.
   void (*free)(void* context, void* stream, void* pointer, size_t bytes, size_t alignment);
 } gpumem_callbacks;
 
-/// A function of the caller that is told of a pool's pages: see gpumem_make_observed_pool.
+/// A function of the caller that gpumem calls when it maps or unmaps pages of a pool: see gpumem_make_observed_pool.
 typedef struct gpumem_page_observer {
   size_t size;   ///< sizeof(gpumem_page_observer) of the caller
   void* context; ///< passed to the function; must live as long as the pool and its blocks
-  /// `mapped` is 1 after the bytes at the address were mapped, 0 before they are unmapped. Any thread calls it while it
-  /// holds a lock of the pool, so the function must not call the pool.
+  /// `mapped` is 1 after the bytes at the address were mapped, 0 before they are unmapped. The call may come on any
+  /// thread. That thread holds a lock of the pool, so the function must not call the pool.
   void (*changed)(void* context, void* address, size_t bytes, int mapped);
 } gpumem_page_observer;
 
-/// The block in which a pointer lies; `size` as in gpumem_statistics.
+/// The block in which a pointer lies. The caller sets `size`, as in gpumem_statistics.
 typedef struct gpumem_block {
   size_t size;        ///< sizeof(gpumem_block) of the caller
-  void* base;         ///< NULL: the pointer does not belong to the pool
-  uint64_t bytes;     ///< requested; 0 if the memory is free
-  uint64_t allocated; ///< rounded up; the size of the range if the memory is free
-  uint64_t stream;    ///< id of the stream for which it was allocated
-  uint64_t live;      ///< 1; 0 if the memory is free
+  void* base;         ///< start of the block or of the free range; NULL: the pool does not own the pointer
+  uint64_t bytes;     ///< requested bytes; 0 if the memory is free
+  uint64_t allocated; ///< rounded-up bytes; the size of the free range if the memory is free
+  uint64_t stream;    ///< id of the stream for which the block was allocated
+  uint64_t live;      ///< 1: a live block; 0: the memory is free
 } gpumem_block;
 
-/// A part of a pool's reserved memory; `size` as in gpumem_statistics.
+/// A part of a pool's reserved memory. The library sets `size`.
 typedef struct gpumem_range {
   size_t size;           ///< sizeof(gpumem_range) of the library
   void* base;            ///< start of the range
   uint64_t bytes;        ///< size of the range
-  uint64_t requested;    ///< of a live block; 0 for other memory
+  uint64_t requested;    ///< requested bytes of a live block; 0 for other memory
   uint64_t stream;       ///< id of the stream for which a live block was allocated; 0 for other memory
   uint64_t live;         ///< 1: a live block; 0: free or cached
-  void* region;          ///< start of the contiguous memory, got as a chunk or as pages, that holds the range
+  void* region;          ///< start of the contiguous memory (a chunk or pages) in which the range lies
   uint64_t region_bytes; ///< bytes of that memory
 } gpumem_range;
 // NOLINTEND(modernize-use-using)
 
-/// Returns the version of the library, in the form of GPUMEM_VERSION, which is that of the headers.
+/// Returns the version of the library as one number, in the form of GPUMEM_VERSION. That macro is the version of the
+/// headers.
 uint32_t gpumem_version(void) GPUMEM_NOEXCEPT;
 
-/// Returns the outcome's name, such as "granted"; "unknown outcome" for any other value. The text lives for ever.
+/// Returns the outcome's name, such as "granted", or "unknown outcome" for any other value. The text is never freed.
 char const* gpumem_outcome_name(gpumem_outcome outcome) GPUMEM_NOEXCEPT;
 
-/// Returns the text of the calling thread's last failed call; "" if none failed. It lives until the thread's next
-/// failure.
+/// Returns a text about the calling thread's last failed call; "" if none failed. The text lives until the thread's
+/// next failure.
 char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 
-/// Writes the figures of the calling thread's last failed call.
+/// Writes details of the calling thread's last failed call.
 gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 
-/// Makes a pool over the memory of the device with that ordinal; the caller owns its one reference. Options are
-/// `name=value`, separated by commas; NULL and "" are no options:
+/// Makes a pool over the memory of the device with that ordinal. The caller owns its one reference. Options are
+/// `name=value`, separated by commas; NULL and "" mean no options:
 ///   limit=8GiB             most bytes that may be reserved; 0: no limit. Pages are multiples of 2 MiB
 ///   initial_size=1GiB      bytes that are reserved at once
-///   release_threshold=2GiB reserved memory beyond this is given back, in whole pages or chunks that are free and
-///                          complete, once an eighth more is reserved; without this option memory is given back only by
-///                          gpumem_trim and at out-of-memory
+///   release_threshold=2GiB once an eighth more than this is reserved, memory beyond it is given back, in whole pages
+///                          or chunks that are free and that no stream uses any more. Without this option only
+///                          gpumem_trim and a request that finds no memory give memory back
 ///   pages=on               on (the default): use virtual pages, if the device has them and the limit is at least one
 ///                          page; off: use chunks from cudaMalloc. cudaIpcGetMemHandle takes only memory of chunks, and
 ///                          cudaDeviceEnablePeerAccess opens only chunks to other devices: a program that needs either
 ///                          must pass pages=off. Under compute-sanitizer a pool over chunks tells the tool of its
-///                          blocks; tools refuse pages
+///                          blocks; tools do not accept pages
 ///   effort=0.05            share of the time, from 0 to 1, that a pool over virtual pages may spend on moving free
 ///                          pages to where memory is missing, before it makes new ones; 0: none; 1: no bound, so the
 ///                          pool reserves the least
-///   cross_stream=wait      which memory is reused that another stream freed: ordered (only memory whose uses the
-///                          stream is ordered after), completed (also memory whose uses the host has seen complete),
-///                          wait (the default: also other memory, after a wait that is inserted into the stream)
+///   cross_stream=wait      when a stream gets memory that another stream freed. ordered: only if it is already ordered
+///                          after all uses of the memory. completed: also if the host has seen these uses complete.
+///                          wait (the default): also otherwise, after a wait that is inserted into the stream
 ///   name=training          the pool's name in reports
-///   hardened=on            find misuse: double frees anywhere, overwritten guards, writes after a free. Overwritten
-///                          bytes are reported on stderr, with the allocations and frees of the memory
+///   hardened=on            the pool finds misuse: double frees, writes outside a block, writes after a free. A report
+///                          on stderr shows overwritten bytes, and the allocations and frees of the memory
 ///   guard=256, quarantine=64MiB, poison=64KiB, history=4096
-///                          for a hardened pool: bytes around each block; freed bytes kept from reuse; most bytes of a
-///                          block that are filled and checked; number of allocations and frees that are remembered
+///                          for a hardened pool, in this order: bytes around each block that no write may change; freed
+///                          bytes kept from reuse; most bytes of a freed block that are filled and checked; number of
+///                          allocations and frees that are remembered
 ///   chunk_size=64MiB       bytes that are reserved at a time, in chunks
 ///   smallest_block=4KiB    each block takes at least these bytes
 ///   largest_block=1GiB     requests for more give GPUMEM_TOO_LARGE
 ///   shard_per_thread=on    each thread gets memory of its own at its first request
-///   max_overtakes=16       how often later requests may get memory before one that waits
+///   max_overtakes=16       how often later requests may get memory before a request that waits
 ///   stall_timeout=1.5s     a request that waits ends as GPUMEM_STALLED if nothing is freed for this long
-///   pass_through=on        each block is one allocation of the driver, so that compute-sanitizer sees it; also by the
-///                          environment variable GPUMEM_PASS_THROUGH=1
-///   failure_report=FILE    append a report of which stream holds the memory when a request finds none
+///   pass_through=on        each block is one allocation of the driver, so that compute-sanitizer sees it; the
+///                          environment variable GPUMEM_PASS_THROUGH=1 does the same
+///   failure_report=FILE    when a request finds no memory, a report is appended to FILE that shows which streams hold
+///                          the memory
 /// Options may also describe a stack of resources, the outermost first: `name(resource, option=value, …)`, for
 /// instance `binning(pool(managed,limit=80GiB),bins=256KiB:fixed)`. The resources are:
 ///   cuda, async, managed, pinned, async_managed
-///                          memory of the driver, each block by a call
-///   system(headroom=0)     memory of the host's allocator, on devices that can access it (HMM, ATS); with a headroom,
-///                          what would leave less device memory free prefers the host
+///                          memory of the driver; each block is allocated by a driver call
+///   system(headroom=0)     memory of the host's allocator, on devices that can access it (HMM, ATS). An allocation
+///                          that would leave less than `headroom` bytes of device memory free prefers the host
 ///   pool(resource, …)      a pool with the options above; without a resource over the pages of the device
 ///   fixed(resource, block_size=1MiB, blocks_per_chunk=128, …)
 ///                          a pool of blocks of one size, which must be given; without a resource over cuda
@@ -216,8 +221,9 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 ///                          a pool in which each thread has arenas of its own; without a resource over cuda
 ///   binning(resource, bins=256KiB:fixed;1MiB:upstream;4MiB:pool(cuda), min_exponent=10, max_exponent=20,
 ///           blocks_per_chunk=128)
-///                          the bin of the smallest size that holds a request serves it: blocks of that size from the
-///                          resource, the resource itself, or another one; the exponents add bins of powers of two
+///                          a request is served by the bin of the smallest size that holds it: by blocks of that size
+///                          from the resource (fixed), by the resource itself (upstream), or by another resource. The
+///                          exponents add bins whose sizes are powers of two
 ///   limiting(resource, limit=8GiB), statistics(resource),
 ///   logging(resource, file=FILE, format=csv), where `format` may also be binary,
 ///   prefetch(resource, to=device), where `to` may also be host, aligned(resource, alignment=256, threshold=0),
@@ -225,110 +231,113 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 ///   fallback(resource, resource), thread_safe(resource),
 ///   failing(resource, every=0, first=0, count=1, probability=0, seed=1)
 ///                          the adaptors of the C++ library
-/// In a stack whose outermost resource is not a pool, fixed or arena, gpumem_synchronize gives
-/// GPUMEM_INVALID_ARGUMENT, and the stream of a free waits for the uses that were recorded.
+/// If the outermost resource of a stack is not a pool, fixed or arena, gpumem_synchronize gives
+/// GPUMEM_INVALID_ARGUMENT, and a free makes its stream wait for the uses that gpumem_record_use declared.
 /// A size is a number of bytes, or a number with a unit and perhaps a fraction: B, KiB, MiB, GiB, TiB, or kB, KB, MB,
 /// GB, TB. Unknown, repeated, malformed and contradicting options give GPUMEM_INVALID_ARGUMENT, as does a device that
 /// does not exist.
 gpumem_outcome gpumem_make_pool(int device, char const* options, gpumem_pool** pool) GPUMEM_NOEXCEPT;
 
-/// The same over memory of the caller. In the options `callbacks` is a resource like `cuda`; without a description of a
-/// stack they are those of `pool(callbacks, …)`. The callbacks are copied. A function that is NULL, or a `size` that is
-/// too small, gives GPUMEM_INVALID_ARGUMENT.
+/// Makes a pool over memory of the caller, otherwise like gpumem_make_pool. In the options, `callbacks` is a resource
+/// like `cuda`. Options that describe no stack are those of `pool(callbacks, …)`. The callbacks are copied. A function
+/// that is NULL, or a `size` that is too small, gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_make_pool_over(int device, gpumem_callbacks const* callbacks, char const* options,
                                      gpumem_pool** pool) GPUMEM_NOEXCEPT;
 
-/// The same as gpumem_make_pool, and the observer is told of the pages: for libraries that register memory. A stack, a
-/// pool without pages, and a device without virtual memory give GPUMEM_INVALID_ARGUMENT.
+/// Makes a pool like gpumem_make_pool, and calls the observer when pages are mapped and unmapped. It serves libraries
+/// that register memory. A stack, a pool without pages, and a device without virtual memory give
+/// GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_make_observed_pool(int device, gpumem_page_observer const* observer, char const* options,
                                          gpumem_pool** pool) GPUMEM_NOEXCEPT;
 
 /// Adds a reference.
 gpumem_outcome gpumem_retain(gpumem_pool* pool) GPUMEM_NOEXCEPT;
 
-/// Drops a reference. After the last one the pool gives its memory back once the host has seen all uses complete; the
-/// call does not wait for that. Blocks that are still live stay valid and reserved, and cannot be freed any more.
+/// Drops a reference. After the last one was dropped, the pool gives its memory back once the host has seen all uses
+/// complete; the call does not wait for that. Blocks that are still live stay valid and reserved, and cannot be freed
+/// any more.
 gpumem_outcome gpumem_release(gpumem_pool* pool) GPUMEM_NOEXCEPT;
 
-/// Allocates memory that work enqueued on the stream from now on may use. 0 bytes give NULL. The alignment may be any
-/// power of two.
+/// Allocates memory. Work that is enqueued on the stream from now on may use it. 0 bytes give NULL. The alignment may
+/// be any power of two.
 gpumem_outcome gpumem_allocate(gpumem_pool* pool, void* stream, size_t bytes, size_t alignment,
                                void** pointer) GPUMEM_NOEXCEPT;
 
-/// The same, but a request that finds no memory waits in line and the calling thread sleeps, at most for that many
-/// nanoseconds; UINT64_MAX: without end. Returns GPUMEM_DEADLINE after that, GPUMEM_STALLED if no memory can come. A
-/// stream that captures gives GPUMEM_CAPTURE_UNSUPPORTED at once.
+/// Allocates like gpumem_allocate, but a request that finds no memory waits in line while the calling thread sleeps. It
+/// waits for at most `nanoseconds`; UINT64_MAX: without end. Returns GPUMEM_DEADLINE after that time, and
+/// GPUMEM_STALLED if no memory can come. If the stream captures, returns GPUMEM_CAPTURE_UNSUPPORTED at once.
 gpumem_outcome gpumem_acquire(gpumem_pool* pool, void* stream, size_t bytes, size_t alignment, uint64_t nanoseconds,
                               void** pointer) GPUMEM_NOEXCEPT;
 
 /// Frees in the order of the stream: work enqueued on it earlier may still use the memory. The stream must be ordered
-/// after the one for which the memory was allocated, and after all other uses that were not recorded. Freeing NULL does
-/// nothing. A pointer that is not live in the pool gives GPUMEM_INVALID_ARGUMENT. A free on a capturing stream is
-/// completed by the pool's next call outside the capture. While the process exits, frees do nothing.
+/// after the one for which the memory was allocated, and after all uses that gpumem_record_use did not declare. Freeing
+/// NULL does nothing. A pointer that is not live in the pool gives GPUMEM_INVALID_ARGUMENT. A free on a capturing
+/// stream is completed by the pool's next call outside the capture. While the process exits, frees do nothing.
 gpumem_outcome gpumem_free(gpumem_pool* pool, void* stream, void* pointer) GPUMEM_NOEXCEPT;
 
-/// The same, with the size that was requested; any other size gives GPUMEM_INVALID_ARGUMENT.
+/// Frees like gpumem_free, with the size that was requested. Any other size gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_free_sized(gpumem_pool* pool, void* stream, void* pointer, size_t bytes) GPUMEM_NOEXCEPT;
 
-/// Frees a block of which the caller knows the address alone, in the order of the stream for which it was allocated;
-/// that stream must still live. The pool is that of gpumem_pool_of; without one the call gives
+/// Frees a block of which the caller knows only the address. The free is in the order of the stream for which the block
+/// was allocated; that stream must still live. The pool is that of gpumem_pool_of; if there is none, the call gives
 /// GPUMEM_INVALID_ARGUMENT. Freeing NULL does nothing.
 gpumem_outcome gpumem_free_pointer(void* pointer) GPUMEM_NOEXCEPT;
 
-/// Writes the pool of which a live block starts at the address; NULL if there is none. Knows the pools that functions
-/// of this library have made and that have a reference. The call adds no reference.
+/// Writes the pool that has a live block starting at the address; NULL if there is none. Only pools that functions of
+/// this library have made, and that have a reference, are searched. The call adds no reference.
 gpumem_outcome gpumem_pool_of(void const* pointer, gpumem_pool** pool) GPUMEM_NOEXCEPT;
 
-/// Allocates memory that any stream may use at once.
+/// Allocates memory that work on any stream may use at once.
 gpumem_outcome gpumem_allocate_sync(gpumem_pool* pool, size_t bytes, size_t alignment, void** pointer) GPUMEM_NOEXCEPT;
 
 /// Frees memory. The caller guarantees that all uses are complete and that the host has seen that.
 gpumem_outcome gpumem_free_sync(gpumem_pool* pool, void* pointer, size_t bytes) GPUMEM_NOEXCEPT;
 
-/// Declares that all uses of the block on this stream are enqueued: its free need not be ordered after them, but its
-/// reuse will be. The uses of at most three streams are kept; a further stream first waits for one of them. NULL does
-/// nothing.
+/// Declares that all uses of the block on `stream` are enqueued. The free of the block need not be ordered after these
+/// uses: gpumem orders the reuse of the memory after them. The uses of at most three streams are kept; a further stream
+/// first waits for one of them. NULL does nothing.
 gpumem_outcome gpumem_record_use(gpumem_pool* pool, void* pointer, void* stream) GPUMEM_NOEXCEPT;
 
-/// Waits until the host has seen all work complete that keeps free memory from going back to the device. Returns
-/// GPUMEM_DEADLINE if that takes longer than `nanoseconds`, or than one hour.
+/// Waits on the host for all work that still uses free memory, so that the memory can go back to the device. Returns
+/// GPUMEM_DEADLINE if that takes longer than `nanoseconds`, or longer than one hour.
 gpumem_outcome gpumem_synchronize(gpumem_pool* pool, uint64_t nanoseconds) GPUMEM_NOEXCEPT;
 
-/// Gives unused memory beyond `keep` reserved bytes back to the device, and writes the bytes given back. Only whole
-/// pages or chunks go back, and only if the host has seen all their uses complete. Waits for nothing; call
-/// gpumem_synchronize before to wait for these uses.
+/// Gives free memory beyond `keep` reserved bytes back to the device, and writes the number of bytes given back. Only
+/// whole pages or chunks go back, and only if the host has seen all their uses complete. The call waits for nothing; to
+/// wait for these uses, call gpumem_synchronize before.
 gpumem_outcome gpumem_trim(gpumem_pool* pool, size_t keep, size_t* given_back) GPUMEM_NOEXCEPT;
 
-/// Reserves memory in one piece until the pool has `bytes` in all. A stack whose outermost resource is not a pool gives
-/// GPUMEM_INVALID_ARGUMENT.
+/// Reserves memory in one piece, so that the pool has `bytes` in all. A stack whose outermost resource is not a pool
+/// gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_reserve(gpumem_pool* pool, size_t bytes) GPUMEM_NOEXCEPT;
 
-/// Changes the most bytes that may be reserved; 0: no limit. The pool keeps what it has reserved beyond the new limit,
-/// but reserves no more. Requests that wait for more than the limit end as GPUMEM_TOO_LARGE. In a stack the outermost
-/// resource must be a pool; otherwise the call gives GPUMEM_INVALID_ARGUMENT.
+/// Sets the most bytes that may be reserved; 0: no limit. The pool keeps what it has reserved beyond the new limit, but
+/// reserves no more. Requests that wait for more than the limit end as GPUMEM_TOO_LARGE. A stack whose outermost
+/// resource is not a pool gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_set_limit(gpumem_pool* pool, size_t bytes) GPUMEM_NOEXCEPT;
 
-/// Makes `peak_live` and `peak_reserved` of the statistics count from now on. A stack whose outermost resource is not a
-/// pool gives GPUMEM_INVALID_ARGUMENT.
+/// Makes `peak_live` and `peak_reserved` of the statistics begin anew. A stack whose outermost resource is not a pool
+/// gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_reset_peaks(gpumem_pool* pool) GPUMEM_NOEXCEPT;
 
-/// Lets another device read and write the memory that the pool has and gets. In a stack, and for memory of chunks, does
-/// nothing: see cuCtxEnablePeerAccess. A device that cannot reach the memory gives GPUMEM_DRIVER_ERROR.
+/// Lets another device read and write all memory of the pool, also memory that the pool gets later. Does nothing in a
+/// stack and for memory of chunks; for those see cuCtxEnablePeerAccess. A device that cannot reach the memory gives
+/// GPUMEM_DRIVER_ERROR.
 gpumem_outcome gpumem_open_to(gpumem_pool* pool, int device) GPUMEM_NOEXCEPT;
 
 /// Writes the ordinal of the pool's device.
 gpumem_outcome gpumem_device(gpumem_pool* pool, int* device) GPUMEM_NOEXCEPT;
 
-/// Writes the fields that both sides know. Gives GPUMEM_INVALID_ARGUMENT for a `size` that is too small for any field,
-/// and for a stack whose outermost resource keeps no statistics.
+/// Writes the fields that both the library and the caller know. Gives GPUMEM_INVALID_ARGUMENT if `size` is too small
+/// for any field, and for a stack whose outermost resource keeps no statistics.
 gpumem_outcome gpumem_read_statistics(gpumem_pool* pool, gpumem_statistics* statistics) GPUMEM_NOEXCEPT;
 
 /// Writes the block, live or free, in which the pointer lies; its `base` is NULL if the pool does not own the pointer.
 gpumem_outcome gpumem_find(gpumem_pool* pool, void const* pointer, gpumem_block* block) GPUMEM_NOEXCEPT;
 
-/// Calls `visit` for all reserved memory of the pool, by address; the ranges tile each region. The ranges are those of
-/// one moment, and the pool's lock is not held during the calls. A stack whose outermost resource is not a pool gives
-/// GPUMEM_INVALID_ARGUMENT. Takes time in proportion to the number of blocks.
+/// Calls `visit` for each range of the pool's reserved memory, in the order of addresses. The ranges cover each region
+/// without gaps. They are those of one moment, and no lock of the pool is held during the calls. A stack whose
+/// outermost resource is not a pool gives GPUMEM_INVALID_ARGUMENT. Takes time in proportion to the number of blocks.
 gpumem_outcome gpumem_visit_ranges(gpumem_pool* pool, void (*visit)(void* context, gpumem_range const* range),
                                    void* context) GPUMEM_NOEXCEPT;
 

@@ -7,8 +7,8 @@
 
 namespace gpumem {
 
-/// Returns a pool over a device's memory, like pool_resource{device{ordinal}, options}: over virtual pages if the
-/// device has them, unless the options say otherwise. Throws std::invalid_argument, cuda_error, out_of_memory.
+/// Returns a pool over a device's memory, like pool_resource{device{ordinal}, options} of the module. It uses virtual
+/// pages if the device supports them and the options allow it. Throws std::invalid_argument, cuda_error, out_of_memory.
 [[nodiscard]] any_pool make_pool(int device, pool_options options = {});
 
 } // namespace gpumem

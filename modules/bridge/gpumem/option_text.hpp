@@ -1,4 +1,4 @@
-// The options of a pool as the text that the C library takes.
+// Converts the options of a pool to the text that the C library takes.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -19,7 +19,7 @@ class option_text {
 public:
   explicit option_text(pool_options const& o) : out_{} {
     pool_options const usual;
-    out_.imbue(std::locale::classic()); // a point in numbers, in any language
+    out_.imbue(std::locale::classic()); // numbers have a decimal point in all locales
     out_.precision(17);
     add("initial_size", o.initial_size, usual.initial_size);
     add("limit", o.limit, usual.limit);

@@ -10,13 +10,13 @@ namespace gpumem {
 /// The result of a request for memory: exactly one of these.
 enum class outcome : std::uint8_t {
   granted,             ///< memory was given
-  stopped,             ///< a stop was requested before the grant was decided
+  stopped,             ///< the caller requested a stop before memory was granted
   deadline,            ///< the deadline passed while waiting
   closed,              ///< the resource was closed
   too_large,           ///< the request can never be met
   exhausted,           ///< there is no memory now
-  preempted,           ///< rolled back in favour of older work
-  stalled,             ///< the work that holds memory waits too, or nothing is freed for the pool's stall_timeout
+  preempted,           ///< the request ended in favour of older work, and its own work must roll back
+  stalled,             ///< no memory comes: the work that holds it waits too, or nothing is freed for stall_timeout
   capture_unsupported, ///< the stream is capturing a graph
   device_lost,         ///< the device reported a sticky error or was reset
   invalid_argument,    ///< the call broke a rule; see broken_rule
@@ -42,19 +42,19 @@ inline char const* to_string(outcome value) noexcept {
   return "unknown outcome";
 }
 
-/// The rule that a call broke, as `failure::code` of outcome::invalid_argument.
+/// The rule that a call broke. It is the `code` of a failure whose reason is outcome::invalid_argument.
 enum class broken_rule : int {
   other = 0,         ///< another rule
   alignment = -1,    ///< the alignment is not a power of two
   other_device = -2, ///< a default stream was given while another device is current
-  moved_from = -3,   ///< the handle is empty, since it was moved from
+  moved_from = -3,   ///< the handle was moved from
 };
 
 /// A request that was not granted. The resource is as it was before the request.
 struct failure {
   outcome reason = outcome::exhausted; ///< never outcome::granted
-  int code = 0;                        ///< the driver's error (CUresult), if one was the cause; or a broken_rule
-  std::size_t requested = 0;           ///< bytes
+  int code = 0;                        ///< a broken_rule, or the driver's error (CUresult); 0 if neither is the cause
+  std::size_t requested = 0;           ///< bytes that were requested
 
   friend bool operator==(failure const& a, failure const& b) noexcept {
     return a.reason == b.reason && a.code == b.code && a.requested == b.requested;

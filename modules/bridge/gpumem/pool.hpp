@@ -17,7 +17,7 @@
 #include <string>
 #include <utility>
 
-// With CCCL 3.1 or newer, `pool` is a cuda::mr resource. A program that wants to include less defines
+// With CCCL 3.1 or newer, class `pool` is a cuda::mr resource. A program that does not want CCCL's headers here defines
 // GPUMEM_WITHOUT_CCCL.
 #if !defined(GPUMEM_WITHOUT_CCCL) && defined(__has_include)
 #if __has_include(<cuda/std/version>)
@@ -29,16 +29,16 @@
 #endif
 #endif
 
-struct CUstream_st; // what a CUstream or cudaStream_t points to
+struct CUstream_st; // the type to which a CUstream or cudaStream_t points
 
 namespace gpumem {
 
 /// A stream as an argument: a CUstream or cudaStream_t, or an object whose get() returns one, such as cuda::stream_ref.
-/// Null is the default stream that the compiler of the calling code uses: the legacy stream, or that of the thread with
-/// `nvcc --default-stream per-thread` (CUDA_API_PER_THREAD_DEFAULT_STREAM).
+/// Null is the default stream that the compiler of the calling code uses: the legacy stream, or with `nvcc
+/// --default-stream per-thread` (CUDA_API_PER_THREAD_DEFAULT_STREAM) that of the calling thread.
 class stream_handle {
 public:
-  /// Inlined at each call, since the macro may differ between the files of a program.
+  /// Always inlined, since the macro may differ between the files of a program.
   __attribute__((always_inline)) inline stream_handle(CUstream_st* stream) noexcept : value_{stream} {
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
     constexpr std::uintptr_t usual = 2; // GPUMEM_STREAM_PER_THREAD
@@ -60,8 +60,8 @@ private:
 
 namespace detail {
 
-/// Throws the exception that belongs to the calling thread's last failed call: out_of_memory for exhausted and
-/// too_large, std::invalid_argument for invalid_argument, acquire_error for the rest.
+/// Throws the exception for the calling thread's last failed call: out_of_memory for exhausted and too_large,
+/// std::invalid_argument for invalid_argument, acquire_error for all other outcomes.
 [[noreturn]] inline void throw_last_failure() {
   gpumem_failure f{};
   f.size = sizeof f;
@@ -100,13 +100,13 @@ class pool_block;
 /// The result of try_allocate: a pointer or a failure, with the functions of std::expected<void*, failure>.
 class try_result {
 public:
-  /// A success; the pointer may be null.
+  /// Makes a success; the pointer may be null.
   try_result(void* pointer) noexcept : pointer_{pointer} {}
-  /// A failure.
+  /// Makes a failure.
   try_result(failure const& why) noexcept : why_{why} {}
-  /// Whether it holds a pointer.
+  /// Returns whether it holds a pointer.
   bool has_value() const noexcept { return why_.reason == outcome::granted; }
-  /// Whether it holds a pointer.
+  /// Returns whether it holds a pointer.
   explicit operator bool() const noexcept { return has_value(); }
   /// Returns the pointer: null for 0 bytes, and after a failure.
   void* operator*() const noexcept { return pointer_; }
@@ -121,30 +121,31 @@ private:
 /// The block, live or free, in which a pointer lies.
 struct found_block {
   void* base = nullptr;      ///< start of the block, or of the free range
-  std::size_t bytes = 0;     ///< requested; 0 if the memory is free
-  std::size_t allocated = 0; ///< rounded up; the size of the range if the memory is free
-  std::uint64_t stream = 0;  ///< id of the stream for which it was allocated
+  std::size_t bytes = 0;     ///< requested bytes; 0 if the memory is free
+  std::size_t allocated = 0; ///< rounded-up bytes; the size of the free range if the memory is free
+  std::uint64_t stream = 0;  ///< id of the stream for which the block was allocated
   bool live = false;         ///< false: the memory is free
 };
 
-/// A pool over the memory of one device. Copies share it; the last one gives the memory back once all uses are
-/// complete, and does not wait for that. Shared libraries of one process can pass a pool to each other. Any thread may
-/// call all functions; several threads may use one pool at the same time. After a move from it, functions throw
-/// std::invalid_argument, and `try_allocate` says so.
+/// A pool over the memory of one device. Copies share it. When the last copy is destroyed, the memory goes back once
+/// all uses are complete; the destructor does not wait for that. Shared libraries of one process can pass a pool to
+/// each other. Any thread may call all functions, and several threads may use one pool at the same time.
 ///
 /// Functions throw out_of_memory (a std::bad_alloc) with statistics of the pool, std::invalid_argument, and
-/// acquire_error for other failures.
+/// acquire_error for other failures. If a pool was moved from, its functions throw std::invalid_argument, and
+/// `try_allocate` returns that failure.
 class pool {
 public:
-  /// Makes a pool over virtual pages if the device has them, otherwise over chunks. Throws std::invalid_argument also
-  /// for a device that does not exist, and for a name or a file with a comma or an outer blank.
+  /// Makes a pool over virtual pages if the device supports them, otherwise over chunks. Throws std::invalid_argument
+  /// also for a device that does not exist, and for a name or a file with a comma or an outer blank.
   explicit pool(int device, pool_options const& options = {}) : pool{device, detail::option_text{options}.text()} {}
   /// Makes a pool, or a stack of resources, from the text that gpumem_make_pool takes, such as "limit=8GiB" or
   /// "binning(pool(managed),bins=256KiB:fixed)".
   pool(int device, std::string const& text) { detail::require(gpumem_make_pool(device, text.c_str(), &handle_)); }
   pool(int device, char const* text) { detail::require(gpumem_make_pool(device, text, &handle_)); }
 
-  /// Returns a pool that shares one of C or Python, and adds a reference to it. Throws std::invalid_argument for null.
+  /// Returns a pool that shares a pool of C or Python, and adds a reference to that. Throws std::invalid_argument for
+  /// null.
   static pool share(gpumem_pool* handle) {
     detail::require(gpumem_retain(handle));
     return pool{handle};
@@ -162,14 +163,14 @@ public:
     if (handle_) gpumem_release(handle_);
   }
 
-  /// Allocates memory that work enqueued on the stream from now on may use. 0 bytes give null. The alignment is a power
-  /// of two.
+  /// Allocates memory. Work that is enqueued on the stream from now on may use it. 0 bytes give null. The alignment is
+  /// a power of two.
   [[nodiscard]] void* allocate(stream_handle stream, std::size_t bytes, std::size_t alignment = GPUMEM_ALIGNMENT) {
     void* pointer = nullptr;
     detail::require(gpumem_allocate(handle_, stream.value(), bytes, alignment, &pointer));
     return pointer;
   }
-  /// The same without an exception.
+  /// Allocates like `allocate`, but returns a failure instead of throwing.
   [[nodiscard]] try_result try_allocate(stream_handle stream, std::size_t bytes,
                                         std::size_t alignment = GPUMEM_ALIGNMENT) noexcept {
     void* pointer = nullptr;
@@ -179,31 +180,32 @@ public:
     gpumem_read_failure(&f);
     return failure{static_cast<outcome>(f.outcome), f.code, bytes};
   }
-  /// The same as `allocate`, but a request that finds no memory waits in line, and the calling thread sleeps, at most
-  /// for `longest`. Throws acquire_error with outcome::deadline after that, with outcome::stalled if no memory can
-  /// come.
+  /// Allocates like `allocate`, but a request that finds no memory waits in line while the calling thread sleeps, for
+  /// at most `longest`. Throws acquire_error with outcome::deadline after that time, with outcome::stalled if no memory
+  /// can come.
   [[nodiscard]] void* allocate_within(std::chrono::nanoseconds longest, stream_handle stream, std::size_t bytes,
                                       std::size_t alignment = GPUMEM_ALIGNMENT) {
     void* pointer = nullptr;
     detail::require(gpumem_acquire(handle_, stream.value(), bytes, alignment, time_of(longest), &pointer));
     return pointer;
   }
-  /// Returns a block that frees itself; waits for memory like `allocate_within`, by default without end.
+  /// Returns a block that its destructor frees. Waits for memory as `allocate_within` does, by default without end.
   [[nodiscard]] pool_block acquire(stream_handle stream, std::size_t bytes,
                                    std::chrono::nanoseconds longest = (std::chrono::nanoseconds::max)(),
                                    std::size_t alignment = GPUMEM_ALIGNMENT);
 
   /// Frees in the order of the stream: work enqueued on it earlier may still use the memory. The stream must be ordered
-  /// after all uses that were not recorded. Null does nothing. Prints a misuse to stderr; the call then frees nothing.
+  /// after all uses that record_use() did not declare. Null does nothing. For a misuse, prints it to stderr and frees
+  /// nothing.
   void deallocate(stream_handle stream, void* pointer, std::size_t bytes, std::size_t = GPUMEM_ALIGNMENT) noexcept {
     if (pointer) report(gpumem_free_sized(handle_, stream.value(), pointer, bytes), pointer);
   }
-  /// The same without a size.
+  /// Frees like the function above, without a size.
   void deallocate(stream_handle stream, void* pointer) noexcept {
     if (pointer) report(gpumem_free(handle_, stream.value(), pointer), pointer);
   }
 
-  /// Allocates memory that any stream may use at once.
+  /// Allocates memory that work on any stream may use at once.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = GPUMEM_ALIGNMENT) {
     void* pointer = nullptr;
     detail::require(gpumem_allocate_sync(handle_, bytes, alignment, &pointer));
@@ -214,25 +216,25 @@ public:
     if (pointer) report(gpumem_free_sync(handle_, pointer, bytes), pointer);
   }
 
-  /// Declares that all uses of the block on this stream are enqueued: its free need not be ordered after them, but its
-  /// reuse will be. Null does nothing.
+  /// Declares that all uses of the block on `stream` are enqueued. The free of the block need not be ordered after
+  /// these uses: gpumem orders the reuse of the memory after them. Null does nothing.
   void record_use(void* pointer, stream_handle stream) {
     detail::require(gpumem_record_use(handle_, pointer, stream.value()));
   }
 
-  /// Reserves memory in one piece until the pool has `bytes` in all.
+  /// Reserves memory in one piece, so that the pool has `bytes` in all.
   void reserve(std::size_t bytes) { detail::require(gpumem_reserve(handle_, bytes)); }
-  /// Changes the most bytes that may be reserved; 0: no limit.
+  /// Sets the most bytes that may be reserved; 0: no limit.
   void set_limit(std::size_t bytes) { detail::require(gpumem_set_limit(handle_, bytes)); }
-  /// Gives unused memory beyond `keep` reserved bytes back to the device; returns the bytes given back. Waits for
+  /// Gives free memory beyond `keep` reserved bytes back to the device. Returns the bytes given back. Waits for
   /// nothing.
   std::size_t trim(std::size_t keep = 0) {
     std::size_t given_back = 0;
     detail::require(gpumem_trim(handle_, keep, &given_back));
     return given_back;
   }
-  /// Waits until the host has seen all work complete that keeps free memory from going back to the device. Returns
-  /// false if that takes longer than `longest`, or than one hour.
+  /// Waits on the host for all work that still uses free memory, so that the memory can go back to the device. Returns
+  /// false if that takes longer than `longest`, or longer than one hour.
   bool synchronize(std::chrono::nanoseconds longest = std::chrono::hours{1}) {
     auto const result = gpumem_synchronize(handle_, time_of(longest));
     if (result == GPUMEM_DEADLINE) return false;
@@ -258,16 +260,16 @@ public:
     return ordinal;
   }
 
-  /// Returns the C library's pool, which lives as long as this object; null after a move from it.
+  /// Returns the C library's pool, which lives as long as this object. Returns null if this object was moved from.
   gpumem_pool* handle() const noexcept { return handle_; }
 
-  /// Whether both are the same pool: each can free the other's blocks.
+  /// Returns whether both are the same pool: each can then free the other's blocks.
   friend bool operator==(pool const& a, pool const& b) noexcept { return a.handle_ == b.handle_; }
-  /// Whether they are different pools.
+  /// Returns whether they are different pools.
   friend bool operator!=(pool const& a, pool const& b) noexcept { return !(a == b); }
 
 #if defined(GPUMEM_DETAIL_WITH_MEMORY_RESOURCE)
-  // For CCCL.
+  // Tells CCCL that devices can access the memory.
   friend void get_property(pool const&, cuda::mr::device_accessible) noexcept {}
 #endif
 
@@ -285,8 +287,8 @@ private:
   gpumem_pool* handle_ = nullptr;
 };
 
-/// Owns a block of a pool: move-only. The destructor frees it in the order of its stream, which must live until then.
-/// It keeps the pool alive. One thread at a time.
+/// Owns a block of a pool, and keeps the pool alive. The destructor frees the block in the order of its stream, which
+/// must live until then. Move-only; one thread at a time.
 class pool_block {
 public:
   pool_block() noexcept = default;
@@ -310,16 +312,16 @@ public:
 
   /// Returns the pointer; null for 0 bytes.
   void* data() const noexcept { return data_; }
-  /// Returns the requested bytes; 0 after a move from it.
+  /// Returns the requested bytes; 0 if it was moved from.
   std::size_t bytes() const noexcept { return bytes_; }
   /// Returns the stream in whose order the block is valid and will be freed.
   CUstream_st* stream() const noexcept { return stream_; }
-  /// False for 0 bytes and after a move from it.
+  /// Returns whether it holds memory: false for 0 bytes, and if it was moved from.
   explicit operator bool() const noexcept { return data_ != nullptr; }
 
   /// Frees the block now, in the order of its stream.
   void reset() noexcept { reset(stream_); }
-  /// The same in the order of another stream, which the caller has ordered after all uses.
+  /// Frees the block in the order of another stream, which the caller has ordered after all uses.
   void reset(stream_handle stream) noexcept {
     if (data_) from_->deallocate(stream, std::exchange(data_, nullptr), std::exchange(bytes_, 0));
   }

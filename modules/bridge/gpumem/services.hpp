@@ -1,4 +1,5 @@
-// The services of a gpumem resource, which go beyond CCCL's concept. CCCL's erased types carry them as a property.
+// The services of a gpumem resource, which go beyond CCCL's concept. CCCL's type-erased resources carry them as a
+// property.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -12,40 +13,42 @@
 namespace gpumem {
 namespace extend {
 
-/// A change of a holder.
+/// A change of a holder: a unit of work that holds memory of a resource and may wait for more.
 enum class holder_event : unsigned char {
-  begins,      ///< it was made
-  ends,        ///< it is about to be destroyed
-  waits,       ///< it begins to wait for something other than memory
-  resumes,     ///< it goes on
-  rolled_back, ///< it has freed its memory after its request was preempted
+  begins,      ///< the holder was made
+  ends,        ///< the holder is about to be destroyed
+  waits,       ///< the holder begins to wait for something other than memory
+  resumes,     ///< the wait for something other than memory is over
+  rolled_back, ///< the holder has freed its memory after its request was preempted
 };
 
-/// Functions of one resource type over its state. Keys and waiters are opaque here: only the module has their types.
+/// The functions of one resource type. `state` is the resource's state. Stream keys and waiters are void pointers here,
+/// because only the module has their types.
 struct services_table {
-  /// The type of the resource. If a foreign adaptor forwards this property, the type differs from the adaptor's. The
-  /// services are then ignored, since they would bypass the adaptor.
+  /// The type of the resource. An adaptor of another library may forward the property `services` of its upstream. Its
+  /// own type then differs from this type, and the services are ignored, since they would bypass the adaptor.
   std::type_info const* type;
-  /// Allocates in the order of the stream; the resource identifies it.
+  /// Allocates in the order of the stream. The resource looks up the key of the stream.
   cuda::std::expected<void*, failure> (*try_allocate)(void* state, cuda::stream_ref, std::size_t bytes,
                                                       std::size_t alignment) noexcept;
-  /// The same, but gives memory only if no other request waits. Returns null and writes `why` if it gives none;
-  /// otherwise writes the stream's key to `key`, a std::optional<stream_key>. Null if the resource is not gpumem's.
+  /// Allocates in the order of the stream if no other request waits. On success writes the stream's key to `key`, a
+  /// std::optional<stream_key>. On failure returns null and writes `why`. The function pointer is null if the resource
+  /// is not gpumem's.
   void* (*try_allocate_behind)(void* state, cuda::stream_ref, std::size_t bytes, std::size_t alignment, void* key,
                                failure& why) noexcept;
-  /// Allocates for a stream that is identified; `key` is a stream_key.
+  /// Allocates in the order of a stream. `key` points to its stream_key.
   cuda::std::expected<void*, failure> (*try_allocate_keyed)(void* state, void const* key, std::size_t bytes,
                                                             std::size_t alignment) noexcept;
-  /// Frees in the order of the stream of `key`.
+  /// Frees in the order of a stream. `key` points to its stream_key.
   void (*deallocate_keyed)(void* state, void const* key, void* pointer, std::size_t bytes,
                            std::size_t alignment) noexcept;
   /// Returns the device's ordinal; -1 if the memory belongs to no device.
   int (*device)(void* state) noexcept;
-  /// Calls `admit` of the state (see waiting_state). Null if the resource cannot let requests wait.
+  /// Lets a request wait: calls `admit` of the state. Null if requests cannot wait in the resource.
   bool (*admit)(void* state, void* waiter) noexcept;
-  /// Calls `cancel_waiter` of the state. Null if the resource cannot let requests wait.
+  /// Ends a wait: calls `cancel_waiter` of the state. Null if requests cannot wait in the resource.
   bool (*cancel_waiter)(void* state, void* waiter) noexcept;
-  /// Tells the resource of a change in the work of a holder. Null if the resource does not use it.
+  /// Tells the resource of a change of a holder. Null if the resource does not use it.
   void (*on_holder_event)(void* state, void* holder, holder_event what) noexcept;
   /// Gives memory beyond `keep` reserved bytes back to the upstream; returns the bytes given back.
   std::size_t (*trim)(void* state, std::size_t keep);
@@ -55,35 +58,36 @@ struct services_table {
   char const* (*name)(void* state) noexcept;
 };
 
-/// A table with the state it works on; keeps nothing alive.
+/// A table with the state on which its functions work. Does not keep the state alive.
 struct services_handle {
   services_table const* table = nullptr; ///< null: the resource has no services of gpumem
   void* state = nullptr;                 ///< the first argument of the functions
 };
 
-/// The stateful property of every gpumem resource.
+/// The property through which CCCL's type-erased resources give access to gpumem's services.
 struct services {
-  /// CCCL reads the type of a property here.
+  /// CCCL takes the type of the property's value from here.
   using value_type = services_handle;
 };
 
 } // namespace extend
 
-/// An owning, type-erased resource that keeps gpumem's services. Never empty, unless moved from.
+/// An owning, type-erased resource with gpumem's services. It is empty only if it was moved from.
 using any_pool = cuda::mr::any_resource<cuda::mr::device_accessible, extend::services>;
 
-/// The same without ownership: 16 bytes, no reference count.
+/// A type-erased reference to a resource, with gpumem's services. 16 bytes; does not keep the resource alive.
 using pool_ref = cuda::mr::resource_ref<cuda::mr::device_accessible, extend::services>;
 
-// The module's interface instantiates these and any_memory. They are instantiated here too: for a unit that includes
-// CCCL and imports gpumem, clang 19 emits their friend try_get_property only if the unit's headers instantiate them. It
-// attaches the friend to the module (llvm-project#126373). Remove both lines when clang >= 20 is required.
+// Instantiates the classes of any_pool, pool_ref and any_memory, as the module's interface does. Otherwise a file that
+// includes CCCL and imports gpumem lacks their friend try_get_property with clang 19: clang attaches that friend to the
+// module (llvm-project#126373). Remove both lines when clang >= 20 is required.
 static_assert(sizeof(any_pool) > sizeof(pool_ref));
 static_assert(sizeof(any_pool) == sizeof(cuda::mr::any_resource<extend::services>));
 
 namespace extend {
 
-/// Returns the services of an erased resource; an empty handle if they belong to another type than the erased one.
+/// Returns the services of a type-erased resource. Returns an empty handle if it has none, or if they belong to another
+/// type than the one that was erased.
 template <class Erased> services_handle find_services(Erased const& resource) noexcept {
   services_handle found;
   if constexpr (cuda::has_property<Erased, services>) {
@@ -91,7 +95,7 @@ template <class Erased> services_handle find_services(Erased const& resource) no
   } else if (auto const maybe = try_get_property(resource, services{})) {
     found = *maybe;
   }
-#ifndef __CUDA_ARCH__ // nvcc's device pass, which only parses this, has no type_info
+#ifndef __CUDA_ARCH__ // nvcc's device pass only parses this and has no type_info
   if (!found.table || *found.table->type != resource.type()) return {};
 #endif
   return found;

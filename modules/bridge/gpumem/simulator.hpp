@@ -1,4 +1,4 @@
-// The simulated device: load it in place of the driver, control it, and read what it found.
+// Interface to the simulated device: loads it in place of the CUDA driver, controls it, and reads its findings.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -29,79 +29,79 @@ struct error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// `automatic`: each driver call lets the device run a random number of operations. `immediate`: each driver call first
-/// lets it run all operations that can run, so that results do not depend on the host's speed. `manual`: only step(),
-/// run_until_idle() and host calls that wait let it run.
+/// When the simulated device runs enqueued operations. `automatic`: each driver call lets it run a random number of
+/// operations. `immediate`: each driver call first lets it run all operations that can run, so that results do not
+/// depend on the host's speed. `manual`: it runs only in step(), run_until_idle() and host calls that wait.
 enum class stepping { automatic, manual, immediate };
 
 /// Options of the simulated device.
 struct options {
   int devices = 1;                              ///< number of devices
-  std::size_t capacity = std::size_t{80} << 30; ///< bytes per device; address space only
-  std::uint64_t seed = 1;                       ///< of the random order in which operations run
+  std::size_t capacity = std::size_t{80} << 30; ///< bytes per device; only used bytes take memory of the host
+  std::uint64_t seed = 1;                       ///< seed of the random order in which operations run
   stepping mode = stepping::automatic;          ///< when the device runs
-  /// How long a blocked host call waits for other threads before it fails.
+  /// How long a blocked host call waits for other threads before it fails, in time of the host.
   std::chrono::milliseconds stall_timeout{10'000};
   bool virtual_memory = true;   ///< false: devices without virtual memory management (cuMemAddressReserve, cuMemMap, …)
   bool pageable_memory = false; ///< true: devices that can access all memory of the host, as by HMM or ATS
   bool concurrent_managed_access = true; ///< false: devices to which managed memory cannot be prefetched
 };
 
-/// Makes the simulated device the driver of this process. Call it before the first CUDA call; later calls do
-/// nothing. Throws `error` if a real driver is loaded, or if the library is not found. A library that was preloaded is
-/// used; otherwise it is searched at GPUMEM_SIMULATOR_LIBRARY, beside the program, in ../lib, and where it was built or
+/// Makes the simulated device the driver of this process. Call it before the first CUDA call; later calls do nothing.
+/// Throws `error` if a real driver is loaded, or if the library is not found. If the library was preloaded, that one is
+/// used. Otherwise it is searched at GPUMEM_SIMULATOR_LIBRARY, beside the program, in ../lib, and where it was built or
 /// installed.
 void load(const options& how = {});
 
-/// Whether load() has succeeded in this process.
+/// Returns whether load() has succeeded in this process.
 [[nodiscard]] bool loaded() noexcept;
 
-/// Whether this machine has a device, judged by its device files; loads no driver.
+/// Returns whether this machine has a device, judged by its device files. Loads no driver.
 [[nodiscard]] bool available_real_device();
 
 /// Calls load() if there is no real device. Returns whether the simulated device is in use.
 bool auto_load(const options& how = {});
 
-/// Resets everything: streams, events, memory, graphs, findings, counts and faults are gone; primary contexts stay
-/// retained. Throws `error` while a host call waits or device work runs on another thread.
+/// Resets the simulation: streams, events, memory, graphs, findings, counts and faults are gone; primary contexts stay
+/// retained. Throws `error` if a host call waits or device work runs on another thread.
 void reset(const options& how = {});
 
-/// Lets all work finish and the host see it, then restarts the random sequence with the seed `number`.
+/// Runs all work, makes the host see that it is complete, and restarts the random sequence with the seed `number`.
 void seed(std::uint64_t number);
 
-/// Runs up to `operations` operations; returns how many ran.
+/// Runs at most `operations` operations. Returns how many have run.
 std::uint64_t step(std::uint64_t operations = 1);
 
-/// Runs until no operation can run; returns how many still wait.
+/// Runs operations until none can run. Returns how many still wait.
 std::uint64_t run_until_idle();
 
-/// Makes the `nth` allocation from now (1 is the next), of any kind of memory, run out of memory.
+/// Makes the `nth` allocation from now on (1 is the next) fail as out of memory, whichever kind of memory it is for.
 void fail_allocation(std::uint64_t nth);
 
-/// Makes the `nth` call from now of the driver function `name` (without version suffix) return `result`.
+/// Makes the `nth` call from now on of the driver function `name` (without version suffix) return `result`.
 void fail_call(const std::string& name, std::uint64_t nth, CUresult result);
 
-/// Makes every call fail with `result` until the device is reset (by the driver or by reset()).
+/// Makes every driver call fail with `result` until the device is reset, by the driver or by reset().
 void sticky_error(CUresult result);
 
-/// Makes the event's pending record, or its next one if none is pending, never complete. Its stream does not go beyond
-/// that record.
+/// Makes the event's pending record never complete, or its next record if none is pending. The stream of that record
+/// does not go beyond it.
 void never_complete(CUevent event);
 
 /// Bytes that a piece of work reads or writes.
 struct touch {
   const void* pointer; ///< first byte
   std::size_t bytes;   ///< number of bytes
-  bool writes;         ///< false: reads
+  bool writes;         ///< true: writes; false: reads
 };
-/// Returns the touch of work that reads the bytes.
+/// Returns the declaration that work reads the bytes.
 [[nodiscard]] inline touch read(const void* pointer, std::size_t bytes) noexcept { return {pointer, bytes, false}; }
-/// Returns the touch of work that writes the bytes.
+/// Returns the declaration that work writes the bytes.
 [[nodiscard]] inline touch write(const void* pointer, std::size_t bytes) noexcept { return {pointer, bytes, true}; }
 
-/// Enqueues device work on `stream`: it touches the declared bytes and takes `duration` of simulated time. When the
-/// device reaches it, `function` runs on the thread that lets the device run; it must not throw and must not call the
-/// driver.
+/// Enqueues device work on `stream`. The work touches the declared bytes and takes `duration` of simulated time. When
+/// the device reaches the work, `function` runs on the thread that lets the device run. It must not throw and must not
+/// call the driver.
 void work(cuda::stream_ref stream, std::initializer_list<touch> touches, std::chrono::nanoseconds duration = {},
           std::function<void()> function = {});
 void work(cuda::stream_ref stream, const std::vector<touch>& touches, std::chrono::nanoseconds duration = {},
@@ -109,13 +109,13 @@ void work(cuda::stream_ref stream, const std::vector<touch>& touches, std::chron
 
 /// The errors that the simulated device finds.
 enum class finding_kind {
-  unordered_access,           ///< work on two streams touches the same bytes, in no order
+  unordered_access,           ///< work on two streams touches the same bytes, and no order makes that safe
   unordered_reuse,            ///< a block was granted before its last use was complete
   unordered_free,             ///< a block was freed before a use on another stream was complete
   use_after_free,             ///< work touches a block that was freed before
   unallocated_access,         ///< work touches bytes that no allocation holds
   double_free,                ///< a block was freed twice
-  unknown_free,               ///< the freed address is not that of a block
+  unknown_free,               ///< no block starts at the freed address
   wrong_size,                 ///< the size passed to the free is not that of the allocation
   overlapping_grant,          ///< a resource granted the same bytes twice
   live_block_in_freed_memory, ///< memory went back to the driver with a live block in it
@@ -124,63 +124,63 @@ enum class finding_kind {
   call_in_host_function,      ///< a host function called the driver
   deadlock,                   ///< nothing can run any more, and a host call waits
   unmapped_access,            ///< work touches reserved addresses at which nothing is mapped
-  access_without_right,       ///< the device has no access to the mapping, or may only read it
+  access_without_right,       ///< work touches mapped bytes that its device may not access, or may only read
   premature_unmap,    ///< a mapping, or the access to it, was removed before the host had seen a use of it complete
-  dead_memory_handle, ///< the handle of physical memory was used after its release
+  dead_memory_handle, ///< a handle of physical memory was used after its release
   early_pool_destroy, ///< a memory pool was destroyed before the host had waited for its frees; a query is no wait
 };
 /// Returns the name of the enumerator.
 [[nodiscard]] const char* to_string(finding_kind kind) noexcept;
 
-/// One side of a finding. Stream 0 is the host; otherwise it is the id that cuStreamGetId returns.
+/// One side of a finding: an action of a stream or of the host.
 struct party {
-  std::uint64_t stream = 0;    ///< id; 0: the host
-  std::uint64_t operation = 0; ///< counted from 1 on each stream
-  std::string action;          ///< the action, as a text
+  std::uint64_t stream = 0;    ///< id that cuStreamGetId returns; 0: the host
+  std::uint64_t operation = 0; ///< number of the operation, counted from 1 on each stream
+  std::string action;          ///< the action in words
 };
 
 /// An error that was found.
 struct finding {
-  finding_kind kind;               ///< the error
+  finding_kind kind;               ///< kind of the error
   party earlier;                   ///< the side that came first
-  party later;                     ///< the side that was found to break the order
-  std::uint64_t block_address = 0; ///< of the block; 0 without one
-  std::uint64_t block_bytes = 0;   ///< of the block
-  std::uint64_t block_number = 0;  ///< number of the allocation since the reset
-  std::string missing;             ///< the order that is missing
+  party later;                     ///< the side whose action was found to break the order
+  std::uint64_t block_address = 0; ///< address of the block; 0 without one
+  std::uint64_t block_bytes = 0;   ///< bytes of the block
+  std::uint64_t block_number = 0;  ///< number of the block's allocation, counted since the reset
+  std::string missing;             ///< the order that is missing, in words
   std::string text;                ///< the whole finding as a sentence
 };
 
 /// The findings and counts since the last reset.
 struct summary {
-  std::vector<finding> findings;                     ///< all that were not taken yet
-  std::map<std::string, std::uint64_t> driver_calls; ///< by name without version suffix
+  std::vector<finding> findings;                     ///< all findings that were not taken yet
+  std::map<std::string, std::uint64_t> driver_calls; ///< number of calls by function name, without version suffix
   std::uint64_t operations_run = 0;                  ///< number of operations that have run
   std::uint64_t operations_pending = 0;              ///< number of operations that have not run yet
-  std::uint64_t streams_created = 0;                 ///< number of streams
-  std::uint64_t stream_handles_recycled = 0;         ///< number of streams with the handle of a destroyed one
-  std::uint64_t event_handles_recycled = 0;          ///< number of events with the handle of a destroyed one
-  std::uint64_t implicit_synchronizations = 0;       ///< calls of the driver that free memory and wait for the device
-  std::uint64_t bytes_allocated = 0;                 ///< device memory, now
-  std::uint64_t bytes_reserved = 0;                  ///< addresses for virtual memory, now
-  std::uint64_t mappings = 0;                        ///< of physical memory at reserved addresses, now
+  std::uint64_t streams_created = 0;                 ///< number of streams that were created
+  std::uint64_t stream_handles_recycled = 0;         ///< number of these that got the handle of a destroyed stream
+  std::uint64_t event_handles_recycled = 0;          ///< number of events that got the handle of a destroyed event
+  std::uint64_t implicit_synchronizations = 0;       ///< number of frees for which the driver waited for the device
+  std::uint64_t bytes_allocated = 0;                 ///< bytes of device memory that are allocated now
+  std::uint64_t bytes_reserved = 0;                  ///< bytes of addresses that are reserved for virtual memory now
+  std::uint64_t mappings = 0;                        ///< number of mappings at reserved addresses now
 };
 
-/// Returns what was found and counted since the last reset; findings stay until they are taken.
+/// Returns the findings and counts since the last reset. Findings stay until they are taken.
 [[nodiscard]] summary report();
 
 /// Sets the counts of driver calls to 0.
 void clear_driver_calls();
 
-/// Returns the findings and forgets them. Findings that are never taken are printed when the process exits. A status of
-/// success then becomes EXIT_FAILURE.
+/// Returns the findings and forgets them. If findings are never taken, they are printed when the process exits, and an
+/// exit status of success becomes EXIT_FAILURE.
 std::vector<finding> take_findings();
 
 /// Throws `error` with the texts of all findings, if there are any.
 void expect_silent();
 
-/// For a test that schedules its threads itself. `on_call` runs at each driver call, outside all locks. `on_block` runs
-/// when a host call cannot go on: it lets other threads run, and returns false if none can run.
+/// For a test that decides itself which of its threads runs. `on_call` runs at each driver call, without any lock.
+/// `on_block` runs when a host call cannot go on: it lets other threads run, and returns false if none can run.
 void set_schedule_hooks(void (*on_call)(void*), bool (*on_block)(void*), void* context);
 
 namespace detail {
@@ -190,42 +190,42 @@ void freed(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, st
 void use_recorded(CUstream stream, void* pointer) noexcept;
 } // namespace detail
 
-/// An adaptor that reports each allocation and free of the wrapped resource to the simulated device. Each counts as a
-/// write of the whole block at that point of the stream. For the `_sync` functions, and for memory that the host can
-/// access, the host writes. Copies compare equal; two that were made separately do not. Without the simulated device it
-/// only forwards.
+/// An adaptor that reports each allocation and free of the wrapped resource to the simulated device. Each report counts
+/// as a write of the whole block at that point of the stream. For allocate_sync and deallocate_sync the host writes.
+/// For memory that the host can access, the host also writes at an allocation. Copies compare equal; objects that were
+/// made separately do not. Without the simulated device the adaptor only forwards.
 template <class Resource> class checked {
 public:
   /// Wraps the resource.
   explicit checked(Resource resource) : resource_(std::move(resource)), owner_(detail::new_owner()) {}
 
-  /// Allocates as the resource does.
+  /// Allocates from the wrapped resource and reports the block.
   [[nodiscard]] void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256) {
     void* pointer = resource_.allocate(stream, bytes, alignment);
     tell_allocated(stream.get(), by_host, pointer, bytes);
     return pointer;
   }
 
-  /// Frees as the resource does.
+  /// Reports the free and passes it to the wrapped resource.
   void deallocate(cuda::stream_ref stream, void* pointer, std::size_t bytes, std::size_t alignment = 256) noexcept {
     tell_freed(stream.get(), false, pointer, bytes);
     resource_.deallocate(stream, pointer, bytes, alignment);
   }
 
-  /// Allocates as the resource does.
+  /// Allocates from the wrapped resource and reports the block.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = 256) {
     void* pointer = resource_.allocate_sync(bytes, alignment);
     tell_allocated(nullptr, true, pointer, bytes);
     return pointer;
   }
 
-  /// Frees as the resource does.
+  /// Reports the free and passes it to the wrapped resource.
   void deallocate_sync(void* pointer, std::size_t bytes, std::size_t alignment = 256) noexcept {
     tell_freed(nullptr, true, pointer, bytes);
     resource_.deallocate_sync(pointer, bytes, alignment);
   }
 
-  /// Allocates as the resource does, without throwing.
+  /// Allocates from the wrapped resource without throwing, and reports the block.
   template <class... More>
   [[nodiscard]] auto try_allocate(cuda::stream_ref stream, std::size_t bytes, More... more)
     requires requires(Resource& r) { r.try_allocate(stream, bytes, more...); }
@@ -235,7 +235,7 @@ public:
     return result;
   }
 
-  /// Frees without the size, as the resource does.
+  /// Reports a free without the size, and passes it to the wrapped resource.
   void deallocate(cuda::stream_ref stream, void* pointer) noexcept
     requires requires(Resource& r) { r.deallocate(stream, pointer); }
   {
@@ -243,7 +243,7 @@ public:
     resource_.deallocate(stream, pointer);
   }
 
-  /// Declares all uses of the block so far on `stream`: its free need not be ordered after them.
+  /// Declares that all uses of the block on `stream` are enqueued, so the free need not be ordered after them.
   void record_use(void* pointer, cuda::stream_ref stream)
     requires requires(Resource& r) { r.record_use(pointer, stream); }
   {
@@ -259,7 +259,7 @@ public:
     return a.owner_ == b.owner_ && a.resource_ == b.resource_;
   }
 
-  // The table of `services` would bypass this adaptor, so the property is not forwarded.
+  // The property `services` is not forwarded: calls through its function table would bypass this adaptor.
   template <class Property>
     requires(!std::is_same_v<Property, extend::services> &&
              !std::is_same_v<Property, cuda::mr::dynamic_accessibility_property> &&

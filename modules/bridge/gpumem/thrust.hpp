@@ -20,7 +20,8 @@
 #include <thrust/system/cuda/execution_policy.h>
 
 #include <cuda_runtime_api.h>
-// Thrust's containers call allocators from __host__ __device__ functions; these allocators run only on the host.
+// Thrust's containers call allocators from __host__ __device__ functions. The allocators here run only on the host, so
+// nvcc's check of such calls is disabled.
 #define GPUMEM_DETAIL_UNCHECKED _Pragma("nv_exec_check_disable")
 #define GPUMEM_DETAIL_BOTH_SIDES __host__ __device__
 #else
@@ -31,7 +32,7 @@
 namespace gpumem {
 namespace detail {
 
-/// The resource of a thrust_allocator behind one interface.
+/// Interface to the resource of a thrust_allocator; the type of the resource is erased.
 class thrust_memory {
 public:
   thrust_memory() = default;
@@ -60,7 +61,7 @@ private:
   Resource resource_;
 };
 
-/// Whether Thrust's device system can access the memory of the resource. A pool of the C library knows its kind of
+/// Whether Thrust's device system can access the memory of the resource. True for class `pool`, which knows its kind of
 /// memory only at run time.
 #if defined(GPUMEM_DETAIL_WITH_MEMORY_RESOURCE)
 #if THRUST_DEVICE_SYSTEM == THRUST_DEVICE_SYSTEM_CUDA
@@ -77,14 +78,16 @@ template <class Resource> inline constexpr bool serves_thrust = true;
 
 } // namespace detail
 
-/// An allocator over a resource, for thrust::device_vector and Thrust's policies: `pool`, or any resource of gpumem or
-/// CCCL that Thrust's device system can access. Memory is valid in the order of a stream and aligned to 256 bytes.
-/// Holds a copy of the resource, which copies of the allocator share. Throws what the resource throws, and
-/// std::bad_array_new_length. `Pointer` is a parameter so that the instances of nvcc and of the host compiler have
-/// different names: Thrust's own types differ between them.
+/// An allocator over a resource, for thrust::device_vector and Thrust's policies. The resource is a `pool`, or any
+/// resource of gpumem or CCCL that Thrust's device system can access. Memory is valid in the order of a stream and
+/// aligned to 256 bytes. The allocator holds a copy of the resource; copies of the allocator share that. Throws what
+/// the resource throws, and std::bad_array_new_length.
+///
+/// `Pointer` is a parameter only because Thrust's own types differ between nvcc and the host compiler: so the instances
+/// of both compilers have different names.
 template <class T, class Pointer = thrust::device_ptr<T>> class thrust_allocator {
 public:
-  /// Names that containers expect of an allocator.
+  /// Types that containers expect of an allocator.
   using value_type = T;
   using pointer = Pointer;
   using const_pointer = thrust::device_ptr<T const>;
@@ -96,13 +99,13 @@ public:
   using propagate_on_container_move_assignment = std::true_type;
   using propagate_on_container_swap = std::true_type;
   using is_always_equal = std::false_type;
-  /// The same allocator for elements of another type.
+  /// Gives containers the allocator for elements of another type.
   template <class U> struct rebind {
-    /// The allocator.
+    /// The allocator for elements of type U.
     using other = thrust_allocator<U, thrust::device_ptr<U>>;
   };
 
-  /// Uses memory of the device that is current now: later calls make that device current if it is not.
+  /// Makes an allocator for the device that is current now; later calls make that device current meanwhile.
   template <class Resource>
   thrust_allocator(stream_handle stream, Resource resource)
       : stream_{static_cast<CUstream_st*>(stream.value())},
@@ -130,7 +133,7 @@ public:
   GPUMEM_DETAIL_BOTH_SIDES ~thrust_allocator() {}
   // NOLINTEND(modernize-use-equals-default)
 
-  /// Allocates uninitialised elements that work enqueued on the stream from now on may use.
+  /// Allocates uninitialised elements. Work that is enqueued on the stream from now on may use them.
   [[nodiscard]] pointer allocate(size_type count) {
     if (count > (std::numeric_limits<size_type>::max)() / sizeof(T)) throw std::bad_array_new_length{};
     on_device const scope{device_};
@@ -195,7 +198,7 @@ template <class Resource> auto exec_policy(stream_handle stream, Resource resour
   return thrust::cuda::par(allocator).on(allocator.stream());
 }
 
-/// The same, but algorithms that need not wait on the host do not wait.
+/// Returns a policy like exec_policy(), but algorithms that need not wait on the host do not wait.
 template <class Resource> auto exec_policy_nosync(stream_handle stream, Resource resource) {
   thrust_allocator<char> const allocator{stream, std::move(resource)};
   return thrust::cuda::par_nosync(allocator).on(allocator.stream());

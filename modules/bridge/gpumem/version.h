@@ -7,5 +7,5 @@
 #define GPUMEM_VERSION_MINOR 1
 #define GPUMEM_VERSION_PATCH 0
 
-/// One number that can be compared: 1.2.3 is 10203.
+/// The version as one number that can be compared: 1.2.3 is 10203.
 #define GPUMEM_VERSION (GPUMEM_VERSION_MAJOR * 10000 + GPUMEM_VERSION_MINOR * 100 + GPUMEM_VERSION_PATCH)

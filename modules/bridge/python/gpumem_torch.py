@@ -1,7 +1,7 @@
 """gpumem as the memory of PyTorch.
 
     import gpumem_torch
-    gpumem_torch.install("limit=60GiB")       # before PyTorch's first use of a GPU: all its memory from here on
+    gpumem_torch.install("limit=60GiB")       # before PyTorch's first use of a GPU; from here on for all its memory
     ...
     print(gpumem_torch.statistics(0)["peak_reserved"])
 
@@ -11,13 +11,13 @@ or beside PyTorch's own allocator:
     with torch.cuda.use_mem_pool(pool):
         block = torch.empty(1 << 20, device="cuda")
 
-Without PyTorch, `configure`, `statistics`, `find`, `trim` and `library` work too: they need ctypes alone. The library is
-looked for at GPUMEM_LIBRARY, in the wheel, where the package installs it, and by its name.
+`configure`, `statistics`, `find`, `trim` and `library` also work without PyTorch: they need only ctypes. gpumem's
+library is searched at GPUMEM_LIBRARY, in the wheel, where the package installs it, and by its name.
 
-`install` puts a class of gpumem's in place of PyTorch's allocator, so that torch.cuda.memory_allocated and the like work
-as ever. The class is compiled for the PyTorch that is there, at the first call: see gpumem_torch_build. Where that cannot
-be done, `install(plug_in=True)` uses PyTorch's CUDAPluggableAllocator: then PyTorch refuses statistics, snapshots and
-memory pools, and want of memory is a RuntimeError that begins with "gpumem: out of memory".
+`install` puts a class of gpumem in place of PyTorch's allocator. Functions such as torch.cuda.memory_allocated work as
+before. The class is compiled for the installed PyTorch at the first call: see gpumem_torch_build. If that is not
+possible, `install(plug_in=True)` uses PyTorch's CUDAPluggableAllocator. PyTorch then refuses statistics, snapshots and
+memory pools, and if memory runs out it raises a RuntimeError that begins with "gpumem: out of memory".
 """
 # SPDX-License-Identifier: Apache-2.0
 import ctypes
@@ -30,7 +30,7 @@ __all__ = ["Failure", "configure", "statistics", "find", "install", "installed",
 
 OUTCOMES = ("granted", "stopped", "deadline", "closed", "too_large", "exhausted", "preempted", "stalled",
             "capture_unsupported", "device_lost", "invalid_argument", "driver_error")
-# The functions that a C++ allocator of PyTorch takes, by the setter that takes each.
+# Functions of gpumem that PyTorch's CUDAPluggableAllocator calls, by the setter that takes each.
 HOOKS = {
     "set_record_stream_fn": "gpumem_torch_record_stream",
     "set_reset_fn": "gpumem_torch_empty_cache",
@@ -40,11 +40,11 @@ HOOKS = {
     "set_release_pool": "gpumem_torch_release_pool",
 }
 LIBRARY_NAME = "libgpumem_c.so.0"
-INTERFACE = 0, 1  # major and minor version that the structures below are of
+INTERFACE = 0, 1  # major and minor version of the library to which the structures below belong
 
 
 class Failure(RuntimeError):
-    """A call that gpumem refused: `outcome` is its name, one of OUTCOMES; the text says why."""
+    """Raised if a call of gpumem fails. `outcome` is the name of the outcome, one of OUTCOMES; the text says why."""
 
     def __init__(self, outcome, text):
         super().__init__(text)
@@ -67,7 +67,7 @@ class _Block(ctypes.Structure):
 
 _lock = threading.RLock()
 _library = None
-_kept = {}  # PyTorch keeps no count of the allocators that its pools point to
+_kept = {}  # keeps allocators alive, because PyTorch's pools hold only pointers to them
 
 
 def _candidates():
@@ -76,14 +76,14 @@ def _candidates():
         return [named]
     here = Path(__file__).resolve()
     in_wheel = here.parent / "gpumem_torch.libs" / LIBRARY_NAME
-    beside = here.parent.parent.parent / LIBRARY_NAME  # <libdir>/gpumem/python/gpumem_torch.py
+    beside = here.parent.parent.parent / LIBRARY_NAME  # this file is <libdir>/gpumem/python/gpumem_torch.py
     return [str(path) for path in (in_wheel, beside) if path.exists()] + [LIBRARY_NAME]
 
 
 def _open():
     tried = []
     if not os.environ.get("GPUMEM_LIBRARY"):
-        try:  # the copy that a part of the program has loaded: a second one could not free its blocks
+        try:  # the copy that the program has loaded already: another copy could not free its blocks
             return ctypes.CDLL(LIBRARY_NAME, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         except OSError:
             pass
@@ -130,7 +130,7 @@ def _declare(lib):
 
 
 def library():
-    """gpumem's library with its C functions declared, opened at the first call; ImportError where there is none."""
+    """Returns gpumem's library with its C functions declared. Opens it at the first call. Raises ImportError."""
     global _library
     with _lock:
         if _library is None:
@@ -148,23 +148,23 @@ def library():
 
 
 def check(outcome):
-    """Raises Failure unless the outcome of one of the library's functions is 0, granted."""
+    """Raises Failure unless `outcome`, the result of a function of the library, is 0 (granted)."""
     if outcome != 0:
         name = OUTCOMES[outcome] if 0 <= outcome < len(OUTCOMES) else str(outcome)
         raise Failure(name, library().gpumem_last_error().decode(errors="replace"))
 
 
 def version():
-    """The library's version as (major, minor, patch)."""
+    """Returns the library's version as (major, minor, patch)."""
     number = library().gpumem_version()
     return number // 10000, number // 100 % 100, number % 100
 
 
 def configure(options=None):
-    """The options of the pools, which are made one a device at its first allocation: text as gpumem_make_pool in
-    gpumem.h takes it ("limit=8GiB,initial_size=1GiB"), a dict of the same, in which True and False are on and off, or
-    None for those of the environment variable GPUMEM_TORCH_OPTIONS. Raises Failure for what it does not understand, and
-    once a device has its pool.
+    """Sets the options of the pools. Each device gets one pool at its first allocation. `options` is a text as for
+    gpumem_make_pool in gpumem.h ("limit=8GiB,initial_size=1GiB"), or a dict of such options, with True for on and False
+    for off. None means the text in the environment variable GPUMEM_TORCH_OPTIONS. Raises Failure for unknown or
+    malformed options, and once a device has its pool.
 
     - limit, initial_size, release_threshold, chunk_size, smallest_block, largest_block: sizes in bytes or with a unit.
       A pool with a chunk_size draws chunks as with pages=off.
@@ -204,7 +204,7 @@ def _pool(device):
 
 
 def _ordinal(device):
-    """The ordinal of what PyTorch calls a device: 1, "cuda:1", torch.device("cuda", 1), or None for the current one."""
+    """Returns the ordinal of a device: 1, "cuda:1", torch.device("cuda", 1), or None for the current device."""
     if isinstance(device, int):
         return device
     torch = _torch()
@@ -215,13 +215,13 @@ def _ordinal(device):
 
 
 def share_pool(handle, device=0):
-    """Makes PyTorch use the pool of a C or C++ part of the program, from the device's first allocation on. `handle` is its
-    gpumem_pool* as an int: `pool.handle()` in C++. Raises Failure once the device has its pool."""
+    """Makes PyTorch use a pool of a C or C++ part of the program. Call it before the device's first allocation.
+    `handle` is the gpumem_pool* as an int: `pool.handle()` in C++. Raises Failure once the device has its pool."""
     check(library().gpumem_torch_share_pool(_ordinal(device), handle))
 
 
 def statistics(device=0):
-    """Bytes and counts of the device's pool, by their names in gpumem_statistics; zeros before its first allocation."""
+    """Returns bytes and counts of the device's pool by their names in gpumem_statistics; zeros if there is no pool."""
     result = _Statistics(size=ctypes.sizeof(_Statistics))
     pool = _pool(_ordinal(device))
     if pool:
@@ -230,8 +230,8 @@ def statistics(device=0):
 
 
 def find(pointer, device=0):
-    """What the device's pool knows of the memory at this address: base, bytes, allocated, stream, live; None if it is not
-    the pool's."""
+    """Returns the block or free range of the device's pool that holds this address: base, bytes, allocated, stream,
+    live. Returns None if the pool does not own the address."""
     block = _Block(size=ctypes.sizeof(_Block))
     pool = _pool(_ordinal(device))
     if pool:
@@ -243,9 +243,10 @@ def find(pointer, device=0):
 
 
 def trim(keep=0, device=0, wait=1.0):
-    """Gives the device's unused memory beyond `keep` reserved bytes back; returns the bytes given back. Only what is
-    complete goes; `wait` is the seconds to wait for that. Unlike torch.cuda.empty_cache it does so also while a captured
-    graph lives: the graph's memory must not be among it."""
+    """Gives free memory of the device's pool beyond `keep` reserved bytes back, and returns the bytes given back.
+    Memory goes back only if the work that uses it is complete; waits for that for at most `wait` seconds. Unlike
+    torch.cuda.empty_cache this also gives memory back while a captured graph lives, so the graph must not use any of
+    it."""
     given_back = ctypes.c_size_t()
     pool = _pool(_ordinal(device))
     if pool:
@@ -261,7 +262,7 @@ def _address(name):
 
 
 def _wire(allocator):
-    """Gives PyTorch's C++ allocator the hooks. Without record_stream it would ignore Tensor.record_stream in silence."""
+    """Passes HOOKS to PyTorch's allocator. Without the hook for record_stream it would ignore Tensor.record_stream."""
     inner = allocator.allocator()
     if not hasattr(inner, "set_record_stream_fn"):
         raise RuntimeError("this PyTorch takes no record_stream of an allocator from outside: memory used on a second "
@@ -279,20 +280,20 @@ def _allocator(allocate):
 
 
 def _load_allocator(torch):
-    """The library with the allocator class for this PyTorch, built unless it is there."""
+    """Returns the library with the allocator class for this PyTorch; builds it if it does not exist yet."""
     import gpumem_torch_build
     path = gpumem_torch_build.build(torch)
-    ctypes.CDLL(library()._name, mode=ctypes.RTLD_GLOBAL)  # where the class finds gpumem's functions
+    ctypes.CDLL(library()._name, mode=ctypes.RTLD_GLOBAL)  # so that the class finds gpumem's functions
     loaded = ctypes.CDLL(str(path))
     loaded.gpumem_torch_install_allocator.restype = ctypes.c_char_p
     return loaded
 
 
 def install(options=None, *, plug_in=False):
-    """Makes gpumem PyTorch's allocator for this process, with these options (as `configure`), before PyTorch's first use
-    of a GPU. `plug_in` installs it by PyTorch's CUDAPluggableAllocator, which needs no compiler. Raises Failure for the
-    options, gpumem_torch_build.BuildError where the allocator class cannot be built, and RuntimeError once PyTorch has
-    used a GPU. Without PyTorch `install` and `mem_pool` raise ModuleNotFoundError."""
+    """Makes gpumem PyTorch's allocator for this process. Call it before PyTorch's first use of a GPU. `options` are
+    those of `configure`. `plug_in` installs gpumem by PyTorch's CUDAPluggableAllocator, which needs no compiler. Raises
+    Failure for wrong options, gpumem_torch_build.BuildError if the allocator class cannot be built, and RuntimeError
+    once PyTorch has used a GPU. Without PyTorch `install` and `mem_pool` raise ModuleNotFoundError."""
     torch = _torch()
     with _lock:
         if installed() and options is None:
@@ -313,14 +314,15 @@ def install(options=None, *, plug_in=False):
 
 
 def installed():
-    """Whether `install` has made gpumem PyTorch's allocator."""
+    """Returns whether `install` has made gpumem PyTorch's allocator."""
     return "installed" in _kept
 
 
 def mem_pool(options=None, device=None, **more):
-    """A torch.cuda.MemPool of the device (None: the current one) that draws from gpumem, for torch.cuda.use_mem_pool;
-    `more` goes to torch.cuda.MemPool. PyTorch caches in it as in its own memory and gives back when the pool dies or at
-    torch.cuda.empty_cache. Options as `configure`, before the first pool."""
+    """Returns a torch.cuda.MemPool for torch.cuda.use_mem_pool that gets its memory from gpumem. `device` None is the
+    current device; `more` is passed to torch.cuda.MemPool. PyTorch caches memory in the pool, and gives it back at
+    torch.cuda.empty_cache or when the pool is destroyed. `options` are those of `configure`, for the first pool
+    only."""
     torch = _torch()
     if options is not None:
         configure(options)

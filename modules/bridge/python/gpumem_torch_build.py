@@ -1,10 +1,11 @@
 """Builds and keeps the library that makes gpumem PyTorch's allocator: one for each version of PyTorch.
 
-    python -m gpumem_torch_build     # builds it now, for the PyTorch that this Python has, and prints where it is
+    python -m gpumem_torch_build     # builds the library now, for the PyTorch of this Python, and prints its path
 
-Otherwise gpumem_torch.install builds it at its first call. It takes a C++20 compiler (CXX, or g++, or clang++), and the
-headers of the CUDA runtime: those of the wheels nvidia-cuda-runtime and nvidia-cuda-crt, or of a toolkit (CUDA_HOME).
-The library is kept in GPUMEM_TORCH_CACHE, or in gpumem_torch in the user's cache folder.
+Otherwise gpumem_torch.install builds the library at its first call. The build needs a C++20 compiler (CXX, g++ or
+clang++) and the headers of the CUDA runtime: those of the wheels nvidia-cuda-runtime and nvidia-cuda-crt, or of a
+toolkit (CUDA_HOME). The library is kept in GPUMEM_TORCH_CACHE, or in the folder gpumem_torch of the user's cache
+folder.
 """
 # SPDX-License-Identifier: Apache-2.0
 import contextlib
@@ -21,12 +22,12 @@ from pathlib import Path
 
 __all__ = ["BuildError", "build", "library_path"]
 
-OLDEST, NEWEST = (2, 9), (2, 15)  # versions of PyTorch; 2.9, 2.11 and 2.15 were tried
+OLDEST, NEWEST = (2, 9), (2, 15)  # versions of PyTorch; tested with 2.9, 2.11 and 2.15
 HERE = Path(__file__).resolve().parent
 
 
 class BuildError(RuntimeError):
-    """The library cannot be built here; the text says why, and what to do instead."""
+    """Raised if the library cannot be built here; the text says why, and what to do instead."""
 
     def __init__(self, why):
         super().__init__(f"gpumem_torch: {why}. gpumem_torch.install(plug_in=True) needs no library: it installs gpumem "
@@ -34,7 +35,7 @@ class BuildError(RuntimeError):
 
 
 def _folders():
-    """The folders of the sources and of gpumem's headers: as installed, or in the source tree."""
+    """Returns the folders of the sources and of gpumem's headers: as installed, or in the source tree."""
     installed = HERE / "gpumem_torch.sources"
     if installed.is_dir():
         return installed, installed
@@ -59,7 +60,7 @@ def _compiler():
 
 
 def _cuda_folders(torch):
-    """The folders that may have the headers of the CUDA runtime, the best first."""
+    """Yields the folders that may have the headers of the CUDA runtime, in the order in which they are tried."""
     major = torch.version.cuda.split(".")[0]
     packages = Path(torch.__file__).resolve().parent.parent / "nvidia"
     yield packages / f"cu{major}/include"
@@ -70,7 +71,7 @@ def _cuda_folders(torch):
     nvcc = shutil.which("nvcc")
     if nvcc:
         yield Path(nvcc).resolve().parent.parent / "include"
-    for name in (f"cuda-{torch.version.cuda}", "cuda"):  # where NVIDIA's packages put a toolkit
+    for name in (f"cuda-{torch.version.cuda}", "cuda"):  # the folders of NVIDIA's packages for Linux
         yield Path("/usr/local") / name / "include"
 
 
@@ -112,7 +113,7 @@ def _cache():
 
 
 def library_path(torch):
-    """Where the library for this PyTorch is kept, whether or not it was built yet. Raises BuildError."""
+    """Returns the path of the library for this PyTorch, whether or not it was built yet. Raises BuildError."""
     _version(torch)
     sources, headers = _folders()
     digest = hashlib.sha256()
@@ -123,7 +124,7 @@ def library_path(torch):
 
 
 def _run(commands):
-    """Runs the commands side by side; raises BuildError with the messages of the first that fails."""
+    """Runs the commands at the same time. Raises BuildError with the messages of the first one that fails."""
     running = [(command, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
                for command in commands]
     outputs = [process.communicate()[0] for _, process in running]
@@ -143,12 +144,12 @@ def _compile(torch, path):
         made = Path(scratch) / "made.so"
         _run([[compiler, "-shared", *map(str, objects), "-o", str(made), f"-L{torch_folder / 'lib'}", "-lc10",
                "-lc10_cuda", "-Wl,-z,nodelete"]])
-        os.replace(made, path)  # another process sees all of it or nothing
+        os.replace(made, path)  # another process sees the whole file or none
 
 
 @contextlib.contextmanager
 def _alone(folder):
-    """Lets one process at a time build in the folder."""
+    """Holds a lock of the folder, so that only one process at a time builds there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / "lock", "w")
@@ -161,7 +162,7 @@ def _alone(folder):
 
 
 def build(torch):
-    """Returns the path of the library for this PyTorch, and builds it unless it is there. Raises BuildError."""
+    """Returns the path of the library for this PyTorch; builds it if it does not exist yet. Raises BuildError."""
     path = library_path(torch)
     if path.exists():
         return path

@@ -1,4 +1,4 @@
-// The parts of each function of the runtime: the context of the thread, and the error that the thread keeps.
+// Common parts of the runtime's functions: they enter a context, call the driver, and keep errors for the thread.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -9,27 +9,27 @@
 
 namespace simulated_runtime {
 
-/// Keeps an error for cudaGetLastError; returns it.
+/// Keeps an error of the calling thread for cudaGetLastError. Returns its argument.
 cudaError_t keep(cudaError_t result) noexcept;
 
-/// The errors of the driver have the same numbers in the runtime.
+/// Keeps an error of the driver. The runtime has the same error numbers.
 inline cudaError_t keep(CUresult result) noexcept { return keep(static_cast<cudaError_t>(result)); }
 
-/// Returns the kept error of the thread, and forgets it.
+/// Returns the error that the thread has kept, and forgets it.
 cudaError_t take_error() noexcept;
 cudaError_t kept_error() noexcept;
 
-/// Returns the device that the thread has set, or 0. A context that is current has priority over it.
+/// Returns the device that the thread has set, or 0. If a context is current, calls use that context instead.
 int chosen_device() noexcept;
 void choose_device(int device) noexcept;
 
 /// Initialises the driver. Returns its error.
 CUresult start(const driver_table& cu) noexcept;
 
-/// Makes the primary context of the chosen device current, unless an active context is.
+/// Makes the primary context of chosen_device() current, unless an active context is current.
 CUresult enter_context(const driver_table& cu) noexcept;
 
-/// Returns `body(driver)` after the driver was initialised; keeps its error.
+/// Initialises the driver and returns the result of `body(driver)`. Keeps the error.
 template <class Body> cudaError_t without_context(Body&& body) noexcept {
   const driver_table* cu = opened_driver();
   if (cu == nullptr) return keep(cudaErrorInsufficientDriver);
@@ -37,7 +37,7 @@ template <class Body> cudaError_t without_context(Body&& body) noexcept {
   return keep(std::forward<Body>(body)(*cu));
 }
 
-/// The same in a context.
+/// Like without_context(), but enters a context before the call of `body`.
 template <class Body> cudaError_t in_context(Body&& body) noexcept {
   return without_context([&](const driver_table& cu) {
     using result = decltype(body(cu));
@@ -56,12 +56,13 @@ template <auto Function, class... Arguments> cudaError_t pass_plain(Arguments...
   return without_context([&](const driver_table& cu) { return (cu.*Function)(arguments...); });
 }
 
-/// Says once per process, at the first refused launch, that kernels do not run. Keeps and returns the error.
+/// Keeps and returns the error of a refused launch. At the first one in the process, says on stderr that kernels do not
+/// run.
 cudaError_t refuse_kernel(const char* call) noexcept;
 
 inline CUdeviceptr address(const void* pointer) noexcept { return reinterpret_cast<CUdeviceptr>(pointer); }
 
-/// Types of the runtime that have the layout of the driver's.
+/// Converts a pointer to a type of the runtime to one of the driver with the same layout.
 template <class To, class From> To* as(From* given) noexcept {
   static_assert(sizeof(To) == sizeof(From));
   return reinterpret_cast<To*>(given);

@@ -1,5 +1,5 @@
-// Functions whose stream may be the default stream. They are compiled twice: with the macro of the per-thread default
-// stream, the header gives them their other names (cudaMemcpyAsync_ptsz, cudaMemcpy_ptds).
+// Functions whose stream may be the default stream. This file is compiled twice. With the macro of the per-thread
+// default stream, the runtime's header gives the functions other names (cudaMemcpyAsync_ptsz, cudaMemcpy_ptds).
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
 #include <type_traits>
@@ -178,7 +178,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   return pass<&driver_table::cuGraphLaunch>(graph, on(stream));
 }
 
-/// A function that the driver does not have is no error: the pointer is null.
+/// If the driver lacks the function, the call succeeds and sets the pointer to null.
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
                                              unsigned long long flags, cudaDriverEntryPointQueryResult* status) {
   return without_context([&](const driver_table& cu) {

@@ -74,7 +74,7 @@ const char* cudaGetErrorName(cudaError_t error) {
   return "unrecognized error code";
 }
 
-/// The driver has texts for the errors that both have.
+/// Returns the driver's text for errors that the driver also has, otherwise the name.
 const char* cudaGetErrorString(cudaError_t error) {
   const driver_table* cu = opened_driver();
   const char* text = nullptr;

@@ -1,4 +1,4 @@
-// Finds and opens the simulated driver: the one that is loaded, or the one beside this library.
+// Finds and opens the simulated driver: the one that is loaded already, or the one in the folder of this library.
 // SPDX-License-Identifier: Apache-2.0
 #include "driver_table.hpp"
 
@@ -55,7 +55,7 @@ const driver_table* table() {
   return &all;
 }
 
-/// Opens the driver with this library, so that a later dlopen("libcuda.so.1") of the program finds it.
+/// Opens the driver as soon as this library is loaded, so that a later dlopen("libcuda.so.1") of the program finds it.
 [[gnu::constructor]] void open_early() { opened_driver(); }
 
 } // namespace

@@ -96,15 +96,16 @@ namespace simulated_runtime {
   X(cuMemRangeGetAttributes)                                                                                           \
   X(cuPointerGetAttributes)
 
-/// Each member has the name of its function, as the header's macros extend it (cuMemAlloc_v2).
+/// Pointers to the driver's functions. Members have the names that the macros of the driver's header give to the
+/// functions, such as cuMemAlloc_v2.
 struct driver_table {
 #define GPUMEM_RUNTIME_DRIVER_MEMBER(function) decltype(&::function) function;
   GPUMEM_RUNTIME_DRIVER_FUNCTIONS(GPUMEM_RUNTIME_DRIVER_MEMBER)
 #undef GPUMEM_RUNTIME_DRIVER_MEMBER
 };
 
-/// Returns the simulated driver of the process; null if it cannot be opened. Opens it at the first call, and says on
-/// stderr if it cannot.
+/// Returns the functions of the simulated driver. Opens the driver at the first call. If that fails, says so on stderr
+/// and returns null.
 const driver_table* opened_driver() noexcept;
 
 } // namespace simulated_runtime

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t pitch_unit = 512;
 
-/// An allocation of 0 bytes succeeds with a null pointer.
+/// Allocates by `take`. An allocation of 0 bytes succeeds with a null pointer.
 template <class Allocate> cudaError_t allocate(void** pointer, std::size_t bytes, Allocate&& take) {
   return in_context([&](const driver_table& cu) {
     if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;

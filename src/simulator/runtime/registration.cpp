@@ -1,5 +1,4 @@
-// Functions that compiled .cu files call: the registration of kernels and variables, which does nothing, and launches,
-// which are refused.
+// Functions that compiled .cu files call. Registration of kernels and variables does nothing; launches are refused.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <cstdio>
@@ -30,7 +29,7 @@ void __cudaRegisterManagedVar(void**, void**, char*, const char* name, int, size
   std::fprintf(stderr, "gpumem simulator: the variable %s is __managed__, which is not simulated\n", name);
 }
 
-/// A caller that gets a value other than 0 skips the launch.
+/// Returns 1, because a caller that gets a value other than 0 skips the launch.
 unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, cudaStream_t) {
   refuse_kernel("a launch by <<<>>>");
   return 1;
