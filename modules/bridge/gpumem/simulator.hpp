@@ -144,9 +144,9 @@ struct finding {
   finding_kind kind;               ///< the error
   party earlier;                   ///< the side that came first
   party later;                     ///< the side that was found to break the order
-  std::uint64_t block_address = 0; ///< of the block; 0 without one
-  std::uint64_t block_bytes = 0;   ///< of the block
-  std::uint64_t block_number = 0;  ///< number of the allocation since the reset
+  std::uint64_t block_address = 0; ///< of the block, or of the first of several pages; 0 without one
+  std::uint64_t block_bytes = 0;   ///< of the block, or of all pages
+  std::uint64_t block_number = 0;  ///< number of the allocation, or of the first page's, since the reset
   std::string missing;             ///< the order that is missing
   std::string text;                ///< the whole finding as a sentence
 };
