@@ -40,7 +40,8 @@ struct options {
   std::size_t capacity = std::size_t{80} << 30; ///< bytes per device; address space only
   std::uint64_t seed = 1;                       ///< of the random order in which operations run
   stepping mode = stepping::automatic;          ///< when the device runs
-  /// How long a blocked host call waits for other threads before it fails.
+  /// How long a blocked host call waits for other threads before it fails. With stepping::manual also how long queries
+  /// find the same work not done before the device says so on stderr, once.
   std::chrono::milliseconds stall_timeout{10'000};
   bool virtual_memory = true;   ///< false: devices without virtual memory management (cuMemAddressReserve, cuMemMap, …)
   bool pageable_memory = false; ///< true: devices that can access all memory of the host, as by HMM or ATS
