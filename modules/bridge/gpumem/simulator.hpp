@@ -189,40 +189,77 @@ std::uint64_t new_owner() noexcept;
 void allocated(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, std::size_t bytes) noexcept;
 void freed(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, std::size_t bytes) noexcept;
 void use_recorded(CUstream stream, void* pointer) noexcept;
+
+/// Tells the simulated device of the blocks of a `checked` resource and its copies. Memory that the host can access is
+/// granted to the host.
+class block_teller {
+public:
+  template <class Resource> static block_teller of() noexcept {
+    return block_teller{cuda::has_property<Resource, cuda::mr::host_accessible>};
+  }
+  void granted(CUstream stream, bool by_host, void* pointer, std::size_t bytes) const noexcept {
+    if (pointer != nullptr && bytes != 0) allocated(owner_, stream, by_host || for_host_, pointer, bytes);
+  }
+  /// `bytes`: 0 if the caller does not know them.
+  void freed(CUstream stream, bool by_host, void* pointer, std::size_t bytes) const noexcept {
+    if (pointer != nullptr) detail::freed(owner_, stream, by_host, pointer, bytes);
+  }
+  [[nodiscard]] bool operator==(const block_teller& other) const noexcept { return owner_ == other.owner_; }
+
+private:
+  explicit block_teller(bool for_host) noexcept : for_host_(for_host) {}
+  std::uint64_t owner_ = new_owner();
+  bool for_host_;
+};
+
+/// A resource of gpumem that is not erased.
+template <class Resource>
+concept gpumem_resource = requires(Resource& r) {
+  typename Resource::state_type;
+  r.services();
+};
+
+// The module has the function, in the namespace of a base class of its resources.
+template <class Self, class Resource>
+using checked_base = decltype(observed_base_of(std::type_identity<Self>{}, std::declval<const Resource&>(),
+                                               std::declval<const block_teller&>()));
 } // namespace detail
 
 /// An adaptor that reports each allocation and free of the wrapped resource to the simulated device. Each counts as a
 /// write of the whole block at that point of the stream. For the `_sync` functions, and for memory that the host can
 /// access, the host writes. Copies compare equal; two that were made separately do not. Without the simulated device it
 /// only forwards.
+///
+/// Over a resource of gpumem it is an adaptor as those of gpumem: it forwards `acquire`, and requests wait where they
+/// wait without it. Over an erased resource, or one of another library, requests do not wait.
 template <class Resource> class checked {
 public:
   /// Wraps the resource.
-  explicit checked(Resource resource) : resource_(std::move(resource)), owner_(detail::new_owner()) {}
+  explicit checked(Resource resource) : resource_(std::move(resource)), teller_(detail::block_teller::of<Resource>()) {}
 
   /// Allocates as the resource does.
   [[nodiscard]] void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256) {
     void* pointer = resource_.allocate(stream, bytes, alignment);
-    tell_allocated(stream.get(), by_host, pointer, bytes);
+    teller_.granted(stream.get(), false, pointer, bytes);
     return pointer;
   }
 
   /// Frees as the resource does.
   void deallocate(cuda::stream_ref stream, void* pointer, std::size_t bytes, std::size_t alignment = 256) noexcept {
-    tell_freed(stream.get(), false, pointer, bytes);
+    teller_.freed(stream.get(), false, pointer, bytes);
     resource_.deallocate(stream, pointer, bytes, alignment);
   }
 
   /// Allocates as the resource does.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = 256) {
     void* pointer = resource_.allocate_sync(bytes, alignment);
-    tell_allocated(nullptr, true, pointer, bytes);
+    teller_.granted(nullptr, true, pointer, bytes);
     return pointer;
   }
 
   /// Frees as the resource does.
   void deallocate_sync(void* pointer, std::size_t bytes, std::size_t alignment = 256) noexcept {
-    tell_freed(nullptr, true, pointer, bytes);
+    teller_.freed(nullptr, true, pointer, bytes);
     resource_.deallocate_sync(pointer, bytes, alignment);
   }
 
@@ -232,15 +269,23 @@ public:
     requires requires(Resource& r) { r.try_allocate(stream, bytes, more...); }
   {
     auto result = resource_.try_allocate(stream, bytes, more...);
-    if (result) tell_allocated(stream.get(), by_host, *result, bytes);
+    if (result) teller_.granted(stream.get(), false, *result, bytes);
     return result;
+  }
+
+  /// Does not compile: requests cannot wait at this resource.
+  template <class... Any> void acquire(Any&&...) {
+    static_assert(
+        sizeof...(Any) > std::size_t{1} << 20,
+        "gpumem: simulator::checked has `acquire` only over a resource of gpumem that is not erased: wrap the "
+        "pool, and erase the type afterwards");
   }
 
   /// Frees without the size, as the resource does.
   void deallocate(cuda::stream_ref stream, void* pointer) noexcept
     requires requires(Resource& r) { r.deallocate(stream, pointer); }
   {
-    tell_freed(stream.get(), false, pointer, 0);
+    teller_.freed(stream.get(), false, pointer, 0);
     resource_.deallocate(stream, pointer);
   }
 
@@ -257,7 +302,7 @@ public:
   [[nodiscard]] const Resource& upstream_resource() const noexcept { return resource_; }
 
   [[nodiscard]] friend bool operator==(const checked& a, const checked& b) {
-    return a.owner_ == b.owner_ && a.resource_ == b.resource_;
+    return a.teller_ == b.teller_ && a.resource_ == b.resource_;
   }
 
   // The table of `services` would bypass this adaptor, so the property is not forwarded.
@@ -270,17 +315,30 @@ public:
   }
 
 private:
-  static constexpr bool by_host = cuda::has_property<Resource, cuda::mr::host_accessible>;
-
-  void tell_allocated(CUstream stream, bool host, void* pointer, std::size_t bytes) const noexcept {
-    if (pointer != nullptr && bytes != 0) detail::allocated(owner_, stream, host, pointer, bytes);
-  }
-  void tell_freed(CUstream stream, bool host, void* pointer, std::size_t bytes) const noexcept {
-    if (pointer != nullptr) detail::freed(owner_, stream, host, pointer, bytes);
-  }
-
   Resource resource_;
-  std::uint64_t owner_;
+  detail::block_teller teller_;
+};
+
+/// The same over a resource of gpumem: an adaptor as those of gpumem.
+template <detail::gpumem_resource Resource>
+class checked<Resource> : public detail::checked_base<checked<Resource>, Resource> {
+  using base = detail::checked_base<checked, Resource>;
+
+public:
+  /// Wraps the resource. Throws std::bad_alloc.
+  explicit checked(Resource resource) : base(std::move(resource), detail::block_teller::of<Resource>()) {}
+
+  /// Declares all uses of the block so far on `stream`: its free need not be ordered after them.
+  void record_use(void* pointer, cuda::stream_ref stream)
+    requires requires(Resource& r) { r.record_use(pointer, stream); }
+  {
+    detail::use_recorded(stream.get(), pointer);
+    base::record_use(pointer, stream);
+  }
+
+  /// Returns the wrapped resource.
+  [[nodiscard]] Resource& upstream_resource() { return this->shared().upstream(); }
+  [[nodiscard]] const Resource& upstream_resource() const { return this->shared().upstream(); }
 };
 
 } // namespace gpumem::simulator
