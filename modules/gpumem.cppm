@@ -153,6 +153,7 @@ export import :binning_resource;
 
 export import :inner_alignment;
 export import :adaptor_base;
+export import :observed_base;
 export import :statistics_adaptor;
 export import :log_ring;
 export import :logging_adaptor;

@@ -79,7 +79,7 @@ std::uint64_t checker::tracking_id(const physical& which) noexcept { return (std
 
 checker::holder checker::holder_of(const run& at) const {
   if (at.through != nullptr)
-    return {{at.through->of->number, at.through->address, at.through->bytes}, tracking_id(*at.through->of)};
+    return {{at.through->of->number, at.through->address, at.through->bytes, true}, tracking_id(*at.through->of)};
   const allocation* held = allocations_.find(at.address);
   return held == nullptr ? holder{} : holder{{held->number, held->address, held->bytes}, held->buffer_id};
 }
@@ -99,6 +99,11 @@ void checker::report_finding(finding_kind kind, const party& earlier, const part
   findings_.add({kind, earlier, later, block, missing_order(earlier, later), what});
 }
 
+void checker::report_unordered(finding_kind kind, const party& earlier, const party& later, const block_name& block,
+                               const std::string& before, const std::string& after) {
+  findings_.add_unordered({kind, earlier, later, block, missing_order(earlier, later), {}}, before, after);
+}
+
 /// Reports the accesses that `who` is not ordered after. Removes reported accesses, and those that this access
 /// replaces.
 void checker::check_order(segment& part, const actor& who, bool write, finding_kind kind, const block_name& block,
@@ -111,9 +116,8 @@ void checker::check_order(segment& part, const actor& who, bool write, finding_k
       return use.component == old.component && old.number <= use.number;
     };
     if (declared != nullptr && std::any_of(declared->begin(), declared->end(), covers)) return false;
-    report_finding(kind, old.name, who.name, block,
-                   phrase(kind) + describe(block) + ": " + describe(who.name) + " is not ordered after " +
-                       describe(old.name));
+    report_unordered(kind, old.name, who.name, block, phrase(kind),
+                     ": " + describe(who.name) + " is not ordered after " + describe(old.name));
     return true;
   });
 }

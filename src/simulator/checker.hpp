@@ -118,6 +118,8 @@ private:
                    const std::vector<declared_use>* declared);
   void report_finding(finding_kind kind, const party& earlier, const party& later, const block_name& block,
                       const std::string& what);
+  void report_unordered(finding_kind kind, const party& earlier, const party& later, const block_name& block,
+                        const std::string& before, const std::string& after);
   void check_bounds(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write);
   void check_mapped(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write);
   void check_overlap(const actor& who, const block_map& blocks, const block_name& made);

@@ -9,12 +9,12 @@
 namespace simulated {
 
 void checker::left(const actor& who, const mapping& which) {
-  const block_name block{which.of->number, which.address, which.bytes};
+  const block_name block{which.of->number, which.address, which.bytes, true};
   for (const auto& [component, use] : which.uses) {
     if (host_.covers(component, use.number)) continue;
-    report_finding(finding_kind::premature_unmap, use.name, who.name, block,
-                   describe(who.name) + " unmaps, or revokes access to, " + describe(block) + " used by " +
-                       describe(use.name) + ", which the host has not seen complete");
+    report_unordered(finding_kind::premature_unmap, use.name, who.name, block,
+                     describe(who.name) + " unmaps, or revokes access to, ",
+                     " used by " + describe(use.name) + ", which the host has not seen complete");
   }
 }
 

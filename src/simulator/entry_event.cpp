@@ -153,7 +153,10 @@ CUresult cuEventQuery(CUevent handle) {
   return enter_for<"cuEventQuery">(handle, [](simulation& device, event& asked) {
     if (const CUresult refused = refuse_captured(device, asked); refused != CUDA_SUCCESS) return refused;
     if (!asked.last) return CUDA_SUCCESS;
-    if (!asked.last->done()) return CUDA_ERROR_NOT_READY;
+    if (!asked.last->done()) {
+      device.queried_in_vain();
+      return CUDA_ERROR_NOT_READY;
+    }
     device.host.join(asked.last->order);
     return CUDA_SUCCESS;
   });

@@ -75,7 +75,10 @@ CUresult cuStreamQuery(CUstream handle) {
   return enter_on<"cuStreamQuery">(handle, [](simulation& device, const stream_ptr& on) {
     if (const CUresult refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS) return refused;
     if (device.forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    if (!device.idle(*on)) return CUDA_ERROR_NOT_READY;
+    if (!device.idle(*on)) {
+      device.queried_in_vain();
+      return CUDA_ERROR_NOT_READY;
+    }
     device.host.join(device.order_now(*on));
     return CUDA_SUCCESS;
   });

@@ -20,9 +20,9 @@ CUresult judge(const simulation& device, const CUmemAccessDesc& wish) {
   return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-void give_access(simulation& device, mapping& at, const CUmemAccessDesc& wish) {
+void give_access(simulation& device, const actor& who, mapping& at, const CUmemAccessDesc& wish) {
   const CUmemAccess_flags before = at.access_of(wish.location.id);
-  if (wish.flags < before) device.order.left(device.host_point("cuMemSetAccess"), at);
+  if (wish.flags < before) device.order.left(who, at);
   at.access[wish.location.id] = wish.flags;
 }
 
@@ -81,8 +81,9 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc
     for (size_t i = 0; i < count; ++i)
       if (const CUresult refused = judge(device, wishes[i]); refused != CUDA_SUCCESS) return refused;
     const auto all = device.mappings.filling(pointer, bytes);
+    const actor who = device.host_point("cuMemSetAccess");
     for (mapping* at : all)
-      for (size_t i = 0; i < count; ++i) give_access(device, *at, wishes[i]);
+      for (size_t i = 0; i < count; ++i) give_access(device, who, *at, wishes[i]);
     return all.empty() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
   });
 }

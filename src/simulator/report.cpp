@@ -17,6 +17,20 @@ std::string hexadecimal(std::uint64_t value) {
   return text;
 }
 
+bool same(const party& a, const party& b) { return a.stream == b.stream && a.operation == b.operation; }
+
+/// Adds the block to the range that a finding names. Returns false if it is another block.
+bool join(block_name& named, const block_name& block) {
+  if (named.number == block.number) return true;
+  if (!named.page || !block.page) return false;
+  const std::uint64_t offset = block.address - named.address;
+  if (offset < named.bytes) return true;
+  if (offset != named.bytes) return false;
+  named.bytes += block.bytes;
+  ++named.more;
+  return true;
+}
+
 } // namespace
 
 std::string describe(const party& side) {
@@ -26,7 +40,8 @@ std::string describe(const party& side) {
 }
 
 std::string describe(const block_name& block) {
-  return "block " + std::to_string(block.number) + " (" + std::to_string(block.bytes) + " bytes at " +
+  const std::string more = block.more == 0 ? "" : " and " + std::to_string(block.more) + " more";
+  return "block " + std::to_string(block.number) + more + " (" + std::to_string(block.bytes) + " bytes at " +
          hexadecimal(block.address) + ")";
 }
 
@@ -43,6 +58,17 @@ void report::add(finding found) {
     findings_.push_back(std::move(found));
   else
     ++dropped_;
+}
+
+/// The findings of one operation are the last ones.
+void report::add_unordered(finding found, const std::string& before, const std::string& after) {
+  for (auto old = findings_.rbegin(); old != findings_.rend() && same(old->later, found.later); ++old) {
+    if (old->kind != found.kind || !same(old->earlier, found.earlier) || !join(old->block, found.block)) continue;
+    old->text = before + describe(old->block) + after;
+    return;
+  }
+  found.text = before + describe(found.block) + after;
+  add(std::move(found));
 }
 
 } // namespace simulated

@@ -40,9 +40,11 @@ struct party {
 };
 
 struct block_name {
-  std::uint64_t number = 0;
+  std::uint64_t number = 0; // of the first page, if several pages were joined
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
+  bool page = false;      // mapped memory that no resource granted as a block
+  std::uint64_t more = 0; // pages that were joined after the first
 };
 
 struct finding {
@@ -61,6 +63,10 @@ std::string describe(const block_name& block);
 class report {
 public:
   void add(finding found);
+
+  /// Adds a finding of two operations without order. Its text is `before`, the block and `after`. A finding of the same
+  /// two operations that names the same block, or the page before it, is extended instead.
+  void add_unordered(finding found, const std::string& before, const std::string& after);
 
   /// Prints the findings that were not taken; called at the end of the process. Returns whether there are any.
   bool last_word() const;

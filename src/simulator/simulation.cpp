@@ -6,8 +6,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "real_driver.hpp"
@@ -26,6 +30,11 @@ void forget_streams(context& home) {
   home.gone = {};
   home.ended = {};
   home.peers.clear();
+}
+
+bool read_number(const std::string_view text, std::uint64_t& number) {
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return failed == std::errc{} && end == text.data() + text.size();
 }
 
 std::atomic<bool> forked{false};
@@ -62,11 +71,19 @@ host_thread& this_host_thread() {
   return self;
 }
 
-simulation::simulation() { reset(default_options); }
+simulation::simulation() {
+  gpumem_simulator_options options = default_options;
+  const char* const seed = std::getenv("GPUMEM_SIMULATOR_SEED");
+  const bool understood = seed == nullptr || read_number(seed, options.seed);
+  reset(options);
+  if (!understood) wrong_seed_ = seed;
+}
 
 bool simulation::reset(const gpumem_simulator_options& options) {
   if (executing_ || !blocked_.empty()) return false;
   options_ = options;
+  wrong_seed_.reset();
+  vain_ = {};
   for (auto& home : primaries) forget_streams(*home);
   drop_work();
   pools.clear();
@@ -123,6 +140,11 @@ CUresult simulation::initialise() {
   if (const std::string real = real_driver_in_use(); !real.empty()) {
     std::fprintf(stderr, "gpumem simulator: refuses to start beside a real driver (%s)\n", real.c_str());
     return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+  }
+  if (wrong_seed_) {
+    std::fprintf(stderr, "gpumem simulator: GPUMEM_SIMULATOR_SEED is '%s', but must be a number from 0 to 2^64 - 1\n",
+                 wrong_seed_->c_str());
+    return CUDA_ERROR_INVALID_VALUE;
   }
   initialised_ = true;
   return CUDA_SUCCESS;

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -80,6 +82,9 @@ public:
   /// that. `what` describes the call in the finding.
   CUresult block_until(const std::string& what, const std::function<bool()>& done)
       __attribute__((requires_capability(simulation_mutex)));
+  /// Called when a query has found work that is not done. Warns once, with stepping::manual, if queries have found so
+  /// for the stall timeout, and no work was enqueued or run meanwhile.
+  void queried_in_vain();
   /// Waits for all work enqueued on a stream so far, and orders the host after it.
   CUresult wait_for(const stream_ptr& on, const char* call) __attribute__((requires_capability(simulation_mutex)));
   /// Waits for all work of a context. Does not order the host after the work.
@@ -181,12 +186,18 @@ private:
   void take_component(stream& made);
 
   gpumem_simulator_options options_{};
+  std::optional<std::string> wrong_seed_; // GPUMEM_SIMULATOR_SEED, if it is no number
   bool initialised_ = false;
   bool executing_ = false;
   random_source chance_;
   unsigned eagerness_ = 0;
   unsigned calls_at_this_pace_ = 0;
   std::uint64_t progress_ = 0;
+  struct vain_queries {
+    std::optional<std::uint64_t> progress; // at the first of them
+    std::chrono::steady_clock::time_point since;
+    bool told = false;
+  } vain_;
   std::condition_variable_any changed_;
   std::vector<stream_ptr> active_;  // streams with work
   std::vector<stream_ptr> retired_; // ended streams whose clock component cannot be reused yet

@@ -41,6 +41,21 @@ CUresult simulation::block_until(const std::string& what, const std::function<bo
   return leave(CUDA_SUCCESS);
 }
 
+/// A thread that waits elsewhere for what the queries ask, as in sync_wait, would hang in silence.
+void simulation::queried_in_vain() {
+  if (options_.stepping != GPUMEM_STEPPING_MANUAL || vain_.told) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (vain_.progress != progress_) {
+    vain_.progress = progress_;
+    vain_.since = now;
+  } else if (now - vain_.since >= std::chrono::milliseconds(options_.stall_timeout_ms)) {
+    vain_.told = true;
+    std::fprintf(stderr, "gpumem simulator: queries find the same work not done, since with stepping::manual no work "
+                         "runs by itself; a thread that waits for it, as in sync_wait, waits until another thread "
+                         "calls step() or run_until_idle()\n");
+  }
+}
+
 /// Waits for functions of device work that other threads run, except in two cases. If a test schedules the threads
 /// (on_block), only one thread runs at a time. A function of device work must not wait, because it would wait for
 /// itself.

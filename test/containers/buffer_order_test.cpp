@@ -46,7 +46,10 @@ TEST_F(buffer_order, undeclared_use_on_another_stream_is_found) {
     reads(b, block);
   }
   simulator::run_until_idle();
-  EXPECT_FALSE(simulator::take_findings().empty()); // shows that the checker can find a fault in the tests below
+  auto const found = simulator::take_findings(); // shows that the checker can find a fault in the tests below
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].kind, simulator::finding_kind::unordered_access);
+  EXPECT_EQ(found[1].kind, simulator::finding_kind::unordered_free);
 }
 
 TEST_F(buffer_order, use_on_another_stream_is_ordered_before_and_after) {

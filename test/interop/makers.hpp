@@ -69,7 +69,6 @@ template <class Upstream> struct limiting {
   static constexpr char const* name = "limiting";
   static auto make() { return gpumem::limiting_adaptor{Upstream::make(), {.limit = PTRDIFF_MAX}}; }
 };
-/// A resource that is not gpumem's.
 template <class Upstream> struct checked {
   static constexpr char const* name = "checked";
   static auto make() { return gpumem::simulator::checked{Upstream::make()}; }
@@ -77,6 +76,11 @@ template <class Upstream> struct checked {
 template <class Upstream> struct any_pool {
   static constexpr char const* name = "any_pool";
   static auto make() { return gpumem::any_pool{Upstream::make()}; }
+};
+/// A resource that is not gpumem's, as `checked` over an erased one.
+template <class Upstream> struct foreign {
+  static constexpr char const* name = "foreign";
+  static auto make() { return gpumem::simulator::checked{any_pool<Upstream>::make()}; }
 };
 template <class Upstream> struct pool_ref {
   static constexpr char const* name = "pool_ref";
@@ -155,20 +159,20 @@ using leak_hunt = tracking<hardened<cuda>>;
 using storage = aligned<pool<pinned>>;
 using step_scratch = logging<monotonic<pool<cuda>>>;
 using service = tracking<limiting<arena<async>>>;
-using foreign_below = aligned<thread_safe<checked<binning<cuda>>>>;
+using foreign_below = aligned<thread_safe<foreign<binning<cuda>>>>;
 
 using resources = testing::Types<
     training, seeds_example, shared_card, spilling, overflowing, leak_hunt, storage, step_scratch, service,
     foreign_below, cuda, second_device, host, statistics<cuda>, logging<cuda>, statistics<host>, logging<host>,
-    statistics<logging<cuda>>, statistics<any_pool<logging<cuda>>>, statistics<checked<cuda>>,
+    statistics<logging<cuda>>, statistics<any_pool<logging<cuda>>>, statistics<foreign<cuda>>,
     checked<statistics<cuda>>, logging<any<host, host_accessible>>, any_pool<cuda>, any_pool<statistics<cuda>>,
     pool_ref<cuda>, pool_ref<logging<cuda>>, any<cuda, device_accessible>, any<statistics<host>, host_accessible>,
     reference<statistics<cuda>, device_accessible>, reference<host, host_accessible>, shared<cuda>,
     shared<statistics<cuda>>, narrowed<statistics<cuda>>, pool<cuda>, pool<host>, pool<statistics<cuda>>,
     statistics<pool<cuda>>, any_pool<pool<cuda>>, checked<pool<cuda>>, managed, system, pool<system>, pinned, async,
     async_managed, async_pinned, default_pool, pool<async>, pool<managed>, pool<pinned>, pool<async_pinned>,
-    statistics<async>, checked<async>, limiting<cuda>, limiting<host>, limiting<pool<cuda>>,
-    limiting<statistics<any_pool<cuda>>>, any_pool<limiting<checked<cuda>>>, pool<limiting<cuda>>, checked<pool<async>>,
+    statistics<async>, foreign<async>, limiting<cuda>, limiting<host>, limiting<pool<cuda>>,
+    limiting<statistics<any_pool<cuda>>>, any_pool<limiting<foreign<cuda>>>, pool<limiting<cuda>>, checked<pool<async>>,
     any_pool<async>, hardened<cuda>, hardened<async>, hardened<second_device>, hardened<managed>, hardened<host>,
     pool<hardened<cuda>>, statistics<hardened<pinned>>, checked<hardened<cuda>>, checked<hardened<async>>>;
 

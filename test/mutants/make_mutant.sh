@@ -9,9 +9,9 @@ read_fault() {
   [[ ${#facts[@]} == "$least" ]] || { echo "no fault $fault with $least lines in $list"; exit 1; }
 }
 
-# make_mutant FOLDER LIBRARY PROGRAM: builds the program with the fault of `facts` as FOLDER/test. Call it in the build
-# folder, with source_folder and ninja set. FOLDER must be relative and without blanks, since it becomes part of
-# evaluated commands.
+# make_mutant FOLDER LIBRARY PROGRAM: builds the program with the fault of `facts` as FOLDER/test. If the library is
+# gpumem_simulator_driver, PROGRAM is that library. Call it in the build folder, with source_folder and ninja set. FOLDER
+# must be relative and without blanks, since it becomes part of evaluated commands.
 make_mutant() {
   local here=$1 library=$2 program=$3
   local original=$source_folder/src/${facts[2]} right=${facts[3]} wrong=${facts[4]}
@@ -21,7 +21,9 @@ make_mutant() {
   right=$right wrong=$wrong awk '$0 == ENVIRON["right"] { $0 = ENVIRON["wrong"] } { print }' "$original" > "$mutant"
 
   # Takes the compile command of the build, with other output files.
-  object=$("$ninja" -t targets all | sed -n "s|^\(.*/$library\.dir/.*src/${facts[2]}\.o\): .*|\1|p")
+  local inside=src/${facts[2]}
+  [[ $library == gpumem_simulator_driver ]] && inside=${facts[2]##*/}
+  object=$("$ninja" -t targets all | sed -n "s|^\(.*/$library\.dir/.*$inside\.o\): .*|\1|p")
   compile=$("$ninja" -t commands -s "$object" | tail -1)
   compile=${compile//-o $object/-o $here/mutant.o}
   compile=${compile//-MF $object.d/-MF $here/mutant.d}
@@ -30,11 +32,18 @@ make_mutant() {
   done
   [[ $compile == *"-c $mutant"* ]] || { echo "the build does not compile $original"; exit 1; }
   compile=${compile// -Werror/} # what a fault leaves unused
+  printf -v path %q "${original%/*}"
+  compile+=" -iquote $path" # headers beside the original
   eval "$compile"
 
-  # An object that is named before the library replaces the library's own.
+  # An object that is named before the library replaces the library's own. The simulated driver is linked of objects.
   link=$("$ninja" -t commands -s "$program" | tail -1)
   link=${link%%&& cd *}
-  link=${link/-o $program/$here/mutant.o -o $here/test}
+  link=${link/-o $program/-o $here/test}
+  if [[ $link == *" $object "* ]]; then
+    link=${link/ $object / $here/mutant.o }
+  else
+    link=${link/-o $here\/test/$here/mutant.o -o $here/test}
+  fi
   eval "$link"
 }

@@ -4,6 +4,7 @@
 # Optional arguments, by default for the pool: the list of faults, the test's program, the filter of its tests, and the
 # variable that replays a seed. GPUMEM_SEEDS replays the seeds before it too, if the state that they leave matters. The
 # variable "none" is for tests without seeds, with the library that users have or the one that the last argument names.
+# If that is the simulated driver, the test itself stays as it is, and opens the driver with the fault.
 # A replay of all seeds before is left out if they took more than 3 seconds: other faults of the program show that it
 # works.
 # SPDX-License-Identifier: Apache-2.0
@@ -18,11 +19,18 @@ cd "$build"
 read_fault "$source_folder/test/mutants/$list" "$fault" 5
 library=gpumem_scheduled
 [[ $replay == none ]] && library=${10-gpumem}
-make_mutant "$here" "$library" "$program"
+test=$here/test
+if [[ $library == gpumem_simulator_driver ]]; then
+  make_mutant "$here" "$library" "$("$ninja" -t targets all | sed -n 's|^\(.*/libgpumem_simulator_driver\.so\): .*|\1|p')"
+  export GPUMEM_SIMULATOR_LIBRARY=$test
+  test=./$program
+else
+  make_mutant "$here" "$library" "$program"
+fi
 
 told=$here/told.txt
 SECONDS=0
-if GPUMEM_SEEDS=$seeds "$here/test" > "$told" 2>&1; then
+if GPUMEM_SEEDS=$seeds "$test" > "$told" 2>&1; then
   echo "not found: ${facts[1]}"
   exit 1
 fi

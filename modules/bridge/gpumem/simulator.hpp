@@ -40,7 +40,8 @@ struct options {
   std::size_t capacity = std::size_t{80} << 30; ///< bytes per device; only used bytes take memory of the host
   std::uint64_t seed = 1;                       ///< seed of the random order in which operations run
   stepping mode = stepping::automatic;          ///< when the device runs
-  /// How long a blocked host call waits for other threads before it fails, in time of the host.
+  /// How long a blocked host call waits for other threads before it fails, in time of the host. With
+  /// stepping::manual also how long queries find the same work not done before the device says so on stderr, once.
   std::chrono::milliseconds stall_timeout{10'000};
   bool virtual_memory = true;   ///< false: devices without virtual memory management (cuMemAddressReserve, cuMemMap, …)
   bool pageable_memory = false; ///< true: devices that can access all memory of the host, as by HMM or ATS
@@ -144,9 +145,9 @@ struct finding {
   finding_kind kind;               ///< kind of the error
   party earlier;                   ///< the side that came first
   party later;                     ///< the side whose action was found to break the order
-  std::uint64_t block_address = 0; ///< address of the block; 0 without one
-  std::uint64_t block_bytes = 0;   ///< bytes of the block
-  std::uint64_t block_number = 0;  ///< number of the block's allocation, counted since the reset
+  std::uint64_t block_address = 0; ///< address of the block, or of the first of several pages; 0 without one
+  std::uint64_t block_bytes = 0;   ///< bytes of the block, or of all pages
+  std::uint64_t block_number = 0;  ///< number of the allocation, or of the first page's, counted since the reset
   std::string missing;             ///< the order that is missing, in words
   std::string text;                ///< the whole finding as a sentence
 };
@@ -188,40 +189,77 @@ std::uint64_t new_owner() noexcept;
 void allocated(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, std::size_t bytes) noexcept;
 void freed(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, std::size_t bytes) noexcept;
 void use_recorded(CUstream stream, void* pointer) noexcept;
+
+/// Tells the simulated device of the blocks of a `checked` resource and its copies. Memory that the host can access is
+/// granted to the host.
+class block_teller {
+public:
+  template <class Resource> static block_teller of() noexcept {
+    return block_teller{cuda::has_property<Resource, cuda::mr::host_accessible>};
+  }
+  void granted(CUstream stream, bool by_host, void* pointer, std::size_t bytes) const noexcept {
+    if (pointer != nullptr && bytes != 0) allocated(owner_, stream, by_host || for_host_, pointer, bytes);
+  }
+  /// `bytes`: 0 if the caller does not know them.
+  void freed(CUstream stream, bool by_host, void* pointer, std::size_t bytes) const noexcept {
+    if (pointer != nullptr) detail::freed(owner_, stream, by_host, pointer, bytes);
+  }
+  [[nodiscard]] bool operator==(const block_teller& other) const noexcept { return owner_ == other.owner_; }
+
+private:
+  explicit block_teller(bool for_host) noexcept : for_host_(for_host) {}
+  std::uint64_t owner_ = new_owner();
+  bool for_host_;
+};
+
+/// A resource of gpumem that is not erased.
+template <class Resource>
+concept gpumem_resource = requires(Resource& r) {
+  typename Resource::state_type;
+  r.services();
+};
+
+// The module has the function, in the namespace of a base class of its resources.
+template <class Self, class Resource>
+using checked_base = decltype(observed_base_of(std::type_identity<Self>{}, std::declval<const Resource&>(),
+                                               std::declval<const block_teller&>()));
 } // namespace detail
 
 /// An adaptor that reports each allocation and free of the wrapped resource to the simulated device. Each report counts
 /// as a write of the whole block at that point of the stream. For allocate_sync and deallocate_sync the host writes.
 /// For memory that the host can access, the host also writes at an allocation. Copies compare equal; objects that were
 /// made separately do not. Without the simulated device the adaptor only forwards.
+///
+/// Over a resource of gpumem that is not erased it forwards `acquire`: requests wait where that resource lets them
+/// wait. Over an erased resource, or one of another library, requests do not wait.
 template <class Resource> class checked {
 public:
   /// Wraps the resource.
-  explicit checked(Resource resource) : resource_(std::move(resource)), owner_(detail::new_owner()) {}
+  explicit checked(Resource resource) : resource_(std::move(resource)), teller_(detail::block_teller::of<Resource>()) {}
 
   /// Allocates from the wrapped resource and reports the block.
   [[nodiscard]] void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256) {
     void* pointer = resource_.allocate(stream, bytes, alignment);
-    tell_allocated(stream.get(), by_host, pointer, bytes);
+    teller_.granted(stream.get(), false, pointer, bytes);
     return pointer;
   }
 
   /// Reports the free and passes it to the wrapped resource.
   void deallocate(cuda::stream_ref stream, void* pointer, std::size_t bytes, std::size_t alignment = 256) noexcept {
-    tell_freed(stream.get(), false, pointer, bytes);
+    teller_.freed(stream.get(), false, pointer, bytes);
     resource_.deallocate(stream, pointer, bytes, alignment);
   }
 
   /// Allocates from the wrapped resource and reports the block.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = 256) {
     void* pointer = resource_.allocate_sync(bytes, alignment);
-    tell_allocated(nullptr, true, pointer, bytes);
+    teller_.granted(nullptr, true, pointer, bytes);
     return pointer;
   }
 
   /// Reports the free and passes it to the wrapped resource.
   void deallocate_sync(void* pointer, std::size_t bytes, std::size_t alignment = 256) noexcept {
-    tell_freed(nullptr, true, pointer, bytes);
+    teller_.freed(nullptr, true, pointer, bytes);
     resource_.deallocate_sync(pointer, bytes, alignment);
   }
 
@@ -231,15 +269,23 @@ public:
     requires requires(Resource& r) { r.try_allocate(stream, bytes, more...); }
   {
     auto result = resource_.try_allocate(stream, bytes, more...);
-    if (result) tell_allocated(stream.get(), by_host, *result, bytes);
+    if (result) teller_.granted(stream.get(), false, *result, bytes);
     return result;
+  }
+
+  /// Does not compile: requests cannot wait at this resource.
+  template <class... Any> void acquire(Any&&...) {
+    static_assert(
+        sizeof...(Any) > std::size_t{1} << 20,
+        "gpumem: simulator::checked has `acquire` only over a resource of gpumem that is not erased: wrap the "
+        "pool, and erase the type afterwards");
   }
 
   /// Reports a free without the size, and passes it to the wrapped resource.
   void deallocate(cuda::stream_ref stream, void* pointer) noexcept
     requires requires(Resource& r) { r.deallocate(stream, pointer); }
   {
-    tell_freed(stream.get(), false, pointer, 0);
+    teller_.freed(stream.get(), false, pointer, 0);
     resource_.deallocate(stream, pointer);
   }
 
@@ -256,7 +302,7 @@ public:
   [[nodiscard]] const Resource& upstream_resource() const noexcept { return resource_; }
 
   [[nodiscard]] friend bool operator==(const checked& a, const checked& b) {
-    return a.owner_ == b.owner_ && a.resource_ == b.resource_;
+    return a.teller_ == b.teller_ && a.resource_ == b.resource_;
   }
 
   // The property `services` is not forwarded: calls through its function table would bypass this adaptor.
@@ -269,17 +315,30 @@ public:
   }
 
 private:
-  static constexpr bool by_host = cuda::has_property<Resource, cuda::mr::host_accessible>;
-
-  void tell_allocated(CUstream stream, bool host, void* pointer, std::size_t bytes) const noexcept {
-    if (pointer != nullptr && bytes != 0) detail::allocated(owner_, stream, host, pointer, bytes);
-  }
-  void tell_freed(CUstream stream, bool host, void* pointer, std::size_t bytes) const noexcept {
-    if (pointer != nullptr) detail::freed(owner_, stream, host, pointer, bytes);
-  }
-
   Resource resource_;
-  std::uint64_t owner_;
+  detail::block_teller teller_;
+};
+
+/// The same over a resource of gpumem: an adaptor as those of gpumem.
+template <detail::gpumem_resource Resource>
+class checked<Resource> : public detail::checked_base<checked<Resource>, Resource> {
+  using base = detail::checked_base<checked, Resource>;
+
+public:
+  /// Wraps the resource. Throws std::bad_alloc.
+  explicit checked(Resource resource) : base(std::move(resource), detail::block_teller::of<Resource>()) {}
+
+  /// Declares all uses of the block so far on `stream`: its free need not be ordered after them.
+  void record_use(void* pointer, cuda::stream_ref stream)
+    requires requires(Resource& r) { r.record_use(pointer, stream); }
+  {
+    detail::use_recorded(stream.get(), pointer);
+    base::record_use(pointer, stream);
+  }
+
+  /// Returns the wrapped resource.
+  [[nodiscard]] Resource& upstream_resource() { return this->shared().upstream(); }
+  [[nodiscard]] const Resource& upstream_resource() const { return this->shared().upstream(); }
 };
 
 } // namespace gpumem::simulator

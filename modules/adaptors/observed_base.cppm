@@ -1,0 +1,57 @@
+// observed_base: the base of an adaptor that tells an observer of each block; simulator::checked has it.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <type_traits>
+#include <utility>
+export module gpumem:observed_base;
+import :adaptor_base;
+import :cuda;
+import :std;
+import :stream;
+
+namespace gpumem::detail {
+
+// `Observer` has two functions that do not throw, granted() and freed(), with the same parameters: the stream, whether
+// the host allocates or frees, the pointer and the bytes. granted() is called after the upstream has allocated, freed()
+// before it frees.
+template <class Upstream, class Observer>
+class observed_state final : public adaptor_state<observed_state<Upstream, Observer>, Upstream> {
+  using base = adaptor_state<observed_state, Upstream>;
+
+public:
+  observed_state(Upstream upstream, Observer observer) : base{std::move(upstream)}, observer_{std::move(observer)} {}
+
+private:
+  friend class adaptor_state<observed_state, Upstream>;
+  void on_granted(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
+    observer_.granted(handle_of(key), key.is_host(), pointer, bytes);
+  }
+  void on_free(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
+    observer_.freed(handle_of(key), key.is_host(), pointer, bytes);
+  }
+  void on_failure(stream_key const&, std::size_t) noexcept {}
+
+  // A free by identity tells the handle that the stream had last.
+  static CUstream handle_of(stream_key const& key) noexcept {
+    return key.has_handle() ? key.handle() : key.timeline().handle();
+  }
+
+  Observer observer_;
+};
+
+/// The base of an adaptor `Self` that tells `Observer` of each block.
+export template <class Self, class Upstream, class Observer>
+class observed_base : public adaptor_base<Self, observed_state<Upstream, Observer>, Upstream> {
+  using base = adaptor_base<Self, observed_state<Upstream, Observer>, Upstream>;
+
+protected:
+  observed_base(Upstream upstream, Observer observer)
+      : base{new observed_state<Upstream, Observer>{std::move(upstream), std::move(observer)}} {}
+};
+
+// Names the base in a header, which cannot import the module: argument-dependent lookup finds this function in a
+// namespace of the upstream's base classes.
+export template <class Self, class Upstream, class Observer>
+observed_base<Self, Upstream, Observer> observed_base_of(std::type_identity<Self>, Upstream const&, Observer const&);
+
+} // namespace gpumem::detail
