@@ -12,6 +12,8 @@ set(GPUMEM_DESCRIBED "")
 if(GPUMEM_DEBUG_TYPES AND NOT GPUMEM_SANITIZE)
   set(GPUMEM_DESCRIBED
     base/error.cppm
+    base/stream_identity.cppm
+    base/stream_epochs.cppm
     base/stream_timeline.cppm
     base/stream.cppm
     base/event.cppm

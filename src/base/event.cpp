@@ -58,8 +58,8 @@ void event::record(stream_ref stream) {
   bool const captured = detail::is_capturing(key.handle());
   bool const tells =
       !captured && timeline.kind() != detail::stream_kind::null && timeline.kind() != detail::stream_kind::legacy;
-  auto before = timeline.snapshot();
-  auto const covers = timeline.advance_epoch();
+  auto before = timeline.order().snapshot();
+  auto const covers = timeline.epochs().advance();
   check(device_.interpret(driver().event_record(pooled().handle, key.handle())), "cuEventRecord");
   on_ = tells ? &timeline : nullptr;
   covers_ = covers;
@@ -71,7 +71,7 @@ void event::make_wait(stream_ref waiting) const {
   device_.throw_if_lost();
   auto const key = identify(waiting, device_);
   check(device_.interpret(driver().stream_wait_event(key.handle(), pooled().handle, 0)), "cuStreamWaitEvent");
-  if (on_) key.timeline().add_dependency(on_->index(), covers_, before_);
+  if (on_) key.timeline().order().add(on_->index(), covers_, before_);
 }
 
 // Throws if the event was recorded in a capture. The driver would refuse the call too, but would also end the capture.
@@ -102,7 +102,7 @@ void event::synchronize() const {
 }
 
 void event::publish() const noexcept {
-  if (on_) on_->publish_completed(covers_);
+  if (on_) on_->epochs().publish_completed(covers_);
 }
 
 detail::stream_point detail::point_of(event const& of) {

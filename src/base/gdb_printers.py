@@ -123,8 +123,8 @@ class Stream(Printer):
         kind = str(load(timeline["kind_"])).rsplit("::", 1)[-1]
         line = f"stream {handle_text(load(timeline['handle_']))} on device {timeline['device_']}"
         return line, [("id", int(load(timeline["id_"]))), ("kind", kind),
-                      ("capturing", bool(load(timeline["capturing_"]))), ("epoch", int(load(timeline["now_"]))),
-                      ("completed", int(load(timeline["completed_"]))), ("timeline", timeline)]
+                      ("capturing", bool(load(timeline["capturing_"]))), ("epoch", int(load(timeline["epochs_"]["now_"]))),
+                      ("completed", int(load(timeline["epochs_"]["completed_"]))), ("timeline", timeline)]
 
 
 class StreamRef(Printer):

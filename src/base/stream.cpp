@@ -117,7 +117,7 @@ detail::stream_timeline* detail::find_seen_timeline(CUstream handle) noexcept tr
   if (!known || status != CU_STREAM_CAPTURE_STATUS_NONE) return nullptr; // to ask for the id would end the capture
   unsigned long long id = 0;
   if (ask.stream_get_id(handle, &id) != CUDA_SUCCESS || found->id() != id) return nullptr;
-  if (found->cover_requested()) [[unlikely]]
+  if (found->cover_request().raised()) [[unlikely]]
     found->record_requested(handle);
   return found;
 } catch (...) { // there is no driver
@@ -150,7 +150,7 @@ stream_key extend::identify(stream_ref stream, device where) {
   if (is_default(handle)) require_current(where);
   bool const capturing = detail::is_capturing(handle); // asked first, since to ask for the id would end a capture
   auto& timeline = foreign_timeline_of(handle, where, capturing);
-  if (timeline.cover_requested() && !capturing) [[unlikely]]
+  if (timeline.cover_request().raised() && !capturing) [[unlikely]]
     timeline.record_requested(handle);
   return {timeline, handle, true, capturing};
 }
@@ -166,7 +166,7 @@ CUresult stream_key::wait_on_host() const noexcept {
   if (is_host()) return CUDA_SUCCESS;
   if (!has_handle_ && timeline_->is_mortal()) return CUDA_ERROR_NOT_READY;
   if (auto const loss = detail::lost_error_of(timeline_->device()); loss != CUDA_SUCCESS) return loss;
-  auto const seen = timeline_->advance_epoch();
+  auto const seen = timeline_->epochs().advance();
   auto result = CUDA_SUCCESS;
   {
     detail::context_guard const here{timeline_->context()};
@@ -176,7 +176,7 @@ CUresult stream_key::wait_on_host() const noexcept {
     if (both) result = wait_outside_capture(CU_STREAM_PER_THREAD);
     if (result == CUDA_SUCCESS) result = wait_outside_capture(both ? CU_STREAM_LEGACY : handle_);
   }
-  if (result == CUDA_SUCCESS) timeline_->publish_completed(seen);
+  if (result == CUDA_SUCCESS) timeline_->epochs().publish_completed(seen);
   return detail::interpret(timeline_->device(), result);
 }
 
@@ -233,10 +233,10 @@ stream_key stream::key() const { return {timeline(), get(), true, captures_owned
 
 void stream::synchronize() {
   device().throw_if_lost();
-  auto const seen = timeline().advance_epoch();
+  auto const seen = timeline().epochs().advance();
   detail::relaxed_capture const relaxed;
   check(device().interpret(driver().stream_synchronize(get())), "cuStreamSynchronize");
-  timeline().publish_completed(seen);
+  timeline().epochs().publish_completed(seen);
 }
 
 void stream::begin_capture(CUstreamCaptureMode mode) {

@@ -144,7 +144,7 @@ stream_timeline& timeline_registry::of_default(stream_kind kind, device where, C
 
 void timeline_registry::cover_own_defaults() noexcept {
   for (auto* each = own_defaults; each; each = each->next) {
-    if (each->uncovered_frees() > 0) each->record_requested(CU_STREAM_PER_THREAD);
+    if (each->epochs().uncovered_frees() > 0) each->record_requested(CU_STREAM_PER_THREAD);
   }
 }
 
@@ -163,7 +163,7 @@ void timeline_registry::end_thread() noexcept {
   while (at) {
     auto& ended = *at;
     at = at->next;
-    bool const wanted = ended.cover_requested();
+    bool const wanted = ended.cover_request().raised();
     ended.record_last_event(CU_STREAM_PER_THREAD, true);
     {
       sync::lock const held{all.mutex_};
@@ -175,9 +175,9 @@ void timeline_registry::end_thread() noexcept {
 
 // A timeline with frees that no event covers is never known to be complete, so it is not reused.
 void timeline_registry::retire(stream_timeline& dead) noexcept {
-  if (dead.uncovered_frees() == 0) return dead_.push_front(dead);
+  if (dead.epochs().uncovered_frees() == 0) return dead_.push_front(dead);
   ++stranded_;
-  stranded_bytes_ += dead.uncovered_bytes();
+  stranded_bytes_ += dead.epochs().uncovered_bytes();
   if (stranded_ >= max_stranded || stranded_bytes_ >= max_stranded_bytes) {
     lost_events_seen.store(true, std::memory_order_relaxed);
   }

@@ -54,11 +54,11 @@ bool completion_target::poll() const {
   if (event_) return event_->is_done();
   auto const key = identify_idle(stream_);
   auto& timeline = key.timeline();
-  auto const covers = timeline.advance_epoch(); // before the query, which must cover the work of this epoch
+  auto const covers = timeline.epochs().advance(); // before the query, which must cover the work of this epoch
   auto const result = interpret(timeline.device(), query(key));
   if (result == CUDA_ERROR_NOT_READY) return false;
   check(result, "cuStreamQuery");
-  timeline.publish_completed(covers);
+  timeline.epochs().publish_completed(covers);
   return true;
 }
 
@@ -84,7 +84,7 @@ stream_point completion_target::record_event(pooled_event*& recorded) const {
   auto const key = identify_idle(stream_);
   auto& timeline = key.timeline();
   auto* const event = take_event(timeline.context());
-  auto const covers = timeline.advance_epoch();
+  auto const covers = timeline.epochs().advance();
   auto const result =
       interpret(timeline.device(), driver().event_record(event->handle, timeline.recorded_on(key.handle())));
   if (result != CUDA_SUCCESS) give_event(event);

@@ -63,7 +63,7 @@ void query(poll_request& request) {
 
 // Marks a complete event in the timeline of its stream. Pools read there which work is complete.
 void publish(stream_point const& where, CUresult result) noexcept {
-  if (result == CUDA_SUCCESS && where.timeline) where.timeline->publish_completed(where.covers);
+  if (result == CUDA_SUCCESS && where.timeline) where.timeline->epochs().publish_completed(where.covers);
 }
 
 inline constexpr std::size_t max_devices = 64;

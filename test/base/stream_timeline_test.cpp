@@ -1,4 +1,4 @@
-// Timelines: epochs, events, and clocks of streams.
+// Timelines: the epochs, the events and the order of streams together.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/stepped_device.hpp"
 
@@ -18,32 +18,7 @@ using namespace std::chrono_literals;
 using gpumem::device;
 using gpumem::stream;
 using stream_timeline = std::remove_reference_t<decltype(std::declval<gpumem::extend::stream_key const&>().timeline())>;
-using vector_clock = decltype(std::declval<stream_timeline const&>().snapshot());
 namespace simulator = gpumem::simulator;
-
-TEST(vector_clock, keeps_the_newest_epoch_of_each_stream) {
-  vector_clock clock;
-  EXPECT_EQ(clock.at(3), 0u);
-  clock.raise(3, 7);
-  clock.raise(1, 2);
-  clock.raise(3, 5); // older: ignored
-  EXPECT_EQ(clock.at(3), 7u);
-  EXPECT_EQ(clock.at(1), 2u);
-  EXPECT_EQ(clock.at(2), 0u);
-}
-
-TEST(vector_clock, join_keeps_the_newer_epoch_of_each_stream) {
-  vector_clock a, b;
-  a.raise(1, 5);
-  a.raise(2, 1);
-  b.raise(2, 9);
-  b.raise(4, 3);
-  a.join(b);
-  EXPECT_EQ(a.at(1), 5u);
-  EXPECT_EQ(a.at(2), 9u);
-  EXPECT_EQ(a.at(4), 3u);
-  EXPECT_EQ(b.at(1), 0u);
-}
 
 class timeline_test : public test::stepped_device {
 protected:
@@ -193,21 +168,12 @@ TEST_F(timeline_test, failed_record_leaves_no_event) {
   EXPECT_FALSE(first.lost());
 }
 
-TEST_F(timeline_test, record_is_due_after_enough_frees_or_bytes) {
-  timeline(a).record_later(a.get());
-  for (int i = 1; i < 1024; ++i) ASSERT_FALSE(timeline(a).count_unrecorded(1, 1, 1 << 20)) << i;
-  EXPECT_TRUE(timeline(a).count_unrecorded(1, 1, 1 << 20));
-  timeline(a).record_later(a.get());
-  EXPECT_FALSE(timeline(a).count_unrecorded(1, 100, 1000));
-  EXPECT_TRUE(timeline(a).count_unrecorded(1, 900, 1000)); // because of the bytes
-}
-
 TEST_F(timeline_test, requested_event_stays_requested_until_it_is_recorded) {
-  EXPECT_FALSE(timeline(a).event_requested());
-  timeline(a).request_event();
-  EXPECT_TRUE(timeline(a).event_requested());
+  EXPECT_FALSE(timeline(a).event_request().raised());
+  timeline(a).event_request().raise();
+  EXPECT_TRUE(timeline(a).event_request().raised());
   timeline(a).record_later(a.get());
-  EXPECT_FALSE(timeline(a).event_requested());
+  EXPECT_FALSE(timeline(a).event_request().raised());
 }
 
 TEST_F(timeline_test, retired_stream_completes_its_last_frees) {

@@ -115,7 +115,7 @@ protected:
     shard->ranges.free(live, gpumem::detail::range_allocator::coalescing::same_streams);
   }
   void free_complete(block& live) { free(live, 0); }
-  void free_in_use(block& live) { free(live, of(a).advance_epoch()); }
+  void free_in_use(block& live) { free(live, of(a).epochs().advance()); }
 
   gpumem::device device = gpumem::device::current();
   gpumem::stream a{device}, b{device};

@@ -152,7 +152,7 @@ TEST_F(chunk_backend_test, chunk_in_use_stays_in_its_shard) {
   auto& live = grown(4 * MiB);
   shard = first;
   EXPECT_FALSE(migrate_chunk(request(2 * MiB))) << "it has a live block";
-  live.uses.assign(stream_use{&of(b), of(b).advance_epoch()});
+  live.uses.assign(stream_use{&of(b), of(b).epochs().advance()});
   other.ranges.free(live, gpumem::detail::range_allocator::coalescing::same_streams);
   EXPECT_FALSE(migrate_chunk(request(2 * MiB))) << "another stream still uses it";
   complete_all();

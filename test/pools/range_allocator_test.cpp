@@ -38,8 +38,8 @@ protected:
   // Publishes completion for an idle stream. Later epochs must not be complete, since the next stream reuses its
   // timeline.
   static void complete_up_to(gpumem::stream const& s, gpumem::extend::epoch last) {
-    while (of(s).current_epoch() <= last) of(s).advance_epoch();
-    of(s).publish_completed(last);
+    while (of(s).current_epoch() <= last) of(s).epochs().advance();
+    of(s).epochs().publish_completed(last);
   }
 
   gpumem::device device = gpumem::device::current();

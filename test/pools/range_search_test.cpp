@@ -41,16 +41,16 @@ protected:
   static std::uint64_t polls() { return gpumem::driver_api::driver_calls("cuEventQuery"); }
 
   // A use in an epoch that ends with it. No event covers it yet.
-  static stream_use open_use(gpumem::stream const& on) { return {&of(on), of(on).advance_epoch()}; }
+  static stream_use open_use(gpumem::stream const& on) { return {&of(on), of(on).epochs().advance()}; }
   static stream_use completed_use(gpumem::stream const& on) {
     auto const use = open_use(on);
-    of(on).publish_completed(use.newest);
+    of(on).epochs().publish_completed(use.newest);
     return use;
   }
   // A use that the stream is ordered after.
   static stream_use ordered_use(gpumem::stream const& on, gpumem::stream const& after) {
     auto const use = open_use(on);
-    of(after).add_dependency(of(on).index(), use.newest, {});
+    of(after).order().add(of(on).index(), use.newest, {});
     return use;
   }
   // A use for whose end other streams can wait; the device completes it when it runs.

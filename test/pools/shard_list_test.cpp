@@ -291,7 +291,7 @@ TEST_F(shard_list_test, promotion_continues_behind_a_range_that_was_merged) {
   constexpr std::size_t part = 4096;
   gpumem::stream c{device};
   auto const use = [](gpumem::stream const& on) {
-    return stream_use{&on.key().timeline(), on.key().timeline().advance_epoch()};
+    return stream_use{&on.key().timeline(), on.key().timeline().epochs().advance()};
   };
   gpumem::detail::pool_shard shard{1};
   gpumem::detail::chunk parent{.base = 0x10000, .bytes = 3 * part, .shard = &shard};
@@ -305,8 +305,8 @@ TEST_F(shard_list_test, promotion_continues_behind_a_range_that_was_merged) {
   for (auto const& each : {open, done}) high->uses.add(each);
   for (auto* const each : {low, middle, high})
     shard.ranges.free(*each, gpumem::detail::range_allocator::coalescing::same_streams);
-  b.key().timeline().publish_completed(done.newest);
-  c.key().timeline().publish_completed(gone.newest);
+  b.key().timeline().epochs().publish_completed(done.newest);
+  c.key().timeline().epochs().publish_completed(gone.newest);
   gpumem::detail::pool_shard* const all[] = {&shard};
   EXPECT_TRUE(gpumem::detail::reuse_rules(gpumem::reuse_policy::wait, false).promote_completed(all));
   std::size_t pieces = 0, bytes = 0;

@@ -250,14 +250,14 @@ TEST_F(thread_caches_test, one_in_a_batch_of_frees_is_refused_so_that_it_may_rec
   clear_counts(a);
   set_budgets(MiB, MiB, 8 * MiB, SIZE_MAX - 1);
   for (unsigned batch = 1; batch <= tuning::frees_per_event / tuning::frees_per_batch; ++batch) {
-    EXPECT_FALSE(of(a).event_requested());
+    EXPECT_FALSE(of(a).event_request().raised());
     for (unsigned i = 1; i < tuning::frees_per_batch; ++i) {
       keep(4 * KiB, a);
       ASSERT_NE(pop(a, 4 * KiB), nullptr);
     }
     EXPECT_FALSE(insert(allocated(4 * KiB), a).inserted) << batch;
   }
-  EXPECT_TRUE(of(a).event_requested()) << "after `frees_per_event` frees";
+  EXPECT_TRUE(of(a).event_request().raised()) << "after `frees_per_event` frees";
   EXPECT_FALSE(insert(allocated(4 * KiB), a).inserted) << "until a free records it";
   EXPECT_FALSE(insert(allocated(2 * MiB), a).inserted);
   EXPECT_TRUE(is_balanced());
@@ -268,7 +268,7 @@ TEST_F(thread_caches_test, free_beyond_the_threshold_of_bytes_requests_an_event)
   set_budgets(MiB, MiB, 8 * MiB, 16 * KiB);
   keep(8 * KiB, a);
   EXPECT_FALSE(insert(allocated(8 * KiB), a).inserted);
-  EXPECT_TRUE(of(a).event_requested());
+  EXPECT_TRUE(of(a).event_request().raised());
   set_budgets(MiB, MiB, 8 * MiB);
   EXPECT_FALSE(insert(allocated(8 * KiB), a).inserted) << "requested for other reasons, too";
   clear_counts(a);
@@ -282,7 +282,7 @@ TEST_F(thread_caches_test, large_free_of_a_stream_without_a_stream_cache_counts)
   keep(256, a); // takes the stream cache of both
   keep(2 * MiB, other);
   EXPECT_FALSE(insert(allocated(2 * MiB), other).inserted);
-  EXPECT_TRUE(of(other).event_requested());
+  EXPECT_TRUE(of(other).event_request().raised());
   clear_counts(other);
 }
 

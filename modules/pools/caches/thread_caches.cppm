@@ -253,12 +253,12 @@ private:
   [[gnu::always_inline]] inline bool event_due(stream_cache& one, stream_timeline& timeline,
                                                std::size_t bytes) noexcept {
     auto const threshold = event_threshold_bytes();
-    if (threshold == SIZE_MAX) return timeline.event_requested(); // frees are not counted then
+    if (threshold == SIZE_MAX) return timeline.event_request().raised(); // frees are not counted then
     one.unrecorded_bytes += bytes;
     bool const many = ++one.unrecorded_frees >= tuning::frees_per_batch || one.unrecorded_bytes >= threshold;
     if (many) [[unlikely]]
       flush_counters(one, timeline);
-    return many || timeline.event_requested();
+    return many || timeline.event_request().raised();
   }
   inline void count_budget_miss(thread_cache& mine) noexcept __attribute__((requires_capability(mine.mutex))) {
     ++mine.budget_misses;

@@ -27,7 +27,7 @@ public:
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline stream_use
   record_if_due(stream_key const& key, stream_use const& use, std::size_t bytes, pool_shard& in) noexcept {
     bool const many = parts_.mode.multi_stream() && passes_threshold(*use.timeline, bytes, in);
-    return many || use.timeline->event_requested() || parts_.mode.under_pressure() ? record(key, use) : use;
+    return many || use.timeline->event_request().raised() || parts_.mode.under_pressure() ? record(key, use) : use;
   }
   /// Records an event on the stream of the use, and returns the use with the epoch of the event. Returns `use` itself
   /// if it records none: without the stream's handle, if memory stays with its stream (reuse_policy::ordered), or on an

@@ -40,8 +40,8 @@ bool thread_caches::bind_empty(stream_cache& one, stream_timeline& timeline) con
 // Passes the counts of frees on to the timeline. If they reach its threshold, requests an event, which this free then
 // records.
 void thread_caches::flush_counters(stream_cache& one, stream_timeline& timeline) const noexcept {
-  if (timeline.count_unrecorded(one.unrecorded_frees, one.unrecorded_bytes, event_threshold_bytes()))
-    timeline.request_event();
+  if (timeline.epochs().count_unrecorded(one.unrecorded_frees, one.unrecorded_bytes, event_threshold_bytes()))
+    timeline.event_request().raise();
   one.unrecorded_frees = 0;
   one.unrecorded_bytes = 0;
 }
@@ -55,8 +55,9 @@ block& thread_caches::pop_largest(thread_cache& mine, stream_cache& in) noexcept
 // Same as event_due(), for a stream that has no stream cache here.
 bool thread_caches::event_due_unbound(stream_timeline& timeline, std::size_t bytes) const noexcept {
   auto const threshold = event_threshold_bytes();
-  if (threshold != SIZE_MAX && timeline.count_unrecorded(1, bytes, threshold)) timeline.request_event();
-  return timeline.event_requested();
+  if (threshold != SIZE_MAX && timeline.epochs().count_unrecorded(1, bytes, threshold))
+    timeline.event_request().raise();
+  return timeline.event_request().raised();
 }
 
 block* thread_caches::evict(thread_cache& mine, large_cache& large_blocks) noexcept {

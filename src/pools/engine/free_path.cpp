@@ -80,8 +80,8 @@ bool free_path::push_remote_free(free_call const& call, shard_list::lookup const
   auto const threshold = parts_.caches.event_threshold_bytes();
   if (!seen.that || !may_cache(*seen.that, call.key, call.bytes) || threshold == SIZE_MAX) return false;
   auto& timeline = *call.use.timeline;
-  bool const many = timeline.count_unrecorded(1, seen.that->bytes, threshold);
-  auto const use = many || timeline.event_requested() ? events_.record(call.key, call.use) : call.use;
+  bool const many = timeline.epochs().count_unrecorded(1, seen.that->bytes, threshold);
+  auto const use = many || timeline.event_request().raised() ? events_.record(call.key, call.use) : call.use;
   return parts_.caches.call_if_enabled([&] { seen.shard->remote_frees.push(*seen.that, use); });
 }
 

@@ -24,11 +24,11 @@ bool free_events::passes_threshold(stream_timeline& timeline, std::size_t bytes,
   auto const threshold = parts_.mode.event_threshold_bytes();
   auto* const own = in.ranges.lists().find(timeline);
   if (!own) [[unlikely]]
-    return timeline.count_unrecorded(1, bytes, threshold);
+    return timeline.epochs().count_unrecorded(1, bytes, threshold);
   if (!own->count_free(bytes, threshold)) [[likely]]
     return false;
   auto const frees = std::exchange(own->unrecorded_frees, 0);
-  return timeline.count_unrecorded(frees, std::exchange(own->unrecorded_bytes, 0), threshold);
+  return timeline.epochs().count_unrecorded(frees, std::exchange(own->unrecorded_bytes, 0), threshold);
 }
 
 stream_use free_events::record(stream_key const& key, stream_use const& use) noexcept {

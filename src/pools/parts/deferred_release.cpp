@@ -38,7 +38,7 @@ void deferred_release::defer_release() noexcept {
 void deferred_release::request_events() noexcept {
   on_requested_recorded.store(retry_releases, std::memory_order_release);
   try {
-    for (auto* const timeline : streams_without_event()) timeline->request_cover();
+    for (auto* const timeline : streams_without_event()) timeline->cover_request().raise();
   } catch (std::bad_alloc const&) {
     // The next pool that is made or ends retries the releases.
   }

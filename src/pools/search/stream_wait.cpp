@@ -26,8 +26,8 @@ struct goal {
 
 goal goal_of(stream_timeline& timeline) noexcept {
   if (!timeline.is_mortal()) return {&timeline, timeline.current_epoch(), true};
-  bool const all = timeline.uncovered_frees() == 0;
-  if (!all) timeline.request_cover();
+  bool const all = timeline.epochs().uncovered_frees() == 0;
+  if (!all) timeline.cover_request().raise();
   return {&timeline, timeline.newest_recorded(), all};
 }
 

@@ -1,0 +1,29 @@
+// CUDA events that the process keeps for reuse.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:pooled_event;
+import :cuda;
+import :std;
+
+namespace gpumem::detail {
+
+/// A CUDA event from a pool per context; other streams reuse it after its return. Never destroyed.
+export struct pooled_event {
+  CUevent handle = nullptr;
+  CUcontext context = nullptr;
+  pooled_event* next = nullptr; ///< in the list that holds the event
+};
+
+/// Returns a spare event of the context; creates one if there is none. Throws cuda_error, std::bad_alloc. This function
+/// and those below may be called by any thread.
+export pooled_event* take_event(CUcontext context);
+/// Returns a spare event of the context; null if there is none. No allocation, no driver call.
+export pooled_event* take_spare_event(CUcontext context) noexcept;
+/// Returns the event to its pool.
+export void give_event(pooled_event* event) noexcept;
+/// Creates events until the context has `tuning::spare_events` spare ones. Events are recorded inside frees, which
+/// allocate nothing, so allocations make the events first. Throws cuda_error, std::bad_alloc.
+export void make_spare_events(CUcontext context);
+/// Set while all contexts together have fewer than `tuning::spare_events` spare events.
+export inline constinit std::atomic<bool> spares_low{true};
+
+} // namespace gpumem::detail

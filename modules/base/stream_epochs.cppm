@@ -1,0 +1,97 @@
+// The epochs of one stream, and its frees that no event covers yet.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:stream_epochs;
+import :std;
+import :tuning;
+
+namespace gpumem {
+
+namespace extend {
+/// A number that grows with each event recorded on a stream: an event of epoch e covers all frees of epochs up to e.
+export using epoch = std::uint64_t;
+} // namespace extend
+
+namespace detail {
+
+/// An epoch that was closed for an event, and the number of frees that the event covers if its record succeeds.
+export struct closed_epoch {
+  epoch number = 0;
+  std::uint32_t frees = 0;
+};
+
+/// The epochs of one stream, and two counts of its frees:
+/// - *unrecorded* frees: those since the last event that was recorded by record_at_free() or record_later();
+/// - *uncovered* frees: those of a stream that may die at any time which no event covers. Most of its frees record an
+///   event; a *silent* free is one that only counts.
+/// Any thread may call all functions, except that close(), covered(), not_covered() and restart() are called by one
+/// thread at a time.
+export class stream_epochs {
+public:
+  explicit stream_epochs(epoch completed = 0) noexcept : completed_{completed} {}
+
+  // Returns the epoch of memory that is freed now.
+  inline epoch current() const noexcept { return now_.load(std::memory_order_acquire); }
+  // Closes the current epoch and returns it. Called before the work is marked that the epoch shall cover.
+  inline epoch advance() noexcept { return now_.fetch_add(1, std::memory_order_acq_rel); }
+  // Returns whether the host has seen all work of the epoch complete.
+  inline bool completed(epoch e) const noexcept { return completed_.load(std::memory_order_acquire) >= e; }
+  // Notes that the host has seen all work up to and including the epoch complete.
+  void publish_completed(epoch e) noexcept;
+  // Returns the newest epoch with an event, complete or not.
+  inline epoch newest_recorded() const noexcept { return recorded_.load(std::memory_order_acquire); }
+
+  // Counts a silent free. Returns false, and counts nothing, if the free must record an event: no silent frees or bytes
+  // are left before the next event. Threads that free on one stream at the same time may lose counts of each other.
+  [[gnu::always_inline]] inline bool count_silent(std::size_t bytes) noexcept {
+    auto const frees = uncovered_frees() + 1;
+    auto const sum = uncovered_bytes() + bytes;
+    if (frees > silent_frees_.load(std::memory_order_relaxed) || sum >= tuning::max_silent_bytes) [[unlikely]]
+      return false;
+    uncovered_frees_.store(frees, std::memory_order_relaxed);
+    uncovered_bytes_.store(sum, std::memory_order_relaxed);
+    return true;
+  }
+  // Counts a free that tries to record an event, until covered() says that the event was recorded.
+  inline void count_uncovered(std::size_t bytes) noexcept {
+    uncovered_frees_.fetch_add(1, std::memory_order_relaxed);
+    uncovered_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  }
+  // Return the frees and bytes that no event covers; for a dead stream no event ever will.
+  inline std::uint32_t uncovered_frees() const noexcept { return uncovered_frees_.load(std::memory_order_relaxed); }
+  inline std::size_t uncovered_bytes() const noexcept { return uncovered_bytes_.load(std::memory_order_relaxed); }
+
+  // Counts unrecorded frees. Returns whether an event is due: at `frees_per_event` frees or `max_bytes`.
+  bool count_unrecorded(std::uint32_t frees, std::size_t bytes, std::size_t max_bytes) noexcept;
+  void reset_unrecorded() noexcept;
+
+  // Closes an epoch for an event that is recorded next. A *precise* epoch is one that no other thread can have read,
+  // so it tags only the memory of the thread that closes it.
+  closed_epoch close(bool precise = false) noexcept;
+  // Says that the event of the epoch was recorded.
+  void covered(closed_epoch const& by_event) noexcept;
+  // Says that the event of the epoch was not recorded: the frees count as uncovered again.
+  void not_covered(closed_epoch const& failed) noexcept;
+  // Says that an event was recorded but covers nothing, since it belongs to a capture. Afterwards `newest` is the
+  // newest epoch with an event.
+  void lose_event(epoch newest) noexcept;
+  // Lets no more silent frees happen before the next event.
+  inline void forbid_silent() noexcept { silent_frees_.store(0, std::memory_order_relaxed); }
+
+  // Begins anew for another stream: all epochs so far count as complete. No free may be uncovered.
+  void restart() noexcept;
+
+private:
+  std::atomic<epoch> now_{1};
+  std::atomic<epoch> completed_;
+  std::atomic<epoch> recorded_{0};
+  // Frees write these often, so they are kept on another cache line than the epochs, which every free reads.
+  alignas(64) std::atomic<std::uint32_t> unrecorded_frees_{0};
+  std::atomic<std::size_t> unrecorded_bytes_{0};
+  std::atomic<std::uint32_t> uncovered_frees_{0};
+  std::atomic<std::size_t> uncovered_bytes_{0};
+  std::atomic<std::uint32_t> silent_frees_{0};  // that may precede the next event
+  std::atomic<std::uint32_t> covered_frees_{0}; // that events have covered: the more, the more frees may be silent
+};
+
+} // namespace detail
+} // namespace gpumem

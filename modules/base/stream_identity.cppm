@@ -1,0 +1,74 @@
+// The identity of one stream: its kind, its handle, the driver's id of it, and its device.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:stream_identity;
+import :cuda;
+import :std;
+
+namespace gpumem::detail {
+
+/// The kinds of streams, by how long the handle of a stream is valid.
+export enum class stream_kind : std::uint8_t {
+  own,        ///< made by gpumem, never destroyed
+  adopted,    ///< a stream whose owner has promised that it lives
+  legacy,     ///< cudaStreamLegacy of a device
+  foreign,    ///< a stream that may die at any time: its handle is used only inside a call that gets it
+  per_thread, ///< cudaStreamPerThread of a thread
+  null,       ///< handle 0 of one thread: which stream that is depends on how the caller was compiled
+  host,       ///< the host itself: memory that it frees is not in use, memory that it gets it may use at once
+};
+
+/// The identity of one stream. The index and the device never change. The registry of timelines can reassign the kind,
+/// the id and the handle of a dead stream's identity to a new stream.
+export class stream_identity {
+public:
+  stream_identity(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context,
+                  CUstream handle) noexcept
+      : kind_{kind}, index_{index}, id_{id}, device_{device}, context_{context}, handle_{handle} {}
+  stream_identity(stream_identity const&) = delete;
+  stream_identity& operator=(stream_identity const&) = delete;
+
+  inline stream_kind kind() const noexcept { return kind_.load(std::memory_order_relaxed); }
+  // Returns a number that no other identity of the process has. Such numbers are small and dense.
+  inline std::uint32_t index() const noexcept { return index_; }
+  // Returns the driver's id, which it never gives to another stream; 0 for the legacy stream and for handle 0.
+  inline std::uint64_t id() const noexcept { return id_.load(std::memory_order_acquire); }
+  inline int device() const noexcept { return device_; }
+  inline CUcontext context() const noexcept { return context_; }
+  inline CUstream handle() const noexcept { return handle_.load(std::memory_order_relaxed); }
+  // Returns whether the handle may be used outside a call that gets it.
+  inline bool owns_handle() const noexcept { return kind() <= stream_kind::adopted; }
+  // Returns whether the stream may die unseen, so that its handle is used only inside a call that gets it.
+  inline bool is_mortal() const noexcept { return kind() >= stream_kind::foreign && kind() <= stream_kind::null; }
+  inline int priority() const noexcept { return priority_; }
+  void set_priority(int priority) noexcept { priority_ = priority; }
+  // Returns whether the stream captures, if the capture was begun through gpumem; only the driver knows of others.
+  inline bool capturing() const noexcept { return capturing_.load(std::memory_order_relaxed); }
+  void set_capturing(bool on) noexcept { capturing_.store(on, std::memory_order_relaxed); }
+
+  // Returns the stream on which events are recorded for a call that got `caller_handle`.
+  CUstream recorded_on(CUstream caller_handle) const noexcept;
+  // Asks the driver whether the stream of the handle captures, so that its events would belong to a graph. Returns true
+  // on an error as well.
+  bool captures(CUstream caller_handle) const noexcept;
+  // Returns whether the driver can still be called for the stream: it is not gone, and the device is not lost.
+  bool is_usable() const noexcept;
+
+protected:
+  // Gives the identity to another stream of the same context.
+  void reassign(stream_kind kind, std::uint64_t id, CUstream handle) noexcept;
+  // Adds or removes one promise that a user's stream lives. One call at a time.
+  void change_promises(bool promised) noexcept;
+
+private:
+  std::atomic<stream_kind> kind_;
+  std::uint32_t const index_;
+  std::atomic<std::uint64_t> id_;
+  int const device_;
+  CUcontext const context_;
+  std::atomic<CUstream> handle_;
+  int priority_ = 0;
+  int promises_ = 0;
+  std::atomic<bool> capturing_{false};
+};
+
+} // namespace gpumem::detail
