@@ -25,6 +25,7 @@ export import :event_ring;
 export import :last_event;
 export import :stream_timeline;
 export import :hash;
+export import :timeline_store;
 export import :timeline_registry;
 export import :timeline_table;
 export import :stream;
