@@ -38,6 +38,7 @@ export import :thread_pool_executor;
 export import :executor_adaptor;
 export import :suspension;
 export import :holder;
+export import :request_parts;
 export import :waiter;
 export import :shared_state;
 export import :pointer_set;

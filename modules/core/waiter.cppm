@@ -1,12 +1,11 @@
 // Waiters: requests that a resource may park and decide later, and the list in which they wait.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <utility>
 export module gpumem:waiter;
 import :cuda;
 import :error;
 import :holder;
 import :intrusive_list;
+import :request_parts;
 import :std;
 import :stream;
 import :sync;
@@ -14,14 +13,6 @@ import :sync;
 namespace gpumem::extend {
 
 export class waiter;
-
-/// One allocation of a request.
-export struct request_part {
-  stream_key stream;       ///< in whose order the memory is valid
-  std::size_t bytes;       ///< requested; 0 in a request for a turn
-  std::size_t alignment;   ///< in bytes; a power of two
-  void* pointer = nullptr; ///< set when the part is granted
-};
 
 /// Tells an adaptor when a request is granted: counting at the call would count requests that are never granted.
 export class grant_hook {
@@ -45,54 +36,8 @@ protected:
 /// again. The operation calls admit() again where it resumes; that admit() allocates, or parks the waiter again in its
 /// old place. While the waiter has its turn, cancel_waiter() returns false, unless is_being_destroyed(): then its turn
 /// ends.
-export class waiter {
+export class waiter : public request_parts {
 public:
-  waiter(waiter const&) = delete;
-  waiter& operator=(waiter const&) = delete;
-
-  /// Returns the stream of the first part. A request has one part, unless acquire_all made it.
-  inline stream_key const& stream() const noexcept { return first_.stream; }
-  /// Returns the alignment of the first part, in bytes.
-  inline std::size_t alignment() const noexcept { return first_.alignment; }
-  /// Returns the sum of all parts.
-  inline std::size_t bytes() const noexcept { return bytes_; }
-  /// Returns the same sum with each part rounded up by `round`.
-  template <class Round> std::size_t bytes_by(Round round) const noexcept {
-    if (asks_for_turn()) return round(bytes_);
-    auto sum = round(first_.bytes);
-    for (auto const& each : more_) sum += round(each.bytes);
-    return sum;
-  }
-  /// Whether it has more than one part.
-  inline bool has_parts() const noexcept { return !more_.empty(); }
-  /// Returns the number of parts.
-  inline std::size_t parts() const noexcept { return 1 + more_.size(); }
-  /// Returns the part number `i`, from 0.
-  inline request_part& part(std::size_t i) noexcept { return i == 0 ? first_ : more_[i - 1]; }
-  /// Whether it asks for no memory, but only for a turn in which `bytes()` are set aside.
-  inline bool asks_for_turn() const noexcept { return first_.bytes == 0 && bytes_ > 0 && more_.empty(); }
-
-  /// Allocates all parts or none, for the admit() of a resource. `allocate(part)` returns expected<void*, failure>;
-  /// `deallocate(part)` takes a part back. Returns the first part's pointer, or the failure.
-  template <class Allocate, class Deallocate>
-  expected<void*, failure> allocate_parts(Allocate allocate, Deallocate deallocate) noexcept {
-    for (std::size_t i = 0; i < parts(); ++i) {
-      auto& one = part(i);
-      if (one.bytes == 0) continue;
-      auto const result = allocate(std::as_const(one));
-      if (result) {
-        one.pointer = *result;
-        continue;
-      }
-      while (i-- > 0) {
-        if (part(i).pointer) deallocate(std::as_const(part(i)));
-        part(i).pointer = nullptr;
-      }
-      return unexpected<failure>{failure{result.error().reason, result.error().code, bytes_}};
-    }
-    return first_.pointer;
-  }
-
   /// Requests of a higher priority go first; all requests of a holder have its priority and age.
   inline int priority() const noexcept { return priority_; }
   /// Returns the holder that asks; null if there is none. set_holder() is called before the request is parked.
@@ -139,11 +84,10 @@ public:
   inline outcome refusal() const noexcept { return refusal_.load(std::memory_order_acquire); }
 
 protected:
-  waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority = 0) noexcept
-      : first_{stream, bytes, alignment}, bytes_{bytes}, priority_{priority} {}
-  /// `more` must live as long as the waiter. The sum of all bytes is at most PTRDIFF_MAX, or `bytes` if that is more.
-  waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority,
-         std::span<request_part> more) noexcept;
+  /// See request_parts.
+  waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority = 0,
+         std::span<request_part> more = {}) noexcept
+      : request_parts{stream, bytes, alignment, more}, priority_{priority} {}
   ~waiter() = default;
 
   /// Makes the operation resume. The caller must not touch the waiter afterwards.
@@ -162,7 +106,6 @@ protected:
   /// Called before admit() is called again, in which adaptors add their hooks again.
   void clear_hooks() noexcept { hook_count_ = 0; }
   void set_being_destroyed() noexcept { being_destroyed_ = true; }
-  void ask_for_turn() noexcept { first_.bytes = 0; }
 
 private:
   friend class waiter_list;
@@ -170,9 +113,6 @@ private:
   friend class detail::intrusive_list<waiter>;
   static constexpr std::size_t max_hooks = 8;
 
-  request_part first_;
-  std::span<request_part> more_;
-  std::size_t bytes_;
   class holder* holder_ = nullptr;
   int priority_;
   unsigned overtaken_ = 0; // times, since it was parked

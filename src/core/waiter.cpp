@@ -7,7 +7,6 @@ module;
 #include <climits>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <utility>
 module gpumem:waiter.impl;
 import :waiter;
@@ -17,13 +16,6 @@ import :holder;
 import :sync;
 
 namespace gpumem {
-
-waiter::waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority,
-               std::span<request_part> more) noexcept
-    : first_{stream, bytes, alignment}, more_{more}, bytes_{bytes}, priority_{priority} {
-  for (auto const& each : more)
-    bytes_ += std::min(each.bytes, PTRDIFF_MAX - std::min<std::size_t>(bytes_, PTRDIFF_MAX));
-}
 
 // Keeps the first holder: that of the outermost scope, which also counts the bytes of inner ones. When the request asks
 // again this must not write: other threads may be reading the holder.
@@ -35,7 +27,7 @@ void waiter::set_holder(class holder& of) noexcept {
 
 void waiter::complete(expected<void*, failure> result) noexcept {
   if (result) {
-    first_.pointer = *result;
+    part(0).pointer = *result;
     for (std::size_t i = hook_count_; i > 0; --i) {
       for (std::size_t at = 0; at < parts(); ++at) {
         auto const& one = part(at);
@@ -147,7 +139,7 @@ waiting_statistics waiter_list::read_statistics() const noexcept {
   auto const now = sync::now();
   for (auto const* at = items_.first(); at; at = at->links_.next) {
     ++sum.requests;
-    sum.bytes += at->bytes_;
+    sum.bytes += at->bytes();
     sum.oldest = std::max<sync::duration>(sum.oldest, now - at->parked_since_);
   }
   return sum;
@@ -189,12 +181,12 @@ bool waiter_list::goes_first(waiter const& one, waiter const& other) noexcept {
 void waiter_list::add_waiting(waiter& item) noexcept {
   if (!first_waiting_ || goes_first(item, *first_waiting_)) first_waiting_ = &item;
   blocked_ += item.overtaken_ >= max_overtakes_;
-  waiting_bytes_ += item.bytes_;
+  waiting_bytes_ += item.bytes();
 }
 
 void waiter_list::remove_waiting(waiter& item) noexcept {
   blocked_ -= item.overtaken_ >= max_overtakes_;
-  waiting_bytes_ -= item.bytes_;
+  waiting_bytes_ -= item.bytes();
   if (first_waiting_ != &item) return;
   do { first_waiting_ = first_waiting_->links_.next; } while (first_waiting_ && has_turn(*first_waiting_));
 }
