@@ -72,6 +72,9 @@ export import :async_managed_resource_view;
 export import :async_pinned_resource_view;
 export import :async_managed_resource;
 export import :async_pinned_resource;
+export import :page_table;
+export import :virtual_pages_options;
+export import :page_mapper;
 export import :virtual_pages;
 
 export import :stream_uses;

@@ -2,39 +2,20 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
-#include <functional>
 #include <map>
-#include <memory>
-#include <ranges>
 #include <span>
 export module gpumem:virtual_pages;
 import :cuda;
 import :device;
 import :error;
+import :page_mapper;
+import :page_table;
 import :std;
+import :virtual_pages_options;
 
 namespace gpumem {
 
 namespace extend {
-/// A run of addresses: its offset from the base of its source, and its length; both in bytes.
-export struct page_extent {
-  std::size_t offset = 0; ///< from the base of the source
-  std::size_t bytes = 0;  ///< length of the run
-
-  /// Returns the offset after the run.
-  inline std::size_t end() const noexcept { return offset + bytes; }
-  friend bool operator==(page_extent const&, page_extent const&) = default;
-};
-
-/// A page: one physical allocation, and the addresses at which it is mapped.
-export struct page_info {
-  page_extent where;    ///< addresses of the page
-  bool pinned = false;  ///< another library or process uses it, so it may not be moved or unmapped
-  bool aliased = false; ///< the same memory is mapped at another offset too
-
-  friend bool operator==(page_info const&, page_info const&) = default;
-};
-
 /// An upstream from which a pool maps single pages. Offsets are bytes from base(), in multiples of granularity(). All
 /// mapped memory may be used by every stream at once.
 ///
@@ -61,23 +42,6 @@ concept page_source = requires(S& source, S const& seen, std::size_t n, void con
   { source.alias(n, n) } noexcept -> std::same_as<expected<page_extent, failure>>;
 };
 } // namespace extend
-
-/// Options of virtual pages; sizes in bytes.
-export struct virtual_pages_options {
-  /// Addresses to reserve; 0: eight times the memory of the device, halved while the driver refuses (down to one time).
-  std::size_t address_space = 0;
-  std::vector<device> peers = {}; ///< other devices that may read and write the memory
-  bool exportable = false;        ///< pages may be exported to other processes
-  bool rdma = false;              ///< network devices may reach the memory
-
-  /// `on_mapped` is called after each mapping, `on_unmapping` before each unmapping: for libraries that register memory
-  /// (NCCL, UCX). If on_mapped returns false or throws, the mapping is undone; on_unmapping may not throw. Both run
-  /// inside map(), alias(), move(), unmap() and the destructor, so they may not call the source or take the lock that
-  /// guards it. They are not called on a lost device.
-  std::function<bool(void* address, std::size_t bytes)> on_mapped = {};
-  /// Called before each unmapping; see `on_mapped`.
-  std::function<void(void* address, std::size_t bytes)> on_unmapping = {};
-};
 
 namespace detail {
 /// The granularity of pages on all known devices; rounded up on a device with a larger one. Bytes.
@@ -114,22 +78,22 @@ public:
   static bool supported(gpumem::device where) noexcept;
 
   /// Returns the device.
-  gpumem::device where() const noexcept { return device_; }
+  gpumem::device where() const noexcept { return mapper_.where(); }
   /// Returns the first reserved address.
-  void* base() const noexcept { return reinterpret_cast<void*>(base_); }
+  void* base() const noexcept { return reinterpret_cast<void*>(mapper_.base()); }
   /// Returns the reserved addresses, in bytes.
-  std::size_t address_space() const noexcept { return address_space_; }
+  std::size_t address_space() const noexcept { return mapper_.address_space(); }
   /// Offsets and page sizes are multiples of this; bytes.
-  std::size_t granularity() const noexcept { return granularity_; }
+  std::size_t granularity() const noexcept { return mapper_.granularity(); }
   /// Returns the bytes, rounded up to a multiple of the granularity.
-  std::size_t round_up(std::size_t bytes) const noexcept;
+  std::size_t round_up(std::size_t bytes) const noexcept { return mapper_.round_up(bytes); }
 
   /// Returns the physical memory held, in bytes; a page that is mapped twice counts once.
-  std::size_t mapped_bytes() const noexcept { return mapped_bytes_; }
+  std::size_t mapped_bytes() const noexcept { return mapper_.held_bytes(); }
   /// Returns the offset after the last mapped page.
-  std::size_t mapped_end() const noexcept;
+  std::size_t mapped_end() const noexcept { return table_.mapped_end(); }
   /// Returns the number of mapped pages; each alias counts as one.
-  std::size_t pages() const noexcept { return pages_.size(); }
+  std::size_t pages() const noexcept { return table_.pages().size(); }
   /// Returns the size of a page created now: 1/128 of the mapped bytes, between 2 and 32 MiB.
   std::size_t next_page_size() const noexcept;
 
@@ -176,56 +140,21 @@ public:
 
   /// Calls `visitor(page_info)` for every page, in the order of addresses.
   template <class Visit> void visit(Visit visitor) const {
-    for (auto const& [offset, page] : pages_) visitor(info_of(offset, page));
+    for (auto const& page : table_.pages()) visitor(detail::info_of(page));
   }
 
 private:
-  struct memory {
-    CUmemGenericAllocationHandle handle = 0;
-    bool held = false; // `handle` is valid and counted in mapped_bytes_
-    std::size_t bytes = 0;
-    unsigned mappings = 0;
-    unsigned pins = 0;
-  };
-  struct mapped_page {
-    std::shared_ptr<memory> of;
-    bool mapped = false; // false while it is made, and if it was unmapped but its memory could not be released
-  };
-  using page_map = std::map<std::size_t, mapped_page>; // by offset; nodes move between maps without allocation
-  using page_span = std::ranges::subrange<page_map::const_iterator>;
-  using unreleased_map = std::multimap<std::size_t, mapped_page>;
-
-  bool is_gone() const noexcept;
-  template <class Call> CUresult on_device(Call call) noexcept;
-  static page_info info_of(std::size_t offset, mapped_page const& at) noexcept;
-  page_map::const_iterator find_containing(void const* address) const noexcept;
-  std::size_t pages_in(void const* address, std::size_t bytes) const noexcept;
-  bool is_unmapped(page_extent run) const noexcept;
-  page_span made_of(page_extent run) const noexcept;
-  static bool any_pinned(page_span const& pages) noexcept;
+  std::size_t offset_of(void const* address) const noexcept;
+  // Returns granted if pages can be mapped at the run, otherwise the reason.
   outcome refusal(page_extent run) const noexcept;
-  page_map planned(page_extent run, std::size_t page) const;
-  expected<page_extent, failure> install(page_map made, page_extent run, std::size_t requested) noexcept;
-  CUresult map_all(page_map& made, page_extent run) noexcept;
-  bool has_memory(page_map page) noexcept;
-  CUresult create(memory& of) noexcept;
-  CUresult attach(std::size_t offset, mapped_page& at) noexcept;
-  bool notify_mapped(page_extent run) const noexcept;
-  bool unmap_page(std::size_t offset, mapped_page& at) noexcept;
-  void unmap_all(page_map& leaving) noexcept;
+  // Maps the pages, and adds them to the table; all or nothing.
+  expected<page_extent, failure> install(detail::page_map made, page_extent run, std::size_t requested) noexcept;
+  void unmap_all(detail::page_map leaving) noexcept;
+  // Tries again to unmap and release the pages that the driver has refused before.
   void retry_unreleased() noexcept;
 
-  gpumem::device device_;
-  virtual_pages_options options_;
-  CUmemAllocationProp properties_{};
-  std::vector<CUmemAccessDesc> rights_;
-  CUdeviceptr base_ = 0;
-  std::size_t address_space_ = 0;
-  std::size_t granularity_ = 0;
-  std::size_t mapped_bytes_ = 0;
-  bool full_ = false; // the device had no memory for the last page that was created
-  page_map pages_;
-  unreleased_map unreleased_; // pages that the driver refused to unmap or release; tried again
+  detail::page_mapper mapper_;
+  detail::page_table table_;
 };
 } // namespace extend
 
