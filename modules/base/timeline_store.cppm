@@ -1,4 +1,4 @@
-// All timelines of the process, and those of dead streams, which wait for another stream.
+// All timelines of the process. Those of dead streams are reused.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:timeline_store;
 import :cuda;
@@ -19,7 +19,7 @@ public:
   // Makes a timeline. `may_die`: whether the stream may die at any time. Throws std::bad_alloc, cuda_error.
   stream_timeline& make(stream_kind kind, std::uint64_t id, int device, CUcontext context, CUstream handle,
                         bool may_die);
-  // Gets the timeline of a stream that has died.
+  // Takes over the timeline of a stream that has died, for reuse.
   void retire(stream_timeline& dead) noexcept;
   inline std::vector<std::unique_ptr<stream_timeline>> const& timelines() const noexcept { return timelines_; }
 
