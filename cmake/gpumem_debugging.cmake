@@ -37,6 +37,8 @@ if(GPUMEM_DEBUG_TYPES AND NOT GPUMEM_SANITIZE)
     sources/async_managed_resource_view.cppm
     sources/async_pinned_resource.cppm
     sources/async_pinned_resource_view.cppm
+    sources/page_table.cppm
+    sources/page_mapper.cppm
     sources/virtual_pages.cppm
     pools/ranges/chunk.cppm
     pools/ranges/block.cppm

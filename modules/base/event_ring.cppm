@@ -10,7 +10,8 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// A flag by which one thread requests an event of another, which gets the stream's handle.
+/// A flag by which one thread requests an event on a stream. A later call of any thread that gets the stream's handle
+/// records it.
 export class request_flag {
 public:
   inline void raise() noexcept { raised_.store(true, std::memory_order_relaxed); }
@@ -36,10 +37,12 @@ public:
 
   // Records a precise or a late event on the handle, closes an epoch for it, and drops the request, which the event
   // serves. Returns the epoch; 0 if nothing could be recorded: a capture, no room, no spare event, an error. Called
-  // inside a relaxed_capture. Allocates no host memory. `in_last`: see retire_completed().
+  // inside a relaxed_capture, so that its driver calls end no capture of another thread. Allocates no host memory.
+  // `in_last`: see retire_completed().
   epoch record(CUstream caller_handle, bool precise, request_flag& request, epoch in_last) noexcept;
   // Queries events, publishes what is complete and removes the complete events. Called inside a relaxed_capture.
-  // `in_last`: the epoch that the stream's last event covers, which is not in the ring; 0 if that is not open.
+  // `in_last`: the epoch that the stream's last_event covers while it is open, otherwise 0. That event is not in the
+  // ring.
   void retire_completed(epoch in_last) noexcept;
   // Returns the open precise event of the epoch; null if there is none.
   CUevent find_waitable(epoch e) const noexcept;

@@ -19,19 +19,20 @@ export struct closed_epoch {
   std::uint32_t frees = 0;
 };
 
-/// The epochs of one stream, and two counts of its frees:
-/// - *unrecorded* frees: those since the last event that was recorded by record_at_free() or record_later();
-/// - *uncovered* frees: those of a stream that may die at any time which no event covers. Most of its frees record an
-///   event; a *silent* free is one that only counts.
-/// Any thread may call all functions, except that close(), covered(), not_covered() and restart() are called by one
-/// thread at a time.
+/// The epochs of one stream, and two counts of its frees.
+/// - *Unrecorded* frees are those since the newest event in the stream's event_ring. They tell when the next one is
+/// due.
+/// - *Uncovered* frees are those that no event covers. They are counted for a stream that may die at any time, whose
+///   last_event is recorded by its frees. A free that is counted and records no event is called *silent*.
+/// Any thread may call all functions, but only one thread at a time may call close(), covered(), not_covered(),
+/// lose_event() and restart().
 export class stream_epochs {
 public:
   explicit stream_epochs(epoch completed = 0) noexcept : completed_{completed} {}
 
   // Returns the epoch of memory that is freed now.
   inline epoch current() const noexcept { return now_.load(std::memory_order_acquire); }
-  // Closes the current epoch and returns it. Called before the work is marked that the epoch shall cover.
+  // Closes the current epoch and returns it. Called before the record or the query that shall cover the epoch.
   inline epoch advance() noexcept { return now_.fetch_add(1, std::memory_order_acq_rel); }
   // Returns whether the host has seen all work of the epoch complete.
   inline bool completed(epoch e) const noexcept { return completed_.load(std::memory_order_acquire) >= e; }
@@ -40,8 +41,8 @@ public:
   // Returns the newest epoch with an event, complete or not.
   inline epoch newest_recorded() const noexcept { return recorded_.load(std::memory_order_acquire); }
 
-  // Counts a silent free. Returns false, and counts nothing, if the free must record an event: no silent frees or bytes
-  // are left before the next event. Threads that free on one stream at the same time may lose counts of each other.
+  // Counts a silent free. Returns false, and counts nothing, if no more frees or bytes may be silent before the next
+  // event. Threads that free on one stream at the same time may lose counts of each other.
   [[gnu::always_inline]] inline bool count_silent(std::size_t bytes) noexcept {
     auto const frees = uncovered_frees() + 1;
     auto const sum = uncovered_bytes() + bytes;
@@ -51,7 +52,7 @@ public:
     uncovered_bytes_.store(sum, std::memory_order_relaxed);
     return true;
   }
-  // Counts a free that tries to record an event, until covered() says that the event was recorded.
+  // Counts a free that is not silent. The caller then tries to record an event, and calls covered() if that succeeds.
   inline void count_uncovered(std::size_t bytes) noexcept {
     uncovered_frees_.fetch_add(1, std::memory_order_relaxed);
     uncovered_bytes_.fetch_add(bytes, std::memory_order_relaxed);
@@ -89,8 +90,8 @@ private:
   std::atomic<std::size_t> unrecorded_bytes_{0};
   std::atomic<std::uint32_t> uncovered_frees_{0};
   std::atomic<std::size_t> uncovered_bytes_{0};
-  std::atomic<std::uint32_t> silent_frees_{0};  // that may precede the next event
-  std::atomic<std::uint32_t> covered_frees_{0}; // that events have covered: the more, the more frees may be silent
+  std::atomic<std::uint32_t> silent_frees_{0};  // the number that may precede the next event
+  std::atomic<std::uint32_t> covered_frees_{0}; // by all events so far; the more, the more frees may be silent
 };
 
 } // namespace detail

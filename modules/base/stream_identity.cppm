@@ -14,11 +14,11 @@ export enum class stream_kind : std::uint8_t {
   foreign,    ///< a stream that may die at any time: its handle is used only inside a call that gets it
   per_thread, ///< cudaStreamPerThread of a thread
   null,       ///< handle 0 of one thread: which stream that is depends on how the caller was compiled
-  host,       ///< the host itself: memory that it frees is not in use, memory that it gets it may use at once
+  host,       ///< the host itself: it frees only memory that is not in use, and may use what it gets at once
 };
 
-/// The identity of one stream. The index and the device never change. The registry of timelines can reassign the kind,
-/// the id and the handle of a dead stream's identity to a new stream.
+/// The identity of one stream. Its index, device and context never change. Once the stream has died, the registry of
+/// timelines can give the identity to a new stream, which changes the kind, the id and the handle.
 export class stream_identity {
 public:
   stream_identity(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context,
@@ -37,7 +37,7 @@ public:
   inline CUstream handle() const noexcept { return handle_.load(std::memory_order_relaxed); }
   // Returns whether the handle may be used outside a call that gets it.
   inline bool owns_handle() const noexcept { return kind() <= stream_kind::adopted; }
-  // Returns whether the stream may die unseen, so that its handle is used only inside a call that gets it.
+  // Returns whether the stream may die at any time, so that its handle is used only inside a call that gets it.
   inline bool is_mortal() const noexcept { return kind() >= stream_kind::foreign && kind() <= stream_kind::null; }
   inline int priority() const noexcept { return priority_; }
   void set_priority(int priority) noexcept { priority_ = priority; }

@@ -3,6 +3,7 @@
 export module gpumem:stream_timeline;
 import :cuda;
 import :event_ring;
+import :intrusive_list;
 import :last_event;
 import :pooled_event;
 import :std;
@@ -13,7 +14,10 @@ import :sync;
 
 namespace gpumem::detail {
 
-// Set once dead streams have left too many frees that no event covers (timeline_registry.cpp has the limits). From then
+export class timeline_registry;
+export class timeline_store;
+
+// Set once dead streams have left too many frees that no event covers (timeline_store.cpp has the limits). From then
 // on each free on a mortal stream records an event.
 inline constinit std::atomic<bool> lost_events_seen{false};
 // Called after an event was recorded that cover_request() has asked for; initially null.
@@ -132,6 +136,9 @@ public:
   void rebind(stream_kind kind, std::uint64_t id, CUstream handle) noexcept;
 
 private:
+  friend class intrusive_list<stream_timeline>;
+  friend class timeline_registry; // these two use only links_
+  friend class timeline_store;
   // `promised`: the handle lives by its owner's promise. If that has ended meanwhile, records nothing and returns 0.
   epoch record(CUstream handle, bool precise, bool promised = false) noexcept;
   epoch end_use_with_event(epoch e, std::optional<CUstream> caller_handle, std::size_t bytes) noexcept;
@@ -150,10 +157,7 @@ private:
   std::atomic<bool> behind_{false};
   std::atomic<int> retained_{0};
   stream_order order_;
-
-public:
-  // The next timeline in a list of the registry. Declared last, to leave the cache lines above as they are.
-  stream_timeline* next = nullptr;
+  list_links<stream_timeline> links_;
 };
 
 } // namespace gpumem::detail

@@ -6,8 +6,10 @@ export module gpumem:timeline_registry;
 import :cuda;
 import :device;
 import :std;
+import :stream_identity;
 import :stream_timeline;
 import :sync;
+import :timeline_store;
 
 namespace gpumem::detail {
 
@@ -50,41 +52,22 @@ public:
   std::size_t size() const noexcept;
 
 private:
-  struct list {
-    stream_timeline* first = nullptr;
-    stream_timeline* last = nullptr;
-    void push_front(stream_timeline& one) noexcept;
-    void push_back(stream_timeline& one) noexcept;
-    stream_timeline& pop() noexcept;
-  };
   timeline_registry() = default;
   stream_timeline* find(CUstream handle) const noexcept __attribute__((requires_capability(mutex_)));
   void put(CUstream handle, stream_timeline& timeline) __attribute__((requires_capability(mutex_)));
-  stream_timeline& take(stream_kind kind, std::uint64_t id, int device, CUcontext context, CUstream handle)
-      __attribute__((requires_capability(mutex_)));
-  stream_timeline* take_dead(CUcontext context) noexcept __attribute__((requires_capability(mutex_)));
-  stream_timeline* take_spare(CUcontext context) noexcept __attribute__((requires_capability(mutex_)));
-  stream_timeline& make(stream_kind kind, std::uint64_t id, int device, CUcontext context, CUstream handle,
-                        bool may_die) __attribute__((requires_capability(mutex_)));
-  void make_spares(int device, CUcontext context) noexcept __attribute__((requires_capability(mutex_)));
-  void retire(stream_timeline& dead) noexcept __attribute__((requires_capability(mutex_)));
   void change_capture_scopes(int by) noexcept;
   // Lets the stream be found by its handle alone, if it is own or adopted and no capture scope is open.
   void publish_owned(stream_timeline& timeline) noexcept __attribute__((requires_capability(mutex_)));
   static void end_thread() noexcept;
 
   mutable sync::mutex mutex_;
-  std::vector<std::unique_ptr<stream_timeline>> timelines_ __attribute__((guarded_by(mutex_)));
+  timeline_store store_ __attribute__((guarded_by(mutex_)));
   // Those for which the table of handles has no room.
   std::unordered_map<CUstream, stream_timeline*> others_ __attribute__((guarded_by(mutex_)));
   std::atomic<bool> any_others_{false};
   int capture_scopes_ __attribute__((guarded_by(mutex_))) = 0;
   std::vector<stream_timeline*> legacy_ __attribute__((guarded_by(mutex_))); // by device
   std::vector<stream_timeline*> idle_ __attribute__((guarded_by(mutex_)));   // of own streams
-  list dead_ __attribute__((guarded_by(mutex_)));                // newest first; reused once they are complete
-  list spare_ __attribute__((guarded_by(mutex_)));               // never used, for a free while the host has no memory
-  std::size_t stranded_ __attribute__((guarded_by(mutex_))) = 0; // dead streams with frees that no event covers
-  std::size_t stranded_bytes_ __attribute__((guarded_by(mutex_))) = 0;
   stream_timeline host_{stream_kind::host, 0, 0, -1, nullptr, nullptr, nullptr};
 };
 

@@ -1,4 +1,4 @@
-// Finds timelines, and reuses those of dead streams.
+// Finds the timelines of streams, and of the default streams of threads.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -16,20 +16,18 @@ import :cuda;
 import :device;
 import :driver;
 import :fork;
-import :sync;
+import :intrusive_list;
+import :stream_identity;
 import :stream_timeline;
+import :sync;
+import :timeline_store;
 import :timeline_table;
 
 namespace gpumem::detail {
 namespace {
 
-inline constexpr std::size_t wanted_spare_timelines = 2;
-inline constexpr int max_tries = 2; // dead timelines that are tried for a new stream; each try is a poll
-// From either of these limits on, lost_events_seen is set: too many streams die with frees that no event covers.
-inline constexpr std::size_t max_stranded = 64, max_stranded_bytes = std::size_t{32} << 20;
-
 // The list of the calling thread's default streams.
-thread_local stream_timeline* own_defaults = nullptr;
+thread_local constinit intrusive_list<stream_timeline> own_defaults;
 
 int device_of_context(CUcontext context) {
   context_guard const here{context};
@@ -46,25 +44,6 @@ std::uint64_t id_of(CUstream handle) {
 }
 
 } // namespace
-
-void timeline_registry::list::push_front(stream_timeline& one) noexcept {
-  one.next = first;
-  first = &one;
-  if (!last) last = &one;
-}
-
-void timeline_registry::list::push_back(stream_timeline& one) noexcept {
-  one.next = nullptr;
-  (first ? last->next : first) = &one;
-  last = &one;
-}
-
-stream_timeline& timeline_registry::list::pop() noexcept {
-  auto& one = *first;
-  first = one.next;
-  if (!first) last = nullptr;
-  return one;
-}
 
 timeline_registry& timeline_registry::instance() noexcept {
   static auto* const registry = new timeline_registry;
@@ -107,9 +86,9 @@ stream_timeline& timeline_registry::of_handle(CUstream handle) {
     before->rebind(stream_kind::foreign, id, handle);
     return *before;
   }
-  auto& timeline = take(stream_kind::foreign, id, device, context, handle);
+  auto& timeline = store_.take(stream_kind::foreign, id, device, context, handle);
   put(handle, timeline);
-  if (before) retire(*before);
+  if (before) store_.retire(*before);
   return timeline;
 }
 
@@ -117,7 +96,7 @@ stream_timeline& timeline_registry::of_handle(CUstream handle) {
 stream_timeline& timeline_registry::of_capturing(CUstream handle, device where) {
   sync::lock const held{mutex_};
   if (auto* const found = find(handle)) return *found;
-  auto& timeline = take(stream_kind::foreign, 0, where.ordinal(), where.context(), handle);
+  auto& timeline = store_.take(stream_kind::foreign, 0, where.ordinal(), where.context(), handle);
   put(handle, timeline);
   return timeline;
 }
@@ -127,29 +106,29 @@ stream_timeline& timeline_registry::of_default(stream_kind kind, device where, C
   if (kind == stream_kind::legacy) {
     sync::lock const held{mutex_};
     if (legacy_.size() <= device) legacy_.resize(device + 1);
-    if (!legacy_[device]) legacy_[device] = &make(kind, 0, where.ordinal(), where.context(), handle, false);
+    if (!legacy_[device]) legacy_[device] = &store_.make(kind, 0, where.ordinal(), where.context(), handle, false);
     return *legacy_[device];
   }
   auto const id = kind == stream_kind::per_thread && !capturing ? id_of(handle) : 0;
-  for (auto* each = own_defaults; each; each = each->next) {
+  for (auto* each = own_defaults.first(); each; each = each->links_.next) {
     if (each->kind() == kind && each->device() == where.ordinal() && (each->id() == id || capturing)) return *each;
   }
   // This happens again after end_thread() if the destructor of a thread_local object uses a default stream.
-  if (!own_defaults) sync::at_thread_exit(end_thread);
+  if (own_defaults.empty()) sync::at_thread_exit(end_thread);
   sync::lock const held{mutex_};
-  auto& timeline = take(kind, id, where.ordinal(), where.context(), handle);
-  timeline.next = std::exchange(own_defaults, &timeline);
+  auto& timeline = store_.take(kind, id, where.ordinal(), where.context(), handle);
+  own_defaults.push_front(timeline);
   return timeline;
 }
 
 void timeline_registry::cover_own_defaults() noexcept {
-  for (auto* each = own_defaults; each; each = each->next) {
+  for (auto* each = own_defaults.first(); each; each = each->links_.next) {
     if (each->epochs().uncovered_frees() > 0) each->record_requested(CU_STREAM_PER_THREAD);
   }
 }
 
 bool timeline_registry::is_own_default(stream_timeline const& timeline) noexcept {
-  for (auto const* each = own_defaults; each; each = each->next) {
+  for (auto const* each = own_defaults.first(); each; each = each->links_.next) {
     if (each == &timeline) return true;
   }
   return false;
@@ -157,93 +136,19 @@ bool timeline_registry::is_own_default(stream_timeline const& timeline) noexcept
 
 // An event that is recorded at the end of a thread still completes after the thread is gone (as seen on an H200).
 void timeline_registry::end_thread() noexcept {
-  auto* at = std::exchange(own_defaults, nullptr);
+  auto list = std::exchange(own_defaults, {});
   if (forked() || !driver_alive()) return;
   auto& all = instance();
-  while (at) {
-    auto& ended = *at;
-    at = at->next;
+  while (!list.empty()) {
+    auto& ended = *list.first();
+    list.remove(ended);
     bool const wanted = ended.cover_request().raised();
     ended.record_last_event(CU_STREAM_PER_THREAD, true);
     {
       sync::lock const held{all.mutex_};
-      all.retire(ended);
+      all.store_.retire(ended);
     }
     if (auto* const tell = on_requested_recorded.load(std::memory_order_acquire); wanted && tell) tell();
-  }
-}
-
-// A timeline with frees that no event covers is never known to be complete, so it is not reused.
-void timeline_registry::retire(stream_timeline& dead) noexcept {
-  if (dead.epochs().uncovered_frees() == 0) return dead_.push_front(dead);
-  ++stranded_;
-  stranded_bytes_ += dead.epochs().uncovered_bytes();
-  if (stranded_ >= max_stranded || stranded_bytes_ >= max_stranded_bytes) {
-    lost_events_seen.store(true, std::memory_order_relaxed);
-  }
-}
-
-stream_timeline& timeline_registry::take(stream_kind kind, std::uint64_t id, int device, CUcontext context,
-                                         CUstream handle) {
-  auto* found = take_dead(context);
-  if (!found) {
-    try {
-      auto& made = make(kind, id, device, context, handle, true);
-      make_spares(device, context);
-      return made;
-    } catch (...) {
-      found = take_spare(context);
-      if (!found) throw;
-    }
-  }
-  found->rebind(kind, id, handle);
-  return *found;
-}
-
-// Tries the newest first: a program that makes a stream for each request next asks for the memory that the newest dead
-// stream freed. A timeline that is not reusable yet moves to the end, so that one with long work does not block others.
-stream_timeline* timeline_registry::take_dead(CUcontext context) noexcept {
-  for (int tries = 0; tries < max_tries && dead_.first; ++tries) {
-    auto& newest = dead_.pop();
-    if (newest.context() == context && newest.is_reusable()) return &newest;
-    dead_.push_back(newest);
-  }
-  return nullptr;
-}
-
-stream_timeline* timeline_registry::take_spare(CUcontext context) noexcept {
-  for (auto** link = &spare_.first; *link; link = &(*link)->next) {
-    auto* const found = *link;
-    if (found->context() != context) continue;
-    *link = found->next;
-    for (auto* each = spare_.first; each; each = each->next) spare_.last = each;
-    return found;
-  }
-  return nullptr;
-}
-
-stream_timeline& timeline_registry::make(stream_kind kind, std::uint64_t id, int device, CUcontext context,
-                                         CUstream handle, bool may_die) {
-  auto* const last = may_die ? take_event(context) : nullptr;
-  try {
-    auto const index = static_cast<std::uint32_t>(timelines_.size() + 1); // 0 is the host
-    timelines_.push_back(std::make_unique<stream_timeline>(kind, index, id, device, context, handle, last));
-    return *timelines_.back();
-  } catch (...) {
-    if (last) give_event(last);
-    throw;
-  }
-}
-
-void timeline_registry::make_spares(int device, CUcontext context) noexcept {
-  std::size_t spares = 0;
-  for (auto const* each = spare_.first; each; each = each->next) spares += each->context() == context;
-  try {
-    for (; spares < wanted_spare_timelines; ++spares) {
-      spare_.push_back(make(stream_kind::foreign, 0, device, context, nullptr, true));
-    }
-  } catch (...) {
-    // The next new stream tries again.
   }
 }
 
@@ -269,13 +174,13 @@ stream_timeline& timeline_registry::acquire_own(device where, int priority) {
   try {
     auto const id = id_of(handle);
     sync::lock const held{mutex_};
-    idle_.reserve(timelines_.size() + 1); // so that release_own() cannot fail
+    idle_.reserve(store_.timelines().size() + 1); // so that release_own() cannot fail
     auto* const before = find(handle);
-    auto& timeline = make(stream_kind::own, id, where.ordinal(), where.context(), handle, false);
+    auto& timeline = store_.make(stream_kind::own, id, where.ordinal(), where.context(), handle, false);
     timeline.set_priority(priority);
     put(handle, timeline);
     publish_owned(timeline);
-    if (before) retire(*before);
+    if (before) store_.retire(*before);
     return timeline;
   } catch (...) {
     driver().stream_destroy(handle);
@@ -304,7 +209,7 @@ void timeline_registry::change_capture_scopes(int by) noexcept {
   capture_scopes_ += by;
   bool const hidden = capture_scopes_ > 0;
   if (owned_handles_hidden.exchange(hidden, std::memory_order_relaxed) == hidden) return;
-  for (auto const& each : timelines_) {
+  for (auto const& each : store_.timelines()) {
     // A handle may have belonged to another stream before.
     if (each->owns_handle() && find(each->handle()) == each.get()) publish_owned(*each);
   }
@@ -312,7 +217,7 @@ void timeline_registry::change_capture_scopes(int by) noexcept {
 
 std::size_t timeline_registry::size() const noexcept {
   sync::lock const held{mutex_};
-  return timelines_.size();
+  return store_.timelines().size();
 }
 
 } // namespace gpumem::detail

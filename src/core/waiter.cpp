@@ -1,4 +1,4 @@
-// Decides waiters, and keeps the list of parked waiters.
+// Decides waiters, and keeps the list of parked ones.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -7,7 +7,6 @@ module;
 #include <climits>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <utility>
 module gpumem:waiter.impl;
 import :waiter;
@@ -18,15 +17,8 @@ import :sync;
 
 namespace gpumem {
 
-waiter::waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority,
-               std::span<request_part> more) noexcept
-    : first_{stream, bytes, alignment}, more_{more}, bytes_{bytes}, priority_{priority} {
-  for (auto const& each : more)
-    bytes_ += std::min(each.bytes, PTRDIFF_MAX - std::min<std::size_t>(bytes_, PTRDIFF_MAX));
-}
-
-// The first call counts. It comes from the outermost scope, whose bytes include those of inner scopes. A later call
-// must write nothing, since other threads may be reading the holder.
+// Keeps the first holder: that of the outermost scope, which also counts the bytes of inner ones. When the request asks
+// again this must not write: other threads may be reading the holder.
 void waiter::set_holder(class holder& of) noexcept {
   if (holder_) return;
   holder_ = &of;
@@ -35,7 +27,7 @@ void waiter::set_holder(class holder& of) noexcept {
 
 void waiter::complete(expected<void*, failure> result) noexcept {
   if (result) {
-    first_.pointer = *result;
+    part(0).pointer = *result;
     for (std::size_t i = hook_count_; i > 0; --i) {
       for (std::size_t at = 0; at < parts(); ++at) {
         auto const& one = part(at);
@@ -73,7 +65,7 @@ bool waiter::has_passed(grant_hook const& by) const noexcept {
   return false;
 }
 
-// `passed_` has as many entries as there can be hooks, so one entry is free.
+// There are as many entries as hooks, so one is free.
 void waiter::mark_passed(grant_hook const& by) noexcept {
   for (auto& each : passed_) {
     if (!each.load(std::memory_order_relaxed)) return each.store(&by, std::memory_order_relaxed);
@@ -124,7 +116,7 @@ bool waiter_list::remove(waiter& item) noexcept {
 
 waiter_list::yielding waiter_list::find_yielding(waiter const& first) const noexcept {
   yielding found;
-  holder const* counted = nullptr; // requests of the same holder are neighbours
+  holder const* counted = nullptr; // the requests of a holder are neighbours
   for (auto* at = items_.last(); at && at != &first; at = at->links_.previous) {
     auto const* const of = at->holder_;
     if (!of || of == first.holder_ || has_turn(*at) || of->held() == 0) continue;
@@ -147,7 +139,7 @@ waiting_statistics waiter_list::read_statistics() const noexcept {
   auto const now = sync::now();
   for (auto const* at = items_.first(); at; at = at->links_.next) {
     ++sum.requests;
-    sum.bytes += at->bytes_;
+    sum.bytes += at->bytes();
     sum.oldest = std::max<sync::duration>(sum.oldest, now - at->parked_since_);
   }
   return sum;
@@ -175,7 +167,7 @@ void waiter_list::end_turn(waiter& item, bool in_vain) noexcept {
   add_waiting(item);
 }
 
-// Each request counts at most `max_overtakes` overtakings, which bounds the time of all calls together.
+// Each request is counted at most `max_overtakes` times, which bounds the time of all walks together.
 void waiter_list::count_overtaking(waiter const* by) noexcept {
   for (auto* at = first_waiting_; at && (!by || goes_first(*at, *by)); at = at->links_.next) {
     if (!has_turn(*at) && ++at->overtaken_ == max_overtakes_) ++blocked_;
@@ -189,12 +181,12 @@ bool waiter_list::goes_first(waiter const& one, waiter const& other) noexcept {
 void waiter_list::add_waiting(waiter& item) noexcept {
   if (!first_waiting_ || goes_first(item, *first_waiting_)) first_waiting_ = &item;
   blocked_ += item.overtaken_ >= max_overtakes_;
-  waiting_bytes_ += item.bytes_;
+  waiting_bytes_ += item.bytes();
 }
 
 void waiter_list::remove_waiting(waiter& item) noexcept {
   blocked_ -= item.overtaken_ >= max_overtakes_;
-  waiting_bytes_ -= item.bytes_;
+  waiting_bytes_ -= item.bytes();
   if (first_waiting_ != &item) return;
   do { first_waiting_ = first_waiting_->links_.next; } while (first_waiting_ && has_turn(*first_waiting_));
 }
@@ -205,7 +197,7 @@ void woken_waiters::add(waiter& item) noexcept {
   end_ = &item.next_woken_;
 }
 
-// A waiter may be destroyed as soon as wake() is called, so its successor is read first.
+// A waiter may be destroyed as soon as wake() is called, so the next one is read first.
 woken_waiters::~woken_waiters() {
   while (auto* const item = first_) {
     first_ = item->next_woken_;

@@ -1,226 +1,198 @@
-// virtual_pages: reserves the addresses, finds pages and holes, and pins pages.
+// virtual_pages: maps, unmaps, aliases, moves, pins and exports pages. A call that fails midway is undone.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
-#include <limits>
 #include <map>
-#include <memory>
+#include <new>
 #include <optional>
-#include <stdexcept>
-#include <string>
+#include <span>
 #include <utility>
-#include <vector>
 module gpumem:virtual_pages.impl;
 import :virtual_pages;
 import :cuda;
 import :device;
 import :driver;
+import :error;
+import :page_mapper;
+import :page_table;
+import :source_state;
+import :virtual_pages_options;
 
 namespace gpumem {
 namespace {
 
-// The size of a new page is the mapped bytes divided by this. Smaller pages need more driver calls. A larger page is
-// more often kept mapped by one small block that lies in it.
+// A new page has 1/page_fraction of the mapped bytes. Small pages cost driver calls; a large page stays mapped for the
+// sake of one small block.
 inline constexpr std::size_t page_fraction = 128;
-// How many times the device's memory is reserved as addresses, since moved pages leave holes. Addresses cost no memory.
-// A reservation takes 5 us on an H200, whether for 1 or for 64 times the device's memory. With 2 times, and two thirds
-// of the memory live, a recorded trace found no hole for its largest blocks once it had run 30 times.
-inline constexpr std::size_t max_times = 8;
-
-bool has(device where, CUdevice_attribute what) {
-  int value = 0;
-  check(driver().device_get_attribute(&value, what, where.ordinal()), "cuDeviceGetAttribute");
-  return value != 0;
-}
-
-[[noreturn]] void refuse(device where, char const* what) {
-  auto const text = "gpumem: device " + std::to_string(where.ordinal()) + " has no " + what;
-  throw_cuda_error(CUDA_ERROR_NOT_SUPPORTED, text.c_str());
-}
-
-CUmemAllocationProp properties_of(device where, virtual_pages_options const& options) {
-  if (!has(where, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
-    refuse(where, "virtual memory; give the pool an upstream, as in pool_resource{cuda_resource{device}}");
-  }
-  CUmemAllocationProp properties{};
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, where.ordinal()};
-  if (options.exportable) {
-    if (!has(where, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)) {
-      refuse(where, "virtual memory that other processes can map");
-    }
-    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  }
-  if (options.rdma) {
-    if (!has(where, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) {
-      refuse(where, "virtual memory that network devices can access");
-    }
-    properties.allocFlags.gpuDirectRDMACapable = 1;
-  }
-  return properties;
-}
-
-std::vector<CUmemAccessDesc> rights_of(device where, std::vector<device> const& peers) {
-  auto const right = [](device peer) {
-    return CUmemAccessDesc{{CU_MEM_LOCATION_TYPE_DEVICE, peer.ordinal()}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  };
-  std::vector<CUmemAccessDesc> rights{right(where)};
-  for (auto const peer : peers) {
-    if (peer == where) continue;
-    int can = 0;
-    check(driver().device_can_access_peer(&can, peer.ordinal(), where.ordinal()), "cuDeviceCanAccessPeer");
-    if (can == 0) {
-      throw std::invalid_argument{"gpumem: device " + std::to_string(peer.ordinal()) +
-                                  " cannot access the memory of device " + std::to_string(where.ordinal())};
-    }
-    rights.push_back(right(peer));
-  }
-  return rights;
-}
-
-std::size_t granularity_of(CUmemAllocationProp const& properties) {
-  std::size_t bytes = 0;
-  check(driver().mem_get_allocation_granularity(&bytes, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-        "cuMemGetAllocationGranularity");
-  return bytes;
+unexpected<failure> refused(outcome what, std::size_t bytes, CUresult code = CUDA_SUCCESS) noexcept {
+  return unexpected<failure>{failure{what, code, bytes}};
 }
 
 } // namespace
 
-virtual_pages::virtual_pages(class device where, virtual_pages_options options)
-    : device_{where}, options_{std::move(options)}, properties_{properties_of(where, options_)},
-      rights_{rights_of(where, options_.peers)}, granularity_{granularity_of(properties_)} {
-  where.require();
-  device_guard const scope{where};
-  auto const once = options_.address_space != 0 ? options_.address_space : where.memory().total;
-  if (once > std::numeric_limits<std::size_t>::max() - granularity_) {
-    throw std::invalid_argument{"gpumem: the requested address space is too large"};
-  }
-  auto status = CUDA_ERROR_OUT_OF_MEMORY;
-  auto times = options_.address_space != 0 ? 1 : max_times;
-  detail::relaxed_capture const relaxed; // a thread may be capturing while a pool makes its pages
-  for (; times > 0 && status == CUDA_ERROR_OUT_OF_MEMORY; times /= 2) {
-    address_space_ = round_up(times * once);
-    status = driver().mem_address_reserve(&base_, address_space_, 0, 0, 0);
-  }
-  check(status, "cuMemAddressReserve");
-}
+virtual_pages::virtual_pages(class device where, virtual_pages_options options) : mapper_{where, std::move(options)} {}
 
 virtual_pages::~virtual_pages() {
-  if (is_gone()) return;
-  for (auto const& [offset, page] : pages_) {
-    if (options_.on_unmapping) options_.on_unmapping(reinterpret_cast<void*>(base_ + offset), page.of->bytes);
-  }
-  unmap_all(pages_);
+  if (mapper_.is_gone()) return;
+  auto const& pages = table_.pages();
+  for (auto const& [offset, page] : pages) mapper_.announce_unmapping({offset, page.of->bytes});
+  unmap_all(table_.take({pages.begin(), pages.end()}));
   retry_unreleased();
-  if (!is_unmapped({0, address_space_}) || is_gone()) return;
-  detail::relaxed_capture const relaxed;
-  driver().mem_address_free(base_, address_space_);
+  if (table_.is_unmapped({0, address_space()})) mapper_.release_addresses();
 }
 
 bool virtual_pages::supported(class device where) noexcept {
   try {
-    return has(where, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+    int value = 0;
+    check(
+        driver().device_get_attribute(&value, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, where.ordinal()),
+        "cuDeviceGetAttribute");
+    return value != 0;
   } catch (cuda_error const&) { return false; }
 }
 
-// Returns whether no driver call may be made (the process exits) or every call fails (the device is lost).
-bool virtual_pages::is_gone() const noexcept { return !driver_alive() || device_.lost(); }
-
-std::size_t virtual_pages::round_up(std::size_t bytes) const noexcept {
-  return (bytes + granularity_ - 1) / granularity_ * granularity_;
-}
-
 std::size_t virtual_pages::next_page_size() const noexcept {
-  auto const least = std::max(detail::smallest_page, granularity_);
-  auto const share = mapped_bytes_ / page_fraction / granularity_ * granularity_;
+  auto const least = std::max(detail::smallest_page, granularity());
+  auto const share = mapped_bytes() / page_fraction / granularity() * granularity();
   return std::clamp(share, least, std::max(detail::largest_page, least));
 }
 
-std::size_t virtual_pages::mapped_end() const noexcept {
-  std::size_t end = 0;
-  if (!pages_.empty()) end = pages_.rbegin()->first + pages_.rbegin()->second.of->bytes;
-  for (auto const& [offset, page] : unreleased_) {
-    if (page.mapped) end = std::max(end, offset + page.of->bytes);
-  }
-  return end;
-}
-
-bool virtual_pages::is_unmapped(page_extent run) const noexcept {
-  auto const above = pages_.lower_bound(run.offset);
-  if (above != pages_.end() && above->first < run.end()) return false;
-  if (above != pages_.begin()) {
-    auto const& [offset, page] = *std::prev(above);
-    if (offset + page.of->bytes > run.offset) return false;
-  }
-  return std::none_of(unreleased_.begin(), unreleased_.end(), [&](auto const& kept) {
-    return kept.second.mapped && kept.first < run.end() && kept.first + kept.second.of->bytes > run.offset;
-  });
-}
-
 std::optional<std::size_t> virtual_pages::find_extent(std::size_t bytes) const noexcept {
-  if (bytes == 0 || bytes > address_space_) return std::nullopt;
-  auto const need = round_up(bytes);
-  std::optional<page_extent> best;
-  std::size_t at = 0;
-  for (auto const& [offset, page] : pages_) {
-    page_extent const hole{at, offset - at};
-    bool const better = hole.bytes >= need && (!best || hole.bytes < best->bytes);
-    if (better && is_unmapped({at, need})) best = hole;
-    at = offset + page.of->bytes;
+  if (bytes == 0 || bytes > address_space()) return std::nullopt;
+  return table_.find_extent(round_up(bytes), address_space());
+}
+
+CUresult virtual_pages::open_to(gpumem::device peer) noexcept { return mapper_.open_to(peer, table_.pages()); }
+
+outcome virtual_pages::refusal(page_extent run) const noexcept {
+  if (mapper_.is_gone()) return outcome::device_lost;
+  if (run.bytes == 0 || run.offset % granularity() != 0) return outcome::invalid_argument;
+  if (run.offset > address_space() || run.bytes > address_space() - run.offset) return outcome::too_large;
+  return table_.is_unmapped(run) ? outcome::granted : outcome::invalid_argument;
+}
+
+expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_t bytes, std::size_t page) noexcept {
+  retry_unreleased();
+  // Rounding up a size beyond the address space could overflow; refusal() finds it too large.
+  page_extent const run{offset, bytes > address_space() ? bytes : round_up(bytes)};
+  auto const why = page % granularity() != 0 ? outcome::invalid_argument : refusal(run);
+  if (why != outcome::granted) return refused(why, bytes, where().lost_error());
+  try {
+    auto pages = detail::plan_pages(run, page != 0 ? page : next_page_size());
+    // If the device had no memory at the last attempt, first try all bytes as one page: a refusal then costs one call,
+    // while creating and undoing single pages would cost many.
+    if (mapper_.is_full() && pages.size() > 1) {
+      auto whole = detail::plan_pages(run, run.bytes);
+      bool const has_memory = mapper_.has_memory(whole);
+      table_.keep_unreleased(whole);
+      if (!has_memory) return unexpected<failure>{detail::refusal_of(CUDA_ERROR_OUT_OF_MEMORY, bytes)};
+    }
+    return install(std::move(pages), run, bytes);
+  } catch (std::bad_alloc const&) { return refused(outcome::exhausted, bytes); }
+}
+
+expected<page_extent, failure> virtual_pages::alias(std::size_t offset, std::size_t to) noexcept {
+  retry_unreleased();
+  auto const found = table_.pages().find(offset);
+  if (found == table_.pages().end()) return refused(outcome::invalid_argument, 0);
+  auto const& of = found->second.of;
+  if (of->pins > 0) return refused(outcome::invalid_argument, of->bytes, CUDA_ERROR_NOT_PERMITTED);
+  page_extent const run{to, of->bytes};
+  auto const why = refusal(run);
+  if (why != outcome::granted) return refused(why, run.bytes, where().lost_error());
+  try {
+    detail::page_map made;
+    made.emplace(to, detail::mapped_page{of});
+    return install(std::move(made), run, run.bytes);
+  } catch (std::bad_alloc const&) { return refused(outcome::exhausted, run.bytes); }
+}
+
+expected<page_extent, failure> virtual_pages::move(std::span<page_extent const> runs, std::size_t to) noexcept {
+  retry_unreleased();
+  page_extent there{to, 0};
+  detail::page_map made;
+  try {
+    for (auto const& run : runs) {
+      auto const leaving = table_.pages_of(run);
+      if (leaving.empty()) return refused(outcome::invalid_argument, run.bytes);
+      if (detail::any_pinned(leaving)) return refused(outcome::invalid_argument, run.bytes, CUDA_ERROR_NOT_PERMITTED);
+      for (auto const& [offset, page] : leaving) {
+        made.emplace_hint(made.end(), there.end(), detail::mapped_page{page.of});
+        there.bytes += page.of->bytes;
+      }
+    }
+  } catch (std::bad_alloc const&) { return refused(outcome::exhausted, there.bytes); }
+  auto const why = refusal(there);
+  if (why != outcome::granted) return refused(why, there.bytes, where().lost_error());
+  auto const moved = install(std::move(made), there, there.bytes);
+  if (!moved) return moved;
+  for (auto const& run : runs) unmap(run.offset, run.bytes);
+  return moved;
+}
+
+expected<page_extent, failure> virtual_pages::move(std::size_t offset, std::size_t to) noexcept {
+  auto const found = table_.pages().find(offset);
+  page_extent const run{offset, found == table_.pages().end() ? 0 : found->second.of->bytes};
+  return move({&run, 1}, to);
+}
+
+expected<page_extent, failure> virtual_pages::install(detail::page_map made, page_extent run,
+                                                      std::size_t requested) noexcept {
+  if (auto const why = mapper_.map(made, run, requested)) {
+    table_.keep_unreleased(made);
+    return unexpected<failure>{*why};
   }
-  if (best) return best->offset;
-  auto const end = mapped_end();
-  return need <= address_space_ - end ? std::optional{end} : std::nullopt;
+  table_.add(made);
+  return run;
 }
 
-page_info virtual_pages::info_of(std::size_t offset, mapped_page const& at) noexcept {
-  return {{offset, at.of->bytes}, at.of->pins > 0, at.of->mappings > 1};
+bool virtual_pages::unmap(std::size_t offset, std::size_t bytes) noexcept {
+  retry_unreleased();
+  auto const going = table_.pages_of({offset, bytes});
+  if (going.empty() || detail::any_pinned(going)) return false;
+  mapper_.announce_unmapping({offset, bytes});
+  unmap_all(table_.take(going));
+  return true;
 }
 
-virtual_pages::page_map::const_iterator virtual_pages::find_containing(void const* address) const noexcept {
-  auto const offset = reinterpret_cast<std::uintptr_t>(address) - static_cast<std::uintptr_t>(base_);
-  auto const above = pages_.upper_bound(offset);
-  if (offset >= address_space_ || above == pages_.begin()) return pages_.end();
-  auto const found = std::prev(above);
-  return offset - found->first < found->second.of->bytes ? found : pages_.end();
+void virtual_pages::unmap_all(detail::page_map leaving) noexcept {
+  mapper_.unmap(leaving);
+  table_.keep_unreleased(leaving);
+}
+
+void virtual_pages::retry_unreleased() noexcept { mapper_.retry(table_.unreleased()); }
+
+std::size_t virtual_pages::offset_of(void const* address) const noexcept {
+  return reinterpret_cast<std::uintptr_t>(address) - static_cast<std::uintptr_t>(mapper_.base());
 }
 
 std::optional<page_info> virtual_pages::page_of(void const* address) const noexcept {
-  auto const found = find_containing(address);
-  if (found == pages_.end()) return std::nullopt;
-  return info_of(found->first, found->second);
-}
-
-// Returns the number of pages that hold the range; 0 if a part of the range is not mapped.
-std::size_t virtual_pages::pages_in(void const* address, std::size_t bytes) const noexcept {
-  auto at = find_containing(address);
-  if (bytes == 0 || at == pages_.end()) return 0;
-  auto const begin = reinterpret_cast<std::uintptr_t>(address) - static_cast<std::uintptr_t>(base_);
-  if (bytes > address_space_ - begin) return 0;
-  std::size_t count = 0;
-  auto next = at->first;
-  for (; at != pages_.end() && at->first == next && next < begin + bytes; ++at, ++count) next += at->second.of->bytes;
-  return next >= begin + bytes ? count : 0;
+  auto const found = table_.find_containing(offset_of(address));
+  return found == table_.pages().end() ? std::nullopt : std::optional{detail::info_of(*found)};
 }
 
 bool virtual_pages::pin(void const* address, std::size_t bytes) noexcept {
-  auto at = find_containing(address);
-  auto const count = pages_in(address, bytes);
-  for (std::size_t i = 0; i < count; ++i, ++at) ++at->second.of->pins;
-  return count != 0;
+  auto const pages = table_.pages_holding({offset_of(address), bytes});
+  for (auto const& [offset, page] : pages) ++page.of->pins;
+  return !pages.empty();
 }
 
 void virtual_pages::unpin(void const* address, std::size_t bytes) noexcept {
-  auto at = find_containing(address);
-  auto const count = pages_in(address, bytes);
-  for (std::size_t i = 0; i < count; ++i, ++at) {
-    if (at->second.of->pins > 0) --at->second.of->pins;
+  for (auto const& [offset, page] : table_.pages_holding({offset_of(address), bytes})) {
+    if (page.of->pins > 0) --page.of->pins;
   }
+}
+
+expected<int, failure> virtual_pages::export_page(void const* address) noexcept {
+  auto const found = table_.find_containing(offset_of(address));
+  if (found == table_.pages().end()) return refused(outcome::invalid_argument, 0);
+  auto& page = *found->second.of;
+  auto const file = mapper_.export_page(page);
+  if (file) ++page.pins;
+  return file;
 }
 
 } // namespace gpumem

@@ -210,6 +210,7 @@ using gpumem::extend::queueing;
 using gpumem::extend::report_misuse;
 using gpumem::extend::reporting_state;
 using gpumem::extend::request_part;
+using gpumem::extend::request_parts;
 using gpumem::extend::resource_base;
 using gpumem::extend::resource_state;
 using gpumem::extend::services;

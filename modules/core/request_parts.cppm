@@ -1,0 +1,84 @@
+// The parts of one request for memory.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <utility>
+export module gpumem:request_parts;
+import :error;
+import :std;
+import :stream;
+
+namespace gpumem::extend {
+
+/// One allocation of a request.
+export struct request_part {
+  stream_key stream;       ///< in whose order the memory is valid
+  std::size_t bytes;       ///< requested; 0 in a request for a turn
+  std::size_t alignment;   ///< in bytes; a power of two
+  void* pointer = nullptr; ///< set when the part is granted
+};
+
+/// The parts of one request, which gets all of them or none. There is one part, unless acquire_all made the request.
+export class request_parts {
+public:
+  request_parts(request_parts const&) = delete;
+  request_parts& operator=(request_parts const&) = delete;
+
+  /// Returns the stream of the first part.
+  inline stream_key const& stream() const noexcept { return first_.stream; }
+  /// Returns the alignment of the first part, in bytes.
+  inline std::size_t alignment() const noexcept { return first_.alignment; }
+  /// Returns the sum of all parts.
+  inline std::size_t bytes() const noexcept { return bytes_; }
+  /// Returns the same sum with each part rounded up by `round`.
+  template <class Round> std::size_t bytes_by(Round round) const noexcept {
+    if (asks_for_turn()) return round(bytes_);
+    auto sum = round(first_.bytes);
+    for (auto const& each : more_) sum += round(each.bytes);
+    return sum;
+  }
+  /// Returns whether there is more than one part.
+  inline bool has_parts() const noexcept { return !more_.empty(); }
+  /// Returns the number of parts.
+  inline std::size_t parts() const noexcept { return 1 + more_.size(); }
+  /// Returns the part number `i`, from 0.
+  inline request_part& part(std::size_t i) noexcept { return i == 0 ? first_ : more_[i - 1]; }
+  /// Returns whether the request asks for no memory, but only for a turn in which `bytes()` are set aside.
+  inline bool asks_for_turn() const noexcept { return first_.bytes == 0 && bytes_ > 0 && more_.empty(); }
+
+  /// Allocates all parts or none, for the admit() of a resource. `allocate(part)` returns expected<void*, failure>;
+  /// `deallocate(part)` takes a part back. Returns the first part's pointer, or the failure.
+  template <class Allocate, class Deallocate>
+  expected<void*, failure> allocate_parts(Allocate allocate, Deallocate deallocate) noexcept {
+    for (std::size_t i = 0; i < parts(); ++i) {
+      auto& one = part(i);
+      if (one.bytes == 0) continue;
+      auto const result = allocate(std::as_const(one));
+      if (result) {
+        one.pointer = *result;
+        continue;
+      }
+      while (i-- > 0) {
+        if (part(i).pointer) deallocate(std::as_const(part(i)));
+        part(i).pointer = nullptr;
+      }
+      return unexpected<failure>{failure{result.error().reason, result.error().code, bytes_}};
+    }
+    return first_.pointer;
+  }
+
+protected:
+  /// `more` must live as long as the request. The sum of all bytes is at most PTRDIFF_MAX, or `bytes` if that is more.
+  request_parts(stream_key const& stream, std::size_t bytes, std::size_t alignment,
+                std::span<request_part> more = {}) noexcept;
+  ~request_parts() = default;
+
+  /// Makes this a request for a turn.
+  void ask_for_turn() noexcept { first_.bytes = 0; }
+
+private:
+  request_part first_;
+  std::span<request_part> more_;
+  std::size_t bytes_;
+};
+
+} // namespace gpumem::extend

@@ -1,0 +1,28 @@
+// The options of virtual pages.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <functional>
+export module gpumem:virtual_pages_options;
+import :device;
+import :std;
+
+namespace gpumem {
+
+/// Options of virtual pages; sizes in bytes.
+export struct virtual_pages_options {
+  /// Addresses to reserve; 0: eight times the memory of the device, halved while the driver refuses (down to one time).
+  std::size_t address_space = 0;
+  std::vector<device> peers = {}; ///< other devices that may read and write the memory
+  bool exportable = false;        ///< pages may be exported to other processes
+  bool rdma = false;              ///< network devices may reach the memory
+
+  /// `on_mapped` is called after each mapping, `on_unmapping` before each unmapping: for libraries that register memory
+  /// (NCCL, UCX). If on_mapped returns false or throws, the mapping is undone; on_unmapping may not throw. Both run
+  /// inside map(), alias(), move(), unmap() and the destructor, so they may not call the source or take the lock that
+  /// guards it. They are not called on a lost device.
+  std::function<bool(void* address, std::size_t bytes)> on_mapped = {};
+  /// Called before each unmapping; see `on_mapped`.
+  std::function<void(void* address, std::size_t bytes)> on_unmapping = {};
+};
+
+} // namespace gpumem
