@@ -51,9 +51,9 @@ private:
 
 /// The streams that gpumem made or adopted, by handle. Streams that do not fit are identified like all others.
 export inline constinit timeline_table<CUstream> owned_handles;
-/// Set while a capture scope is open: find() in the table above then returns null. For streams that the table does not
-/// have, gpumem asks the driver whether they capture. Only the driver knows of a capture that was begun on a raw
-/// handle.
+/// Set while a capture scope is open. All timelines of the table above are null meanwhile, so its find() returns null.
+/// For streams that the table does not have, gpumem asks the driver whether they capture. Only the driver knows of a
+/// capture that was begun on a raw handle.
 export inline constinit std::atomic<bool> owned_handles_hidden{false};
 /// All streams seen, by handle. If a stream was destroyed, another stream may have its handle by now, so callers
 /// compare the ids. The timeline_registry finds the streams that do not fit.
