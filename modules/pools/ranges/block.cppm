@@ -1,7 +1,6 @@
 // The record of a block, and its states.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block;
-import :chunk;
 import :relaxed_atomic;
 import :std;
 import :stream_timeline;
@@ -12,6 +11,7 @@ namespace gpumem::detail {
 /// Sizes and addresses of all blocks are multiples of this many bytes.
 export inline constexpr std::size_t granule = 256;
 
+export struct chunk;
 export class free_list;
 
 /// The state of a block. Only the holder of the lock of the block's shard makes a block free, or takes a free one.

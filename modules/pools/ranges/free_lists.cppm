@@ -49,6 +49,8 @@ public:
     visitor(multi_stream_);
     for (auto* const each : single_stream_) visitor(*each);
   }
+  /// Returns the bytes of the largest range on any list; 0 if there is none.
+  std::size_t largest() noexcept;
 
 private:
   static constexpr std::size_t min_spare = 2, spare_batch = 4;

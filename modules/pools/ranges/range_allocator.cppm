@@ -6,9 +6,10 @@ import :block_metadata;
 import :block_table;
 import :chunk;
 import :free_lists;
+import :free_range_set;
+import :hole_list;
 import :std;
 import :stream_uses;
-import :tuning;
 
 namespace gpumem::detail {
 
@@ -24,7 +25,7 @@ public:
   void reserve_metadata(std::size_t blocks, std::size_t streams) {
     metadata_.reserve(blocks);
     table_.reserve(blocks);
-    lists_.reserve(streams);
+    lists().reserve(streams);
   }
   /// Adds a new chunk as one free block with these uses, and returns the block. Throws std::bad_alloc.
   block& add(chunk& parent, stream_uses const& uses);
@@ -36,14 +37,15 @@ public:
   /// Removes a chunk without live blocks.
   void remove(chunk& parent) noexcept;
 
-  /// Returns the block that holds the address; takes time in proportion to the blocks of the chunk.
-  static block* find_containing(chunk const& parent, void const* pointer) noexcept;
   /// Returns the block that starts at the address and is not a free range; null if there is none. Without the lock the
   /// result is certain only for the owner of the block.
   inline block* find_live(void const* pointer) const noexcept { return table_.find(pointer); }
 
-  inline free_lists& lists() noexcept { return lists_; }
-  inline free_lists const& lists() const noexcept { return lists_; }
+  inline free_range_set& free_ranges() noexcept { return free_; }
+  inline free_range_set const& free_ranges() const noexcept { return free_; }
+  inline free_lists& lists() noexcept { return free_.lists(); }
+  inline free_lists const& lists() const noexcept { return free_.lists(); }
+  inline hole_list const& holes() const noexcept { return holes_; }
 
   /// Splits a live block of `bytes` at `offset` off a free block; the rest stays free, with the same uses. Throws
   /// std::bad_alloc.
@@ -53,14 +55,14 @@ public:
   block& split_run(block& range, std::size_t bytes);
   /// Makes the head of a quick list live.
   inline void pop_quick(block& spare) noexcept {
-    lists_.of(spare.uses).quick().pop(spare);
+    lists().of(spare.uses).quick().pop(spare);
     spare.uses.clear();
     free_bytes_ -= spare.bytes;
     ++spare.parent->live_blocks;
   }
   /// Frees a live small block to a quick list, with its uses. Returns false, and changes nothing, if the list is full.
   inline bool push_quick(block& small) noexcept {
-    if (!lists_.of(small.uses).quick().push(small)) return false;
+    if (!lists().of(small.uses).quick().push(small)) return false;
     --small.parent->live_blocks;
     free_bytes_ += small.bytes;
     return true;
@@ -75,91 +77,24 @@ public:
   block& fill_hole(block& hole, std::size_t offset, std::size_t bytes, stream_uses const& uses);
   /// Shortens a chunk by the hole at its end, if there is one. A chunk that is only a hole becomes empty.
   void trim_hole(chunk& parent) noexcept;
-  /// Returns the hole that holds the address; takes time in proportion to the number of holes.
-  block& hole_at(std::uintptr_t address) noexcept;
-  /// Visits every hole.
-  template <class Visit> void visit_holes(Visit visitor) const {
-    for (auto const* each = holes_; each; each = each->newer) visitor(*each);
-  }
 
-  /// Which free neighbours a freed block coalesces with: those that wait for the same streams; also ready ones that are
-  /// not much larger; or all.
-  enum class coalescing : std::uint8_t { same_streams, unused, any };
-  /// Frees a live block with its uses, and coalesces it with these neighbours, unless they have uses on more than four
-  /// streams together. Returns the block that holds it. Allocates no host memory.
+  using coalescing = free_range_set::coalescing;
+  /// Frees a live block with its uses, and coalesces it as free_range_set::coalesce() does. Returns the block that
+  /// holds it. Allocates no host memory.
   block& free(block& freed, coalescing with) noexcept;
-  /// Promotes a free block whose uses the host has seen complete, and coalesces it with ready neighbours. Returns the
-  /// block that holds it.
-  block& mark_complete(block& range) noexcept;
-  /// Drops the complete uses of a free block, and coalesces it with neighbours that wait for the same streams.
-  void prune(block& range) noexcept;
-  /// Joins a free block with the free one above it. Returns false, and changes nothing, if they have uses on more than
-  /// four streams.
-  bool merge(block& lower) noexcept;
 
-  /// Joins all free neighbours for which `may(block)` is true for both.
-  template <class May> void coalesce_all(May may) {
-    for (auto* at = pairs_; at;) {
-      auto* next = at->pair_next;
-      while (at->upper && at->upper->is_free() && may(*at) && may(*at->upper)) {
-        if (next == at->upper) next = next->pair_next; // merge() erases that block
-        if (!merge(*at)) break;
-      }
-      at = next;
-    }
-  }
-
-  /// Visits every block of a chunk in order of address.
-  template <class Visit> static void visit(chunk const& parent, Visit visitor) {
-    for (auto* each = parent.first; each; each = each->upper) visitor(*each);
-  }
-
-  inline std::uint64_t coalesces() const noexcept { return coalesces_; }
-  inline std::uint64_t refused_coalesces() const noexcept { return refused_coalesces_; }
   inline std::size_t free_bytes() const noexcept { return free_bytes_; }
-  std::size_t largest_free() noexcept;
-  /// Returns the most contiguous free bytes in a chunk, with any uses; takes time in proportion to its blocks.
-  static std::size_t largest_run(chunk const& parent) noexcept;
 
 private:
-  static inline bool may_coalesce(block const& one, block const& other, coalescing with) noexcept {
-    if (with == coalescing::any || one.uses.same_streams(other.uses)) return true;
-    if (with == coalescing::same_streams) return false;
-    auto const& unused = one.uses.empty() ? one : other;
-    auto const& used = one.uses.empty() ? other : one;
-    return unused.uses.empty() && unused.bytes / tuning::max_join_factor <= used.bytes;
-  }
-
   block& split(block& range, std::size_t offset, std::size_t bytes);
-  block& punch_hole(block& range, std::size_t offset, std::size_t bytes);
-  void link_hole(block& hole) noexcept;
-  void unlink_hole(block& hole) noexcept;
   block& split_front(block& whole, std::size_t bytes) noexcept;
-  void link_below(block& one, block& upper) noexcept;
-  void link_above(block& one, block& lower) noexcept;
-
-  void erase(block& joined) noexcept;
-  void insert(block& range, block* beside) noexcept;
-  void extract(block& range) noexcept;
-  void link_pair(block& lower) noexcept;
-  // Whether the block and its upper neighbour are free, and so on the list of pairs.
-  inline bool is_pair(block const& lower) const noexcept {
-    return pairs_ && lower.is_free() && lower.upper && lower.upper->is_free();
-  }
-  void unlink_pair(block& lower) noexcept;
-  bool merge_upper(block& range) noexcept;
-  block& merge_into_lower(block& lower, block& by) noexcept;
-  block& merge_into_upper(block& upper, block& by) noexcept;
-  block& coalesce(block& freed, coalescing with) noexcept;
+  block& punch_hole(block& range, std::size_t offset, std::size_t bytes);
 
   block_metadata metadata_;
   block_table table_{metadata_};
-  free_lists lists_;
-  block* pairs_ = nullptr;
-  block* holes_ = nullptr; // linked by `newer` and `older`
+  free_range_set free_{metadata_};
+  hole_list holes_;
   std::size_t free_bytes_ = 0;
-  std::uint64_t coalesces_ = 0;
-  std::uint64_t refused_coalesces_ = 0;
 };
 
 } // namespace gpumem::detail

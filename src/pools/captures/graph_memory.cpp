@@ -27,6 +27,7 @@ import :error;
 import :fork;
 import :free_list;
 import :free_lists;
+import :free_range_set;
 import :intrusive_list;
 import :misuse;
 import :pool_upstream;
@@ -219,7 +220,7 @@ graph_memory::free_outcome graph_memory::report(stream_key const& key, void cons
 block* graph_memory::find_containing(void const* pointer) const noexcept {
   auto const address = reinterpret_cast<std::uintptr_t>(pointer);
   for (auto const& each : chunks_) {
-    if (address >= each->base && address < each->end()) return range_allocator::find_containing(*each, pointer);
+    if (address >= each->base && address < each->end()) return each->find_containing(pointer);
   }
   return nullptr;
 }
@@ -262,7 +263,7 @@ std::vector<memory_range> graph_memory::memory_map() {
   sync::lock const held{mutex_};
   for (auto const& each : chunks_) {
     auto const first = map.size();
-    range_allocator::visit(*each, [&](block const& one) { map.push_back(range_of(one)); });
+    each->visit([&](block const& one) { map.push_back(range_of(one)); });
     end_region(std::span{map}.subspan(first));
   }
   std::ranges::sort(map, {}, &memory_range::base);
@@ -293,7 +294,7 @@ void graph_memory::free_everything() {
   allocated_in_.clear();
   for (auto const& each : chunks_) {
     std::vector<block*> all;
-    range_allocator::visit(*each, [&](block& one) { all.push_back(&one); });
+    each->visit([&](block& one) { all.push_back(&one); });
     auto const is_used = [](block const* one) { return one->is_live() || !one->uses.empty(); };
     for (auto used = std::ranges::find_if(all, is_used); used != all.end(); used = std::ranges::find_if(all, is_used)) {
       auto& one = **used;
@@ -304,10 +305,10 @@ void graph_memory::free_everything() {
         one.uses.clear();
         ranges_.free(one, range_allocator::coalescing::any);
       } else {
-        ranges_.mark_complete(one);
+        ranges_.free_ranges().mark_complete(one);
       }
       all.clear(); // some blocks were joined with neighbours
-      range_allocator::visit(*each, [&](block& left) { all.push_back(&left); });
+      each->visit([&](block& left) { all.push_back(&left); });
     }
   }
 }
@@ -333,8 +334,8 @@ statistics graph_memory::read_statistics() noexcept {
   sync::lock const held{mutex_};
   auto now = counts_;
   now.free = ranges_.free_bytes();
-  now.largest_free = ranges_.largest_free();
-  now.coalesces = ranges_.coalesces();
+  now.largest_free = ranges_.lists().largest();
+  now.coalesces = ranges_.free_ranges().coalesces();
   ranges_.lists().visit([&](free_list const& each) { now.free_ranges += each.size(); });
   return now;
 }

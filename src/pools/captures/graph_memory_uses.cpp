@@ -118,7 +118,7 @@ void graph_memory::add_use(block& used, stream_use const& use) noexcept {
 void graph_memory::drop_unused_ends() {
   std::vector<epoch> used;
   for (auto const& each : chunks_) {
-    range_allocator::visit(*each, [&](block const& one) {
+    each->visit([&](block const& one) {
       for (auto const& use : one.uses) used.push_back(use.newest);
     });
   }

@@ -8,6 +8,7 @@ module;
 module gpumem:free_lists.impl;
 import :free_lists;
 import :free_list;
+import :size_bins;
 import :stream_timeline;
 import :stream_uses;
 
@@ -35,6 +36,12 @@ void free_lists::index(free_list& one) noexcept {
   auto i = one.timeline_->index() & mask_;
   while (by_stream_[i]) i = (i + 1) & mask_;
   by_stream_[i] = &one;
+}
+
+std::size_t free_lists::largest() noexcept {
+  std::size_t largest = 0;
+  visit([&](free_list const& each) { largest = std::max(largest, each.bins().largest()); });
+  return largest;
 }
 
 // Makes spare free lists. From 64 streams on, takes back the empty lists of streams first, since streams come and go.
