@@ -1,5 +1,7 @@
 // The stream cache: the small and medium blocks of one stream in a thread cache, by size class.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstdint>
 export module gpumem:stream_cache;
 import :block;
 import :size_class;
@@ -43,6 +45,30 @@ export struct stream_cache {
   }
   /// Removes and returns a block of the largest class. The cache is not empty.
   block& pop_largest() noexcept;
+
+  // The two thresholds below: see cache_limits::event_threshold_bytes.
+  /// Gives the cache to a stream if it is empty. Returns whether it was. For the attributes, here and below, see
+  /// sync::spin_mutex.
+  [[clang::preserve_most, gnu::visibility("hidden")]] bool bind_if_empty(stream_timeline& next,
+                                                                         std::size_t threshold) noexcept;
+  /// Counts a free of `stream`, whose cache this is. Returns whether this free should record an event. It is not cached
+  /// then: events are recorded under the shard's lock.
+  [[gnu::always_inline]] inline bool event_due(stream_timeline& stream, std::size_t bytes,
+                                               std::size_t threshold) noexcept {
+    if (threshold == SIZE_MAX) return stream.event_requested(); // frees are not counted then
+    unrecorded_bytes += bytes;
+    bool const many = ++unrecorded_frees >= tuning::frees_per_batch || unrecorded_bytes >= threshold;
+    if (many) [[unlikely]]
+      flush_counters(stream, threshold);
+    return many || stream.event_requested();
+  }
+  /// Same as event_due(), for a stream that has no stream cache in the thread cache.
+  [[clang::preserve_most, gnu::visibility("hidden")]] static bool
+  event_due_unbound(stream_timeline& stream, std::size_t bytes, std::size_t threshold) noexcept;
+
+private:
+  [[clang::preserve_most, gnu::visibility("hidden")]] void flush_counters(stream_timeline& stream,
+                                                                          std::size_t threshold) noexcept;
 };
 
 } // namespace gpumem::detail

@@ -1,17 +1,41 @@
-// Finds the largest block of a stream cache.
+// Finds the largest block of a stream cache, and counts the frees of its stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <ranges>
 module gpumem:stream_cache.impl;
 import :stream_cache;
 import :block;
+import :stream_timeline;
 
 namespace gpumem::detail {
 
 block& stream_cache::pop_largest() noexcept {
   auto const downwards = lists | std::views::reverse;
   return pop(*std::ranges::find_if(downwards, [](block* newest) { return newest != nullptr; }));
+}
+
+// The first stream that frees into an empty stream cache gets it.
+bool stream_cache::bind_if_empty(stream_timeline& next, std::size_t threshold) noexcept {
+  if (count > 0) return false;
+  if (unrecorded_frees > 0) flush_counters(*timeline, threshold);
+  timeline = &next;
+  return true;
+}
+
+// Passes the counts of frees on to the timeline. If they reach its threshold, requests an event, which this free then
+// records.
+void stream_cache::flush_counters(stream_timeline& stream, std::size_t threshold) noexcept {
+  if (stream.count_unrecorded(unrecorded_frees, unrecorded_bytes, threshold)) stream.request_event();
+  unrecorded_frees = 0;
+  unrecorded_bytes = 0;
+}
+
+bool stream_cache::event_due_unbound(stream_timeline& stream, std::size_t bytes, std::size_t threshold) noexcept {
+  if (threshold != SIZE_MAX && stream.count_unrecorded(1, bytes, threshold)) stream.request_event();
+  return stream.event_requested();
 }
 
 } // namespace gpumem::detail
