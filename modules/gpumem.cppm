@@ -142,6 +142,7 @@ export import :pool_engine;
 export import :fill_pattern;
 export import :block_history;
 export import :guarded_block;
+export import :guarded_blocks;
 export import :quarantine;
 export import :hardening;
 export import :pass_through;
