@@ -131,6 +131,7 @@ export import :leak_report;
 export import :misuse_check;
 export import :free_path;
 export import :recorded_uses;
+export import :page_calls;
 export import :shard_allocator;
 export import :out_of_memory;
 export import :memory_report;
