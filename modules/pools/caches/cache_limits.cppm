@@ -7,15 +7,16 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Whether, which and how many blocks are cached, and when a free records an event. Any thread may read the settings
-/// and take bytes from the budgets.
+/// Says which blocks threads may cache, how many bytes, and after how many freed bytes a stream records an event. Any
+/// thread may read the settings and take bytes from the budgets.
 export class cache_limits {
 public:
-  /// The cached bytes and allowances of each kind of size.
+  /// For each kind of size the bytes in use by all caches, and the bytes that they have claimed but do not use.
   using usage = std::array<cache_budget::usage, size_class::kinds>;
 
-  /// Sets whether blocks are cached, the budget of each kind in bytes, and the number of threads that share the budgets
-  /// of small and medium blocks. See event_threshold_bytes(). One thread at a time.
+  /// Sets whether blocks are cached, the budget of each kind in bytes, and the threshold of event_threshold_bytes().
+  /// Each thread gets at most its part of the budgets of small and medium blocks, if `threads` threads share them. One
+  /// thread at a time.
   void set(bool on, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
            std::size_t event_threshold_bytes) noexcept;
 
@@ -30,13 +31,13 @@ public:
 
   /// Returns the budget of a kind of size.
   inline cache_budget& budget(std::size_t kind) noexcept { return budgets_[kind]; }
-  /// Returns whether the bytes in use, the allowances and the unclaimed bytes add up to each budget. No thread may
+  /// Returns whether for each kind the bytes of `sum` and the unclaimed bytes add up to the budget. No thread may
   /// claim bytes meanwhile.
   bool is_balanced(usage const& sum) const noexcept;
 
   /// Returns whether a cache has called note_exhausted() since the last reset_exhausted().
   inline bool exhausted() const noexcept { return exhausted_.load(std::memory_order_relaxed); }
-  /// Notes that a cache has missed a budget often: other caches hold it for blocks that no request uses.
+  /// Notes that a cache often had no budget for a freed block: other caches hold it for blocks that no request uses.
   inline void note_exhausted() noexcept {
     if (!exhausted()) exhausted_.store(true, std::memory_order_relaxed);
   }

@@ -20,23 +20,24 @@ namespace gpumem::detail {
 export struct cache_counts {
   std::uint64_t allocations = 0;
   std::uint64_t frees = 0;
-  std::uint64_t over_budget = 0;     ///< frees of small and medium blocks that found no budget for their size
-  std::int64_t cached_requested = 0; ///< requested bytes that the shards count as live although they are cached
-  cache_limits::usage usage;         ///< cached bytes and allowances
+  std::uint64_t over_budget = 0;     ///< frees of small and medium blocks for which the cache had no budget
+  std::int64_t cached_requested = 0; ///< requested bytes that the pool's shards count as live although they are cached
+  cache_limits::usage usage;         ///< bytes by kind of size
   inline std::size_t cached() const noexcept {
     return usage[size_class::small].in_use + usage[size_class::medium].in_use + usage[size_class::large].in_use;
   }
 };
 
-/// Freed blocks by stream: stream caches hold small and medium blocks, the large cache the last large ones, and medium
-/// ones without room elsewhere. A block goes only to the stream that freed it, so it needs no wait; it serves requests
-/// of its own size or a little less. Holds no block before allocate_storage(), which alone allocates host memory.
+/// Freed blocks by stream. Stream caches hold small and medium blocks. The large cache holds the last large blocks, and
+/// medium ones for which the stream caches have no room. A block serves only the stream that freed it, so no stream
+/// waits for another. It serves requests of its own size or a little less. The cache holds no block before
+/// allocate_storage(), which alone allocates host memory.
 ///
-/// The holder of `mutex` changes the cache; any thread may read the counts. The limits, which all caches of the pool
-/// share, are checked under that lock.
+/// The holder of `mutex` changes the cache; any thread may read the counts. pop() and insert() take the mutex, and read
+/// under it the limits that all caches of the pool share.
 export class alignas(false_sharing_distance) thread_cache {
 public:
-  sync::biased_mutex mutex; ///< biased to the thread, unless several threads share the cache
+  sync::biased_mutex mutex; ///< cheap for the one thread that mostly locks it, unless several threads share the cache
 
   inline bool has_storage() const noexcept { return storage_.load(std::memory_order_relaxed) != nullptr; }
   /// Allocates the memory of the stream caches and the large cache. One thread at a time. Throws std::bad_alloc.
@@ -59,9 +60,9 @@ public:
   /// The result of an insert.
   struct result {
     bool inserted;
-    block* evicted; ///< another block, which the caller must free; or null
+    block* evicted; ///< a block that has left the cache, and that the caller must make free; null if none has
   };
-  /// Caches a live block whose last use, on its stream, is `use`.
+  /// Caches a live block whose last use, by the stream of the free, is `use`.
   [[gnu::always_inline]] inline result insert(cache_limits& limits, block& freed, stream_use const& use) noexcept {
     auto& timeline = *use.timeline;
     auto* const all = storage_.load(std::memory_order_acquire);
@@ -76,8 +77,8 @@ public:
     }
     return insert_large(limits, all->large_blocks, in, freed, use);
   }
-  /// Removes all blocks, links them by `next` before `others`, and gives all bytes back to the budgets. Returns the
-  /// first block.
+  /// Removes all blocks, and gives their bytes back to the budgets. Links the blocks by `next`, and the last of them to
+  /// `others`. Returns the first block.
   block* flush(cache_limits& limits, block* others) noexcept __attribute__((requires_capability(mutex)));
 
   /// Returns the requested bytes that the shards count as live although they lie in this cache.
@@ -86,8 +87,9 @@ public:
   void add_to(cache_counts& sums) const noexcept;
 
 private:
-  static constexpr unsigned stream_cache_count = sync::max_biased_threads / 4; // few in schedule tests, to collide
-  // The blocks.
+  // 16 for users. The library for schedule tests has fewer biased threads, so that streams share stream caches.
+  static constexpr unsigned stream_cache_count = sync::max_biased_threads / 4;
+  // The caches that hold the blocks. Streams whose indices have the same remainder share a stream cache.
   struct alignas(false_sharing_distance) cache_storage {
     large_cache large_blocks;
     std::array<stream_cache, stream_cache_count> stream_caches;
@@ -114,7 +116,8 @@ private:
   [[gnu::always_inline]] inline block& mark_allocated(block& found, stream_timeline& timeline,
                                                       std::size_t requested) noexcept
       __attribute__((requires_capability(mutex))) {
-    cached_requested_ -= static_cast<std::int64_t>(requested); // the shard still counts the last requested size
+    // The shard still counts the bytes of the block's earlier request. So the sum keeps the difference between both.
+    cached_requested_ -= static_cast<std::int64_t>(requested);
     found.uses.clear();
     found.requested = requested;
     found.stream = &timeline;
@@ -122,13 +125,14 @@ private:
     ++allocations_;
     return found;
   }
-  // Marks a block that left the cache; its free is still to be done.
+  // Marks a block that has left the cache and is still to be made free.
   inline block& mark_evicted(block& found) noexcept __attribute__((requires_capability(mutex))) {
     found.set_state(block_state::evicted);
     cached_requested_ -= static_cast<std::int64_t>(found.requested);
     return found;
   }
-  // Returns nullopt for a medium block without room in the stream cache: the large cache may take it.
+  // Inserts a small or medium block into a stream cache. Returns nullopt for a medium block that got no room there: the
+  // large cache may take it.
   [[gnu::always_inline]] inline std::optional<result> insert_numbered(cache_limits& limits, cache_storage& all,
                                                                       stream_cache& in, block& freed,
                                                                       stream_use const& use) noexcept
@@ -162,8 +166,8 @@ private:
     auto const bytes = freed.bytes;
     bool const keeps = bytes <= limits.largest_block() && large_blocks.enabled();
     if (!keeps && large_blocks.empty()) return {false, nullptr};
-    // Evicts a block even if this one is too large to be cached: both may coalesce to a larger range. Without this two
-    // of four recorded traces used .01 and .05 less of the reserved memory.
+    // Evicts a block even if the freed one is not cached: both may coalesce to a larger range. Without this, two of
+    // four recorded traces used .01 and .05 less of the reserved memory.
     if (!keeps) return {false, evict_large(large_blocks)};
     if (bind(limits, in, timeline) ? in.event_due(timeline, bytes, limits.event_threshold_bytes())
                                    : stream_cache::event_due_unbound(timeline, bytes, limits.event_threshold_bytes()))
@@ -182,7 +186,7 @@ private:
     large_blocks.insert(freed);
     return {true, evicted};
   }
-  // Gives the stream cache to the stream, if it is its own or empty. Returns whether it is the stream's.
+  // Returns whether the stream cache belongs to the stream. An empty one is given to it.
   static inline bool bind(cache_limits const& limits, stream_cache& one, stream_timeline& timeline) noexcept {
     return one.timeline == &timeline || one.bind_if_empty(timeline, limits.event_threshold_bytes());
   }
@@ -202,7 +206,7 @@ private:
 
   block& pop_largest(stream_cache& in) noexcept __attribute__((requires_capability(mutex)));
   block* evict_large(large_cache& large_blocks) noexcept __attribute__((requires_capability(mutex)));
-  // Slow paths: for the attributes see sync::spin_mutex.
+  // Slow paths. With preserve_most they save the registers that they change, so that their inlined callers need not.
   [[clang::preserve_most, gnu::visibility("hidden")]] block* evict_for_other_stream(stream_cache& in) noexcept
       __attribute__((requires_capability(mutex)));
   [[clang::preserve_most, gnu::visibility("hidden")]] block* evict_over_budget(cache_limits& limits, cache_storage& all,
@@ -215,7 +219,7 @@ private:
   relaxed_atomic<std::int64_t> cached_requested_;
   relaxed_atomic<std::uint64_t> allocations_, frees_, over_budget_;
   std::array<cache_budget::share, size_class::kinds> shares_;
-  std::atomic<cache_storage*> storage_{nullptr}; // null until the thread has allocated
+  std::atomic<cache_storage*> storage_{nullptr}; // *owned_storage_, for threads that read it without a lock
   std::unique_ptr<cache_storage> owned_storage_;
 };
 

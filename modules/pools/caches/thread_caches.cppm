@@ -13,19 +13,19 @@ import :thread_cache;
 
 namespace gpumem::detail {
 
-/// The thread caches by thread index, and the limits that they share. The blocks belong to the pool: any thread can
-/// flush them. Each kind of size has a budget. Only `ensure_storage` allocates host memory.
+/// The thread caches of a pool by thread index, and the limits that they share. A shard is a part of the pool with a
+/// lock of its own; calls that change the caches of other threads need the locks of all shards.
 ///
-/// Each cache has a lock, far from other caches' locks and biased to its thread; threads with the highest indices share
-/// caches. `enabled()` is checked under that lock. So a flush after `set_limits(false)` finds every block that was
-/// inserted before, and none is inserted afterwards.
+/// Each cache has a mutex that is biased to its thread: that thread locks it cheaply. Threads with high indices share
+/// caches, whose mutexes have no bias. A cache checks `enabled()` under its mutex. So a flush after `set_limits(false)`
+/// finds every block that was inserted before, and none is inserted afterwards.
 export class thread_caches {
 public:
   thread_caches() noexcept;
   thread_caches(thread_caches const&) = delete;
   thread_caches& operator=(thread_caches const&) = delete;
 
-  /// Allocates the storage of the calling thread's cache, if it has none. The caller holds the locks of all shards.
+  /// Allocates the storage of the calling thread's cache, if that has none. The caller holds the locks of all shards.
   /// `thread`: the index of the calling thread. Throws std::bad_alloc.
   [[clang::requires_capability(all_shards)]] inline void ensure_storage(unsigned thread) {
     if (!has_storage(thread)) cache_of(thread).allocate_storage();
@@ -43,8 +43,8 @@ public:
                                                             unsigned thread) noexcept {
     return cache_of(thread).insert(limits_, freed, use);
   }
-  /// Calls the function under the lock of the calling thread's cache. Returns false, and calls nothing, if caching is
-  /// off. A flush after `set_limits(false)` begins after all such calls.
+  /// Calls the function under the mutex of the calling thread's cache. Returns false, and calls nothing, if caching is
+  /// off. A flush after `set_limits(false)` waits until no such call is running.
   template <class Function> inline bool call_if_enabled(Function function) noexcept {
     sync::biased_lock const held{cache_of(sync::thread_index()).mutex};
     if (!enabled()) return false;
@@ -60,19 +60,19 @@ public:
   }
   inline bool enabled() const noexcept { return limits_.enabled(); }
   inline std::size_t event_threshold_bytes() const noexcept { return limits_.event_threshold_bytes(); }
-  /// Returns whether the cached bytes, allowances and unclaimed bytes add up to each budget. Called in `visit_locked`.
+  /// Returns whether the bytes of the counts and the unclaimed bytes add up to each budget. Called in `visit_locked`.
   inline bool is_balanced(cache_counts const& sum) const noexcept { return limits_.is_balanced(sum.usage); }
-  /// Returns whether `max_budget_misses` frees of one cache have found no budget since the last flush: other caches
-  /// hold it for blocks that no request uses.
+  /// Returns whether one cache had no budget for `max_budget_misses` frees since the last flush. Then other caches hold
+  /// the budget for blocks that no request uses.
   inline bool budget_exhausted() const noexcept { return limits_.exhausted(); }
-  /// Removes and returns all blocks, linked by `next`. The caller holds the locks of all shards.
+  /// Removes the blocks of all caches and returns them, linked by `next`. The caller holds the locks of all shards.
   [[clang::requires_capability(all_shards)]] block* flush() noexcept;
 
   /// Returns the requested bytes that the shards count as live although they lie in this thread's cache.
   inline std::int64_t cached_requested_of(unsigned thread) const noexcept {
     return cache_of(thread).cached_requested();
   }
-  /// Returns the sums, which other threads may be changing. Any thread.
+  /// Returns the sums of the counts of all caches, which other threads may be changing. Any thread.
   cache_counts snapshot() const noexcept;
   /// Calls `visitor(counts)` with the sums while no cache changes. The caller holds the locks of all shards.
   template <class Visit> [[clang::requires_capability(all_shards)]] void visit_locked(Visit visitor) {
@@ -89,7 +89,7 @@ private:
   inline thread_cache& cache_of(unsigned number) noexcept { return caches_[cache_index(number)]; }
   inline thread_cache const& cache_of(unsigned number) const noexcept { return caches_[cache_index(number)]; }
 
-  // Calls the function with the locks of all caches. The analysis does not follow locks that a loop takes.
+  // Calls the function with the mutexes of all caches locked. clang's analysis cannot follow mutexes that a loop locks.
   template <class Function> [[clang::no_thread_safety_analysis]] void with_all_locked(Function function) noexcept {
     for (auto& each : caches_) each.mutex.request_revoke();
     sync::biased_mutex::fence_owner_threads();

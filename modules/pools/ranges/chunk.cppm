@@ -16,12 +16,12 @@ export struct alignas(64) chunk {
   std::size_t live_blocks = 0; ///< blocks that are allocated, cached or still to be freed
   block* first = nullptr;      ///< the lowest block
   block* last = nullptr;
-  pool_shard* shard = nullptr; ///< its shard, which does not change while the chunk has live blocks
+  pool_shard* shard = nullptr; ///< the part of the pool that owns it; does not change while the chunk has live blocks
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
 
-  // always_inline, here and in free_range_set: on the path of every call that reaches a free range, where instruction
-  // count is the cost.
+  // always_inline: each allocation or free that no thread cache serves runs this code, whose cost is the number of its
+  // instructions.
   /// Links a block between `upper`, a block of this chunk, and the lower neighbour of `upper`.
   [[gnu::always_inline]] inline void link_below(block& one, block& upper) noexcept {
     one.parent = this;

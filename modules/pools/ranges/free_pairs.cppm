@@ -6,8 +6,9 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A list of the lower blocks of all pairs, linked by the members `pair_prev` and `pair_next` of `block`. So all
-/// neighbours that might coalesce are found without a visit of every block. Guarded by the lock of the shard.
+/// A list of the lower blocks of all pairs, linked by the members `pair_prev` and `pair_next` of `block`. By this list
+/// all neighbours that might coalesce are found without a visit of every block. Guarded by the lock of the shard (a
+/// part of a pool) that owns the list.
 export class free_pairs {
 public:
   /// Returns the lower block of the pair that was added last; null if there is no pair.
@@ -21,11 +22,11 @@ public:
   inline void add_with_lower(block& one) noexcept {
     if (one.lower && one.lower->is_free()) link(*one.lower);
   }
-  /// Removes the pair of the block and its upper neighbour, if they are one. To be called before either changes.
+  /// Removes the pair of a block and its upper neighbour, if both are free. Called before either of them changes.
   inline void remove_with_upper(block& one) noexcept {
     if (is_pair(one)) unlink(one);
   }
-  /// Removes the pair of the block and its lower neighbour, if they are one. To be called before either changes.
+  /// Removes the pair of a block and its lower neighbour, if both are free. Called before either of them changes.
   inline void remove_with_lower(block& one) noexcept {
     if (one.lower && is_pair(*one.lower)) unlink(*one.lower);
   }

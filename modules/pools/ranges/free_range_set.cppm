@@ -1,4 +1,4 @@
-// The free ranges of a shard, and how they coalesce.
+// The free ranges of a shard, a part of a pool with a lock of its own, and how they coalesce.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:free_range_set;
 import :block;
@@ -12,11 +12,12 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// All free blocks of a shard that are not on quick lists: each is on one free list. Joins neighbours to one block, and
-/// gives the records of joined blocks back. Guarded by the lock of the shard.
+/// All free ranges of a shard: its free blocks but those on quick lists, which keep freed small blocks. Each range is
+/// on the free list of the streams that used it last. Joins adjacent ranges to one, and gives the records of joined
+/// blocks back. Guarded by the lock of the shard.
 export class free_range_set {
 public:
-  /// `records`: the memory of the blocks' records, to which it keeps a reference.
+  /// `records`: the memory of the records of all blocks. This object keeps a reference to it.
   explicit free_range_set(block_metadata& records) noexcept : records_{records} {}
 
   inline free_lists& lists() noexcept { return lists_; }
@@ -43,26 +44,27 @@ public:
     range.set_state(block_state::allocated);
   }
 
-  /// Which free neighbours a freed block coalesces with: those that wait for the same streams; also ready ones that are
-  /// at most `tuning::max_join_factor` times as large; or all.
+  /// Says which free neighbours a freed block coalesces with: those that the same streams used; also those without uses
+  /// that are at most `tuning::max_join_factor` times as large; or all.
   enum class coalescing : std::uint8_t { same_streams, unused, any };
-  /// Makes a block free that is on no list, and coalesces it with these neighbours, unless they have uses on more than
-  /// four streams together. Returns the block that holds it. Allocates no host memory.
+  /// Frees a block that is on no list, and coalesces it with these neighbours. Leaves a neighbour apart if the two have
+  /// uses on more than four streams together. Returns the block that holds the freed one. Allocates no host memory.
   block& coalesce(block& freed, coalescing with) noexcept;
-  /// Drops the uses of a free block, all of which the host has seen complete, and coalesces it with ready neighbours.
-  /// Returns the block that holds it.
+  /// Drops the uses of a free block, all of which the host has seen complete, and coalesces the block with neighbours
+  /// without uses. Returns the block that holds it.
   block& mark_complete(block& range) noexcept;
-  /// Drops the complete uses of a free block, and coalesces it with neighbours that wait for the same streams.
+  /// Drops those uses of a free block that the host has seen complete, and coalesces the block with neighbours that the
+  /// remaining streams used.
   void prune(block& range) noexcept;
-  /// Joins a free block with the free one above it. Returns false, and changes nothing, if they have uses on more than
-  /// four streams.
+  /// Joins a free block with the free one above it. Returns false, and changes nothing, if the two have uses on more
+  /// than four streams together.
   bool merge(block& lower) noexcept;
-  /// Joins all free neighbours for which `may(block)` is true for both.
+  /// Joins each pair of free neighbours if `may(block)` is true for both.
   template <class May> void coalesce_all(May may) {
     for (auto* at = pairs_.first(); at;) {
       auto* next = at->pair_next;
       while (at->upper && at->upper->is_free() && may(*at) && may(*at->upper)) {
-        if (next == at->upper) next = next->pair_next; // merge() gives up the record of that block
+        if (next == at->upper) next = next->pair_next; // merge() releases the record of at->upper
         if (!merge(*at)) break;
       }
       at = next;
@@ -71,7 +73,7 @@ public:
 
   /// Returns how many times two blocks were joined.
   inline std::uint64_t coalesces() const noexcept { return coalesces_; }
-  /// Returns how many times they were not, because they had uses on more than four streams together.
+  /// Returns how many times two blocks were not joined because they had uses on more than four streams together.
   inline std::uint64_t refused_coalesces() const noexcept { return refused_coalesces_; }
 
 private:

@@ -6,14 +6,15 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A list of all holes, linked by the members `older` and `newer` of `block`. Guarded by the lock of the shard.
+/// A list of all holes, linked by the members `older` and `newer` of `block`. Guarded by the lock of the shard (a part
+/// of a pool) that owns the list.
 export class hole_list {
 public:
   /// Marks a block, which is on no other list, as a hole and adds it.
   void insert(block& made) noexcept;
-  /// Removes a hole. The caller sets its state.
+  /// Takes a hole off the list. The caller sets the block's new state.
   void remove(block& hole) noexcept;
-  /// Returns the hole that holds the address. There is one. Takes time in proportion to the number of holes.
+  /// Returns the hole that holds the address, which lies in one. Takes time in proportion to the number of holes.
   block& at(std::uintptr_t address) const noexcept;
   /// Visits every hole, in no order.
   template <class Visit> void visit(Visit visitor) const {

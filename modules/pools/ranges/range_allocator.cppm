@@ -1,4 +1,5 @@
-// The range allocator: splits blocks off the free ranges of a shard, and coalesces them when they are freed.
+// The blocks of a shard, a part of a pool with a lock of its own: splits them off free ranges, and makes them free
+// again.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:range_allocator;
 import :block;
@@ -13,8 +14,9 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// The blocks of one shard, linked to their neighbours. Free ranges are on free lists, all other blocks in the block
-/// table. Guarded by the lock of the shard, but for `find_live`. A call that throws std::bad_alloc changes nothing.
+/// The blocks of one shard. Free ranges are on free lists. All other blocks but holes, whose pages are unmapped, are in
+/// the block table, which finds them by address. All functions but `find_live` need the lock of the shard. A call that
+/// throws std::bad_alloc changes nothing.
 export class range_allocator {
 public:
   range_allocator() = default;
@@ -27,18 +29,18 @@ public:
     table_.reserve(blocks);
     lists().reserve(streams);
   }
-  /// Adds a new chunk as one free block with these uses, and returns the block. Throws std::bad_alloc.
+  /// Adds a new chunk as one free block that these streams have used, and returns the block. Throws std::bad_alloc.
   block& add(chunk& parent, stream_uses const& uses);
-  /// Extends a chunk at its end by free bytes, which coalesce with a free last block that waits for the same streams.
-  /// Returns the block that holds them. Throws std::bad_alloc.
+  /// Extends a chunk at its end by free bytes that have these uses. They coalesce with the last block if that is free
+  /// and the same streams have used it. Returns the block that holds them. Throws std::bad_alloc.
   block& extend(chunk& parent, std::size_t bytes, stream_uses const& uses);
   /// Takes over a chunk of another allocator that is one free block, and returns the block. Throws std::bad_alloc.
   block& adopt(chunk& parent, range_allocator& from);
   /// Removes a chunk without live blocks.
   void remove(chunk& parent) noexcept;
 
-  /// Returns the block that starts at the address and is not a free range; null if there is none. Without the lock the
-  /// result is certain only for the owner of the block.
+  /// Returns the block in the block table that starts at the address; null if there is none. Any thread may call this,
+  /// but without the lock the result is certain only for the owner of the block.
   inline block* find_live(void const* pointer) const noexcept { return table_.find(pointer); }
 
   inline free_range_set& free_ranges() noexcept { return free_; }
@@ -47,20 +49,20 @@ public:
   inline free_lists const& lists() const noexcept { return free_.lists(); }
   inline hole_list const& holes() const noexcept { return holes_; }
 
-  /// Splits a live block of `bytes` at `offset` off a free block; the rest stays free, with the same uses. Throws
-  /// std::bad_alloc.
+  /// Splits a live block of `bytes` at `offset` off a free block. The rest of the free block stays free, with the same
+  /// uses. Throws std::bad_alloc.
   block& split_off(block& range, std::size_t offset, std::size_t bytes);
-  /// Splits a live small block off the start of a range, and more blocks of its size after it, which go to a quick
-  /// list. Throws std::bad_alloc.
+  /// Splits several small blocks of the same size off the start of a range. The first one becomes live and is returned;
+  /// the others go to a quick list, which serves the next requests of that size. Throws std::bad_alloc.
   block& split_run(block& range, std::size_t bytes);
-  /// Makes the head of a quick list live.
+  /// Makes a block live that is the head of a quick list.
   inline void pop_quick(block& spare) noexcept {
     lists().of(spare.uses).quick().pop(spare);
     spare.uses.clear();
     free_bytes_ -= spare.bytes;
     ++spare.parent->live_blocks;
   }
-  /// Frees a live small block to a quick list, with its uses. Returns false, and changes nothing, if the list is full.
+  /// Frees a live small block, with its uses, to a quick list. Returns false, and changes nothing, if the list is full.
   inline bool push_quick(block& small) noexcept {
     if (!lists().of(small.uses).quick().push(small)) return false;
     --small.parent->live_blocks;
@@ -69,11 +71,11 @@ public:
   }
   /// Coalesces all blocks of the quick lists with their neighbours. Returns whether there were any.
   bool flush_quick_lists() noexcept;
-  /// Makes a hole of `bytes` from the address `base` on. They end in the free block `last`; those below it lie in free
-  /// blocks too. Returns the hole, which includes adjacent ones. Throws std::bad_alloc.
+  /// Makes a hole of `bytes` from the address `base` on, all of which lie in free blocks; `last` is the highest of
+  /// these. Joins adjacent holes to it, and returns the whole hole. Throws std::bad_alloc.
   block& make_hole(block& last, std::uintptr_t base, std::size_t bytes);
-  /// Makes `bytes` of a hole, from `offset` on, free memory with these uses. Returns the block that holds them. Throws
-  /// std::bad_alloc.
+  /// Turns `bytes` of a hole, from `offset` on, into free memory with these uses. Returns the block that holds them.
+  /// The rest stays a hole. Throws std::bad_alloc.
   block& fill_hole(block& hole, std::size_t offset, std::size_t bytes, stream_uses const& uses);
   /// Shortens a chunk by the hole at its end, if there is one. A chunk that is only a hole becomes empty.
   void trim_hole(chunk& parent) noexcept;

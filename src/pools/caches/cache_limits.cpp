@@ -20,7 +20,7 @@ void cache_limits::set(bool on, std::array<std::size_t, size_class::kinds> const
   }
   auto const large = limits[size_class::large];
   budgets_[size_class::large].set_total(large,
-                                        large); // no bound per thread: each thread caches eight large blocks at most
+                                        large); // no smaller bound per thread: a large cache has eight blocks at most
   largest_block_.store(std::min(large, std::max(large / tuning::large_block_fraction, tuning::always_cached_bytes)),
                        std::memory_order_relaxed);
   event_threshold_bytes_.store(event_threshold_bytes, std::memory_order_relaxed);

@@ -17,7 +17,6 @@ block& stream_cache::pop_largest() noexcept {
   return pop(*std::ranges::find_if(downwards, [](block* newest) { return newest != nullptr; }));
 }
 
-// The first stream that frees into an empty stream cache gets it.
 bool stream_cache::bind_if_empty(stream_timeline& next, std::size_t threshold) noexcept {
   if (count > 0) return false;
   if (unrecorded_frees > 0) flush_counters(*timeline, threshold);
@@ -25,8 +24,8 @@ bool stream_cache::bind_if_empty(stream_timeline& next, std::size_t threshold) n
   return true;
 }
 
-// Passes the counts of frees on to the timeline. If they reach its threshold, requests an event, which this free then
-// records.
+// Adds the counts of frees to those of the timeline. If these reach its threshold, requests an event, which the current
+// free then records.
 void stream_cache::flush_counters(stream_timeline& stream, std::size_t threshold) noexcept {
   if (stream.count_unrecorded(unrecorded_frees, unrecorded_bytes, threshold)) stream.request_event();
   unrecorded_frees = 0;

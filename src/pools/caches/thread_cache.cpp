@@ -35,13 +35,14 @@ block* thread_cache::evict_large(large_cache& large_blocks) noexcept {
   return &mark_evicted(*gone);
 }
 
-// Evicts a block of the stream that owns the stream cache, if the last 16 frees or more were of other streams.
+// Called for a free of another stream than the one that has the stream cache. Evicts a block if more than
+// `max_foreign_frees` frees in a row were of other streams.
 block* thread_cache::evict_for_other_stream(stream_cache& in) noexcept {
   return ++in.foreign_frees > tuning::max_foreign_frees ? &pop_largest(in) : nullptr;
 }
 
-// Called for a free that found no budget; `exhausted`: the budget has too few unclaimed bytes for any thread. Every
-// 32nd such free looks for a stream that the thread does not use any more, and evicts a block of it.
+// Called for a free for which the cache has no budget. `exhausted`: no other thread could claim the bytes either. Every
+// `stale_scan_interval`th such free looks for a stream that the thread does not use any more, and evicts a block of it.
 block* thread_cache::evict_over_budget(cache_limits& limits, cache_storage& all, bool exhausted) noexcept {
   ++over_budget_;
   if (exhausted) count_budget_miss(limits);

@@ -44,7 +44,8 @@ std::size_t free_lists::largest() noexcept {
   return largest;
 }
 
-// Makes spare free lists. From 64 streams on, takes back the empty lists of streams first, since streams come and go.
+// Makes spare free lists. If 64 streams or more have a list, first takes back the empty ones: many of these streams may
+// have ended.
 void free_lists::refill(std::size_t spares) {
   constexpr std::size_t many = 64;
   if (single_stream_.size() >= many) reclaim();

@@ -25,8 +25,8 @@ inline bool may_coalesce(block const& one, block const& other, free_range_set::c
 
 } // namespace
 
-// Joins the upper neighbour to a block that is on no free list. Returns false, and changes nothing, if both have uses
-// on more than four streams.
+// Joins the upper neighbour to a block that is on no free list. Returns false, and changes nothing, if the two have
+// uses on more than four streams together.
 bool free_range_set::merge_upper(block& range) noexcept {
   auto& upper = *range.upper;
   if (!range.uses.join(upper.uses)) {
@@ -40,8 +40,8 @@ bool free_range_set::merge_upper(block& range) noexcept {
   return true;
 }
 
-// Joins a block that is on no list to a free neighbour that waits for the same streams. The neighbour keeps its place
-// on its list, unless a later epoch moves it.
+// Joins a block that is on no list to a free neighbour that the same streams used. The neighbour stays on its free
+// list. It moves there only if the block was used later. always_inline: see chunk::link_below.
 [[gnu::always_inline]] block& free_range_set::merge_into_lower(block& lower, block& by) noexcept {
   lower.bytes += by.bytes;
   lower.list->grow(lower, by.uses);
@@ -72,7 +72,7 @@ block& free_range_set::coalesce(block& freed, coalescing with) noexcept {
   } else if (free_above && may_coalesce(freed, *upper, with)) {
     merge_upper(freed);
   }
-  // Compares again, since merge_upper() may have added uses to `freed`.
+  // Compares the streams again, because merge_upper() may have added uses to `freed`.
   if (free_below && lower->uses.same_streams(freed.uses)) return merge_into_lower(*lower, freed);
   if (joins_below) {
     extract(*lower);

@@ -53,8 +53,9 @@ block& range_allocator::add(chunk& parent, stream_uses const& uses) {
 }
 
 block& range_allocator::extend(chunk& parent, std::size_t bytes, stream_uses const& uses) {
-  metadata_.reserve(4); // three of them for a hole that the caller may make in it
-  lists().reserve(1);   // one more, because this call may use one before the caller makes a hole
+  // The caller may make a hole in the new bytes, which must not fail then: it needs three records and a free list.
+  metadata_.reserve(4);
+  lists().reserve(1);
   auto& more = metadata_.allocate();
   more.base = parent.end();
   more.bytes = bytes;
@@ -87,8 +88,9 @@ void range_allocator::remove(chunk& parent) noexcept {
   parent.first = parent.last = nullptr;
 }
 
-// The rest keeps the range's record, and its place on the free list in order of epoch. If bytes are left on both sides,
-// the upper rest is put on the list beside it.
+// Splits a block off a free range. The block is on no list and has the state `allocated`; the caller sets its uses. The
+// rest of the range keeps the range's record and its place on the free list. If bytes are left on both sides, the lower
+// ones are that rest, and the upper ones become a range next to it on the list. always_inline: see chunk::link_below.
 [[gnu::always_inline]] block& range_allocator::split(block& range, std::size_t offset, std::size_t bytes) {
   metadata_.reserve(2);
   lists().reserve();
@@ -138,7 +140,7 @@ block& range_allocator::split_run(block& range, std::size_t bytes) {
   auto const uses = range.uses;
   auto& taken = split_off(range, 0, (more + 1) * bytes);
   taken.bytes = bytes;
-  for (auto i = more; i > 0; --i) { // from the top down, so that the block beside `taken` is allocated next
+  for (auto i = more; i > 0; --i) { // from the highest down, so that the block next to `taken` is allocated next
     auto& spare = metadata_.allocate();
     spare.base = taken.base + i * bytes;
     spare.bytes = bytes;
@@ -165,7 +167,7 @@ bool range_allocator::flush_quick_lists() noexcept {
 }
 
 block& range_allocator::make_hole(block& last, std::uintptr_t base, std::size_t bytes) {
-  metadata_.reserve(3); // each split() reserves two; only the first and the last one use one each
+  metadata_.reserve(3); // each split() reserves two records, but only the first and the last one use one each
   lists().reserve();
   auto end = base + bytes;
   for (auto* at = &last;;) {
