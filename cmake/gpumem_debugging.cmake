@@ -40,8 +40,8 @@ if(GPUMEM_DEBUG_TYPES AND NOT GPUMEM_SANITIZE)
     sources/page_table.cppm
     sources/page_mapper.cppm
     sources/virtual_pages.cppm
-    pools/ranges/chunk.cppm
     pools/ranges/block.cppm
+    pools/ranges/chunk.cppm
     pools/shards/peak_tracker.cppm
     pools/shards/pool_shard.cppm
     pools/shards/shard_list.cppm

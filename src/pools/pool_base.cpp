@@ -320,19 +320,21 @@ void pool_state::set_limit(std::size_t bytes) {
   if (!forked()) engine_->set_limit(bytes);
 }
 
-bool pool_state::pin(void const* pointer, std::size_t bytes) { return !forked() && engine_->pin(pointer, bytes); }
+bool pool_state::pin(void const* pointer, std::size_t bytes) {
+  return !forked() && engine_->pages().pin(pointer, bytes);
+}
 
 void pool_state::unpin(void const* pointer, std::size_t bytes) {
-  if (!forked()) engine_->unpin(pointer, bytes);
+  if (!forked()) engine_->pages().unpin(pointer, bytes);
 }
 
 void pool_state::open_to(class device peer) {
-  if (!forked()) engine_->open_to(peer);
+  if (!forked()) engine_->pages().open_to(peer);
 }
 
 expected<int, failure> pool_state::export_page(void const* pointer) {
   if (forked()) return unexpected<failure>{failure{outcome::device_lost, CUDA_ERROR_DEINITIALIZED, 0}};
-  return engine_->export_page(pointer);
+  return engine_->pages().export_page(pointer);
 }
 
 void pool_state::record_use(stream_key const& key, void* pointer) {

@@ -68,7 +68,7 @@ class quick_lists_test : public gpumem_test::simulated_test {
 protected:
   std::vector<std::size_t> sizes() {
     std::vector<std::size_t> all;
-    range_allocator::visit(parent, [&](block const& each) { all.push_back(each.bytes); });
+    parent.visit([&](block const& each) { all.push_back(each.bytes); });
     return all;
   }
   chunk parent{.base = 0x10000, .bytes = 16 * KiB};
@@ -95,7 +95,7 @@ TEST_F(quick_lists_test, blocks_split_off_one_range_coalesce_again) {
   EXPECT_EQ(first.state(), block_state::quick_listed);
   EXPECT_EQ(kept.head(KiB), &first);
   EXPECT_EQ(map.free_bytes(), 15 * KiB);
-  EXPECT_EQ(map.largest_free(), 8 * KiB) << "apart";
+  EXPECT_EQ(map.lists().largest(), 8 * KiB) << "apart";
 
   EXPECT_TRUE(map.flush_quick_lists());
   EXPECT_EQ(sizes(), (std::vector<std::size_t>{KiB, KiB, 14 * KiB}));

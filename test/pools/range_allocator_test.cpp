@@ -56,10 +56,10 @@ TEST_F(range_allocator_test, split_leaves_free_memory_on_both_sides) {
   EXPECT_EQ(map.free_bytes(), 3584u);
   EXPECT_EQ(taken.lower->bytes, 1024u);
   EXPECT_EQ(taken.upper->bytes, 2560u);
-  EXPECT_EQ(map.largest_free(), 2560u);
-  EXPECT_EQ(range_allocator::largest_run(parent), 2560u);
-  EXPECT_EQ(range_allocator::find_containing(parent, at(1535)), &taken);
-  EXPECT_EQ(range_allocator::find_containing(parent, at(4096)), nullptr);
+  EXPECT_EQ(map.lists().largest(), 2560u);
+  EXPECT_EQ(parent.largest_run(), 2560u);
+  EXPECT_EQ(parent.find_containing(at(1535)), &taken);
+  EXPECT_EQ(parent.find_containing(at(4096)), nullptr);
   EXPECT_EQ(map.find_live(at(1024)), &taken);
   EXPECT_EQ(map.find_live(at(1280)), nullptr);
 }
@@ -74,8 +74,8 @@ TEST_F(range_allocator_test, freed_neighbours_coalesce) {
   EXPECT_EQ(parent.first, &joined);
   EXPECT_EQ(parent.last, &joined);
   EXPECT_EQ(parent.live_blocks, 0u);
-  EXPECT_EQ(map.largest_free(), 4096u);
-  EXPECT_EQ(map.coalesces(), 2u);
+  EXPECT_EQ(map.lists().largest(), 4096u);
+  EXPECT_EQ(map.free_ranges().coalesces(), 2u);
 }
 
 TEST_F(range_allocator_test, blocks_of_adjacent_chunks_do_not_coalesce) {
@@ -84,7 +84,7 @@ TEST_F(range_allocator_test, blocks_of_adjacent_chunks_do_not_coalesce) {
   auto& second = map.add(next, {});
   EXPECT_EQ(first.upper, nullptr);
   EXPECT_EQ(second.lower, nullptr);
-  EXPECT_EQ(map.largest_free(), 4096u);
+  EXPECT_EQ(map.lists().largest(), 4096u);
   map.remove(parent);
   EXPECT_EQ(map.free_bytes(), 4096u);
   EXPECT_EQ(find(256), &second);
@@ -150,12 +150,12 @@ TEST_F(range_allocator_test, memory_is_on_the_free_list_of_its_stream) {
   EXPECT_EQ(own->newest(), &low);
   EXPECT_TRUE(own->in_use(false));
   complete_up_to(a, 3);
-  map.mark_complete(high);
+  map.free_ranges().mark_complete(high);
   EXPECT_EQ(own->oldest(), &low);
   EXPECT_EQ(find(2048), parent.last) << "coalesced with the unused rest";
   complete_up_to(a, 5);
   EXPECT_FALSE(own->in_use(false));
-  map.mark_complete(low);
+  map.free_ranges().mark_complete(low);
   EXPECT_TRUE(own->empty());
   map.free(wall, alike);
   EXPECT_EQ(find(4096), parent.first);
@@ -169,12 +169,12 @@ TEST_F(range_allocator_test, neighbours_of_different_streams_coalesce_on_request
   high.uses.add({&of(b), 1});
   map.free(low, alike);
   map.free(high, alike);
-  EXPECT_EQ(range_allocator::largest_run(parent), 4096u);
-  EXPECT_EQ(map.largest_free(), 2048u);
-  map.coalesce_all([&](block const& each) { return &each == &low; });
-  EXPECT_EQ(map.coalesces(), 0u);
-  map.coalesce_all([](block const&) { return true; });
-  EXPECT_EQ(map.coalesces(), 1u);
+  EXPECT_EQ(parent.largest_run(), 4096u);
+  EXPECT_EQ(map.lists().largest(), 2048u);
+  map.free_ranges().coalesce_all([&](block const& each) { return &each == &low; });
+  EXPECT_EQ(map.free_ranges().coalesces(), 0u);
+  map.free_ranges().coalesce_all([](block const&) { return true; });
+  EXPECT_EQ(map.free_ranges().coalesces(), 1u);
   EXPECT_EQ(map.lists().multi_stream().oldest()->bytes, 4096u);
   EXPECT_EQ(map.lists().multi_stream().oldest()->uses.size(), 2u);
 }
@@ -219,14 +219,14 @@ TEST_F(range_allocator_test, coalescing_beyond_four_streams_is_refused_and_count
   high.uses.add({&of(s[4]), 100});
   map.free(low, any);
   map.free(high, any);
-  EXPECT_EQ(map.refused_coalesces(), 1u);
+  EXPECT_EQ(map.free_ranges().refused_coalesces(), 1u);
   EXPECT_EQ(low.bytes, 2048u);
-  map.coalesce_all([](block const&) { return true; });
-  EXPECT_EQ(map.coalesces(), 0u);
+  map.free_ranges().coalesce_all([](block const&) { return true; });
+  EXPECT_EQ(map.free_ranges().coalesces(), 0u);
   complete_up_to(s[0], 100);
-  map.prune(low);
-  map.coalesce_all([](block const&) { return true; });
-  EXPECT_EQ(map.coalesces(), 1u);
+  map.free_ranges().prune(low);
+  map.free_ranges().coalesce_all([](block const&) { return true; });
+  EXPECT_EQ(map.free_ranges().coalesces(), 1u);
   EXPECT_EQ(parent.first->uses.size(), 4u);
 }
 
@@ -248,7 +248,7 @@ TEST_F(range_allocator_test, removed_memory_leaves_a_hole_that_can_be_filled) {
   auto& hole = map.make_hole(whole(), base + 1024, 1024);
   EXPECT_EQ(map.free_bytes(), 3072u);
   EXPECT_EQ(parent.live_blocks, 0u);
-  EXPECT_EQ(range_allocator::find_containing(parent, at(1024)), &hole);
+  EXPECT_EQ(parent.find_containing(at(1024)), &hole);
   EXPECT_EQ(map.find_live(at(1024)), nullptr);
   auto& larger = map.make_hole(*hole.upper, hole.upper->base, 1024);
   EXPECT_EQ(&larger, &hole) << "neighbouring holes become one";
@@ -258,7 +258,7 @@ TEST_F(range_allocator_test, removed_memory_leaves_a_hole_that_can_be_filled) {
   EXPECT_EQ(map.free_bytes(), 1024u);
   auto& middle = map.fill_hole(lowest, 1024, 1024, {});
   EXPECT_EQ(map.free_bytes(), 2048u);
-  EXPECT_EQ(range_allocator::find_containing(parent, at(1024)), &middle);
+  EXPECT_EQ(parent.find_containing(at(1024)), &middle);
   EXPECT_EQ(middle.bytes, 1024u);
   ASSERT_EQ(middle.lower, parent.first);
   EXPECT_EQ(middle.lower->state(), block_state::hole);
@@ -288,7 +288,7 @@ TEST_F(range_allocator_test, hole_can_span_memory_of_several_streams) {
   EXPECT_TRUE(hole.upper->uses.find(of(c)));
   EXPECT_EQ(hole.upper->bytes, 512u);
   map.fill_hole(hole, 0, hole.bytes, {});
-  map.coalesce_all([](block const&) { return true; });
+  map.free_ranges().coalesce_all([](block const&) { return true; });
   EXPECT_EQ(parent.first, parent.last);
   EXPECT_EQ(parent.first->bytes, 4096u);
   EXPECT_EQ(map.free_bytes(), 4096u);
@@ -322,7 +322,7 @@ TEST_F(range_allocator_test, random_splits_and_coalescing_keep_every_byte_once) 
     }
   }
   for (auto* const one : live) map.free(*one, any);
-  EXPECT_EQ(map.largest_free(), large.bytes);
+  EXPECT_EQ(map.lists().largest(), large.bytes);
   EXPECT_EQ(map.free_bytes(), large.bytes);
 }
 

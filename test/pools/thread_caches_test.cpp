@@ -56,7 +56,7 @@ protected:
     one.set_state(block_state::allocated);
     return one;
   }
-  thread_caches::result insert(block& freed, gpumem::stream const& on) {
+  gpumem::detail::thread_cache::result insert(block& freed, gpumem::stream const& on) {
     return caches.insert(freed, stream_use{&of(on), of(on).current_epoch()}, thread);
   }
   // Inserts a new block, which must be kept, and returns it.

@@ -6,14 +6,16 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A number of bytes of which each thread cache claims a share as it needs it. A cache claims quanta, so that threads
-/// rarely write to the unclaimed rest at the same time. It keeps what it has claimed, so the share is bounded. The lock
-/// of the cache guards its share; any thread may read the numbers.
+/// A number of bytes that the thread caches of a pool share. A cache claims bytes as it needs them: mostly
+/// `claimed_bytes` at once, so that threads rarely write to the unclaimed rest at the same time. It keeps the claimed
+/// bytes until release(), so the bytes of one cache are bounded. The lock of a cache guards its share; any thread may
+/// read the numbers.
 export class cache_budget {
 public:
+  /// The bytes of one cache.
   struct share {
     relaxed_atomic<std::int64_t> allowance; ///< claimed bytes that are not in use
-    std::atomic<std::int64_t> claimed{0};   ///< bytes in use, and the allowance
+    std::atomic<std::int64_t> claimed{0};   ///< bytes in use and the allowance together
     inline void uncharge(std::size_t bytes) noexcept { allowance += static_cast<std::int64_t>(bytes); }
   };
   /// The sum of shares. If read while threads change them, `in_use` may be too small, but never too large.
@@ -23,7 +25,8 @@ public:
     void add(share const& one) noexcept;
   };
 
-  /// Takes bytes into use, and claims more if needed. Returns false, and changes nothing, if the budget has too few.
+  /// Takes bytes of a share into use; claims more for it if needed. Returns false, and changes nothing, if the budget
+  /// has too few bytes left or the share would exceed its bound.
   inline bool charge(share& mine, std::size_t bytes) noexcept {
     auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
     if (need > 0) [[unlikely]] {
@@ -32,11 +35,11 @@ public:
     mine.allowance -= static_cast<std::int64_t>(bytes);
     return true;
   }
-  /// Gives back all that a share has claimed, when none of it is in use any more.
+  /// Gives back all claimed bytes of a share, none of which is in use.
   void release(share& mine) noexcept;
 
-  /// Sets the bytes in all, and the most that one share may claim. Bytes already claimed beyond that stay claimed. One
-  /// thread at a time.
+  /// Sets the bytes of the budget, and the most that one share may claim. Bytes that are claimed already stay claimed,
+  /// even if they exceed these. One thread at a time.
   void set_total(std::size_t bytes, std::size_t max_share) noexcept;
   inline std::int64_t unclaimed() const noexcept { return unclaimed_.load(std::memory_order_relaxed); }
   /// Returns whether the bytes in use, the allowances and the unclaimed bytes add up to the total. No thread may claim

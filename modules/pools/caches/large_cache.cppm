@@ -10,18 +10,18 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// Up to eight freed blocks, found by stream and exact size. Large blocks that are requested again mostly are so at
-/// once: on recorded traces of training and inference the last eight serve a tenth to a half of all requests. Evicted
-/// blocks soon coalesce with their neighbours. If the cached blocks are not requested, the cache takes no blocks for a
-/// while. Guarded by the lock of its thread cache.
+/// Up to eight freed blocks, found by stream and exact size. Programs request most large sizes again at once or not at
+/// all. On recorded traces of training and inference the last eight blocks serve a tenth to a half of all requests.
+/// Other blocks are evicted, so that they soon coalesce with their neighbours. If the cached blocks are not requested,
+/// the cache takes no blocks for a while. Guarded by the lock of the thread cache that it is a part of.
 export class large_cache {
 public:
   static constexpr unsigned capacity = 8;
 
   inline bool empty() const noexcept { return used_ == 0; }
   inline bool full() const noexcept { return used_ == (1u << capacity) - 1; }
-  /// Returns whether to insert blocks: cached ones have been requested, or after 1,024 skipped ones it is time for a
-  /// new trial.
+  /// Returns whether the next freed block is to be inserted. It is if cached blocks have been requested lately;
+  /// otherwise every `max_skipped_blocks`th call begins a trial.
   inline bool enabled() noexcept {
     if (score_ > 0) [[likely]]
       return true;
@@ -45,18 +45,18 @@ public:
     }
     return nullptr;
   }
-  /// Inserts a block for the stream of its only use. The cache is not full.
+  /// Inserts a block, which later serves the stream of its only use. The cache is not full.
   [[gnu::always_inline]] inline void insert(block& freed) noexcept {
     auto const i = static_cast<unsigned>(std::countr_one(used_));
     auto const fingerprint = fingerprint_of(*freed.uses.begin()->timeline, freed.bytes);
     cells_[i] = &freed;
-    // Writes all fingerprints at once, because pop() reads all at once: a load that is wider than the store before it
-    // stalls.
+    // Writes all fingerprints at once, because pop() reads all at once: a load stalls if the store before it was
+    // narrower.
     fingerprints_ = cell_numbers == i ? fingerprints{} + fingerprint : fingerprints_;
     used_ |= 1u << i;
   }
-  /// Removes and returns the next block in turn; null if the cache is empty. Lowers the score, because caching was
-  /// of no use.
+  /// Removes and returns the next block in turn; null if the cache is empty. Lowers the score, because no request has
+  /// used the block.
   inline block* evict() noexcept {
     if (score_ > 0) score_ -= 1;
     return pop_any();
@@ -72,7 +72,7 @@ private:
   static inline std::uint32_t fingerprint_of(stream_timeline const& timeline, std::size_t bytes) noexcept {
     return static_cast<std::uint32_t>(fibonacci_hash(bytes + reinterpret_cast<std::uintptr_t>(&timeline)) >> 32);
   }
-  // Returns a bit for each cell with this fingerprint, also for empty cells.
+  // Returns a mask of the cells with this fingerprint. Cells without a block may be among them.
   inline std::uint32_t matching(std::uint32_t fingerprint) const noexcept {
     auto const same = __builtin_convertvector(fingerprints_ == fingerprint, matches);
     return std::bit_cast<std::uint8_t>(same);
@@ -82,7 +82,7 @@ private:
 
   fingerprints fingerprints_{};
   std::array<block*, capacity> cells_{};
-  std::uint32_t used_ = 0; // a bit for each cell
+  std::uint32_t used_ = 0; // a mask of the cells with a block
   unsigned next_ = 0;      // the cell that is evicted next
   int score_ = tuning::max_large_score / 4;
   std::uint32_t skipped_ = 0;

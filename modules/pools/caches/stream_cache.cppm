@@ -1,5 +1,7 @@
 // The stream cache: the small and medium blocks of one stream in a thread cache, by size class.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstdint>
 export module gpumem:stream_cache;
 import :block;
 import :size_class;
@@ -9,18 +11,20 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// Lists of small and medium blocks, and counts of the stream's frees. Guarded by the lock of its thread cache.
+/// Lists of small and medium blocks, and counts of the stream's frees. Guarded by the lock of the thread cache that it
+/// is a part of.
 export struct stream_cache {
   stream_timeline* timeline = nullptr;
   std::uint32_t count = 0;            ///< number of blocks
-  std::uint32_t unrecorded_frees = 0; ///< frees since the counts were passed on, also of large blocks
+  std::uint32_t unrecorded_frees = 0; ///< frees since flush_counters(), also of large blocks
   std::size_t unrecorded_bytes = 0;
-  std::uint32_t foreign_frees = 0;               ///< frees of other streams since the last of its own
-  std::uint64_t last_insert = 0;                 ///< the thread cache's over_budget at the last insert
+  std::uint32_t foreign_frees = 0;               ///< frees of other streams since the last insert
+  std::uint64_t last_insert = 0;                 ///< the thread cache's count of frees over budget at the last insert
   std::array<block*, size_class::count> lists{}; ///< by class number; the newest first
 
-  /// Removes and returns the newest block of this class; null if there is none. From first_close on also tries the next
-  /// two classes, which are at most a quarter larger: for random sizes this saves many searches of free ranges.
+  /// Removes and returns the newest block of this class; null if there is none. For classes from `first_close_class` on
+  /// also tries the next two classes, whose blocks are at most a quarter larger. With random sizes that saves many
+  /// searches of free ranges.
   [[gnu::always_inline]] inline block* pop_fitting(unsigned number) noexcept {
     if (lists[number]) [[likely]]
       return &pop(lists[number]);
@@ -43,6 +47,30 @@ export struct stream_cache {
   }
   /// Removes and returns a block of the largest class. The cache is not empty.
   block& pop_largest() noexcept;
+
+  // `threshold`, here and below: cache_limits::event_threshold_bytes().
+  /// Gives the cache to a stream if the cache is empty, and returns whether it was. A slow path, as are the two others
+  /// with these attributes: with preserve_most the function saves the registers, so that its callers need not.
+  [[clang::preserve_most, gnu::visibility("hidden")]] bool bind_if_empty(stream_timeline& next,
+                                                                         std::size_t threshold) noexcept;
+  /// Counts a free of `stream`, whose cache this is. Returns whether this free should record an event. Then the block
+  /// is not cached, because events are recorded under the lock of a shard.
+  [[gnu::always_inline]] inline bool event_due(stream_timeline& stream, std::size_t bytes,
+                                               std::size_t threshold) noexcept {
+    if (threshold == SIZE_MAX) return stream.event_request().raised(); // frees are not counted then
+    unrecorded_bytes += bytes;
+    bool const many = ++unrecorded_frees >= tuning::frees_per_batch || unrecorded_bytes >= threshold;
+    if (many) [[unlikely]]
+      flush_counters(stream, threshold);
+    return many || stream.event_request().raised();
+  }
+  /// Does the same for a stream that has no stream cache, because another stream has the one that both share.
+  [[clang::preserve_most, gnu::visibility("hidden")]] static bool
+  event_due_unbound(stream_timeline& stream, std::size_t bytes, std::size_t threshold) noexcept;
+
+private:
+  [[clang::preserve_most, gnu::visibility("hidden")]] void flush_counters(stream_timeline& stream,
+                                                                          std::size_t threshold) noexcept;
 };
 
 } // namespace gpumem::detail

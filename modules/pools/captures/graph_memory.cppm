@@ -1,16 +1,14 @@
 // Graph memory: the memory of captured graphs, which stays until no handle and no block of it is left.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <set>
-#include <unordered_map>
 export module gpumem:graph_memory;
 import :block;
 import :block_info;
-import :captured_order;
 import :chunk;
 import :cuda;
 import :device;
 import :error;
+import :graph_chunks;
+import :graph_uses;
 import :intrusive_list;
 import :misuse;
 import :pool_upstream;
@@ -20,7 +18,6 @@ import :shared_state;
 import :std;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 import :sync;
 
 namespace gpumem::detail {
@@ -74,31 +71,14 @@ private:
   ~graph_memory() override;
   void* take(stream_key const& key, std::size_t bytes, std::size_t alignment)
       __attribute__((requires_capability(mutex_)));
-  // A free range that the stream may use, and the offset of the block in it; the range is null if there is none.
-  struct fit {
-    block* range = nullptr;
-    std::size_t offset = 0;
-  };
-  fit find_ordered(stream_key const& key, std::size_t bytes, std::size_t alignment)
-      __attribute__((requires_capability(mutex_)));
   expected<void*, failure> grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  expected<chunk, failure> draw(std::size_t bytes, std::size_t alignment) noexcept;
   bool add(chunk const& drawn) noexcept;
-  void give_back(chunk const& drawn) noexcept;
 
   void free_or_report(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   // After `done` the caller calls drop_live(), which may destroy this object.
   free_outcome free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   free_outcome report(stream_key const& key, void const* pointer, std::optional<std::size_t> bytes) const noexcept
       __attribute__((requires_capability(mutex_)));
-  enum class use_ended_by : std::uint8_t { declaration, free };
-  void end_use(block& used, stream_key const& key, use_ended_by how) noexcept
-      __attribute__((requires_capability(mutex_)));
-  std::uint64_t capture_of(block const& live) const noexcept __attribute__((requires_capability(mutex_)));
-  void add_use(block& used, stream_use const& use) noexcept __attribute__((requires_capability(mutex_)));
-  void drop_unused_ends() __attribute__((requires_capability(mutex_)));
-  void keep_timeline(stream_timeline& timeline) __attribute__((requires_capability(mutex_)));
-  block* find_containing(void const* pointer) const noexcept __attribute__((requires_capability(mutex_)));
   void free_everything() __attribute__((requires_capability(mutex_)));
   void make_live(memory_range const& one) __attribute__((requires_capability(mutex_)));
   bool declare_use(stream_key const& key, void const* pointer) noexcept;
@@ -108,11 +88,8 @@ private:
   sync::mutex growth_mutex_; // held while the upstream is called
   sync::mutex mutex_;
   range_allocator ranges_ __attribute__((guarded_by(mutex_)));
-  std::vector<std::unique_ptr<chunk>> chunks_ __attribute__((guarded_by(mutex_)));
-  std::set<stream_timeline*> timelines_ __attribute__((guarded_by(mutex_))); // retained: none serves another stream
-  captured_order order_ __attribute__((guarded_by(mutex_)));
-  // The captures in which live blocks were allocated. A block that was allocated outside a capture is not here.
-  std::unordered_map<block const*, std::uint64_t> allocated_in_ __attribute__((guarded_by(mutex_)));
+  graph_chunks chunks_ __attribute__((guarded_by(mutex_)));
+  graph_uses uses_ __attribute__((guarded_by(mutex_)));
   statistics counts_ __attribute__((guarded_by(mutex_)));
   graph_memory_list* listed_in_ = nullptr; // set once, under the lock of the list
   list_links<graph_memory> links_;

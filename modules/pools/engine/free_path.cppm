@@ -18,6 +18,7 @@ import :std;
 import :stream;
 import :stream_timeline;
 import :stream_uses;
+import :thread_cache;
 import :thread_caches;
 import :waiting_requests;
 
@@ -33,7 +34,7 @@ export enum class free_result : std::uint8_t {
 /// The result of an attempt to put a freed block into the calling thread's cache.
 export struct cached_free {
   stream_use use; ///< the stream of the free, and its epoch at that time (see end_use)
-  thread_caches::result result;
+  thread_cache::result result;
   shard_list::lookup freed; ///< the block, if it lies in the thread's own shard
   inline bool done() const noexcept { return result.inserted && !result.evicted; }
 };

@@ -11,6 +11,7 @@ import :error;
 import :free_path;
 import :memory_report;
 import :out_of_memory;
+import :page_calls;
 import :pool_backend;
 import :pool_counters;
 import :pool_mode;
@@ -93,6 +94,7 @@ public:
 
   /// Return the objects that serve the other calls of the pool.
   inline recorded_uses& uses() noexcept { return uses_; }
+  inline page_calls& pages() noexcept { return pages_; }
   inline request_queue& requests() noexcept { return queue_; }
   inline request_passes& passes() noexcept { return request_passes_; }
   inline pool_statistics& statistics() noexcept { return statistics_; }
@@ -115,18 +117,8 @@ public:
   std::size_t reserve(std::size_t bytes);
   /// Sets the most bytes that the pool may reserve; 0: no limit. Throws std::invalid_argument.
   void set_limit(std::size_t bytes);
-  /// Keeps the pages of these bytes mapped in place until unpin() was called as often as pin(). Returns false if a byte
-  /// is not the pool's.
-  bool pin(void const* pointer, std::size_t bytes);
-  void unpin(void const* pointer, std::size_t bytes);
   /// Sets the peaks in the statistics to the present values.
   void reset_peaks();
-  /// Lets another device read and write the pages of the pool. Does nothing if the pool has chunks. Throws cuda_error,
-  /// std::bad_alloc.
-  void open_to(device peer);
-  /// Returns a file descriptor of the page that holds the pointer, as virtual_pages::export_page does. Fails with
-  /// outcome::invalid_argument if the pool has no such page.
-  expected<int, failure> export_page(void const* pointer);
   /// Waits on the host until streams have completed their work on the pool's free memory. Returns false if that took
   /// more than `longest`, or if the device is lost. Throws std::bad_alloc.
   bool synchronize(sync::duration longest);
@@ -159,6 +151,7 @@ private:
   out_of_memory out_of_memory_;
   allocate_path allocate_path_;
   recorded_uses uses_;
+  page_calls pages_;
   pool_statistics statistics_;
   release_task release_;
 };

@@ -1,16 +1,14 @@
 // The layer of a hardened pool between its users and its engine, the part that allocates and frees. This layer guards
 // blocks, checks them after the free, and reports misuse.
 // SPDX-License-Identifier: Apache-2.0
-module;
-#include <map>
 export module gpumem:hardening;
 import :backoff;
-import :block_history;
 import :block_info;
 import :cuda;
 import :deferred_release;
 import :error;
 import :guarded_block;
+import :guarded_blocks;
 import :misuse;
 import :pool_engine;
 import :pool_options;
@@ -92,9 +90,6 @@ private:
   bool drain(sync::time_point deadline, until goal) noexcept;
 
   guarded_block* claim(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  guarded_block* find_containing(void const* pointer) noexcept __attribute__((requires_capability(mutex_)));
-  misuse explain(void const* pointer, std::optional<std::size_t> bytes) noexcept
-      __attribute__((requires_capability(mutex_)));
   void report(misuse what) noexcept __attribute__((requires_capability(mutex_)));
   void retire(guarded_block& freed, stream_key const& key) noexcept;
   bool may_touch(stream_key const& key) const noexcept;
@@ -118,14 +113,8 @@ private:
   void* const state_;
 
   sync::mutex mutex_;
-  std::map<std::uintptr_t, std::unique_ptr<guarded_block>> blocks_
-      __attribute__((guarded_by(mutex_))); // by the address that the user got
+  guarded_blocks blocks_ __attribute__((guarded_by(mutex_)));
   quarantine quarantine_ __attribute__((guarded_by(mutex_)));
-  block_history history_ __attribute__((guarded_by(mutex_)));
-  std::size_t live_ __attribute__((guarded_by(mutex_))) = 0;
-  std::size_t peak_live_ __attribute__((guarded_by(mutex_))) = 0;
-  std::uint64_t allocations_ __attribute__((guarded_by(mutex_))) = 0;
-  std::uint64_t frees_ __attribute__((guarded_by(mutex_))) = 0;
   std::uint64_t failures_ __attribute__((guarded_by(mutex_))) = 0;
   std::size_t held_blocks_ __attribute__((guarded_by(mutex_))) = 0; // blocks that are live or being freed
   std::uint64_t released_ __attribute__((guarded_by(mutex_))) = 0;

@@ -1,7 +1,6 @@
 // The record of a block, and its states.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block;
-import :chunk;
 import :relaxed_atomic;
 import :std;
 import :stream_timeline;
@@ -12,25 +11,27 @@ namespace gpumem::detail {
 /// Sizes and addresses of all blocks are multiples of this many bytes.
 export inline constexpr std::size_t granule = 256;
 
+export struct chunk;
 export class free_list;
 
-/// The state of a block. Only the holder of the lock of the block's shard makes a block free, or takes a free one.
-/// Between allocated and cached the state changes under the lock of a thread cache.
+/// The state of a block. A shard is a part of a pool with a lock of its own. Only the holder of that lock makes a block
+/// of the shard free, or allocates a free one. Changes between `allocated` and `cached` need only the lock of a thread
+/// cache.
 export enum class block_state : std::uint8_t {
   free,
   allocated,
-  quick_listed, ///< small and free, on a quick list: not coalesced with its neighbours
+  quick_listed, ///< small and free, on a quick list, which keeps blocks that are not coalesced with their neighbours
   cached,       ///< freed, and in a thread cache
-  evicted,      ///< removed from a thread cache; the free is still to be done
-  remote_freed, ///< freed while its shard's lock was taken: the next holder of the lock makes it free
-  deferred,     ///< freed by a stream that is capturing a graph: the free is still to be done
+  evicted,      ///< removed from a thread cache: the block is still to be made free
+  remote_freed, ///< freed by a thread that found the shard's lock taken: the next holder makes the block free
+  deferred,     ///< freed by a stream that is capturing a graph: the block is made free after the capture
   hole,         ///< its pages are unmapped
 };
 
-/// A part of a chunk that is live, cached or free as one. Allocations and frees touch mostly the first two cache lines,
-/// a pair that processors fetch together.
+/// The record of a part of a chunk that has one state. Allocations and frees touch mostly the first two cache lines of
+/// a record, which processors fetch together.
 export struct alignas(128) block {
-  relaxed_atomic<std::uintptr_t> base; // threads that search the block table for another block may read it
+  relaxed_atomic<std::uintptr_t> base; // atomic: searches for other blocks read it without a lock
   std::size_t bytes = 0;
   block* lower = nullptr; ///< neighbours in the chunk, in any state
   block* upper = nullptr;
@@ -38,18 +39,20 @@ export struct alignas(128) block {
   block** bin_link = nullptr;            ///< free: the pointer to this block in its size bin
   relaxed_atomic<std::size_t> requested; ///< while live; bytes
   relaxed_atomic<block_state> state_ = block_state::free;
-  relaxed_atomic<std::uint8_t> class_number; ///< live or cached: of its size class; size_class::count if it has none
+  relaxed_atomic<std::uint8_t>
+      class_number; ///< live or cached: number of its size class; size_class::count if it has none
   std::uint16_t bin = 0;
-  std::uint32_t table_slot = 0; ///< index in the block table, while it is there
+  std::uint32_t table_slot = 0; ///< not free: index in the block table
 
   chunk* parent = nullptr;
   free_list* list = nullptr; ///< while free
-  block* older = nullptr;    ///< free: neighbours on the free list, by epoch; hole: neighbours on the list of holes
+  block* older = nullptr;    ///< free: neighbours on the free list, by age of their uses; hole: on the list of holes
   block* newer = nullptr;
-  relaxed_atomic<stream_timeline*> stream; ///< the stream it was allocated on; deferred: the stream that freed it
-  stream_uses uses;                        ///< free or cached: uses that reuse must come after; live: recorded uses
+  relaxed_atomic<stream_timeline*>
+      stream;       ///< the stream that the block was allocated on; deferred: the stream that freed it
+  stream_uses uses; ///< free or cached: uses after which it may be reused; live: uses that record_use() has declared
 
-  block* pair_prev = nullptr; ///< free, and the upper neighbour is free too: neighbours on the list of such pairs
+  block* pair_prev = nullptr; ///< neighbours in free_pairs, if this block and its upper neighbour are free
   block* pair_next = nullptr;
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
@@ -72,7 +75,8 @@ export inline bool fits(block const& range, std::size_t bytes, std::size_t align
   offset = (0 - range.base) & (alignment - 1);
   return offset <= range.bytes && bytes <= range.bytes - offset;
 }
-/// Returns the highest offset at which they fit.
+/// Returns the highest offset in the block at which `bytes` bytes with this alignment fit. The caller knows that they
+/// do.
 export inline std::size_t last_fit(block const& range, std::size_t bytes, std::size_t alignment) noexcept {
   return ((range.end() - bytes) & ~(alignment - 1)) - range.base;
 }

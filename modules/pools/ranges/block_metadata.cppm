@@ -1,4 +1,4 @@
-// The block metadata: the memory of the records of a shard's blocks.
+// The memory of the records that describe the blocks of a shard, a part of a pool with a lock of its own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_metadata;
 import :block;
@@ -6,12 +6,13 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Block records, numbered by their place in one run of addresses, which is reserved at first and gets memory as
-/// needed. Records stay while the pool lives, so a thread may read one that was released meanwhile. Guarded by the lock
-/// of the shard, but for `at`.
+/// An array of block records, each numbered by its place. The array's addresses are reserved when the first record is
+/// needed, and get memory as they are needed. The memory stays until the end of the pool, so a thread may read a record
+/// that another thread releases meanwhile. All functions but `at` need the lock of the shard.
 export class block_metadata {
 public:
-  /// Bits of a record number; a shard has at most sixteen million records. Numbers below first_number are not used.
+  /// Bits of a record's number: a shard has at most sixteen million records. Numbers below `first_number` have no
+  /// record.
   static constexpr unsigned number_bits = 24;
   static constexpr std::uint32_t first_number = 2;
 
@@ -20,12 +21,12 @@ public:
   block_metadata& operator=(block_metadata const&) = delete;
   ~block_metadata();
 
-  /// Makes sure that `count` records can be taken. Throws std::bad_alloc, also if the numbers or addresses run out.
+  /// Makes sure that `count` records can be allocated. Throws std::bad_alloc, also if no number or address is left.
   inline void reserve(std::size_t count) {
     while (spare_count_ < count) [[unlikely]]
       grow();
   }
-  /// Takes a reserved record, without uses and on no free list.
+  /// Returns one of the reserved records. Its block has no uses and is on no free list.
   inline block& allocate() noexcept {
     auto& taken = *spare_;
     spare_ = taken.next;
@@ -41,7 +42,8 @@ public:
   }
 
   inline std::uint32_t number_of(block const& one) const noexcept { return static_cast<std::uint32_t>(&one - base_); }
-  /// Returns the record with this number. Any thread that has seen a store made after the record was taken.
+  /// Returns the record with this number. Without the lock only for a thread that has got the number by an atomic load
+  /// with memory_order_acquire, from a store after the record's allocation.
   inline block& at(std::uint32_t number) const noexcept { return base_[number]; }
 
 private:
@@ -51,7 +53,7 @@ private:
 
   block* base_ = nullptr;
   void* reserved_ = nullptr;
-  // Not on the cache line that other threads read when they search for a block.
+  // On another cache line than `base_`, which threads without the lock read when they search for a block.
   alignas(64) std::size_t next_ = first_number; // numbers from this one on have no record yet
   std::size_t backed_ = 0;                      // numbers from this one on have no memory yet
   std::size_t end_ = 0;                         // numbers from this one on have no address

@@ -8,16 +8,18 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A hash table from the start of each block that is not a free range to its record. Changes need the lock of the
-/// shard. The owner of a block may find it without the lock: its entry does not move, and outgrown tables are kept. At
-/// least three quarters of the table are empty, so that few searches read a second entry. In a large table at least
-/// half is: a second entry costs less than a table beyond the processor's caches.
+/// A hash table from the address of each block of a shard that is not a free range to the block's record. A shard is a
+/// part of a pool with a lock of its own; changes of the table need that lock. The owner of a block may find it without
+/// the lock: the block's entry does not move, and outgrown tables are kept.
 ///
-/// An entry has 32 bits: the record's number below, eight bits of the hash above. Sixteen share a cache line, and the
-/// hash bits save most reads of wrong records.
+/// At least three quarters of a table are empty, so that few searches read a second entry. A table with 64 Ki entries
+/// or more may be half full: a second entry costs less than a table that exceeds the processor's caches.
+///
+/// An entry has 32 bits: the record's number in the lower ones, eight bits of the hash in the upper ones. Sixteen
+/// entries share a cache line, and most wrong records are recognized by the hash bits alone.
 export class block_table {
 public:
-  /// Makes a table of blocks whose records are in `metadata`, to which it keeps a reference.
+  /// Makes a table of blocks whose records are in `metadata`. The table keeps a reference to that.
   explicit block_table(block_metadata const& metadata);
 
   /// Makes sure that `count` more blocks can be inserted. Throws std::bad_alloc.
@@ -33,8 +35,8 @@ public:
       reclaim(in, freed.table_slot);
   }
 
-  /// Returns the block that starts at the address and is in the table; null if there is none. The caller owns that
-  /// block or holds the lock of the shard; otherwise the result may be wrong as soon as it is returned.
+  /// Returns the block in the table that starts at the address; null if there is none. The result is certain if the
+  /// caller owns that block or holds the lock of the shard. For other callers it may be out of date.
   inline block* find(void const* pointer) const noexcept {
     auto const address = reinterpret_cast<std::uintptr_t>(pointer);
     auto const& in = *current_.load(std::memory_order_acquire);
@@ -53,7 +55,7 @@ public:
 private:
   using entry = std::uint32_t;
   static constexpr entry never_used = 0;
-  static constexpr entry erased = 1; // the block was erased; searches go on after it
+  static constexpr entry erased = 1; // a search goes on after this entry
   static_assert(block_metadata::first_number > erased);
   static constexpr entry number_mask = (entry{1} << block_metadata::number_bits) - 1;
   static constexpr std::size_t smallest = 256;
@@ -63,7 +65,7 @@ private:
     explicit table(std::size_t size);
     inline std::size_t slot_of(std::uint64_t hash) const noexcept { return hash >> shift; }
     std::size_t mask;
-    std::size_t max_used; // entries in use or erased
+    std::size_t max_used; // the largest number of entries that are in use or erased
     unsigned shift;
     std::unique_ptr<std::atomic<entry>[]> entries;
   };
@@ -71,7 +73,7 @@ private:
   // Bits from the middle of the hash, since its upper bits choose the slot.
   static inline entry fingerprint_of(std::uint64_t hash) noexcept { return static_cast<entry>(hash) & ~number_mask; }
   inline block& block_of(entry one) const noexcept { return metadata_.at(one & number_mask); }
-  // Returns whether the entry was never used before.
+  // Inserts a block. Returns whether its entry was never used before.
   inline bool insert_in(table& in, block& added) noexcept {
     auto const hash = hash_of(added.base);
     auto i = in.slot_of(hash);
@@ -84,8 +86,8 @@ private:
     added.table_slot = static_cast<std::uint32_t>(i);
     return seen == never_used;
   }
-  // A search ends at an entry that was never used. So an erased entry before it, and erased entries right before that
-  // one, can count as never used again.
+  // Called if the entry after entry `i` was never used. No search needs to go on there, so this marks entry `i`, and
+  // all erased entries directly before it, as never used.
   inline void reclaim(table& in, std::size_t i) noexcept {
     for (; in.entries[i].load(std::memory_order_relaxed) == erased; i = (i - 1) & in.mask) {
       in.entries[i].store(never_used, std::memory_order_relaxed);

@@ -11,15 +11,16 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// Free ranges by size and, if they wait for one stream, from the oldest epoch to the newest; and quick lists of small
-/// blocks that wait for the same. Guarded by the lock of the shard.
+/// Free ranges by size, and quick lists of small blocks that wait for the same streams. A range has the epoch of its
+/// last use: epochs number the sections of a stream's work. If all ranges wait for one stream, they are also in order
+/// of their epochs. Guarded by the lock of the shard (a part of a pool) that owns the list.
 export class free_list {
 public:
-  /// The one stream that all ranges here wait for; null: no stream, or several.
+  /// Returns the one stream for which all ranges here wait; null if they wait for none or for several.
   inline stream_timeline* timeline() const noexcept { return timeline_; }
   /// Returns whether the list has no range.
   inline bool empty() const noexcept { return count_ == 0; }
-  /// Returns whether it has neither a range nor a small block.
+  /// Returns whether the list has neither a range nor a small block.
   inline bool unused() const noexcept { return empty() && quick_.empty(); }
   inline std::size_t size() const noexcept { return count_; }
   inline size_bins& bins() noexcept { return bins_; }
@@ -29,12 +30,12 @@ public:
   inline block* oldest() const noexcept { return oldest_; }
   inline block* newest() const noexcept { return newest_; }
 
-  /// Inserts a range in order of its epoch, which is mostly the newest.
+  /// Inserts a range in order of its epoch. That is fast for the newest epoch, which most ranges have.
   inline void insert(block& range) noexcept {
     link_in_order(range);
     bins_.insert(range);
   }
-  /// Inserts a range next to a range of the same epoch on this list.
+  /// Inserts a range after `there`, a range of the same epoch on this list.
   inline void insert_beside(block& range, block& there) noexcept {
     link_after(range, &there);
     bins_.insert(range);
@@ -43,7 +44,8 @@ public:
     unlink(range);
     bins_.remove(range);
   }
-  /// Updates the list after a range on it has grown by memory with the uses `by`, which are of the same streams.
+  /// Updates the list after one of its ranges has grown by memory whose uses are `by`. The range has uses of the same
+  /// streams.
   [[gnu::always_inline]] inline void grow(block& range, stream_uses const& by) noexcept {
     bins_.resized(range);
     bool const later = timeline_ && epoch_of(range) < by.begin()->newest;
@@ -53,12 +55,13 @@ public:
     link_in_order(range);
   }
 
-  /// Returns whether a range here has a use that the host has not seen complete; with `without_event` only uses that no
-  /// event covers count.
+  /// Returns whether a range here has a use that the host has not seen complete. With `without_event` a use counts only
+  /// if no event was recorded after it.
   bool in_use(bool without_event) const noexcept;
 
-  /// Counts a free of the stream for which no event was recorded. Returns true at every `frees_per_batch`th free, or
-  /// after `threshold_bytes`: then the caller passes the counts on to the timeline and resets them.
+  /// Counts a free of the stream for which no event was recorded. Returns whether `frees_per_batch` frees or
+  /// `threshold_bytes` were counted. The caller then adds the counts to those of the stream's timeline, and resets
+  /// them.
   inline bool count_free(std::size_t bytes, std::size_t threshold_bytes) noexcept {
     ++unrecorded_frees;
     unrecorded_bytes += bytes;
@@ -96,7 +99,7 @@ private:
   std::size_t count_ = 0;
   block* oldest_ = nullptr;
   block* newest_ = nullptr;
-  block* late_ = nullptr; // after which the last insert went that was not the newest
+  block* late_ = nullptr; // the range after which the last range that was not the newest was inserted
   size_bins bins_;
   quick_lists quick_;
 };

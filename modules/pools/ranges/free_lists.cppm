@@ -8,21 +8,23 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// All free lists of a shard.
+/// All free lists of a shard (a part of a pool). Guarded by the lock of the shard.
 export class free_lists {
 public:
   free_lists();
 
-  /// Makes spare free lists for `streams` new streams, and at least two more. Throws std::bad_alloc.
+  /// Makes spare free lists for `streams` new streams, and at least two more, so that of() need not allocate host
+  /// memory. Throws std::bad_alloc.
   inline void reserve(std::size_t streams = 0) {
     auto const least = streams + min_spare;
     if (spare_.size() < least) [[unlikely]]
       refill(std::max(least, spare_batch));
   }
 
-  /// The free list of ready ranges, which no stream uses.
+  /// Returns the free list of ready ranges, which no stream uses.
   inline free_list& ready() noexcept { return ready_; }
-  /// The free list of ranges that several streams use, and of streams for which there was no spare free list.
+  /// Returns the free list of ranges that several streams use. It also has the ranges of streams for which no spare
+  /// free list was left.
   inline free_list& multi_stream() noexcept { return multi_stream_; }
   /// Returns the stream's own free list; null if it has none.
   inline free_list* find(stream_timeline const& timeline) const noexcept {
@@ -42,13 +44,15 @@ public:
     return found ? *found : assign_to(timeline);
   }
 
-  /// The free lists of one stream each, in no order.
+  /// Returns the free lists that belong to one stream each, in no order.
   inline std::vector<free_list*> const& single_stream() const noexcept { return single_stream_; }
   template <class Visit> void visit(Visit visitor) {
     visitor(ready_);
     visitor(multi_stream_);
     for (auto* const each : single_stream_) visitor(*each);
   }
+  /// Returns the bytes of the largest range on any list; 0 if there is none.
+  std::size_t largest() noexcept;
 
 private:
   static constexpr std::size_t min_spare = 2, spare_batch = 4;

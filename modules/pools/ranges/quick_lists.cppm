@@ -8,20 +8,22 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// Freed small blocks that wait for the same streams, by size class, the newest first. They coalesce only after
-/// `pop_all`: most are allocated again soon, and then neither the free nor the allocation touches other blocks. Quick
-/// Fit (Weinstock and Wulf 1988). Guarded by the lock of the shard.
+/// Freed small blocks that wait for the same streams, one list for each size class, the newest block first. They
+/// coalesce with their neighbours only after `pop_all`. Most of them are allocated again before that, and then neither
+/// the free nor the allocation touches other blocks. Quick Fit (Weinstock and Wulf 1988). Guarded by the lock of the
+/// shard (a part of a pool) that owns the lists.
 export class quick_lists {
 public:
   inline block* head(std::size_t bytes) const noexcept { return heads_[size_class::number_of_small(bytes)]; }
   inline bool empty() const noexcept { return bytes_ == 0; }
   inline std::size_t bytes() const noexcept { return bytes_; }
 
-  /// Returns the number of blocks of this size that still fit.
+  /// Returns how many more blocks of this size the list takes.
   inline std::size_t room(std::size_t bytes) const noexcept {
     return tuning::max_quick_blocks - counts_[size_class::number_of_small(bytes)];
   }
-  /// Adds a block. Returns false if the list of its size is full: a stream that only frees would fill it without use.
+  /// Adds a block. Returns false if the list of its size has `max_quick_blocks`: without a bound a stream that frees
+  /// and never allocates would fill the list with blocks that do not coalesce.
   inline bool push(block& freed) noexcept {
     auto const size = size_class::number_of_small(freed.bytes);
     if (counts_[size] >= tuning::max_quick_blocks) return false;
@@ -32,7 +34,7 @@ public:
     freed.set_state(block_state::quick_listed);
     return true;
   }
-  /// Removes the newest block of its size, and marks it as allocated.
+  /// Removes a block, the newest of its size, and marks it as allocated.
   inline void pop(block& listed) noexcept {
     auto const size = size_class::number_of_small(listed.bytes);
     --counts_[size];
@@ -40,7 +42,7 @@ public:
     bytes_ -= listed.bytes;
     listed.set_state(block_state::allocated);
   }
-  /// Removes all blocks and links them by `next` in front of `before`. Returns the first.
+  /// Removes all blocks, links them by `next`, and links the last one to `before`. Returns the first one.
   block* pop_all(block* before) noexcept;
 
   template <class Visit> void visit(Visit visitor) const {

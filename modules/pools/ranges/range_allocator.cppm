@@ -1,4 +1,5 @@
-// The range allocator: splits blocks off the free ranges of a shard, and coalesces them when they are freed.
+// The blocks of a shard, a part of a pool with a lock of its own: splits them off free ranges, and makes them free
+// again.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:range_allocator;
 import :block;
@@ -6,14 +7,16 @@ import :block_metadata;
 import :block_table;
 import :chunk;
 import :free_lists;
+import :free_range_set;
+import :hole_list;
 import :std;
 import :stream_uses;
-import :tuning;
 
 namespace gpumem::detail {
 
-/// The blocks of one shard, linked to their neighbours. Free ranges are on free lists, all other blocks in the block
-/// table. Guarded by the lock of the shard, but for `find_live`. A call that throws std::bad_alloc changes nothing.
+/// The blocks of one shard. Free ranges are on free lists. All other blocks but holes, whose pages are unmapped, are in
+/// the block table, which finds them by address. All functions but `find_live` need the lock of the shard. A call that
+/// throws std::bad_alloc changes nothing.
 export class range_allocator {
 public:
   range_allocator() = default;
@@ -24,142 +27,76 @@ public:
   void reserve_metadata(std::size_t blocks, std::size_t streams) {
     metadata_.reserve(blocks);
     table_.reserve(blocks);
-    lists_.reserve(streams);
+    lists().reserve(streams);
   }
-  /// Adds a new chunk as one free block with these uses, and returns the block. Throws std::bad_alloc.
+  /// Adds a new chunk as one free block that these streams have used, and returns the block. Throws std::bad_alloc.
   block& add(chunk& parent, stream_uses const& uses);
-  /// Extends a chunk at its end by free bytes, which coalesce with a free last block that waits for the same streams.
-  /// Returns the block that holds them. Throws std::bad_alloc.
+  /// Extends a chunk at its end by free bytes that have these uses. They coalesce with the last block if that is free
+  /// and the same streams have used it. Returns the block that holds them. Throws std::bad_alloc.
   block& extend(chunk& parent, std::size_t bytes, stream_uses const& uses);
   /// Takes over a chunk of another allocator that is one free block, and returns the block. Throws std::bad_alloc.
   block& adopt(chunk& parent, range_allocator& from);
   /// Removes a chunk without live blocks.
   void remove(chunk& parent) noexcept;
 
-  /// Returns the block that holds the address; takes time in proportion to the blocks of the chunk.
-  static block* find_containing(chunk const& parent, void const* pointer) noexcept;
-  /// Returns the block that starts at the address and is not a free range; null if there is none. Without the lock the
-  /// result is certain only for the owner of the block.
+  /// Returns the block in the block table that starts at the address; null if there is none. Any thread may call this,
+  /// but without the lock the result is certain only for the owner of the block.
   inline block* find_live(void const* pointer) const noexcept { return table_.find(pointer); }
 
-  inline free_lists& lists() noexcept { return lists_; }
-  inline free_lists const& lists() const noexcept { return lists_; }
+  inline free_range_set& free_ranges() noexcept { return free_; }
+  inline free_range_set const& free_ranges() const noexcept { return free_; }
+  inline free_lists& lists() noexcept { return free_.lists(); }
+  inline free_lists const& lists() const noexcept { return free_.lists(); }
+  inline hole_list const& holes() const noexcept { return holes_; }
 
-  /// Splits a live block of `bytes` at `offset` off a free block; the rest stays free, with the same uses. Throws
-  /// std::bad_alloc.
+  /// Splits a live block of `bytes` at `offset` off a free block. The rest of the free block stays free, with the same
+  /// uses. Throws std::bad_alloc.
   block& split_off(block& range, std::size_t offset, std::size_t bytes);
-  /// Splits a live small block off the start of a range, and more blocks of its size after it, which go to a quick
-  /// list. Throws std::bad_alloc.
+  /// Splits several small blocks of the same size off the start of a range. The first one becomes live and is returned;
+  /// the others go to a quick list, which serves the next requests of that size. Throws std::bad_alloc.
   block& split_run(block& range, std::size_t bytes);
-  /// Makes the head of a quick list live.
+  /// Makes a block live that is the head of a quick list.
   inline void pop_quick(block& spare) noexcept {
-    lists_.of(spare.uses).quick().pop(spare);
+    lists().of(spare.uses).quick().pop(spare);
     spare.uses.clear();
     free_bytes_ -= spare.bytes;
     ++spare.parent->live_blocks;
   }
-  /// Frees a live small block to a quick list, with its uses. Returns false, and changes nothing, if the list is full.
+  /// Frees a live small block, with its uses, to a quick list. Returns false, and changes nothing, if the list is full.
   inline bool push_quick(block& small) noexcept {
-    if (!lists_.of(small.uses).quick().push(small)) return false;
+    if (!lists().of(small.uses).quick().push(small)) return false;
     --small.parent->live_blocks;
     free_bytes_ += small.bytes;
     return true;
   }
   /// Coalesces all blocks of the quick lists with their neighbours. Returns whether there were any.
   bool flush_quick_lists() noexcept;
-  /// Makes a hole of `bytes` from the address `base` on. They end in the free block `last`; those below it lie in free
-  /// blocks too. Returns the hole, which includes adjacent ones. Throws std::bad_alloc.
+  /// Makes a hole of `bytes` from the address `base` on, all of which lie in free blocks; `last` is the highest of
+  /// these. Joins adjacent holes to it, and returns the whole hole. Throws std::bad_alloc.
   block& make_hole(block& last, std::uintptr_t base, std::size_t bytes);
-  /// Makes `bytes` of a hole, from `offset` on, free memory with these uses. Returns the block that holds them. Throws
-  /// std::bad_alloc.
+  /// Turns `bytes` of a hole, from `offset` on, into free memory with these uses. Returns the block that holds them.
+  /// The rest stays a hole. Throws std::bad_alloc.
   block& fill_hole(block& hole, std::size_t offset, std::size_t bytes, stream_uses const& uses);
   /// Shortens a chunk by the hole at its end, if there is one. A chunk that is only a hole becomes empty.
   void trim_hole(chunk& parent) noexcept;
-  /// Returns the hole that holds the address; takes time in proportion to the number of holes.
-  block& hole_at(std::uintptr_t address) noexcept;
-  /// Visits every hole.
-  template <class Visit> void visit_holes(Visit visitor) const {
-    for (auto const* each = holes_; each; each = each->newer) visitor(*each);
-  }
 
-  /// Which free neighbours a freed block coalesces with: those that wait for the same streams; also ready ones that are
-  /// not much larger; or all.
-  enum class coalescing : std::uint8_t { same_streams, unused, any };
-  /// Frees a live block with its uses, and coalesces it with these neighbours, unless they have uses on more than four
-  /// streams together. Returns the block that holds it. Allocates no host memory.
+  using coalescing = free_range_set::coalescing;
+  /// Frees a live block with its uses, and coalesces it as free_range_set::coalesce() does. Returns the block that
+  /// holds it. Allocates no host memory.
   block& free(block& freed, coalescing with) noexcept;
-  /// Promotes a free block whose uses the host has seen complete, and coalesces it with ready neighbours. Returns the
-  /// block that holds it.
-  block& mark_complete(block& range) noexcept;
-  /// Drops the complete uses of a free block, and coalesces it with neighbours that wait for the same streams.
-  void prune(block& range) noexcept;
-  /// Joins a free block with the free one above it. Returns false, and changes nothing, if they have uses on more than
-  /// four streams.
-  bool merge(block& lower) noexcept;
 
-  /// Joins all free neighbours for which `may(block)` is true for both.
-  template <class May> void coalesce_all(May may) {
-    for (auto* at = pairs_; at;) {
-      auto* next = at->pair_next;
-      while (at->upper && at->upper->is_free() && may(*at) && may(*at->upper)) {
-        if (next == at->upper) next = next->pair_next; // merge() erases that block
-        if (!merge(*at)) break;
-      }
-      at = next;
-    }
-  }
-
-  /// Visits every block of a chunk in order of address.
-  template <class Visit> static void visit(chunk const& parent, Visit visitor) {
-    for (auto* each = parent.first; each; each = each->upper) visitor(*each);
-  }
-
-  inline std::uint64_t coalesces() const noexcept { return coalesces_; }
-  inline std::uint64_t refused_coalesces() const noexcept { return refused_coalesces_; }
   inline std::size_t free_bytes() const noexcept { return free_bytes_; }
-  std::size_t largest_free() noexcept;
-  /// Returns the most contiguous free bytes in a chunk, with any uses; takes time in proportion to its blocks.
-  static std::size_t largest_run(chunk const& parent) noexcept;
 
 private:
-  static inline bool may_coalesce(block const& one, block const& other, coalescing with) noexcept {
-    if (with == coalescing::any || one.uses.same_streams(other.uses)) return true;
-    if (with == coalescing::same_streams) return false;
-    auto const& unused = one.uses.empty() ? one : other;
-    auto const& used = one.uses.empty() ? other : one;
-    return unused.uses.empty() && unused.bytes / tuning::max_join_factor <= used.bytes;
-  }
-
   block& split(block& range, std::size_t offset, std::size_t bytes);
-  block& punch_hole(block& range, std::size_t offset, std::size_t bytes);
-  void link_hole(block& hole) noexcept;
-  void unlink_hole(block& hole) noexcept;
   block& split_front(block& whole, std::size_t bytes) noexcept;
-  void link_below(block& one, block& upper) noexcept;
-  void link_above(block& one, block& lower) noexcept;
-
-  void erase(block& joined) noexcept;
-  void insert(block& range, block* beside) noexcept;
-  void extract(block& range) noexcept;
-  void link_pair(block& lower) noexcept;
-  // Whether the block and its upper neighbour are free, and so on the list of pairs.
-  inline bool is_pair(block const& lower) const noexcept {
-    return pairs_ && lower.is_free() && lower.upper && lower.upper->is_free();
-  }
-  void unlink_pair(block& lower) noexcept;
-  bool merge_upper(block& range) noexcept;
-  block& merge_into_lower(block& lower, block& by) noexcept;
-  block& merge_into_upper(block& upper, block& by) noexcept;
-  block& coalesce(block& freed, coalescing with) noexcept;
+  block& punch_hole(block& range, std::size_t offset, std::size_t bytes);
 
   block_metadata metadata_;
   block_table table_{metadata_};
-  free_lists lists_;
-  block* pairs_ = nullptr;
-  block* holes_ = nullptr; // linked by `newer` and `older`
+  free_range_set free_{metadata_};
+  hole_list holes_;
   std::size_t free_bytes_ = 0;
-  std::uint64_t coalesces_ = 0;
-  std::uint64_t refused_coalesces_ = 0;
 };
 
 } // namespace gpumem::detail

@@ -6,13 +6,12 @@ import :std;
 namespace gpumem::detail {
 
 /// The distance in bytes between data that different threads write all the time. Processors fetch more than the cache
-/// line that missed. With 128 bytes, two lines, 16 threads on an H200's host lost a third of their speed. A thread that
-/// read its own data in order also fetched the lines of the next thread.
+/// line that missed. With a distance of 128 bytes, two lines, 16 threads on an H200's host lost a third of their speed.
+/// A thread that read its own data in order made the processor fetch the next thread's lines too.
 export inline constexpr std::size_t false_sharing_distance = 512;
 
-/// An atomic with relaxed loads and stores only, which cost as much as those of a plain value. One thread at a time,
-/// the holder of some lock, may change it: `+=`, `-=` and `++` load and then store, so concurrent changes would be
-/// lost.
+/// An atomic with relaxed loads and stores only, which cost as much as those of a plain value. Only the holder of a
+/// lock may change it: `+=`, `-=` and `++` load and then store, so changes by two threads at once would be lost.
 export template <class T> class relaxed_atomic {
 public:
   constexpr relaxed_atomic() noexcept = default;

@@ -6,10 +6,11 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Two-level segregated fit (Masmano, Ripoll, Crespo, Real 2004). Below 128 granules each size has a bin; above, each
-/// power of two has 64 bins, so that the sizes in a bin differ by 1.6 % at most. A search looks at the last block put
-/// into each bin, from the smallest bin on, and takes the first that is large enough: nearly the best fit. Guarded by
-/// the lock of the shard.
+/// Two-level segregated fit (Masmano, Ripoll, Crespo, Real 2004). Each size below 128 granules has a bin of its own.
+/// Larger sizes have 64 bins for each power of two, so that the sizes in a bin differ by 1.6 % at most. A search visits
+/// the bins from the smallest possible one on, and looks at the block that was put into a bin last. It takes the first
+/// such block that is large enough, which is nearly the best fit. Guarded by the lock of the shard (a part of a pool)
+/// that owns the bins.
 export class size_bins {
 public:
   inline size_bins() noexcept {
@@ -65,7 +66,8 @@ public:
     return heads_[bin];
   }
 
-  /// Visits the blocks of the size's bin and of all higher bins; some blocks of the first may be smaller than `bytes`.
+  /// Visits the blocks of the bin of this size and of all bins above it. Some blocks of the first bin may be smaller
+  /// than `bytes`.
   template <class Visit> void visit_from(std::size_t bytes, Visit const& visitor) const {
     for (auto bin = next_used(bin_of(bytes)); bin < bin_count; bin = next_used(bin + 1)) {
       for (auto* each = heads_[bin]; each != &end_; each = each->next) visitor(*each);
@@ -85,7 +87,7 @@ private:
     auto const word = from / word_bits;
     auto const rest = used_[word] & (~std::uint64_t{0} << from % word_bits);
     auto const beyond = static_cast<unsigned>(std::countr_zero((used_words_ & (~std::uint64_t{1} << word)) | sentinel));
-    auto const none = 0 - static_cast<unsigned>(rest == 0); // all bits or none: a mask in place of a branch
+    auto const none = 0 - static_cast<unsigned>(rest == 0); // all bits set or none: a mask in place of a branch
     auto const next = word ^ ((word ^ beyond) & none);
     auto const bits = rest | (used_[beyond] & (0 - std::uint64_t{rest == 0}));
     return next * word_bits + static_cast<unsigned>(std::countr_zero(bits));
@@ -93,8 +95,8 @@ private:
   block* search(unsigned first, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept;
   block* find_in(block* head, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept;
 
-  // The code has no branches on the contents of bins, since random sizes would mispredict them. So every list ends at
-  // the dummy block `end_`, and one more word after the last is never empty.
+  // The code has no branches on the contents of bins, because the processor would mispredict them for random sizes. So
+  // every list ends at the dummy block `end_`, and `used_` has one more word, which always has a bit set.
   static constexpr std::uint64_t sentinel = std::uint64_t{1} << word_count;
   std::uint64_t used_words_ = sentinel;
   std::array<std::uint64_t, word_count + 1> used_{};

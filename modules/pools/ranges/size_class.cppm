@@ -6,16 +6,17 @@ import :std;
 
 namespace gpumem::detail {
 
-/// The size of a block, and the number of its class. Small and medium sizes are multiples of 256 bytes up to 4 KiB, and
-/// then eight per power of two: rounding wastes an eighth of a block at most. Large sizes are any multiples of
-/// 256 bytes. The code has no branches, since random sizes would mispredict them.
+/// The size of a block, and the number of its class. Up to 4 KiB the sizes are all multiples of 256 bytes; small and
+/// medium sizes above that are eight for each power of two. So rounding wastes an eighth of a block at most. Large
+/// sizes are all multiples of 256 bytes. The code has no branches, because the processor would mispredict them for
+/// random sizes.
 export struct size_class {
   static constexpr std::size_t largest_small = std::size_t{64} << 10;
   static constexpr std::size_t largest_medium = std::size_t{1} << 20;
   static constexpr unsigned small_count = 48;
   static constexpr unsigned count = 80; ///< number of small and medium classes
 
-  /// Each kind has a budget of its own in the thread caches.
+  /// The kinds of sizes: a pool bounds the bytes that its thread caches hold of each kind.
   enum kind : std::uint8_t { small, medium, large };
   static constexpr std::size_t kinds = 3;
   /// Returns the kind, small or medium, of a size that has a class number.
@@ -24,7 +25,7 @@ export struct size_class {
   std::size_t bytes;
   std::uint8_t number; ///< class number; `count` if the size has none
 
-  /// Returns the size for a request of at least one byte, in a pool where sizes up to `largest` have class numbers.
+  /// Returns the size of the block for a request of at least one byte. Sizes up to `largest` have class numbers.
   static inline size_class of(std::size_t requested, std::size_t largest = largest_medium) noexcept {
     bool const numbered = requested <= largest;
     auto const fine = unit_log2_of(requested);
@@ -46,7 +47,8 @@ private:
   static_assert(granule == 1u << granule_log2);
   static constexpr unsigned steps_log2 = 3;
 
-  // Sizes near this one are multiples of 2 to this power: a sixteenth of the next power of two, at least a granule.
+  // Returns the binary logarithm of the step between the sizes near this one. The step is a sixteenth of the next power
+  // of two, and at least a granule.
   static inline unsigned unit_log2_of(std::size_t bytes) noexcept {
     constexpr std::size_t least = granule << steps_log2;
     return static_cast<unsigned>(std::bit_width((bytes - 1) | least)) - steps_log2 - 1;

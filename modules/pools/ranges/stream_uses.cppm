@@ -6,21 +6,23 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// A use of memory on a stream, up to an epoch.
+/// A use of memory by work on a stream. It ends in an epoch, which numbers a section of the stream's work.
 export struct stream_use {
   stream_timeline* timeline = nullptr;
   epoch newest = 0;
 
   /// Returns whether the host has seen the use complete.
   inline bool completed() const noexcept { return timeline->completed(newest); }
-  /// Returns whether an event, open or complete, covers the use; otherwise polling events cannot complete it.
+  /// Returns whether an event was recorded after the use, or the host has seen the use complete. Otherwise polls of
+  /// events cannot show that the use is complete.
   inline bool has_event() const noexcept { return completed() || timeline->newest_recorded() >= newest; }
-  /// Returns whether the use is open and polling can complete it.
+  /// Returns whether the host has not seen the use complete, but polls of events can show it.
   inline bool may_complete() const noexcept { return !completed() && timeline->can_complete(newest); }
 };
 
-/// Up to four uses, one per stream; the newest epoch of a stream stands for its older ones. Without uses the memory is
-/// ready. Guarded as the block that it belongs to: by the lock of its shard, or of its thread cache while it is cached.
+/// The uses of a block: at most four, one for each stream, in whose newest epoch the stream used the block. A block
+/// without uses is ready for all streams. Guarded by the lock that guards the block: that of its shard (a part of a
+/// pool), or that of a thread cache while the block is there.
 export class stream_uses {
 public:
   static constexpr std::size_t max_streams = 4;

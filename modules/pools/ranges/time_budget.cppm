@@ -8,8 +8,8 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// A share of the time that passes, from 0 (no time) to 1 (no bound). Unused time is saved up to `max_saved`, and the
-/// budget starts with that much. Guarded by the lock of its owner.
+/// A share of the time that passes, from 0 (no time) to 1 (no bound). Time that is not spent is saved, up to
+/// `max_saved`; the budget starts with that much. One thread at a time: the owner's lock guards it.
 export class time_budget {
 public:
   using nanoseconds = std::chrono::duration<double, std::nano>;
@@ -17,7 +17,7 @@ public:
   time_budget(double share, nanoseconds max_saved, sync::time_point now) noexcept
       : share_{share}, max_saved_{max_saved}, saved_{share > 0 ? max_saved : nanoseconds{0}}, last_{now} {}
 
-  /// Whether there is no bound; the owner then reads no clock.
+  /// Returns whether the time is not bounded. Then the owner need not read the clock.
   inline bool unlimited() const noexcept { return share_ >= 1; }
   /// Returns the time that may be spent at `now`; negative if more than that was spent before.
   inline nanoseconds left(sync::time_point now) noexcept {

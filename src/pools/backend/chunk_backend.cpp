@@ -108,8 +108,7 @@ placement chunk_backend::migrate(allocation_request const& request) {
 
 bool chunk_backend::is_idle_and_complete(chunk const& parent) const noexcept {
   bool complete = true, gone = parts_.device_gone();
-  range_allocator::visit(
-      parent, [&](block const& each) { complete = complete && each.is_free() && (gone || each.uses.completed()); });
+  parent.visit([&](block const& each) { complete = complete && each.is_free() && (gone || each.uses.completed()); });
   return complete;
 }
 

@@ -10,6 +10,7 @@ module gpumem:growth_policy.impl;
 import :growth_policy;
 import :allocation_request;
 import :block;
+import :hole_list;
 import :pool_shard;
 import :range_allocator;
 import :reuse_rules;
@@ -85,7 +86,7 @@ std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_requ
   auto const need = request.bytes + (request.alignment - granule);
   auto const page = exact || !in.pages ? smallest_of(in) : usual_page(*in.pages);
   std::optional<candidate> best;
-  in.ranges.visit_holes([&](block const& at) {
+  in.ranges.holes().visit([&](block const& at) {
     assert_shard_held();
     auto const below = usable(at.lower, request.key) ? at.lower->bytes : 0;
     auto const above = usable(at.upper, request.key) ? at.upper->bytes : 0;

@@ -13,6 +13,7 @@ import :idle_pages;
 import :backend_parts;
 import :block;
 import :chunk_list;
+import :free_range_set;
 import :pool_options;
 import :pool_shard;
 import :range_allocator;
@@ -44,7 +45,7 @@ void idle_pages::coalesce_complete(pool_shard& in) {
   if (!in.paged || (parts_.options.cross_stream == reuse_policy::ordered && !parts_.closed)) return;
   auto const complete = [gone = parts_.device_gone()](block const& each) { return gone || each.uses.completed(); };
   for (auto* at = in.paged->last; at; at = at->lower) {
-    if (at->is_free() && !at->uses.empty() && complete(*at)) at = &in.ranges.mark_complete(*at);
+    if (at->is_free() && !at->uses.empty() && complete(*at)) at = &in.ranges.free_ranges().mark_complete(*at);
   }
 }
 

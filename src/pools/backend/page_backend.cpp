@@ -19,8 +19,10 @@ import :backoff;
 import :block;
 import :chunk_list;
 import :error;
+import :free_range_set;
 import :growth_lock;
 import :growth_policy;
+import :hole_list;
 import :idle_pages;
 import :pool_options;
 import :pool_shard;
@@ -155,7 +157,7 @@ stream_uses page_backend::fresh_uses(allocation_request const& request) const no
 // Coalesces new memory with free neighbours that the stream may use. Returns the place of the block in the result; an
 // empty place if the result is too small.
 placement page_backend::placement_in(block& fresh, allocation_request const& request) const {
-  auto& ranges = fresh.parent->shard->ranges;
+  auto& ranges = fresh.parent->shard->ranges.free_ranges();
   auto* range = &fresh;
   auto* const before = range->lower;
   bool const merges = parts_.growth.usable(before, request.key);
@@ -283,7 +285,7 @@ block& page_backend::add(pool_shard& into, page_extent const& where, stream_uses
   } else {
     auto& parent = *into.paged;
     if (address < parent.end()) {
-      auto& hole = into.ranges.hole_at(address);
+      auto& hole = into.ranges.holes().at(address);
       added = &into.ranges.fill_hole(hole, address - hole.base, where.bytes, uses);
     } else {
       // The pages may begin after the end of the chunk, for example in a new segment. The addresses between become a

@@ -17,7 +17,7 @@ bool cache_budget::claim(share& mine, std::int64_t need) noexcept {
     if (unclaimed_.fetch_sub(amount, std::memory_order_relaxed) >= amount) {
       mine.allowance += amount;
       mine.claimed.fetch_add(
-          amount, std::memory_order_release); // after the allowance, since usage::add() reads `claimed` first
+          amount, std::memory_order_release); // after the allowance, because usage::add() reads `claimed` first
       return true;
     }
     unclaimed_.fetch_add(amount, std::memory_order_relaxed);
@@ -38,7 +38,7 @@ void cache_budget::set_total(std::size_t bytes, std::size_t max_share) noexcept 
 }
 
 void cache_budget::usage::add(share const& one) noexcept {
-  // Reads `claimed` before the allowance: the other order could give more in use than there is.
+  // Reads `claimed` before the allowance: in the other order a claim between both would count as bytes in use.
   auto const claimed = one.claimed.load(std::memory_order_acquire);
   std::int64_t const spare = one.allowance;
   in_use += static_cast<std::size_t>(std::max(claimed - spare, std::int64_t{0}));

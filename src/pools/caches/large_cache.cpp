@@ -8,7 +8,8 @@ import :block;
 
 namespace gpumem::detail {
 
-// Visits the cells in turn. So the oldest block goes first, unless it lies in a cell that a hit had emptied.
+// Visits the cells in turn. So the oldest block goes first, unless it was inserted into a cell that a request had
+// emptied.
 block* large_cache::pop_any() noexcept {
   if (used_ == 0) return nullptr;
   auto const from_next = used_ >> next_ << next_;

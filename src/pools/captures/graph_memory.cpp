@@ -9,10 +9,8 @@ module;
 #include <memory>
 #include <new>
 #include <optional>
-#include <set>
 #include <span>
 #include <stdexcept>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 module gpumem:graph_memory.impl;
@@ -27,6 +25,9 @@ import :error;
 import :fork;
 import :free_list;
 import :free_lists;
+import :free_range_set;
+import :graph_chunks;
+import :graph_uses;
 import :intrusive_list;
 import :misuse;
 import :pool_upstream;
@@ -34,17 +35,10 @@ import :range_allocator;
 import :shared_state;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 import :sync;
 
 namespace gpumem::detail {
 namespace {
-
-inline constexpr std::size_t small_chunk = std::size_t{2} << 20; // bytes
-inline constexpr std::size_t largest_small = small_chunk / 2;    // larger requests get a chunk of their size
-// The first granule of each chunk is never given out. A chunk is a live block of the upstream, so no block here begins
-// at the address of such a block. So the address tells a free whether the block is the upstream's or is graph memory.
-inline constexpr std::size_t header = granule;
 
 std::optional<device> device_of_upstream(pool_upstream const& upstream) {
   auto const ordinal = upstream.device();
@@ -55,16 +49,16 @@ std::optional<device> device_of_upstream(pool_upstream const& upstream) {
 } // namespace
 
 graph_memory::graph_memory(std::unique_ptr<pool_upstream> upstream)
-    : shared_state{false}, upstream_{std::move(upstream)}, device_{device_of_upstream(*upstream_)} {}
+    : shared_state{false}, upstream_{std::move(upstream)}, device_{device_of_upstream(*upstream_)},
+      uses_{ranges_, chunks_} {}
 
 // The caller guarantees that no launch of a graph is pending. Leaves the list first: until then other threads may look
 // for a block here.
 graph_memory::~graph_memory() {
   if (listed_in_) listed_in_->remove(*this);
   if (driver_alive()) {
-    for (auto const& each : chunks_) give_back(*each);
+    chunks_.visit([&](chunk const& each) { graph_chunks::give_back(*upstream_, each); });
   }
-  for (auto* const each : timelines_) each->release();
 }
 
 expected<void*, failure> graph_memory::try_allocate(stream_key const& key, std::size_t bytes,
@@ -91,23 +85,20 @@ expected<void*, failure> graph_memory::try_allocate(stream_key const& key, std::
 void* graph_memory::take(stream_key const& key, std::size_t bytes, std::size_t alignment) {
   auto const rounded = (bytes + granule - 1) & ~(granule - 1);
   auto& timeline = key.timeline();
-  keep_timeline(timeline);
   alignment = std::max(alignment, granule);
-  auto const capture = order_.note_request(key);
+  auto const capture = uses_.note_request(key);
   auto const* const own = ranges_.lists().find(timeline);
-  fit found;
+  graph_uses::fit found;
   if (own) found.range = own->bins().find(rounded, alignment, found.offset);
   bool const same_stream = found.range;
-  if (!found.range && capture != 0) found = find_ordered(key, rounded, alignment);
+  if (!found.range && capture != 0) found = uses_.find_ordered(key, rounded, alignment);
   bool const ordered = found.range && !same_stream;
   if (!found.range) found.range = ranges_.lists().ready().bins().find(rounded, alignment, found.offset);
   if (!found.range) return nullptr;
   auto& taken = ranges_.split_off(*found.range, found.offset, rounded);
   taken.requested = bytes;
   taken.stream = &timeline;
-  try {
-    if (capture != 0) allocated_in_.insert_or_assign(&taken, capture);
-  } catch (std::bad_alloc const&) {} // then the block counts as allocated outside the capture
+  uses_.note_allocation(taken, capture);
   counts_.reuse_same_stream += same_stream;
   counts_.reuse_ordered += ordered;
   ++counts_.allocations;
@@ -129,12 +120,12 @@ expected<void*, failure> graph_memory::grow(stream_key const& key, std::size_t b
   sync::lock const growing{growth_mutex_};
   try {
     if (auto* const taken = take_now()) return taken;
-    auto const drawn = draw(bytes, alignment);
+    auto const drawn = graph_chunks::draw(*upstream_, bytes, alignment);
     if (!drawn) return refuse(drawn.error().reason, drawn.error().code);
     if (add(*drawn)) {
       if (auto* const taken = take_now()) return taken;
     } else {
-      give_back(*drawn);
+      graph_chunks::give_back(*upstream_, *drawn);
     }
   } catch (std::bad_alloc const&) {
     // The host is out of memory. A chunk that was added stays.
@@ -142,41 +133,15 @@ expected<void*, failure> graph_memory::grow(stream_key const& key, std::size_t b
   return refuse(outcome::exhausted);
 }
 
-// Gets memory with the key of the host, so that each stream can use it at each launch.
-expected<chunk, failure> graph_memory::draw(std::size_t bytes, std::size_t alignment) noexcept {
-  auto const slack = alignment > granule ? alignment : 0;
-  if (bytes > PTRDIFF_MAX - slack - 2 * granule) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
-  auto const exact = header + ((bytes + granule - 1) & ~(granule - 1)) + slack;
-  relaxed_capture const relaxed; // allows driver calls that are unsafe in a capture
-  auto size = exact <= largest_small ? small_chunk : exact;
-  auto drawn = upstream_->allocate(stream_key::host(), size);
-  if (!drawn && size != exact) drawn = upstream_->allocate(stream_key::host(), size = exact);
-  if (!drawn) return unexpected<failure>{drawn.error()};
-  chunk made;
-  made.base = reinterpret_cast<std::uintptr_t>(*drawn) + header;
-  made.bytes = size - header;
-  return made;
-}
-
-void graph_memory::give_back(chunk const& drawn) noexcept {
-  relaxed_capture const mode; // allows driver calls while another thread captures
-  chunk whole;
-  whole.base = drawn.base - header;
-  whole.bytes = drawn.bytes + header;
-  upstream_->deallocate(whole);
-}
-
 // Returns false, and changes nothing, if the host is out of memory.
 bool graph_memory::add(chunk const& drawn) noexcept try {
   sync::lock const held{mutex_};
-  chunks_.reserve(chunks_.size() + 1);
-  auto made = std::make_unique<chunk>(drawn);
-  ranges_.add(*made, {});
-  chunks_.push_back(std::move(made));
+  chunks_.add(drawn, ranges_);
   ++counts_.upstream_allocations;
-  counts_.reserved += drawn.bytes + header;
+  auto const bytes = graph_chunks::bytes_from_upstream(drawn);
+  counts_.reserved += bytes;
   counts_.peak_reserved = counts_.reserved;
-  counts_.reserved_in_all += drawn.bytes + header;
+  counts_.reserved_in_all += bytes;
   return true;
 } catch (std::bad_alloc const&) { return false; }
 
@@ -199,15 +164,15 @@ graph_memory::free_outcome graph_memory::free(stream_key const& key, void* point
   ++counts_.frees;
   counts_.live -= freed->requested;
   counts_.allocated -= freed->bytes;
-  end_use(*freed, key, use_ended_by::free);
-  allocated_in_.erase(freed);
+  uses_.end(*freed, key, graph_uses::ended_by::free);
+  uses_.forget(*freed);
   ranges_.free(*freed, range_allocator::coalescing::same_streams);
   return free_outcome::done;
 }
 
 graph_memory::free_outcome graph_memory::report(stream_key const& key, void const* pointer,
                                                 std::optional<std::size_t> bytes) const noexcept {
-  auto const* const in = find_containing(pointer);
+  auto const* const in = chunks_.find_containing(pointer);
   if (!in) return free_outcome::foreign;
   std::size_t const requested = in->requested;
   auto what = misuse::kind::double_free;
@@ -216,18 +181,10 @@ graph_memory::free_outcome graph_memory::report(stream_key const& key, void cons
   return free_outcome::refused;
 }
 
-block* graph_memory::find_containing(void const* pointer) const noexcept {
-  auto const address = reinterpret_cast<std::uintptr_t>(pointer);
-  for (auto const& each : chunks_) {
-    if (address >= each->base && address < each->end()) return range_allocator::find_containing(*each, pointer);
-  }
-  return nullptr;
-}
-
 std::optional<block_info> graph_memory::find(void const* pointer) noexcept {
   if (forked()) return std::nullopt;
   sync::lock const held{mutex_};
-  auto const* const in = find_containing(pointer);
+  auto const* const in = chunks_.find_containing(pointer);
   if (!in) return std::nullopt;
   if (!in->is_live()) return block_info{in->pointer(), 0, in->bytes, 0, false};
   return block_info{in->pointer(), in->requested, in->bytes, in->stream->id(), true};
@@ -238,8 +195,7 @@ std::optional<owned_block> graph_memory::find_owned(void const* pointer) noexcep
   sync::lock const held{mutex_};
   auto const* const found = ranges_.find_live(pointer);
   if (!found || !found->is_live()) return std::nullopt;
-  auto const capture = capture_of(*found);
-  return owned_block{found->requested, found->stream, order_.is_worked_on_here(capture) ? capture : 0};
+  return owned_block{found->requested, found->stream, uses_.capture_worked_on_here(*found)};
 }
 
 std::optional<std::size_t> graph_memory::try_deallocate(void* pointer) noexcept {
@@ -260,11 +216,11 @@ std::vector<memory_range> graph_memory::memory_map() {
   std::vector<memory_range> map;
   if (forked()) return map;
   sync::lock const held{mutex_};
-  for (auto const& each : chunks_) {
+  chunks_.visit([&](chunk const& each) {
     auto const first = map.size();
-    range_allocator::visit(*each, [&](block const& one) { map.push_back(range_of(one)); });
+    each.visit([&](block const& one) { map.push_back(range_of(one)); });
     end_region(std::span{map}.subspan(first));
-  }
+  });
   std::ranges::sort(map, {}, &memory_range::base);
   return map;
 }
@@ -274,7 +230,7 @@ void graph_memory::restore(std::span<memory_range const> live) {
   {
     sync::lock const held{mutex_};
     for (auto const& one : live) {
-      auto const* const in = one.live ? find_containing(one.base) : nullptr;
+      auto const* const in = one.live ? chunks_.find_containing(one.base) : nullptr;
       if (one.live && !in) throw std::invalid_argument{"gpumem: a block to restore is not in the graph memory"};
     }
     before = static_cast<std::int64_t>(counts_.allocations - counts_.frees);
@@ -290,10 +246,11 @@ void graph_memory::restore(std::span<memory_range const> live) {
 
 // Makes each chunk one free range without uses: the captures that used it are launched before later captures.
 void graph_memory::free_everything() {
-  allocated_in_.clear();
-  for (auto const& each : chunks_) {
+  uses_.forget_all_blocks();
+  chunks_.visit([&](chunk const& each) {
+    mutex_.assert_held();
     std::vector<block*> all;
-    range_allocator::visit(*each, [&](block& one) { all.push_back(&one); });
+    each.visit([&](block& one) { all.push_back(&one); });
     auto const is_used = [](block const* one) { return one->is_live() || !one->uses.empty(); };
     for (auto used = std::ranges::find_if(all, is_used); used != all.end(); used = std::ranges::find_if(all, is_used)) {
       auto& one = **used;
@@ -304,28 +261,44 @@ void graph_memory::free_everything() {
         one.uses.clear();
         ranges_.free(one, range_allocator::coalescing::any);
       } else {
-        ranges_.mark_complete(one);
+        ranges_.free_ranges().mark_complete(one);
       }
       all.clear(); // some blocks were joined with neighbours
-      range_allocator::visit(*each, [&](block& left) { all.push_back(&left); });
+      each.visit([&](block& left) { all.push_back(&left); });
     }
-  }
+  });
 }
 
 void graph_memory::make_live(memory_range const& one) {
-  auto* const in = find_containing(one.base);
+  auto* const in = chunks_.find_containing(one.base);
   auto const offset = reinterpret_cast<std::uintptr_t>(one.base) - in->base;
-  auto const of_stream = [&](stream_timeline const* each) { return each->id() == one.stream; };
-  auto const stream = std::ranges::find_if(timelines_, of_stream);
-  if (!in->is_free() || in->bytes - offset < one.bytes || stream == timelines_.end())
+  auto* const stream = uses_.find_stream(one.stream);
+  if (!in->is_free() || in->bytes - offset < one.bytes || !stream)
     throw std::invalid_argument{"gpumem: a block to restore overlaps another one, or is not of this graph memory"};
   auto& made = ranges_.split_off(*in, offset, one.bytes);
   made.requested = one.requested;
-  made.stream = *stream;
+  made.stream = stream;
   ++counts_.allocations;
   counts_.live += one.requested;
   counts_.peak_live = std::max(counts_.peak_live, counts_.live);
   counts_.allocated += one.bytes;
+}
+
+bool graph_memory::declare_use(stream_key const& key, void const* pointer) noexcept {
+  sync::lock const held{mutex_};
+  auto* const used = chunks_.find_containing(pointer);
+  if (!used) return false;
+  if (used->is_live() && used->pointer() == pointer) {
+    uses_.end(*used, key, graph_uses::ended_by::declaration);
+  } else {
+    report(key, pointer, std::nullopt);
+  }
+  return true;
+}
+
+void graph_memory::record_use(stream_key const& key, void* pointer) noexcept {
+  if (declare_use(key, pointer)) return;
+  report_misuse({misuse::kind::foreign_pointer, pointer, 0, 0, key.id(), resource_name()});
 }
 
 statistics graph_memory::read_statistics() noexcept {
@@ -333,8 +306,8 @@ statistics graph_memory::read_statistics() noexcept {
   sync::lock const held{mutex_};
   auto now = counts_;
   now.free = ranges_.free_bytes();
-  now.largest_free = ranges_.largest_free();
-  now.coalesces = ranges_.coalesces();
+  now.largest_free = ranges_.lists().largest();
+  now.coalesces = ranges_.free_ranges().coalesces();
   ranges_.lists().visit([&](free_list const& each) { now.free_ranges += each.size(); });
   return now;
 }

@@ -51,7 +51,7 @@ std::size_t checked_bytes(free_list const& one, bool& consistent) {
     auto end = parent.base;
     std::size_t not_free = 0;
     block const* lower = nullptr;
-    range_allocator::visit(parent, [&](block const& each) {
+    parent.visit([&](block const& each) {
       // The blocks of a chunk lie side by side without gaps.
       consistent = consistent && each.base == end && each.lower == lower && each.bytes > 0 && each.bytes % granule == 0;
       consistent = consistent && each.parent == &parent && each.uses.size() <= stream_uses::max_streams;

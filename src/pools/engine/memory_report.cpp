@@ -18,7 +18,6 @@ import :chunk_list;
 import :error;
 import :pool_options;
 import :pool_parts;
-import :range_allocator;
 import :shard_frees;
 import :shard_list;
 import :stream_timeline;
@@ -56,7 +55,7 @@ memory_counts count_memory(pool_parts& parts, shard_frees& frees) {
   found.reserved = parts.chunks.reserved();
   found.limit = parts.chunks.limit();
   parts.chunks.visit([&](chunk const& parent) {
-    range_allocator::visit(parent, [&](block const& one) {
+    parent.visit([&](block const& one) {
       if (one.state() == block_state::hole) return;
       auto const in = group_of(one);
       auto const stream = in == group::free ? 0 : one.stream->id();

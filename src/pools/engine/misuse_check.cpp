@@ -6,11 +6,11 @@ module;
 module gpumem:misuse_check.impl;
 import :misuse_check;
 import :block;
+import :chunk;
 import :chunk_list;
 import :misuse;
 import :pool_options;
 import :pool_parts;
-import :range_allocator;
 import :shard_list;
 import :stream;
 
@@ -23,7 +23,7 @@ report(pool_parts& parts, stream_key const& key, void* pointer, std::optional<st
     report_misuse({what, pointer, bytes.value_or(0), expected, key.id(), parts.options.name.c_str()});
   };
   auto const* const parent = parts.chunks.find_containing(pointer);
-  auto const* const found = parent ? range_allocator::find_containing(*parent, pointer) : nullptr;
+  auto const* const found = parent ? parent->find_containing(pointer) : nullptr;
   if (!found || found->state() == block_state::hole) return refuse(misuse::kind::foreign_pointer, 0);
   std::size_t const requested = found->requested;
   if (found->state() == block_state::deferred) return refuse(misuse::kind::double_free, requested);

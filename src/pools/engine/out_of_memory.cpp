@@ -19,7 +19,6 @@ import :pool_mode;
 import :pool_options;
 import :pool_parts;
 import :pool_shard;
-import :range_allocator;
 import :reuse_rules;
 import :shard_allocator;
 import :shard_frees;
@@ -58,7 +57,7 @@ void out_of_memory::flush() {
     assert_all_shards_held();
     bool any = false;
     parts_.chunks.visit([&](chunk const& parent) {
-      range_allocator::visit(parent, [&](block const& each) { any |= each.state() == block_state::evicted; });
+      parent.visit([&](block const& each) { any |= each.state() == block_state::evicted; });
     });
     return any;
   });
@@ -83,7 +82,7 @@ bool out_of_memory::sync_could_help(allocation_request const& request) const {
   if (!reuse_rules::may_complete(parts_.everywhere())) return false;
   if (parts_.backend.paged() && parts_.free_bytes() + parts_.chunks.headroom() >= request.bytes) return true;
   std::size_t run = 0;
-  parts_.chunks.visit([&](chunk const& each) { run = std::max(run, range_allocator::largest_run(each)); });
+  parts_.chunks.visit([&](chunk const& each) { run = std::max(run, each.largest_run()); });
   if (run >= request.bytes && (parts_.options.cross_stream != reuse_policy::ordered || request.key.is_host()))
     return true;
   return parts_.chunks.largest_idle(0, [](chunk const&) { return true; }) != nullptr;

@@ -45,7 +45,8 @@ pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
       free_path_{parts_, frees_, deferred_, waiting_, monitor_, queue_}, allocator_{parts_, frees_},
       out_of_memory_{parts_, frees_, allocator_},
       allocate_path_{parts_, frees_, deferred_, queue_, allocator_, out_of_memory_}, uses_{parts_, deferred_},
-      statistics_{parts_, frees_, queue_}, release_{parts_, frees_, deferred_, monitor_, request_passes_, *this} {
+      pages_{parts_, queue_}, statistics_{parts_, frees_, queue_},
+      release_{parts_, frees_, deferred_, monitor_, request_passes_, *this} {
   default_executor(); // started now: frees and destructors use it, but must not start it
   deferred_release::retry_releases();
   reserve(parts_.options.initial_size);
@@ -88,24 +89,6 @@ std::size_t pool_engine::trim(std::size_t keep) {
   return given;
 }
 
-bool pool_engine::pin(void const* pointer, std::size_t bytes) {
-  all_shards_lock const held{parts_.shards};
-  return parts_.backend.pin(pointer, bytes);
-}
-
-void pool_engine::unpin(void const* pointer, std::size_t bytes) {
-  woken_waiters woken;
-  all_shards_lock const held{parts_.shards};
-  parts_.backend.unpin(pointer, bytes);
-  parts_.requests.count_change();
-  queue_.wake_next(woken);
-}
-
-void pool_engine::open_to(device peer) {
-  all_shards_lock const held{parts_.shards};
-  check(parts_.backend.open_to(peer), "cuMemSetAccess");
-}
-
 void pool_engine::reset_peaks() {
   all_shards_lock const held{parts_.shards};
   parts_.chunks.reset_peak();
@@ -115,11 +98,6 @@ void pool_engine::reset_peaks() {
     live += each->live.bytes;
   }
   parts_.peak.reset(std::max(live, std::int64_t{0}));
-}
-
-expected<int, failure> pool_engine::export_page(void const* pointer) {
-  all_shards_lock const held{parts_.shards};
-  return parts_.backend.export_page(pointer);
 }
 
 bool pool_engine::is_consistent() { return detail::is_consistent(parts_, frees_); }

@@ -19,6 +19,7 @@ import :chunk_list;
 import :error;
 import :free_list;
 import :free_lists;
+import :free_range_set;
 import :peak_tracker;
 import :pool_counters;
 import :pool_mode;
@@ -105,9 +106,9 @@ std::int64_t pool_statistics::add_shards(statistics& sum) {
     for (auto const count : sums) sum.*count += each->counts.*count;
     live += each->live.bytes;
     sum.allocated += each->reserved - each->ranges.free_bytes();
-    sum.coalesces += each->ranges.coalesces();
-    sum.coalesces_refused += each->ranges.refused_coalesces();
-    sum.largest_free = std::max(sum.largest_free, each->ranges.largest_free());
+    sum.coalesces += each->ranges.free_ranges().coalesces();
+    sum.coalesces_refused += each->ranges.free_ranges().refused_coalesces();
+    sum.largest_free = std::max(sum.largest_free, each->ranges.lists().largest());
     add_free_statistics(*each, sum, users);
     sum.reserved = parts_.chunks.reserved() + parts_.chunks.releasing();
     sum.limit = parts_.chunks.limit();
@@ -145,7 +146,7 @@ std::optional<block_info> pool_statistics::find(void const* pointer) {
   all_shards_lock const held{parts_.shards};
   frees_.drain_all_remote_frees();
   auto const* const parent = parts_.chunks.find_containing(pointer);
-  auto const* const found = parent ? range_allocator::find_containing(*parent, pointer) : nullptr;
+  auto const* const found = parent ? parent->find_containing(pointer) : nullptr;
   if (!found || found->state() == block_state::hole) return std::nullopt;
   if (!found->is_live()) return block_info{found->pointer(), 0, found->bytes, 0, false};
   return block_info{found->pointer(), found->requested, found->bytes, found->stream->id(), true};
@@ -156,7 +157,7 @@ live_blocks pool_statistics::find_live() {
   frees_.drain_all_remote_frees();
   live_blocks found;
   parts_.chunks.visit([&](chunk const& parent) {
-    range_allocator::visit(parent, [&](block const& one) {
+    parent.visit([&](block const& one) {
       if (one.is_live()) found.add({one.pointer(), one.requested, one.bytes, one.stream->id(), true});
     });
   });
@@ -174,7 +175,7 @@ std::vector<memory_range> pool_statistics::memory_map() {
       end_region(std::span{map}.subspan(first));
       first = map.size();
     };
-    range_allocator::visit(parent, [&](block const& one) {
+    parent.visit([&](block const& one) {
       if (one.state() == block_state::hole) return end();
       map.push_back(range_of(one));
     });

@@ -7,7 +7,6 @@ module;
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -22,7 +21,9 @@ import :cuda;
 import :device;
 import :driver;
 import :error;
+import :block_history;
 import :guarded_block;
+import :guarded_blocks;
 import :misuse;
 import :fill_pattern;
 import :pool_engine;
@@ -63,7 +64,7 @@ bool captures(stream_key const& key) noexcept {
 hardening::hardening(pool_engine& engine, void (*ended)(void* state) noexcept, void* state)
     : engine_{engine}, options_{engine.options().hardened}, layout_{layout_of(options_)},
       by_host_{engine.upstream().host_accessible()}, by_device_{engine.upstream().device_accessible()}, ended_{ended},
-      state_{state}, quarantine_{device_for(engine), by_host_, layout_}, history_{options_.history} {}
+      state_{state}, blocks_{options_.history}, quarantine_{device_for(engine), by_host_, layout_} {}
 
 expected<void*, failure> hardening::try_allocate(stream_key const& key, std::size_t bytes,
                                                  std::size_t alignment) noexcept {
@@ -99,19 +100,15 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
   fresh.timeline = &key.timeline();
   try {
     lock const held{mutex_};
-    blocks_.emplace(reinterpret_cast<std::uintptr_t>(fresh.user), std::move(made));
+    blocks_.add(std::move(made));
   } catch (...) {
     engine_.deallocate(key, *drawn, total);
     throw;
   }
   fill_guards(fresh, key);
   lock const held{mutex_};
-  fresh.live = true; // set last: until now, a free of this address is found as a misuse
+  blocks_.make_live(fresh);
   ++held_blocks_;
-  ++allocations_;
-  live_ += bytes;
-  peak_live_ = std::max(peak_live_, live_);
-  history_.record(block_event::kind::allocated, fresh.user, bytes, fresh.stream);
   return fresh.user;
 }
 
@@ -172,56 +169,20 @@ void hardening::deallocate(stream_key const& key, void* pointer, std::optional<s
   if (last) close();
 }
 
-// Marks the block as freed and returns it. If the free is a misuse, reports the misuse and returns null. If several
-// threads free the block at once, only one of them gets it.
+// Marks the block as freed and returns it. If the free is a misuse, reports the misuse and returns null.
 guarded_block* hardening::claim(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   lock const held{mutex_};
-  auto* const found = find_containing(pointer);
-  bool const right = found && found->user == pointer && found->live && (!bytes || *bytes == found->bytes);
-  if (!right) {
-    auto wrong = explain(pointer, bytes);
-    wrong.stream = key.id();
-    report(wrong);
-    return nullptr;
-  }
-  found->live = false;
-  found->freed_on = key.id();
-  live_ -= found->bytes;
-  ++frees_;
-  history_.record(block_event::kind::freed, pointer, found->bytes, key.id());
-  return found;
-}
-
-guarded_block* hardening::find_containing(void const* pointer) noexcept {
-  // The map is ordered by the addresses that users have, but a block starts with a guard before its user's bytes. So
-  // the block with the next higher address may hold the pointer.
-  auto above = blocks_.upper_bound(reinterpret_cast<std::uintptr_t>(pointer));
-  if (above != blocks_.end() && above->second->holds(pointer)) return above->second.get();
-  if (above == blocks_.begin()) return nullptr;
-  auto& below = *std::prev(above)->second;
-  return below.holds(pointer) ? &below : nullptr;
-}
-
-// Returns which misuse a wrong free is. It is a double free if the block at the pointer is freed already, or if the
-// history has a free of the pointer. If a live block starts at the pointer, that earlier free must also have had this
-// size; otherwise the size is wrong.
-misuse hardening::explain(void const* pointer, std::optional<std::size_t> bytes) noexcept {
-  auto const* const found = find_containing(pointer);
-  misuse wrong{misuse::kind::foreign_pointer, pointer, bytes.value_or(0), found ? found->bytes : 0};
-  if (found && found->user == pointer) {
-    bool const stale = !found->live || history_.last_free(pointer, bytes);
-    wrong.what = stale ? misuse::kind::double_free : misuse::kind::wrong_size;
-  } else if (auto const* const before = history_.last_free(pointer, std::nullopt)) {
-    wrong.what = misuse::kind::double_free;
-    wrong.expected = before->bytes;
-  }
-  return wrong;
+  if (auto* const found = blocks_.end_life(pointer, bytes, key.id())) return found;
+  auto wrong = blocks_.explain(pointer, bytes);
+  wrong.stream = key.id();
+  report(wrong);
+  return nullptr;
 }
 
 // Reports a misuse with the history of its address. Unlocks while the user's handler runs.
 void hardening::report(misuse what) noexcept {
   std::array<block_event, max_reported_events> events{};
-  what.events = history_.newest(what.pointer, events.data(), events.size());
+  what.events = blocks_.history().newest(what.pointer, events.data(), events.size());
   what.history = events.data();
   what.resource = engine_.options().name.c_str();
   sync::scoped_unlock const during{mutex_};
@@ -254,9 +215,9 @@ void hardening::record_use(stream_key const& key, void* pointer) {
   void* base = nullptr;
   {
     lock const held{mutex_};
-    auto* const used = find_containing(pointer);
-    if (!used || used->user != pointer || !used->live) {
-      auto wrong = explain(pointer, std::nullopt);
+    auto* const used = blocks_.find_live(pointer);
+    if (!used) {
+      auto wrong = blocks_.explain(pointer, std::nullopt);
       wrong.stream = key.id();
       return report(wrong);
     }

@@ -13,10 +13,12 @@ module;
 #include <vector>
 module gpumem:hardening_release.impl;
 import :backoff;
+import :block_history;
 import :block_info;
 import :hardening;
 import :driver;
 import :guarded_block;
+import :guarded_blocks;
 import :deferred_release;
 import :misuse;
 import :pool_engine;
@@ -53,7 +55,7 @@ void hardening::release(guarded_block& outgoing) noexcept {
   {
     lock const held{mutex_};
     if (outgoing.report.any()) report_corruption(outgoing);
-    blocks_.erase(reinterpret_cast<std::uintptr_t>(outgoing.user));
+    blocks_.remove(outgoing);
   }
   engine_.deallocate(stream_key::host(), base, allocated);
   lock const held{mutex_};
@@ -81,7 +83,7 @@ void hardening::report_corruption(guarded_block const& outgoing) noexcept {
 bool hardening::drain(sync::time_point deadline, until goal) noexcept {
   auto const state = [this] {
     lock const held{mutex_};
-    return std::pair{released_, frees_ - released_};
+    return std::pair{released_, blocks_.frees() - released_};
   };
   auto const before = state().first;
   for (backoff pause{tuning::max_poll_pause};;) {
@@ -99,48 +101,41 @@ void hardening::flush() noexcept { drain(sync::now() + max_flush_time, until::no
 bool hardening::synchronize(sync::duration longest) noexcept {
   drain(sync::now() + longest, until::nothing_is_left);
   lock const held{mutex_};
-  return frees_ == released_;
+  return blocks_.frees() == released_;
 }
 
 void hardening::reset_peaks() {
   lock const held{mutex_};
-  peak_live_ = live_;
+  blocks_.reset_peak();
 }
 
 std::optional<owned_block> hardening::find_owned(void const* pointer) {
   lock const held{mutex_};
-  auto const* const found = find_containing(pointer);
-  if (!found || found->user != pointer || !found->live) return std::nullopt;
+  auto const* const found = blocks_.find_live(pointer);
+  if (!found) return std::nullopt;
   return owned_block{found->bytes, found->timeline};
 }
 
 std::optional<block_info> hardening::find(void const* pointer) {
   lock const held{mutex_};
-  auto const* const found = find_containing(pointer);
+  auto const* const found = blocks_.find_containing(pointer);
   if (!found) return std::nullopt;
   return block_info{found->user, found->live ? found->bytes : 0, found->allocated, found->stream, found->live};
 }
 
 live_blocks hardening::find_live() {
   lock const held{mutex_};
-  live_blocks found;
-  for (auto const& [user, one] : blocks_) {
-    if (one->live) found.add({one->user, one->bytes, one->allocated, one->stream, true});
-  }
-  return found;
+  return blocks_.all_live();
 }
 
 std::vector<block_event> hardening::history(void const* pointer) {
   lock const held{mutex_};
-  return history_.all(pointer);
+  return blocks_.history().all(pointer);
 }
 
 statistics hardening::amend(statistics seen) {
   lock const held{mutex_};
-  seen.live = live_;
-  seen.peak_live = peak_live_;
-  seen.allocations = allocations_;
-  seen.frees = frees_;
+  blocks_.amend(seen);
   seen.failures = failures_;
   seen.quarantined = quarantine_.bytes();
   return seen;
@@ -166,7 +161,7 @@ void hardening::close() noexcept {
 bool hardening::end_if_empty() noexcept {
   {
     lock const held{mutex_};
-    if (frees_ != released_) return false;
+    if (blocks_.frees() != released_) return false;
   }
   ended_(state_);
   return true;

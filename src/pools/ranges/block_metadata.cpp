@@ -30,8 +30,8 @@ block_metadata::~block_metadata() {
   if (reserved_) munmap(reserved_, bytes_of(end_));
 }
 
-// Reserves addresses for all numbers. If the process may not reserve them all, tries a 64th and then halves of that,
-// since the rest of the process needs addresses too.
+// Reserves addresses for the records of all numbers. If the system refuses, tries a 64th of them, and then half of the
+// last count again and again: the rest of a process with so few addresses needs some too.
 void block_metadata::reserve_addresses() {
   constexpr auto all = std::size_t{1} << number_bits, few = all / 64;
   for (auto count = all; count >= backed_at_once; count = std::min(count / 2, few)) {
@@ -46,8 +46,8 @@ void block_metadata::reserve_addresses() {
   throw std::bad_alloc{};
 }
 
-// Gives memory to the next 2 MiB of records. Records are reached at random, and huge pages save walks of the page
-// tables. The first 2 MiB use no huge page, so that small pools stay small.
+// Gives memory to the next 2 MiB of records. Records are read in random order, so huge pages save walks of the page
+// tables. The first 2 MiB use no huge page, so that small pools use little memory.
 void block_metadata::add_memory() {
   if (!base_) reserve_addresses();
   auto* const begin = base_ + backed_;
@@ -60,7 +60,8 @@ void block_metadata::grow() {
   if (next_ >= backed_) add_memory();
   auto const end = next_ / grown_at_once * grown_at_once + grown_at_once;
   std::uninitialized_value_construct(base_ + next_, base_ + end);
-  for (auto number = end; number > next_; --number) release(base_[number - 1]); // the lowest is taken first
+  for (auto number = end; number > next_; --number)
+    release(base_[number - 1]); // the record that is released last is allocated first
   next_ = end;
 }
 

@@ -24,8 +24,8 @@ block_table::block_table(block_metadata const& metadata) : metadata_{metadata} {
   current_.store(tables_.back().get(), std::memory_order_relaxed);
 }
 
-// Makes a table of twice the size. Keeps the old one for threads that still read it: all old tables together are no
-// larger than the new one.
+// Makes a table of twice the size. Keeps the old one, because threads without the lock may still read it. All old
+// tables together are no larger than the new one.
 void block_table::rebuild() {
   auto const& old = *current_.load(std::memory_order_relaxed);
   tables_.reserve(tables_.size() + 1);

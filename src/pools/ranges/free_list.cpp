@@ -13,7 +13,8 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-// Out-of-order frees come in runs with near epochs, so the search resumes where the last one ended.
+// Returns the range after which this one belongs by its epoch; null if it is the oldest. Ranges that are not inserted
+// as the newest come in runs of similar epochs. So the search begins where the last one ended.
 block* free_list::insertion_point(block const& range) noexcept {
   auto* at = late_ ? late_ : newest_;
   while (at && epoch_of(*at) > epoch_of(range)) at = at->older;
@@ -27,7 +28,7 @@ bool free_list::in_use(bool without_event) const noexcept {
     for (auto const& use : range->uses) {
       if (!use.completed() && !(without_event && use.has_event())) return true;
     }
-    if (timeline_) return false; // older uses of the stream are complete too, or have an event
+    if (timeline_) return false; // the older uses, of the same stream, are complete or have an event too
   }
   return false;
 }

@@ -8,6 +8,7 @@ module;
 module gpumem:free_lists.impl;
 import :free_lists;
 import :free_list;
+import :size_bins;
 import :stream_timeline;
 import :stream_uses;
 
@@ -37,7 +38,14 @@ void free_lists::index(free_list& one) noexcept {
   by_stream_[i] = &one;
 }
 
-// Makes spare free lists. From 64 streams on, takes back the empty lists of streams first, since streams come and go.
+std::size_t free_lists::largest() noexcept {
+  std::size_t largest = 0;
+  visit([&](free_list const& each) { largest = std::max(largest, each.bins().largest()); });
+  return largest;
+}
+
+// Makes spare free lists. If 64 streams or more have a list, first takes back the empty ones: many of these streams may
+// have ended.
 void free_lists::refill(std::size_t spares) {
   constexpr std::size_t many = 64;
   if (single_stream_.size() >= many) reclaim();

@@ -26,12 +26,12 @@ block* size_bins::find_in(block* head, std::size_t bytes, std::size_t alignment,
 }
 
 block* size_bins::search(unsigned first, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept {
-  // Looks at the head of each bin only: each further block costs a cache line, and is rarely a better fit.
+  // Looks only at the head of each bin: each further block costs a cache line, and is rarely a better fit.
   for (auto bin = first; bin < bin_count; bin = next_used(bin + 1)) {
     if (fits(*heads_[bin], bytes, alignment, offset)) [[likely]]
       return heads_[bin];
   }
-  // All heads are too small, or do not fit the alignment.
+  // No head has room for the bytes with this alignment, so this looks at all blocks.
   for (auto bin = first; bin < bin_count; bin = next_used(bin + 1)) {
     if (auto* const found = find_in(heads_[bin], bytes, alignment, offset)) return found;
   }

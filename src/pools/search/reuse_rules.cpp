@@ -10,6 +10,7 @@ module gpumem:reuse_rules.impl;
 import :reuse_rules;
 import :block;
 import :cuda;
+import :free_range_set;
 import :pool_shard;
 import :range_allocator;
 import :stream;
@@ -28,7 +29,7 @@ promote_completed_in(pool_shard& in) noexcept {
   for (auto* const each : all.single_stream()) {
     auto const& timeline = *each->timeline();
     while (each->oldest() && timeline.completed(each->oldest()->uses.begin()->newest)) {
-      in.ranges.mark_complete(*each->oldest());
+      in.ranges.free_ranges().mark_complete(*each->oldest());
       ++in.counters.promoted;
     }
   }
@@ -37,7 +38,7 @@ promote_completed_in(pool_shard& in) noexcept {
     range = range->newer;
     if (std::ranges::none_of(visited.uses, &stream_use::completed)) continue;
     if (range && range == visited.upper) range = range->newer; // prune() may join `range` to `visited`
-    in.ranges.prune(visited);
+    in.ranges.free_ranges().prune(visited);
     ++in.counters.promoted;
   }
 }
@@ -80,7 +81,8 @@ bool reuse_rules::promote_completed(shard_span among) noexcept {
 
 void reuse_rules::coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span among) {
   for (auto* const shard : among) {
-    shard->ranges.coalesce_all([&](block const& b) { return classify(b.uses, key, last_tier) != reuse_tier::none; });
+    shard->ranges.free_ranges().coalesce_all(
+        [&](block const& b) { return classify(b.uses, key, last_tier) != reuse_tier::none; });
   }
 }
 

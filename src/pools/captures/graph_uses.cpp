@@ -9,18 +9,18 @@ module;
 #include <set>
 #include <unordered_map>
 #include <vector>
-module gpumem:graph_memory_uses.impl;
-import :graph_memory;
+module gpumem:graph_uses.impl;
+import :graph_uses;
 import :block;
 import :captured_order;
+import :chunk;
 import :free_list;
 import :free_lists;
-import :misuse;
+import :graph_chunks;
 import :range_allocator;
 import :stream;
 import :stream_timeline;
 import :stream_uses;
-import :sync;
 
 namespace gpumem::detail {
 namespace {
@@ -61,9 +61,51 @@ private:
   std::optional<captured_order::position const*> next_; // nullopt until the driver is asked
 };
 
+// Adds a use. A range has room for uses by four streams. If there is a fifth, no use ends, so that the range serves no
+// stream.
+void add_use(block& used, stream_use const& use) noexcept {
+  if (used.uses.add(use)) return;
+  auto const before = used.uses;
+  for (auto const& each : before) used.uses.add({each.timeline, captured_order::no_end});
+}
+
 } // namespace
 
-graph_memory::fit graph_memory::find_ordered(stream_key const& key, std::size_t bytes, std::size_t alignment) {
+graph_uses::~graph_uses() {
+  for (auto* const each : timelines_) each->release();
+}
+
+std::uint64_t graph_uses::note_request(stream_key const& key) {
+  keep_timeline(key.timeline());
+  return order_.note_request(key);
+}
+
+void graph_uses::keep_timeline(stream_timeline& timeline) {
+  if (timelines_.insert(&timeline).second) timeline.retain();
+}
+
+stream_timeline* graph_uses::find_stream(std::uint64_t id) const noexcept {
+  auto const found = std::ranges::find_if(timelines_, [&](stream_timeline const* each) { return each->id() == id; });
+  return found == timelines_.end() ? nullptr : *found;
+}
+
+void graph_uses::note_allocation(block const& live, std::uint64_t capture) noexcept {
+  try {
+    if (capture != 0) allocated_in_.insert_or_assign(&live, capture);
+  } catch (std::bad_alloc const&) {} // then the block counts as allocated outside the capture
+}
+
+std::uint64_t graph_uses::capture_of(block const& live) const noexcept {
+  auto const found = allocated_in_.find(&live);
+  return found == allocated_in_.end() ? 0 : found->second;
+}
+
+std::uint64_t graph_uses::capture_worked_on_here(block const& live) const noexcept {
+  auto const capture = capture_of(live);
+  return order_.is_worked_on_here(capture) ? capture : 0;
+}
+
+graph_uses::fit graph_uses::find_ordered(stream_key const& key, std::size_t bytes, std::size_t alignment) {
   ordered_search search{order_, key, bytes, alignment};
   auto const visit = [&](block& range) { search.visit(range); };
   auto& lists = ranges_.lists();
@@ -74,15 +116,10 @@ graph_memory::fit graph_memory::find_ordered(stream_key const& key, std::size_t 
   return {search.best, search.offset};
 }
 
-// Retains a timeline, so that it serves no other stream after the end of its own.
-void graph_memory::keep_timeline(stream_timeline& timeline) {
-  if (timelines_.insert(&timeline).second) timeline.retain();
-}
-
 // A free by the host leaves the range to the stream for which the block was allocated. If the host has no memory for
 // the order, the range serves only the stream of the free. If it has none to retain the timeline either, the range gets
 // a use by the host that never ends (no_end), and serves no stream.
-void graph_memory::end_use(block& used, stream_key const& key, use_ended_by how) noexcept {
+void graph_uses::end(block& used, stream_key const& key, ended_by how) noexcept {
   auto& timeline = key.is_host() ? *used.stream : key.timeline();
   try {
     keep_timeline(timeline);
@@ -94,7 +131,7 @@ void graph_memory::end_use(block& used, stream_key const& key, use_ended_by how)
     if (!key.is_host()) end = order_.end_use(key, capture_of(used));
   } catch (std::bad_alloc const&) {}
   auto const* const earlier = used.uses.find(timeline);
-  if (how == use_ended_by::declaration) {
+  if (how == ended_by::declaration) {
     if (end == captured_order::own_end) end = captured_order::no_end;
   } else if (earlier && earlier->newest == captured_order::no_end) { // the free comes after this declared use
     used.uses.remove(timeline);
@@ -103,43 +140,14 @@ void graph_memory::end_use(block& used, stream_key const& key, use_ended_by how)
   add_use(used, {&timeline, end});
 }
 
-std::uint64_t graph_memory::capture_of(block const& live) const noexcept {
-  auto const found = allocated_in_.find(&live);
-  return found == allocated_in_.end() ? 0 : found->second;
-}
-
-// A range has room for uses by four streams. If there is a fifth, no use ends, so that the range serves no stream.
-void graph_memory::add_use(block& used, stream_use const& use) noexcept {
-  if (used.uses.add(use)) return;
-  auto const before = used.uses;
-  for (auto const& each : before) used.uses.add({each.timeline, captured_order::no_end});
-}
-
-void graph_memory::drop_unused_ends() {
+void graph_uses::drop_unused_ends() {
   std::vector<epoch> used;
-  for (auto const& each : chunks_) {
-    range_allocator::visit(*each, [&](block const& one) {
+  chunks_.visit([&](chunk const& each) {
+    each.visit([&](block const& one) {
       for (auto const& use : one.uses) used.push_back(use.newest);
     });
-  }
+  });
   order_.keep_only(used);
-}
-
-bool graph_memory::declare_use(stream_key const& key, void const* pointer) noexcept {
-  sync::lock const held{mutex_};
-  auto* const used = find_containing(pointer);
-  if (!used) return false;
-  if (used->is_live() && used->pointer() == pointer) {
-    end_use(*used, key, use_ended_by::declaration);
-  } else {
-    report(key, pointer, std::nullopt);
-  }
-  return true;
-}
-
-void graph_memory::record_use(stream_key const& key, void* pointer) noexcept {
-  if (declare_use(key, pointer)) return;
-  report_misuse({misuse::kind::foreign_pointer, pointer, 0, 0, key.id(), resource_name()});
 }
 
 } // namespace gpumem::detail

@@ -1,0 +1,54 @@
+// The settings and budgets that all thread caches of a pool share.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:cache_limits;
+import :cache_budget;
+import :size_class;
+import :std;
+
+namespace gpumem::detail {
+
+/// Says which blocks threads may cache, how many bytes, and after how many freed bytes a stream records an event. Any
+/// thread may read the settings and take bytes from the budgets.
+export class cache_limits {
+public:
+  /// For each kind of size the bytes in use by all caches, and the bytes that they have claimed but do not use.
+  using usage = std::array<cache_budget::usage, size_class::kinds>;
+
+  /// Sets whether blocks are cached, the budget of each kind in bytes, and the threshold of event_threshold_bytes().
+  /// Each thread gets at most its part of the budgets of small and medium blocks, if `threads` threads share them. One
+  /// thread at a time.
+  void set(bool on, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
+           std::size_t event_threshold_bytes) noexcept;
+
+  inline bool enabled() const noexcept { return enabled_.load(std::memory_order_relaxed); }
+  /// Returns the bytes after which a stream's free is not cached, so that it can record an event; SIZE_MAX: no free
+  /// records an event.
+  inline std::size_t event_threshold_bytes() const noexcept {
+    return event_threshold_bytes_.load(std::memory_order_relaxed);
+  }
+  /// Returns the bytes of the largest block that is cached.
+  inline std::size_t largest_block() const noexcept { return largest_block_.load(std::memory_order_relaxed); }
+
+  /// Returns the budget of a kind of size.
+  inline cache_budget& budget(std::size_t kind) noexcept { return budgets_[kind]; }
+  /// Returns whether for each kind the bytes of `sum` and the unclaimed bytes add up to the budget. No thread may
+  /// claim bytes meanwhile.
+  bool is_balanced(usage const& sum) const noexcept;
+
+  /// Returns whether a cache has called note_exhausted() since the last reset_exhausted().
+  inline bool exhausted() const noexcept { return exhausted_.load(std::memory_order_relaxed); }
+  /// Notes that a cache often had no budget for a freed block: other caches hold it for blocks that no request uses.
+  inline void note_exhausted() noexcept {
+    if (!exhausted()) exhausted_.store(true, std::memory_order_relaxed);
+  }
+  inline void reset_exhausted() noexcept { exhausted_.store(false, std::memory_order_relaxed); }
+
+private:
+  std::atomic<bool> enabled_{false};
+  std::atomic<bool> exhausted_{false};
+  std::atomic<std::size_t> event_threshold_bytes_{0};
+  std::atomic<std::size_t> largest_block_{0};
+  std::array<cache_budget, size_class::kinds> budgets_;
+};
+
+} // namespace gpumem::detail

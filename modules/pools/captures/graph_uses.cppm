@@ -1,0 +1,69 @@
+// The uses of graph memory on the streams of captures.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <set>
+#include <unordered_map>
+export module gpumem:graph_uses;
+import :block;
+import :captured_order;
+import :graph_chunks;
+import :range_allocator;
+import :std;
+import :stream;
+import :stream_timeline;
+import :stream_uses;
+
+namespace gpumem::detail {
+
+/// Ends the uses of blocks of a graph memory, and finds the free ranges whose uses come before the next work of a
+/// stream. In each stream_use of a block, the epoch is the number of an end in captured_order. Guarded by the lock of
+/// the graph memory.
+export class graph_uses {
+public:
+  /// Keeps references to the memory whose uses these are.
+  graph_uses(range_allocator& ranges, graph_chunks const& chunks) noexcept : ranges_{ranges}, chunks_{chunks} {}
+  graph_uses(graph_uses const&) = delete;
+  graph_uses& operator=(graph_uses const&) = delete;
+  ~graph_uses();
+
+  /// See captured_order::note_request. Keeps the stream's timeline until the end of this object: a timeline that is
+  /// kept serves no other stream after the end of its own. Throws std::bad_alloc.
+  std::uint64_t note_request(stream_key const& key);
+  /// Notes in which capture a block was allocated; 0: in none. If the host has no memory, it counts as in none.
+  void note_allocation(block const& live, std::uint64_t capture) noexcept;
+  /// Forgets the capture in which a block was allocated that is freed now.
+  void forget(block const& freed) noexcept { allocated_in_.erase(&freed); }
+  void forget_all_blocks() noexcept { allocated_in_.clear(); }
+  /// Returns the capture in which a block was allocated if the calling thread works on that capture; otherwise 0.
+  std::uint64_t capture_worked_on_here(block const& live) const noexcept;
+  /// Returns the kept timeline of the stream with this id; null if there is none.
+  stream_timeline* find_stream(std::uint64_t id) const noexcept;
+
+  /// How a use has ended: by a call of record_use, after which other uses may come, or by the free.
+  enum class ended_by : std::uint8_t { declaration, free };
+  /// Ends a use of a live block on the stream.
+  void end(block& used, stream_key const& key, ended_by how) noexcept;
+
+  /// A free range that a stream may use, and the offset of the block in it; the range is null if there is none.
+  struct fit {
+    block* range = nullptr;
+    std::size_t offset = 0;
+  };
+  /// Finds the smallest range that fits and whose uses come before the next work of the capturing stream. Leaves out
+  /// ranges that only this stream has used. Throws std::bad_alloc.
+  fit find_ordered(stream_key const& key, std::size_t bytes, std::size_t alignment);
+
+private:
+  void keep_timeline(stream_timeline& timeline);
+  std::uint64_t capture_of(block const& live) const noexcept;
+  void drop_unused_ends();
+
+  range_allocator& ranges_;
+  graph_chunks const& chunks_;
+  std::set<stream_timeline*> timelines_; // retained: none serves another stream
+  captured_order order_;
+  // The captures in which live blocks were allocated. A block that was allocated outside a capture is not here.
+  std::unordered_map<block const*, std::uint64_t> allocated_in_;
+};
+
+} // namespace gpumem::detail

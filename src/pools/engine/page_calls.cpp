@@ -1,0 +1,41 @@
+// Calls the backend under the locks of all shards.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+module gpumem:page_calls.impl;
+import :page_calls;
+import :admission;
+import :device;
+import :error;
+import :pool_backend;
+import :pool_parts;
+import :request_queue;
+import :shard_list;
+import :waiter;
+
+namespace gpumem::detail {
+
+bool page_calls::pin(void const* pointer, std::size_t bytes) {
+  all_shards_lock const held{parts_.shards};
+  return parts_.backend.pin(pointer, bytes);
+}
+
+void page_calls::unpin(void const* pointer, std::size_t bytes) {
+  woken_waiters woken;
+  all_shards_lock const held{parts_.shards};
+  parts_.backend.unpin(pointer, bytes);
+  parts_.requests.count_change();
+  queue_.wake_next(woken);
+}
+
+void page_calls::open_to(device peer) {
+  all_shards_lock const held{parts_.shards};
+  check(parts_.backend.open_to(peer), "cuMemSetAccess");
+}
+
+expected<int, failure> page_calls::export_page(void const* pointer) {
+  all_shards_lock const held{parts_.shards};
+  return parts_.backend.export_page(pointer);
+}
+
+} // namespace gpumem::detail

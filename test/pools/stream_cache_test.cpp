@@ -1,0 +1,94 @@
+// The stream cache alone: which block it returns, which stream owns it, and when a free should record an event.
+// SPDX-License-Identifier: Apache-2.0
+#include "upstream.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+import gpumem;
+
+using gpumem::detail::block;
+using gpumem::detail::stream_cache;
+
+namespace {
+
+namespace tuning = gpumem::detail::tuning;
+constexpr auto close = tuning::first_close_class;
+
+class stream_cache_test : public gpumem_test::simulated_test {
+protected:
+  stream_cache_test() {
+    for (auto const* const each : {&a, &b}) clear_counts(*each);
+  }
+  void TearDown() override {
+    for (auto const* const each : {&a, &b}) clear_counts(*each);
+    simulated_test::TearDown();
+  }
+  static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
+  // An event sets the counts of frees to 0, also for a later stream with the same timeline.
+  static void clear_counts(gpumem::stream const& on) {
+    of(on).prepare();
+    EXPECT_GT(of(on).record_later(on.get()), 0u);
+    gpumem::simulator::run_until_idle();
+    of(on).poll();
+  }
+  block& push(block& one, unsigned number) {
+    one.class_number = static_cast<std::uint8_t>(number);
+    cache.push(one);
+    return one;
+  }
+
+  gpumem::stream a{gpumem::device::current()}, b{gpumem::device::current()};
+  std::array<block, 3> blocks;
+  stream_cache cache;
+};
+
+TEST_F(stream_cache_test, newest_block_of_a_class_or_of_the_next_two_is_popped) {
+  push(blocks[0], close + 2);
+  push(blocks[1], close + 2);
+  EXPECT_EQ(cache.count, 2u);
+  EXPECT_EQ(cache.pop_fitting(close - 1), nullptr);
+  EXPECT_EQ(cache.pop_fitting(close), &blocks[1]);
+  EXPECT_EQ(cache.pop_fitting(close + 2), &blocks[0]);
+  EXPECT_EQ(cache.count, 0u);
+}
+
+TEST_F(stream_cache_test, largest_block_is_popped_for_an_eviction) {
+  push(blocks[0], 1);
+  push(blocks[1], close);
+  push(blocks[2], 2);
+  EXPECT_EQ(&cache.pop_largest(), &blocks[1]);
+  EXPECT_EQ(&cache.pop_largest(), &blocks[2]);
+}
+
+TEST_F(stream_cache_test, stream_gets_only_an_empty_cache) {
+  EXPECT_TRUE(cache.bind_if_empty(of(a), SIZE_MAX));
+  push(blocks[0], 1);
+  EXPECT_FALSE(cache.bind_if_empty(of(b), SIZE_MAX));
+  EXPECT_EQ(cache.timeline, &of(a));
+  cache.pop_largest();
+  EXPECT_TRUE(cache.bind_if_empty(of(b), SIZE_MAX));
+  EXPECT_EQ(cache.timeline, &of(b));
+}
+
+TEST_F(stream_cache_test, counts_of_a_stream_are_passed_on_before_the_next_stream_comes) {
+  EXPECT_TRUE(cache.bind_if_empty(of(a), 1000));
+  EXPECT_FALSE(cache.event_due(of(a), 600, 1000));
+  EXPECT_TRUE(cache.bind_if_empty(of(b), 1000));
+  EXPECT_EQ(cache.unrecorded_frees, 0u);
+  EXPECT_FALSE(of(a).event_requested());
+  EXPECT_TRUE(stream_cache::event_due_unbound(of(a), 600, 1000)) << "1,200 bytes with those before";
+}
+
+TEST_F(stream_cache_test, event_is_due_after_a_batch_of_frees_or_many_bytes) {
+  EXPECT_TRUE(cache.bind_if_empty(of(a), SIZE_MAX));
+  for (unsigned i = 0; i < 2 * tuning::frees_per_batch; ++i) EXPECT_FALSE(cache.event_due(of(a), 256, SIZE_MAX));
+  for (unsigned i = 1; i < tuning::frees_per_batch; ++i) EXPECT_FALSE(cache.event_due(of(a), 256, SIZE_MAX - 1));
+  EXPECT_TRUE(cache.event_due(of(a), 256, SIZE_MAX - 1));
+  EXPECT_FALSE(of(a).event_requested());
+  EXPECT_TRUE(cache.event_due(of(a), 1 << 20, 1 << 20));
+  EXPECT_TRUE(of(a).event_requested());
+}
+
+} // namespace
