@@ -113,8 +113,7 @@ template <class Memory> void random_program<Memory>::free_by_identity(actor& sel
   if (block->home < 0) return put(*block);
   auto const on = gpumem::extend::identify(stream_of(block->home), fixed().device);
   auto const key = gpumem::extend::stream_key::at_end_of(on.timeline(), on.handle());
-  simulator::detail::freed(0, stream_of(block->home).get(), false, block->pointer, block->bytes);
-  auto const services = pool_->services();
+  auto const services = checked_->services();
   services.table->deallocate_keyed(services.state, &key, block->pointer, block->bytes, 256);
   told_free(false);
   leave(block->home);

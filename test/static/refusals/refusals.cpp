@@ -1,6 +1,8 @@
 // Mistakes that must not compile. compile_refusals.sh compiles the file with each value of PART: 0 compiles, in 1 the
 // first error is the one that its comment says, and 2 has all errors that its comments say.
 // SPDX-License-Identifier: Apache-2.0
+#include <gpumem/simulator.hpp>
+
 import gpumem;
 
 using size = decltype(sizeof(0));
@@ -47,6 +49,10 @@ auto second(pool first, without_allocate second) { return gpumem::fallback_adapt
 auto logged(pool upstream) { return gpumem::logging_adaptor<pool>(upstream, 1); }
 // error: no member named 'live' in
 auto silent(gpumem::any_pool from) { return gpumem::statistics_of(from).live; }
+// error: simulator::checked has `acquire` only over a resource of gpumem that is not erased
+void wait_erased(gpumem::simulator::checked<gpumem::any_pool> from, gpumem::stream_ref stream) {
+  from.acquire(stream, 1);
+}
 
 // error: 7 ignoring return value
 void drop(pool from, gpumem::stream_ref stream, gpumem::task<> (*work)()) {
