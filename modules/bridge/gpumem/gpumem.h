@@ -52,8 +52,8 @@ typedef enum gpumem_outcome {
 } gpumem_outcome;
 
 /// A pool over the memory of one device, with virtual pages if the device supports them. It allocates by best fit and
-/// joins free neighbours. A stream gets memory that another stream freed only if it is ordered after the uses of that
-/// memory.
+/// joins free neighbours. If a stream gets memory that another stream freed, its work is ordered after all uses of
+/// that memory.
 typedef struct gpumem_pool gpumem_pool;
 
 /// Statistics of a pool: bytes, and counts since it was made. The caller sets `size` before the call. Newer versions

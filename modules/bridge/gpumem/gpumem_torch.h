@@ -187,7 +187,8 @@ gpumem_outcome gpumem_torch_retain_pool(int device, gpumem_torch_pool_id pool,
                                         gpumem_callbacks const* segments) GPUMEM_NOEXCEPT;
 /// Writes the pool's number of uses. A pool that does not exist gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_torch_pool_use_count(int device, gpumem_torch_pool_id pool, int* count) GPUMEM_NOEXCEPT;
-/// Sets whether the pool also serves requests that find no memory elsewhere; it may grow for them.
+/// Sets by `use` (1 or 0) whether the pool also serves requests that find no memory elsewhere. The pool then can also
+/// grow for these requests.
 gpumem_outcome gpumem_torch_use_pool_on_out_of_memory(int device, gpumem_torch_pool_id pool, int use) GPUMEM_NOEXCEPT;
 /// Makes each block of the pool one allocation of the functions `segments` (see gpumem_torch_retain_pool), or without
 /// them one block of the device's pool. Memory for captures is split into blocks nevertheless. Gives

@@ -32,7 +32,7 @@ struct services_table {
   cuda::std::expected<void*, failure> (*try_allocate)(void* state, cuda::stream_ref, std::size_t bytes,
                                                       std::size_t alignment) noexcept;
   /// Allocates in the order of the stream if no other request waits. On success writes the stream's key to `key`, a
-  /// std::optional<stream_key>. On failure returns null and writes `why`. The function pointer is null if the resource
+  /// std::optional<stream_key>. On failure returns null and writes `why`. This function pointer is null if the resource
   /// is not gpumem's.
   void* (*try_allocate_behind)(void* state, cuda::stream_ref, std::size_t bytes, std::size_t alignment, void* key,
                                failure& why) noexcept;
