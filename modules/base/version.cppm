@@ -7,7 +7,8 @@ import :std;
 
 export namespace gpumem {
 
-/// The first number of the version of the imported interfaces. The macros of <gpumem/version.h> have the same values.
+/// The first number of the version of the imported interfaces. The macros of <gpumem/version.h> have the values of the
+/// three constants.
 inline constexpr int version_major = GPUMEM_VERSION_MAJOR;
 inline constexpr int version_minor = GPUMEM_VERSION_MINOR; ///< the second number of the version
 inline constexpr int version_patch = GPUMEM_VERSION_PATCH; ///< the third number of the version

@@ -1,4 +1,5 @@
-// Includes CCCL, for gpumem and for code that shares types with it, with a version check and a link guard.
+// Includes CCCL, for gpumem and for code that shares CCCL's types with gpumem. Checks CCCL's version, also at link
+// time.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,8 +15,9 @@
 #include <cuda/std/span>
 #include <cuda/stream>
 
-// Object files built with different CCCL versions must not share types. Each refers to a symbol with its CCCL version
-// in the name. The library defines only the symbol of its own version, so other object files fail to link.
+// Object files built with different CCCL versions must not share types. Each object file refers to a symbol with its
+// CCCL version in the name. The library defines only the symbol of its own version, so object files of another version
+// fail to link.
 #define GPUMEM_DETAIL_CONCAT_(a, b) a##b
 #define GPUMEM_DETAIL_CONCAT(a, b) GPUMEM_DETAIL_CONCAT_(a, b)
 #define GPUMEM_CCCL_LINK_GUARD GPUMEM_DETAIL_CONCAT(gpumem_built_with_cccl_, CCCL_VERSION)

@@ -27,11 +27,11 @@ struct out_of_memory_info {
   std::size_t device_total = 0;     ///< all bytes of the device
   std::uint64_t stream = 0;         ///< id of the request's stream
   int device = -1;                  ///< ordinal; -1: not known
-  std::size_t free = 0;             ///< reserved bytes that are neither allocated nor cached
+  std::size_t free = 0;             ///< reserved bytes that are neither in blocks nor in the caches of threads
   std::uint64_t free_ranges = 0;    ///< number of free ranges
   std::size_t free_in_use = 0;      ///< free bytes whose last use the host has not seen complete yet
   std::uint64_t in_use_streams = 0; ///< number of streams whose work may still use free memory
-  std::size_t quarantined = 0;      ///< freed bytes that a hardened pool keeps from reuse
+  std::size_t quarantined = 0;      ///< freed bytes that a hardened pool (one that finds misuse) keeps from reuse
 };
 
 /// Thrown if memory is exhausted, or if the request is larger than the resource can ever serve.
@@ -74,7 +74,7 @@ private:
 };
 
 /// Thrown for outcomes such as stopped, deadline and closed: neither exhaustion nor an error of the driver. Class
-/// `pool` of <gpumem/pool.hpp> also throws it for an error of the driver; that error is then the failure's code.
+/// `pool` of <gpumem/pool.hpp> also throws it for an error of the driver. Then why().code is that error.
 class acquire_error : public std::runtime_error {
 public:
   /// Makes the text of what() from the failure.

@@ -19,9 +19,10 @@ extern "C" {
 /// does not return GPUMEM_GRANTED has done nothing and has written nothing through its out-pointers. It has left a text
 /// for gpumem_last_error. A NULL pool or out-pointer gives GPUMEM_INVALID_ARGUMENT. Sizes are in bytes.
 ///
-/// If a process has used gpumem, its children after fork() cannot use it. In such a child, gpumem_make_pool and the
-/// functions that allocate return GPUMEM_DEVICE_LOST at once; all others do nothing and return zeros. A device that was
-/// reset, or lost by an error, stays lost to the process: calls for it return GPUMEM_DEVICE_LOST from then on.
+/// If a process has used gpumem, its children after fork() cannot use it. In such a child, the functions that make a
+/// pool, allocate or reserve return GPUMEM_DEVICE_LOST immediately. gpumem_synchronize returns GPUMEM_DEADLINE. All
+/// other functions do nothing and return zeros. A device that was reset, or lost by an error, stays lost to the
+/// process: calls for it return GPUMEM_DEVICE_LOST from then on.
 ///
 /// A stream is a CUstream or cudaStream_t. NULL is a default stream whose kind (legacy or per-thread) only the caller's
 /// compiler knows. So gpumem takes it as a different stream for each calling thread. A caller that knows the kind
@@ -42,7 +43,7 @@ typedef enum gpumem_outcome {
   GPUMEM_CLOSED = 3,              ///< the pool was closed
   GPUMEM_TOO_LARGE = 4,           ///< the request can never be met
   GPUMEM_EXHAUSTED = 5,           ///< there is no memory now
-  GPUMEM_PREEMPTED = 6,           ///< the request ended in favour of older work, and its own work must roll back
+  GPUMEM_PREEMPTED = 6,           ///< ended in favour of older work; the caller must free its memory and begin again
   GPUMEM_STALLED = 7,             ///< no memory can come: the work that holds it waits too
   GPUMEM_CAPTURE_UNSUPPORTED = 8, ///< the stream is capturing a graph
   GPUMEM_DEVICE_LOST = 9,         ///< the device was lost by an error or reset, or the process is exiting or was forked
@@ -51,12 +52,13 @@ typedef enum gpumem_outcome {
 } gpumem_outcome;
 
 /// A pool over the memory of one device, with virtual pages if the device supports them. It allocates by best fit and
-/// joins free neighbours. A stream gets memory that another stream freed only if it is ordered after the uses of that
-/// memory.
+/// joins free neighbours. If a stream gets memory that another stream freed, its work is ordered after all uses of
+/// that memory.
 typedef struct gpumem_pool gpumem_pool;
 
 /// Statistics of a pool: bytes, and counts since it was made. The caller sets `size` before the call. Newer versions
-/// add fields at the end; a caller that was compiled with fewer fields gets only those.
+/// add fields at the end; a caller that was compiled with fewer fields gets only those. A hardened pool is one that
+/// finds misuse: see gpumem_make_pool.
 typedef struct gpumem_statistics {
   size_t size;                   ///< sizeof(gpumem_statistics) of the caller
   uint64_t live;                 ///< requested bytes of blocks that the host has not freed yet
@@ -72,13 +74,13 @@ typedef struct gpumem_statistics {
   uint64_t upstream_allocations; ///< number of allocations from the device
   uint64_t upstream_frees;       ///< number of pages or chunks given back to the device
   uint64_t coalesces;            ///< number of times that two free neighbours were joined
-  uint64_t coalesces_refused;    ///< neighbours not joined, because more than four streams would have used them
+  uint64_t coalesces_refused;    ///< number of refused joins: more than four streams had used the two neighbours
   uint64_t reuse_same_stream;    ///< grants of memory that the same stream had freed
-  uint64_t reuse_ordered;        ///< grants of memory after whose frees the stream was already ordered
+  uint64_t reuse_ordered;        ///< grants to a stream that was already ordered after the frees of the memory
   uint64_t reuse_completed;      ///< grants of memory whose uses the host had seen complete
   uint64_t reuse_waited;         ///< grants for which a wait was inserted into the stream
   uint64_t reuse_after_sync;     ///< grants after a wait on the host, when memory had run out
-  uint64_t free;                 ///< reserved bytes that are neither allocated nor cached
+  uint64_t free;                 ///< reserved bytes that are neither `allocated` nor `cached`
   uint64_t free_ranges;          ///< number of free ranges
   uint64_t free_in_use;          ///< free bytes whose last use the host has not seen complete yet
   uint64_t in_use_streams;       ///< number of streams whose work may still use free memory
@@ -100,7 +102,8 @@ typedef struct gpumem_failure {
   int32_t code;            ///< the driver's error (CUresult), if one was the cause. For GPUMEM_INVALID_ARGUMENT: -1 for
                            ///< a wrong alignment, -2 for a default stream of another device
   uint64_t requested;      ///< bytes that the call requested
-  uint64_t live;           ///< live bytes of the pool; from here on only for GPUMEM_EXHAUSTED, GPUMEM_TOO_LARGE
+  uint64_t live;           ///< live bytes of the pool. This field and all below are known only for GPUMEM_EXHAUSTED and
+                           ///< GPUMEM_TOO_LARGE
   uint64_t reserved;       ///< bytes got from the device
   uint64_t largest_free;   ///< bytes of the largest free range
   uint64_t limit;          ///< most bytes that may be reserved; 0: no limit
@@ -116,7 +119,8 @@ typedef struct gpumem_failure {
 } gpumem_failure;
 
 /// Two functions of the caller that allocate and free memory for a pool: see gpumem_make_pool_over. Any thread may call
-/// them, also several threads at once. During the calls the pool's device is current, and no lock of gpumem is held.
+/// them, also several threads at the same time. During the calls the pool's device is current, and no lock of gpumem is
+/// held.
 typedef struct gpumem_callbacks {
   size_t size;   ///< sizeof(gpumem_callbacks) of the caller
   void* context; ///< passed to both functions; must live as long as the pool and its blocks
@@ -173,18 +177,18 @@ char const* gpumem_last_error(void) GPUMEM_NOEXCEPT;
 /// Writes details of the calling thread's last failed call.
 gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 
-/// Makes a pool over the memory of the device with that ordinal. The caller owns its one reference. Options are
-/// `name=value`, separated by commas; NULL and "" mean no options:
-///   limit=8GiB             most bytes that may be reserved; 0: no limit. Pages are multiples of 2 MiB
-///   initial_size=1GiB      bytes that are reserved at once
-///   release_threshold=2GiB once an eighth more than this is reserved, memory beyond it is given back, in whole pages
+/// Makes a pool over the memory of the device with that ordinal. The pool has one reference, which the caller owns.
+/// Options are `name=value`, separated by commas; NULL and "" mean no options:
+///   limit=8GiB             most bytes that may be reserved; 0: no limit. A pool over pages reserves multiples of 2 MiB
+///   initial_size=1GiB      bytes that are reserved when the pool is made
+///   release_threshold=2GiB once an eighth more than this is reserved, memory beyond this is given back, in whole pages
 ///                          or chunks that are free and that no stream uses any more. Without this option only
 ///                          gpumem_trim and a request that finds no memory give memory back
 ///   pages=on               on (the default): use virtual pages, if the device has them and the limit is at least one
 ///                          page; off: use chunks from cudaMalloc. cudaIpcGetMemHandle takes only memory of chunks, and
 ///                          cudaDeviceEnablePeerAccess opens only chunks to other devices: a program that needs either
 ///                          must pass pages=off. Under compute-sanitizer a pool over chunks tells the tool of its
-///                          blocks; tools do not accept pages
+///                          blocks. A pool over pages cannot, since the tools do not accept pages
 ///   effort=0.05            share of the time, from 0 to 1, that a pool over virtual pages may spend on moving free
 ///                          pages to where memory is missing, before it makes new ones; 0: none; 1: no bound, so the
 ///                          pool reserves the least
@@ -198,10 +202,11 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 ///                          for a hardened pool, in this order: bytes around each block that no write may change; freed
 ///                          bytes kept from reuse; most bytes of a freed block that are filled and checked; number of
 ///                          allocations and frees that are remembered
-///   chunk_size=64MiB       bytes that are reserved at a time, in chunks
+///   chunk_size=64MiB       if not 0, the pool uses chunks of this size in place of pages
 ///   smallest_block=4KiB    each block takes at least these bytes
 ///   largest_block=1GiB     requests for more give GPUMEM_TOO_LARGE
-///   shard_per_thread=on    each thread gets memory of its own at its first request
+///   shard_per_thread=on    each thread, up to 64 threads, gets a part of the pool (a shard) of its own at its first
+///                          request
 ///   max_overtakes=16       how often later requests may get memory before a request that waits
 ///   stall_timeout=1.5s     a request that waits ends as GPUMEM_STALLED if nothing is freed for this long
 ///   pass_through=on        each block is one allocation of the driver, so that compute-sanitizer sees it; the
@@ -214,11 +219,13 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 ///                          memory of the driver; each block is allocated by a driver call
 ///   system(headroom=0)     memory of the host's allocator, on devices that can access it (HMM, ATS). An allocation
 ///                          that would leave less than `headroom` bytes of device memory free prefers the host
-///   pool(resource, …)      a pool with the options above; without a resource over the pages of the device
+///   pool(resource, …)      a pool with the options above; if no resource is given, over the memory of the device
 ///   fixed(resource, block_size=1MiB, blocks_per_chunk=128, …)
-///                          a pool of blocks of one size, which must be given; without a resource over cuda
+///                          a pool of blocks of one size. The option block_size must be given. If no resource is given,
+///                          the pool is over cuda
 ///   arena(resource, arena_size=64MiB, max_arenas=16, …)
-///                          a pool in which each thread has arenas of its own; without a resource over cuda
+///                          a pool in which each thread allocates from chunks of its own, the arenas. If no resource is
+///                          given, the pool is over cuda
 ///   binning(resource, bins=256KiB:fixed;1MiB:upstream;4MiB:pool(cuda), min_exponent=10, max_exponent=20,
 ///           blocks_per_chunk=128)
 ///                          a request is served by the bin of the smallest size that holds it: by blocks of that size
@@ -231,8 +238,9 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 ///   fallback(resource, resource), thread_safe(resource),
 ///   failing(resource, every=0, first=0, count=1, probability=0, seed=1)
 ///                          the adaptors of the C++ library
-/// If the outermost resource of a stack is not a pool, fixed or arena, gpumem_synchronize gives
-/// GPUMEM_INVALID_ARGUMENT, and a free makes its stream wait for the uses that gpumem_record_use declared.
+/// The resources pool, fixed and arena are pools. If the outermost resource of a stack is not a pool,
+/// gpumem_synchronize gives GPUMEM_INVALID_ARGUMENT, and a free makes its stream wait for the uses that
+/// gpumem_record_use declared.
 /// A size is a number of bytes, or a number with a unit and perhaps a fraction: B, KiB, MiB, GiB, TiB, or kB, KB, MB,
 /// GB, TB. Unknown, repeated, malformed and contradicting options give GPUMEM_INVALID_ARGUMENT, as does a device that
 /// does not exist.
@@ -265,7 +273,7 @@ gpumem_outcome gpumem_allocate(gpumem_pool* pool, void* stream, size_t bytes, si
 
 /// Allocates like gpumem_allocate, but a request that finds no memory waits in line while the calling thread sleeps. It
 /// waits for at most `nanoseconds`; UINT64_MAX: without end. Returns GPUMEM_DEADLINE after that time, and
-/// GPUMEM_STALLED if no memory can come. If the stream captures, returns GPUMEM_CAPTURE_UNSUPPORTED at once.
+/// GPUMEM_STALLED if no memory can come. If the stream captures, returns GPUMEM_CAPTURE_UNSUPPORTED immediately.
 gpumem_outcome gpumem_acquire(gpumem_pool* pool, void* stream, size_t bytes, size_t alignment, uint64_t nanoseconds,
                               void** pointer) GPUMEM_NOEXCEPT;
 
@@ -287,7 +295,7 @@ gpumem_outcome gpumem_free_pointer(void* pointer) GPUMEM_NOEXCEPT;
 /// this library have made, and that have a reference, are searched. The call adds no reference.
 gpumem_outcome gpumem_pool_of(void const* pointer, gpumem_pool** pool) GPUMEM_NOEXCEPT;
 
-/// Allocates memory that work on any stream may use at once.
+/// Allocates memory that work on any stream may use immediately, since all its earlier uses are complete.
 gpumem_outcome gpumem_allocate_sync(gpumem_pool* pool, size_t bytes, size_t alignment, void** pointer) GPUMEM_NOEXCEPT;
 
 /// Frees memory. The caller guarantees that all uses are complete and that the host has seen that.
@@ -307,8 +315,8 @@ gpumem_outcome gpumem_synchronize(gpumem_pool* pool, uint64_t nanoseconds) GPUME
 /// wait for these uses, call gpumem_synchronize before.
 gpumem_outcome gpumem_trim(gpumem_pool* pool, size_t keep, size_t* given_back) GPUMEM_NOEXCEPT;
 
-/// Reserves memory in one piece, so that the pool has `bytes` in all. A stack whose outermost resource is not a pool
-/// gives GPUMEM_INVALID_ARGUMENT.
+/// Reserves in one piece the memory that the pool lacks to have `bytes` reserved bytes in all. Does nothing if the pool
+/// has them. A stack whose outermost resource is not a pool gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_reserve(gpumem_pool* pool, size_t bytes) GPUMEM_NOEXCEPT;
 
 /// Sets the most bytes that may be reserved; 0: no limit. The pool keeps what it has reserved beyond the new limit, but
@@ -329,7 +337,7 @@ gpumem_outcome gpumem_open_to(gpumem_pool* pool, int device) GPUMEM_NOEXCEPT;
 gpumem_outcome gpumem_device(gpumem_pool* pool, int* device) GPUMEM_NOEXCEPT;
 
 /// Writes the fields that both the library and the caller know. Gives GPUMEM_INVALID_ARGUMENT if `size` is too small
-/// for any field, and for a stack whose outermost resource keeps no statistics.
+/// for even one field, and for a stack whose outermost resource keeps no statistics.
 gpumem_outcome gpumem_read_statistics(gpumem_pool* pool, gpumem_statistics* statistics) GPUMEM_NOEXCEPT;
 
 /// Writes the block, live or free, in which the pointer lies; its `base` is NULL if the pool does not own the pointer.

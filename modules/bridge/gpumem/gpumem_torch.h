@@ -17,7 +17,8 @@ extern "C" {
 /// whichever device is current, as in PyTorch. Functions marked *throws* are for PyTorch's C++ code, which learns of a
 /// failure only by an exception. They throw a std::exception (std::bad_alloc if there is no memory). Python sees a
 /// RuntimeError with the text of gpumem_last_error. For these exceptions the library uses the system's libstdc++ and
-/// libgcc_s, as PyTorch does: with copies of its own, an exception would end the process.
+/// libgcc_s, as PyTorch does: with copies of its own, an exception would end the process. "For NAME." in a comment
+/// means that PyTorch's function NAME, such as set_reset_fn of CUDAPluggableAllocator, takes the function.
 
 struct CUstream_st; // the type to which a CUstream or cudaStream_t points
 
@@ -94,12 +95,13 @@ enum {
 gpumem_outcome gpumem_torch_allocate_block(size_t bytes, int device, struct CUstream_st* stream, int promises,
                                            void** pointer) GPUMEM_NOEXCEPT;
 /// Allocates `room` bytes for a request of `bytes`, as PyTorch's setting roundup_power2_divisions demands. The
-/// statistics count `room` as the bytes of the block. gpumem_torch_describe_block and the ranges show `bytes`.
+/// statistics count `room` as the bytes of the block. gpumem_torch_describe_block and gpumem_torch_visit_ranges show
+/// `bytes`.
 gpumem_outcome gpumem_torch_allocate_rounded_block(size_t bytes, size_t room, int device, struct CUstream_st* stream,
                                                    int promises, void** pointer) GPUMEM_NOEXCEPT;
-/// Frees a block, given only its pointer, like gpumem_torch_free. The stream is that of the allocation, which must
-/// still live. `bytes`, if not NULL, gets the bytes of the block. A pointer that is no live block of a device's pool
-/// gives GPUMEM_INVALID_ARGUMENT.
+/// Frees a block, given only its pointer, like gpumem_torch_free, in the order of the stream for which the block was
+/// allocated. That stream must still live. `bytes`, if not NULL, gets the bytes of the block. A pointer that is no live
+/// block of a device's pool gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_torch_free_block(void* pointer, size_t* bytes) GPUMEM_NOEXCEPT;
 
 /// Declares that `stream` uses the block. The block is not reused before all work is complete that the stream has been
@@ -112,8 +114,8 @@ gpumem_outcome gpumem_torch_open_to(int device, int accessed) GPUMEM_NOEXCEPT;
 
 /// Limits PyTorch's memory to a fraction of the device's memory, from 0 to 1; 1: no limit. The memory of the device's
 /// pool counts, and so does memory that PyTorch's memory pools get from functions of the caller. The smaller of this
-/// limit and the option `limit` applies. If the device has its pool already, the outermost resource of its stack must
-/// be a pool.
+/// limit and the option `limit` applies. If the device already has its pool, and that is a stack whose outermost
+/// resource is not a pool, gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_torch_set_memory_fraction(double fraction, int device) GPUMEM_NOEXCEPT;
 
 /// Writes the block that starts at the address: the fields that both the library and the caller know. Only the owner of
@@ -142,8 +144,9 @@ gpumem_outcome gpumem_torch_reset_peaks(int device) GPUMEM_NOEXCEPT;
 gpumem_outcome gpumem_torch_reset_totals(int device) GPUMEM_NOEXCEPT;
 
 /// For set_reset_fn. Gives the unused memory of all devices back. Destroys PyTorch's memory pools that have no uses and
-/// no blocks. Skips devices on which such a pool serves allocations, since a capture may have begun there. Waits up to
-/// a second per device for work that uses the memory.
+/// no blocks. Skips a device on which any of PyTorch's memory pools serves allocations, since a capture may have begun
+/// there. Waits up to a second per device, and per destroyed pool, for work that uses the memory. If a pool of the
+/// device has memory of captured graphs, first waits for all work on the device.
 void gpumem_torch_empty_cache(void) GPUMEM_NOEXCEPT;
 
 #ifdef __cplusplus
@@ -159,16 +162,17 @@ void gpumem_torch_memory_fraction(double fraction, int device);
 /// The id of a memory pool of PyTorch, as c10::cuda::MempoolId_t.
 using gpumem_torch_pool_id = std::pair<unsigned long long, unsigned long long>;
 
-/// PyTorch's memory pools, by id: those of torch.cuda.MemPool and of captured graphs. The first use makes the pool.
-/// After the last use has ended, the pool ends when its blocks are freed and gpumem_torch_empty_cache or
-/// gpumem_torch_empty_pool is called. Its memory comes from the device's pool, in chunks of 2 MiB or of a request's
-/// size.
+/// PyTorch's memory pools, by id: those of torch.cuda.MemPool and of captured graphs. A pool counts its uses: each
+/// gpumem_torch_begin_allocate_to_pool and each gpumem_torch_retain_pool adds one, and gpumem_torch_release_pool
+/// removes one. The first use makes the pool. A pool without uses ends when its blocks are freed and
+/// gpumem_torch_empty_cache or gpumem_torch_empty_pool is called. A pool's memory comes from the device's pool, in
+/// chunks of 2 MiB or of a request's size.
 ///
 /// From begin to end, the pool serves the allocations on streams for which the filter returns true. If several pools
 /// could, the pool that began last serves. Memory that is allocated on a capturing stream belongs to the graph as long
-/// as the pool exists: see gpumem::graph_resource. Each begin adds a use of the pool, which the end does not remove.
-/// These functions *throw* for a device number out of range, for a second begin of a pool without an end, and for an
-/// end without a begin. For set_begin_allocate_to_pool, set_end_allocate_to_pool_fn, set_release_pool.
+/// as the pool exists: see gpumem::graph_resource. The end does not remove the use that the begin has added. These
+/// functions *throw* for a device number out of range, for a second begin of a pool without an end, and for an end
+/// without a begin. For set_begin_allocate_to_pool, set_end_allocate_to_pool_fn, set_release_pool.
 void gpumem_torch_begin_allocate_to_pool(int device, gpumem_torch_pool_id pool,
                                          std::function<bool(struct CUstream_st*)> filter);
 /// Ends the service that gpumem_torch_begin_allocate_to_pool began.
@@ -183,17 +187,19 @@ gpumem_outcome gpumem_torch_retain_pool(int device, gpumem_torch_pool_id pool,
                                         gpumem_callbacks const* segments) GPUMEM_NOEXCEPT;
 /// Writes the pool's number of uses. A pool that does not exist gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_torch_pool_use_count(int device, gpumem_torch_pool_id pool, int* count) GPUMEM_NOEXCEPT;
-/// Sets whether the pool also serves requests that find no memory elsewhere; it may grow for them.
+/// Sets by `use` (1 or 0) whether the pool also serves requests that find no memory elsewhere. The pool then can also
+/// grow for these requests.
 gpumem_outcome gpumem_torch_use_pool_on_out_of_memory(int device, gpumem_torch_pool_id pool, int use) GPUMEM_NOEXCEPT;
-/// Makes each block of the pool one allocation of the functions `segments`, or one block of the device's pool. Memory
-/// for captures ignores that. Gives GPUMEM_INVALID_ARGUMENT after the pool's first allocation, and for a pool that does
-/// not exist.
+/// Makes each block of the pool one allocation of the functions `segments` (see gpumem_torch_retain_pool), or without
+/// them one block of the device's pool. Memory for captures is split into blocks nevertheless. Gives
+/// GPUMEM_INVALID_ARGUMENT after the pool's first allocation, and for a pool that does not exist.
 gpumem_outcome gpumem_torch_set_pool_unsplit(int device, gpumem_torch_pool_id pool) GPUMEM_NOEXCEPT;
 /// Ends the pool if it has no use and no block.
 gpumem_outcome gpumem_torch_empty_pool(int device, gpumem_torch_pool_id pool) GPUMEM_NOEXCEPT;
-/// Makes exactly these ranges live in the memory that the pool keeps for graphs. An earlier gpumem_torch_visit_ranges
-/// has returned them. `changed` is called with each range that was live before (`now` is 0), then with each that is
-/// live now (1). It must not allocate or free memory of the device. See gpumem::graph_resource::restore.
+/// Restores the memory that the pool keeps for graphs: then the `count` ranges in the array `live` are live there, and
+/// no others. An earlier gpumem_torch_visit_ranges has passed them to its `visit`. `changed` is called with each range
+/// that was live before (`now` is 0), then with each that is live now (1). It must not allocate or free memory of the
+/// device. See gpumem::graph_resource::restore.
 gpumem_outcome gpumem_torch_restore_pool(int device, gpumem_torch_pool_id pool, gpumem_range const* live, size_t count,
                                          void (*changed)(void* context, gpumem_range const* range, int now),
                                          void* context) GPUMEM_NOEXCEPT;

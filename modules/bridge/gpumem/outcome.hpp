@@ -15,8 +15,9 @@ enum class outcome : std::uint8_t {
   closed,              ///< the resource was closed
   too_large,           ///< the request can never be met
   exhausted,           ///< there is no memory now
-  preempted,           ///< the request ended in favour of older work, and its own work must roll back
-  stalled,             ///< no memory comes: the work that holds it waits too, or nothing is freed for stall_timeout
+  preempted,           ///< ended in favour of older work; the caller must free its memory and begin its work again
+  stalled,             ///< no memory comes: the work that holds it waits too, or nothing is freed for the time that
+                       ///< the pool's option stall_timeout sets
   capture_unsupported, ///< the stream is capturing a graph
   device_lost,         ///< the device reported a sticky error or was reset
   invalid_argument,    ///< the call broke a rule; see broken_rule
@@ -44,7 +45,7 @@ inline char const* to_string(outcome value) noexcept {
 
 /// The rule that a call broke. It is the `code` of a failure whose reason is outcome::invalid_argument.
 enum class broken_rule : int {
-  other = 0,         ///< another rule
+  other = 0,         ///< a rule that has no value here
   alignment = -1,    ///< the alignment is not a power of two
   other_device = -2, ///< a default stream was given while another device is current
   moved_from = -3,   ///< the handle was moved from

@@ -38,7 +38,8 @@ namespace gpumem {
 /// --default-stream per-thread` (CUDA_API_PER_THREAD_DEFAULT_STREAM) that of the calling thread.
 class stream_handle {
 public:
-  /// Always inlined, since the macro may differ between the files of a program.
+  /// Takes a stream's handle. Always inlined, since CUDA_API_PER_THREAD_DEFAULT_STREAM can be defined in some files of
+  /// a program and not in others.
   __attribute__((always_inline)) inline stream_handle(CUstream_st* stream) noexcept : value_{stream} {
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
     constexpr std::uintptr_t usual = 2; // GPUMEM_STREAM_PER_THREAD
@@ -133,11 +134,12 @@ struct found_block {
 ///
 /// Functions throw out_of_memory (a std::bad_alloc) with statistics of the pool, std::invalid_argument, and
 /// acquire_error for other failures. If a pool was moved from, its functions throw std::invalid_argument, and
-/// `try_allocate` returns that failure.
+/// `try_allocate` returns a failure with outcome::invalid_argument.
 class pool {
 public:
   /// Makes a pool over virtual pages if the device supports them, otherwise over chunks. Throws std::invalid_argument
-  /// also for a device that does not exist, and for a name or a file with a comma or an outer blank.
+  /// also for a device that does not exist. Throws it too for a name or a file with a comma in it, or with a blank at
+  /// its start or end.
   explicit pool(int device, pool_options const& options = {}) : pool{device, detail::option_text{options}.text()} {}
   /// Makes a pool, or a stack of resources, from the text that gpumem_make_pool takes, such as "limit=8GiB" or
   /// "binning(pool(managed),bins=256KiB:fixed)".
@@ -205,7 +207,7 @@ public:
     if (pointer) report(gpumem_free(handle_, stream.value(), pointer), pointer);
   }
 
-  /// Allocates memory that work on any stream may use at once.
+  /// Allocates memory that work on any stream may use immediately, since all its earlier uses are complete.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = GPUMEM_ALIGNMENT) {
     void* pointer = nullptr;
     detail::require(gpumem_allocate_sync(handle_, bytes, alignment, &pointer));
@@ -222,7 +224,7 @@ public:
     detail::require(gpumem_record_use(handle_, pointer, stream.value()));
   }
 
-  /// Reserves memory in one piece, so that the pool has `bytes` in all.
+  /// Reserves in one piece the memory that the pool lacks to have `bytes` reserved bytes in all.
   void reserve(std::size_t bytes) { detail::require(gpumem_reserve(handle_, bytes)); }
   /// Sets the most bytes that may be reserved; 0: no limit.
   void set_limit(std::size_t bytes) { detail::require(gpumem_set_limit(handle_, bytes)); }

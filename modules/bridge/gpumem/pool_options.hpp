@@ -19,17 +19,19 @@ enum class reuse_policy : unsigned char {
 /// Options of a hardened pool. It finds and reports double frees, wrong sizes, and writes outside a block or after its
 /// free; see set_misuse_handler. Sizes are in bytes.
 struct hardening_options {
-  bool enabled = false;                           ///< if false, the other options must keep their defaults
-  std::size_t guard = 256;                        ///< least bytes before and after each block, in steps of 256
-  std::size_t quarantine = std::size_t{64} << 20; ///< freed bytes kept from reuse after their last use, with guards
-  std::size_t poison = std::size_t{64} << 10;     ///< most bytes of a freed block that get a pattern, which is checked
-  std::size_t history = 4096;                     ///< number of allocations and frees that are remembered
+  bool enabled = false; ///< if false, the other options must keep their defaults
+  /// Least bytes of each guard, in steps of 256. Guards lie before and after each block, and no write may change them.
+  std::size_t guard = 256;
+  /// Bytes of freed blocks, with their guards, that are kept from reuse after their last use.
+  std::size_t quarantine = std::size_t{64} << 20;
+  std::size_t poison = std::size_t{64} << 10; ///< most bytes of a freed block that get a pattern, which is checked
+  std::size_t history = 4096;                 ///< number of allocations and frees that are remembered
 };
 
 /// Options of a pool. Sizes are in bytes.
 struct pool_options {
   std::size_t initial_size = 0; ///< bytes that are reserved at construction
-  std::size_t limit = 0;        ///< most bytes that may be reserved; 0: no limit. Pages are multiples of 2 MiB
+  std::size_t limit = 0;        ///< most bytes that may be reserved; 0: no limit. Pages take multiples of 2 MiB of it
   /// Bytes of each chunk that a pool over an upstream allocates. A larger request gets a chunk of its own size. 0: a
   /// sixth of what the shard has, from 2 to 512 MiB (a shard is a part of the pool with a lock of its own). A pool that
   /// is made for a device uses chunks in place of pages if this is not 0.
@@ -48,32 +50,34 @@ struct pool_options {
   /// threshold is not given back and allocated again and again.
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
   /// Share of the time that a pool over virtual pages may spend on moving free pages to where memory is missing, before
-  /// it makes new pages. 0: it makes new pages at once. 1: no bound, so the pool reserves the least. A page counts as
-  /// 40 us. The pool starts with 50 ms of this time, and can save up to 50 ms. New pages are paid from the same time,
-  /// but are never refused for it. Polls for the completed work of other streams take at most the same share, or 1/16
-  /// if that is more.
+  /// it makes new pages. 0: it makes new pages immediately. 1: no bound, so the pool reserves the least. Each moved
+  /// page is charged with 40 us of this time. The pool starts with 50 ms and saves unspent time, 50 ms at most. New
+  /// pages are charged too, but the pool also makes them when no time is left. Calls that ask the driver for completed
+  /// work of other streams take at most the same share of the time, or 1/16 if that is more.
   ///
   /// If only the stream of the request still uses free pages, `allocate` waits for that work before the pool makes new
-  /// pages. Such waits count too. Three kinds of pools move no pages: one over chunks, one whose threads have shards of
-  /// their own, and one with reuse_policy::ordered.
+  /// pages. These waits are charged too. Three kinds of pools move no pages: one over chunks, one whose threads have
+  /// shards of their own, and one with reuse_policy::ordered.
   double effort = .05;
   /// A pool that is made for a device uses virtual pages if this is true, the device supports them and `limit` is at
   /// least one page. Otherwise it uses chunks from cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and
   /// `cudaDeviceEnablePeerAccess` opens only chunks to other devices: a program that needs either must set this to
   /// false. Pages are exported by `export_page`, and virtual_pages_options name the devices that may access them. A
   /// pool over a given upstream ignores this option. Under compute-sanitizer, pools over chunks of cuda_resource,
-  /// managed_resource or pinned_resource tell the tool of each block; tools do not accept pages.
+  /// managed_resource or pinned_resource tell the tool of each block. A pool over pages cannot, since the tools do not
+  /// accept pages.
   bool pages = true;
   reuse_policy cross_stream = reuse_policy::wait; ///< rule for memory that another stream freed
   /// How often later, smaller requests may get memory before a waiting request. After that, freed memory is kept for
-  /// the waiting request. The option is also the number of requests after the waiting one that are considered. Each
-  /// `allocate` that succeeds while requests wait counts too.
+  /// the waiting request. If the memory does not suffice for the waiting request, the pool looks for a smaller one only
+  /// among this many requests after it. Each `allocate` that succeeds while requests wait counts as having overtaken
+  /// them.
   unsigned max_overtakes = 16;
   /// If requests wait and nothing is granted or freed for this time, one of them ends with outcome::stalled. It ends
-  /// after this time at the earliest, after twice this time at the latest; the comment of `scope` says which request
-  /// ends. 0: a request ends only if scopes that wait hold all memory. The time should be longer than the work takes
-  /// between two frees. In a hardened pool, memory counts as freed only when it leaves the quarantine. There the time
-  /// should also be longer than any kernel.
+  /// after this time at the earliest, after twice this time at the latest. A scope is a unit of work that holds memory;
+  /// the comment of class `scope` says which request ends. 0: a request ends only if scopes that wait hold all memory.
+  /// The time should be longer than the work takes between two frees. In a hardened pool, memory counts as freed only
+  /// when it leaves the quarantine. There the time should also be longer than any kernel.
   std::chrono::nanoseconds stall_timeout = {};
   std::string name = "pool"; ///< name in reports
   /// Makes each block one allocation of the upstream, or of the driver in stream order. So compute-sanitizer sees the

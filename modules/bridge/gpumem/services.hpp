@@ -22,8 +22,8 @@ enum class holder_event : unsigned char {
   rolled_back, ///< the holder has freed its memory after its request was preempted
 };
 
-/// The functions of one resource type. `state` is the resource's state. Stream keys and waiters are void pointers here,
-/// because only the module has their types.
+/// The functions of one resource type. `state` is the resource's state. A stream key identifies a stream, and a waiter
+/// is a request that can wait for memory. Both are void pointers here, because only the module has their types.
 struct services_table {
   /// The type of the resource. An adaptor of another library may forward the property `services` of its upstream. Its
   /// own type then differs from this type, and the services are ignored, since they would bypass the adaptor.
@@ -32,7 +32,7 @@ struct services_table {
   cuda::std::expected<void*, failure> (*try_allocate)(void* state, cuda::stream_ref, std::size_t bytes,
                                                       std::size_t alignment) noexcept;
   /// Allocates in the order of the stream if no other request waits. On success writes the stream's key to `key`, a
-  /// std::optional<stream_key>. On failure returns null and writes `why`. The function pointer is null if the resource
+  /// std::optional<stream_key>. On failure returns null and writes `why`. This function pointer is null if the resource
   /// is not gpumem's.
   void* (*try_allocate_behind)(void* state, cuda::stream_ref, std::size_t bytes, std::size_t alignment, void* key,
                                failure& why) noexcept;
@@ -44,9 +44,11 @@ struct services_table {
                            std::size_t alignment) noexcept;
   /// Returns the device's ordinal; -1 if the memory belongs to no device.
   int (*device)(void* state) noexcept;
-  /// Lets a request wait: calls `admit` of the state. Null if requests cannot wait in the resource.
+  /// Calls `admit` of the state. Returns true if the request `waiter` now waits in the resource; false if it has its
+  /// result already, or ends as exhausted. Null if requests cannot wait in the resource.
   bool (*admit)(void* state, void* waiter) noexcept;
-  /// Ends a wait: calls `cancel_waiter` of the state. Null if requests cannot wait in the resource.
+  /// Calls `cancel_waiter` of the state, which ends the wait of the request `waiter`. Returns false if the resource has
+  /// granted, refused or woken the request already. Null if requests cannot wait in the resource.
   bool (*cancel_waiter)(void* state, void* waiter) noexcept;
   /// Tells the resource of a change of a holder. Null if the resource does not use it.
   void (*on_holder_event)(void* state, void* holder, holder_event what) noexcept;

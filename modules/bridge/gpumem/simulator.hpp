@@ -40,8 +40,9 @@ struct options {
   std::size_t capacity = std::size_t{80} << 30; ///< bytes per device; only used bytes take memory of the host
   std::uint64_t seed = 1;                       ///< seed of the random order in which operations run
   stepping mode = stepping::automatic;          ///< when the device runs
-  /// How long a blocked host call waits for other threads before it fails, in time of the host. With
-  /// stepping::manual also how long queries find the same work not done before the device says so on stderr, once.
+  /// How long a blocked host call waits for other threads before it fails, in time of the host. With stepping::manual
+  /// no work runs by itself. If queries of events and streams then see no progress for this time, the device says so on
+  /// stderr, once.
   std::chrono::milliseconds stall_timeout{10'000};
   bool virtual_memory = true;   ///< false: devices without virtual memory management (cuMemAddressReserve, cuMemMap, …)
   bool pageable_memory = false; ///< true: devices that can access all memory of the host, as by HMM or ATS
@@ -145,9 +146,9 @@ struct finding {
   finding_kind kind;               ///< kind of the error
   party earlier;                   ///< the side that came first
   party later;                     ///< the side whose action was found to break the order
-  std::uint64_t block_address = 0; ///< address of the block, or of the first of several pages; 0 without one
+  std::uint64_t block_address = 0; ///< address of the block, or of the first of several pages; 0 if there is neither
   std::uint64_t block_bytes = 0;   ///< bytes of the block, or of all pages
-  std::uint64_t block_number = 0;  ///< number of the allocation, or of the first page's, counted since the reset
+  std::uint64_t block_number = 0;  ///< number of the allocation of the block or first page, counted since the reset
   std::string missing;             ///< the order that is missing, in words
   std::string text;                ///< the whole finding as a sentence
 };
@@ -180,8 +181,9 @@ std::vector<finding> take_findings();
 /// Throws `error` with the texts of all findings, if there are any.
 void expect_silent();
 
-/// For a test that decides itself which of its threads runs. `on_call` runs at each driver call, without any lock.
-/// `on_block` runs when a host call cannot go on: it lets other threads run, and returns false if none can run.
+/// Sets two functions of a test that decides itself which of its threads runs. Both get `context`. `on_call` runs at
+/// each driver call, without any lock. `on_block` runs when a host call cannot go on: it lets other threads run, and
+/// returns false if none can run.
 void set_schedule_hooks(void (*on_call)(void*), bool (*on_block)(void*), void* context);
 
 namespace detail {
@@ -190,8 +192,8 @@ void allocated(std::uint64_t owner, CUstream stream, bool by_host, void* pointer
 void freed(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, std::size_t bytes) noexcept;
 void use_recorded(CUstream stream, void* pointer) noexcept;
 
-/// Tells the simulated device of the blocks of a `checked` resource and its copies. Memory that the host can access is
-/// granted to the host.
+/// Tells the simulated device of the blocks of a `checked` resource and its copies. If the host can access the memory,
+/// each allocation counts as made by the host.
 class block_teller {
 public:
   template <class Resource> static block_teller of() noexcept {
@@ -212,26 +214,27 @@ private:
   bool for_host_;
 };
 
-/// A resource of gpumem that is not erased.
+/// A resource of gpumem whose type is not erased.
 template <class Resource>
 concept gpumem_resource = requires(Resource& r) {
   typename Resource::state_type;
   r.services();
 };
 
-// The module has the function, in the namespace of a base class of its resources.
+// Only the module declares observed_base_of(). It is found in the namespace of a base class of the module's resources.
 template <class Self, class Resource>
 using checked_base = decltype(observed_base_of(std::type_identity<Self>{}, std::declval<const Resource&>(),
                                                std::declval<const block_teller&>()));
 } // namespace detail
 
 /// An adaptor that reports each allocation and free of the wrapped resource to the simulated device. Each report counts
-/// as a write of the whole block at that point of the stream. For allocate_sync and deallocate_sync the host writes.
-/// For memory that the host can access, the host also writes at an allocation. Copies compare equal; objects that were
+/// as a write of the whole block at that point of the stream. It counts as a write by the host for allocate_sync,
+/// deallocate_sync, and each allocation of memory that the host can access. Copies compare equal; objects that were
 /// made separately do not. Without the simulated device the adaptor only forwards.
 ///
-/// Over a resource of gpumem that is not erased it forwards `acquire`: requests wait where that resource lets them
-/// wait. Over an erased resource, or one of another library, requests do not wait.
+/// Over a resource of gpumem whose type is not erased, the adaptor forwards `acquire`: requests wait where that
+/// resource lets them wait. Over an erased resource, or one of another library, requests do not wait, and the
+/// member `acquire` does not compile.
 template <class Resource> class checked {
 public:
   /// Wraps the resource.
@@ -319,7 +322,8 @@ private:
   detail::block_teller teller_;
 };
 
-/// The same over a resource of gpumem: an adaptor as those of gpumem.
+/// The adaptor `checked` over a resource of gpumem whose type is not erased. It has the same base class as gpumem's own
+/// adaptors, which has `acquire`.
 template <detail::gpumem_resource Resource>
 class checked<Resource> : public detail::checked_base<checked<Resource>, Resource> {
   using base = detail::checked_base<checked, Resource>;

@@ -8,16 +8,18 @@
 namespace gpumem {
 
 /// Statistics of a resource: bytes, and counts since its creation; 0 if the resource does not keep a number. The
-/// statistics of a pool are read part by part while other threads go on, so they belong to slightly different times.
+/// statistics of a pool are read part by part while other threads go on, so they belong to slightly different times. A
+/// shard is a part of a pool with a lock of its own. A hardened pool finds misuse: it puts guards around blocks, and
+/// keeps freed blocks from reuse in its quarantine.
 struct statistics {
   std::size_t live = 0;            ///< requested bytes of blocks that the host has not freed yet
-  std::size_t allocated = 0;       ///< rounded-up bytes of these blocks, plus guards and quarantine if hardened
+  std::size_t allocated = 0;       ///< rounded-up bytes of these blocks, plus guards and quarantine of a hardened pool
   std::size_t cached = 0;          ///< freed bytes in the caches of threads
   std::size_t reserved = 0;        ///< bytes that the resource has from its upstream
   std::size_t largest_free = 0;    ///< bytes of the largest free range, whichever streams used it
   std::size_t limit = 0;           ///< most bytes that may be reserved; 0: no limit
   std::size_t largest_block = 0;   ///< requests for more bytes are refused as too large; 0: no bound but the limit
-  std::size_t peak_live = 0;       ///< highest `live`; with several shards off by up to `reserved` / 16 + `cached`
+  std::size_t peak_live = 0;       ///< highest `live`; with several shards wrong by up to `reserved` / 16 + `cached`
   std::size_t peak_reserved = 0;   ///< highest `reserved`, taken at growth, before memory is given back
   std::size_t reserved_in_all = 0; ///< sum of all bytes that the upstream has ever given to a pool
 
@@ -27,11 +29,11 @@ struct statistics {
   std::uint64_t upstream_allocations = 0; ///< number of allocations from the upstream
   std::uint64_t upstream_frees = 0;       ///< number of chunks or pages given back to the upstream
   std::uint64_t coalesces = 0;            ///< number of times that two free neighbours were joined
-  std::uint64_t coalesces_refused = 0;    ///< not joined: more than four streams would have used the range
+  std::uint64_t coalesces_refused = 0;    ///< number of refused joins: more than four streams had used the two ranges
 
   std::uint64_t reuse_same_stream = 0;  ///< grants of memory that the same stream had freed
   std::uint64_t reuse_thread_cache = 0; ///< part of reuse_same_stream: the block came from a thread cache
-  std::uint64_t reuse_ordered = 0;      ///< grants of memory after whose frees the stream was already ordered
+  std::uint64_t reuse_ordered = 0;      ///< grants to a stream that was already ordered after the frees of the memory
   std::uint64_t reuse_completed = 0;    ///< grants of memory whose uses the host had seen complete
   std::uint64_t reuse_waited = 0;       ///< grants for which a wait was inserted into the stream
   std::uint64_t reuse_after_sync = 0;   ///< grants after a wait on the host, when memory had run out

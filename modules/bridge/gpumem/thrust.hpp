@@ -105,7 +105,8 @@ public:
     using other = thrust_allocator<U, thrust::device_ptr<U>>;
   };
 
-  /// Makes an allocator for the device that is current now; later calls make that device current meanwhile.
+  /// Makes an allocator for the device that is current now. The allocator's later calls make that device current while
+  /// they run.
   template <class Resource>
   thrust_allocator(stream_handle stream, Resource resource)
       : stream_{static_cast<CUstream_st*>(stream.value())},
