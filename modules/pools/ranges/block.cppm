@@ -1,4 +1,4 @@
-// The record of a block, and its states.
+// The record of a block, and its states. Blocks lie in shards, the parts of a pool that each have a lock.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block;
 import :chunk;
@@ -34,17 +34,17 @@ export struct alignas(128) block {
   std::size_t bytes = 0;
   block* lower = nullptr; ///< neighbours in the chunk, in any state
   block* upper = nullptr;
-  block* next = nullptr;                 ///< free: in its size bin; otherwise in the list that holds the block
+  block* next = nullptr;                 ///< free: next block in its size bin; otherwise next in the list that holds it
   block** bin_link = nullptr;            ///< free: the pointer to this block in its size bin
   relaxed_atomic<std::size_t> requested; ///< while live; bytes
   relaxed_atomic<block_state> state_ = block_state::free;
-  relaxed_atomic<std::uint8_t> class_number; ///< live or cached: of its size class; size_class::count if it has none
+  relaxed_atomic<std::uint8_t> class_number; ///< live or cached: its size class; size_class::count if it has none
   std::uint16_t bin = 0;
-  std::uint32_t table_slot = 0; ///< index in the block table, while it is there
+  std::uint32_t table_slot = 0; ///< index in the block table, while the block is in it
 
   chunk* parent = nullptr;
-  free_list* list = nullptr; ///< while free
-  block* older = nullptr;    ///< free: neighbours on the free list, by epoch; hole: neighbours on the list of holes
+  free_list* list = nullptr; ///< while free: its free list
+  block* older = nullptr;    ///< free: neighbours on the free list, by epoch of use; hole: on the list of holes
   block* newer = nullptr;
   relaxed_atomic<stream_timeline*> stream; ///< the stream it was allocated on; deferred: the stream that freed it
   stream_uses uses;                        ///< free or cached: uses that reuse must come after; live: recorded uses
@@ -72,7 +72,7 @@ export inline bool fits(block const& range, std::size_t bytes, std::size_t align
   offset = (0 - range.base) & (alignment - 1);
   return offset <= range.bytes && bytes <= range.bytes - offset;
 }
-/// Returns the highest offset at which they fit.
+/// Returns the highest offset at which `bytes` bytes with this alignment fit. Called only if they fit.
 export inline std::size_t last_fit(block const& range, std::size_t bytes, std::size_t alignment) noexcept {
   return ((range.end() - bytes) & ~(alignment - 1)) - range.base;
 }

@@ -1,4 +1,4 @@
-// The block metadata: the memory of the records of a shard's blocks.
+// The block metadata: memory for the records of the blocks of a shard, a part of a pool with a lock of its own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_metadata;
 import :block;
@@ -6,9 +6,9 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Block records, numbered by their place in one run of addresses, which is reserved at first and gets memory as
-/// needed. Records stay while the pool lives, so a thread may read one that was released meanwhile. Guarded by the lock
-/// of the shard, but for `at`.
+/// Block records, numbered by their place in one run of addresses. The addresses are reserved at first, and get memory
+/// as needed. Records stay while the pool lives, so a thread may read one that was released meanwhile. The lock of the
+/// shard guards everything but `at`.
 export class block_metadata {
 public:
   /// Bits of a record number; a shard has at most sixteen million records. Numbers below first_number are not used.
@@ -25,7 +25,7 @@ public:
     while (spare_count_ < count) [[unlikely]]
       grow();
   }
-  /// Takes a reserved record, without uses and on no free list.
+  /// Takes a reserved record. The record has no uses by streams, and is on no free list.
   inline block& allocate() noexcept {
     auto& taken = *spare_;
     spare_ = taken.next;
@@ -41,7 +41,8 @@ public:
   }
 
   inline std::uint32_t number_of(block const& one) const noexcept { return static_cast<std::uint32_t>(&one - base_); }
-  /// Returns the record with this number. Any thread that has seen a store made after the record was taken.
+  /// Returns the record with this number. Called by any thread that has seen a store made after the record was taken,
+  /// such as the store of the number in the block table.
   inline block& at(std::uint32_t number) const noexcept { return base_[number]; }
 
 private:
@@ -51,7 +52,7 @@ private:
 
   block* base_ = nullptr;
   void* reserved_ = nullptr;
-  // Not on the cache line that other threads read when they search for a block.
+  // These members are not on the cache line of `base_`, which other threads read when they search for a block.
   alignas(64) std::size_t next_ = first_number; // numbers from this one on have no record yet
   std::size_t backed_ = 0;                      // numbers from this one on have no memory yet
   std::size_t end_ = 0;                         // numbers from this one on have no address

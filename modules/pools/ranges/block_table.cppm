@@ -9,12 +9,13 @@ import :std;
 namespace gpumem::detail {
 
 /// A hash table from the start of each block that is not a free range to its record. Changes need the lock of the
-/// shard. The owner of a block may find it without the lock: its entry does not move, and outgrown tables are kept. At
-/// least three quarters of the table are empty, so that few searches read a second entry. In a large table at least
-/// half is: a second entry costs less than a table beyond the processor's caches.
+/// shard, the part of a pool to which the table belongs. The owner of a block may find it without the lock: its entry
+/// does not move, and outgrown tables are kept. At least three quarters of the table are empty, so that few searches
+/// read a second entry. A large table is at least half empty: a second entry costs less than a table beyond the
+/// processor's caches.
 ///
-/// An entry has 32 bits: the record's number below, eight bits of the hash above. Sixteen share a cache line, and the
-/// hash bits save most reads of wrong records.
+/// An entry has 32 bits. The lower 24 are the record's number, the upper eight are a part of the hash. Sixteen share a
+/// cache line, and the hash bits save most reads of wrong records.
 export class block_table {
 public:
   /// Makes a table of blocks whose records are in `metadata`, to which it keeps a reference.
@@ -71,7 +72,7 @@ private:
   // Bits from the middle of the hash, since its upper bits choose the slot.
   static inline entry fingerprint_of(std::uint64_t hash) noexcept { return static_cast<entry>(hash) & ~number_mask; }
   inline block& block_of(entry one) const noexcept { return metadata_.at(one & number_mask); }
-  // Returns whether the entry was never used before.
+  // Inserts the block. Returns whether the entry that it got was never used before.
   inline bool insert_in(table& in, block& added) noexcept {
     auto const hash = hash_of(added.base);
     auto i = in.slot_of(hash);
@@ -84,8 +85,8 @@ private:
     added.table_slot = static_cast<std::uint32_t>(i);
     return seen == never_used;
   }
-  // A search ends at an entry that was never used. So an erased entry before it, and erased entries right before that
-  // one, can count as never used again.
+  // Called for an erased entry `i` whose next entry was never used. A search ends at a never-used entry, so it need not
+  // go on after `i`. Entry `i`, and the erased entries right before `i`, therefore become never used again.
   inline void reclaim(table& in, std::size_t i) noexcept {
     for (; in.entries[i].load(std::memory_order_relaxed) == erased; i = (i - 1) & in.mask) {
       in.entries[i].store(never_used, std::memory_order_relaxed);

@@ -1,4 +1,5 @@
-// A free list: the free ranges that wait for the same stream, for none, or for several streams.
+// A free list: the free ranges of a shard that one stream still uses. Two further lists hold the free ranges that no
+// stream uses, and those that several streams use.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:free_list;
 import :block;
@@ -11,15 +12,18 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// Free ranges by size and, if they wait for one stream, from the oldest epoch to the newest; and quick lists of small
-/// blocks that wait for the same. Guarded by the lock of the shard.
+/// Free ranges (free blocks) whose reuse waits for the work of the same stream, or of no stream, or of several. They
+/// can be found by size. If they wait for one stream, they are linked from the oldest epoch to the newest. Epochs
+/// number the sections of a stream's work; each event ends one. A free list also has quick lists: freed small blocks
+/// that wait for the same stream as the ranges, and are not coalesced yet. Guarded by the lock of the shard, the part
+/// of a pool that has the list.
 export class free_list {
 public:
-  /// The one stream that all ranges here wait for; null: no stream, or several.
+  /// The one stream that all ranges here wait for; null if they wait for no stream, or for several.
   inline stream_timeline* timeline() const noexcept { return timeline_; }
   /// Returns whether the list has no range.
   inline bool empty() const noexcept { return count_ == 0; }
-  /// Returns whether it has neither a range nor a small block.
+  /// Returns whether the list has neither a range nor a small block in its quick lists.
   inline bool unused() const noexcept { return empty() && quick_.empty(); }
   inline std::size_t size() const noexcept { return count_; }
   inline size_bins& bins() noexcept { return bins_; }
@@ -34,7 +38,7 @@ public:
     link_in_order(range);
     bins_.insert(range);
   }
-  /// Inserts a range next to a range of the same epoch on this list.
+  /// Inserts `range` right after `there`, a range of the same epoch on this list.
   inline void insert_beside(block& range, block& there) noexcept {
     link_after(range, &there);
     bins_.insert(range);
@@ -43,7 +47,8 @@ public:
     unlink(range);
     bins_.remove(range);
   }
-  /// Updates the list after a range on it has grown by memory with the uses `by`, which are of the same streams.
+  /// Updates the list after `range`, which is on it, has grown by free memory. `by`: the uses of that memory, on the
+  /// same streams as those of `range`.
   [[gnu::always_inline]] inline void grow(block& range, stream_uses const& by) noexcept {
     bins_.resized(range);
     bool const later = timeline_ && epoch_of(range) < by.begin()->newest;
@@ -53,12 +58,13 @@ public:
     link_in_order(range);
   }
 
-  /// Returns whether a range here has a use that the host has not seen complete; with `without_event` only uses that no
-  /// event covers count.
+  /// Returns whether a range here has a use that the host has not seen complete. If `without_event`, counts only uses
+  /// that no event covers: none was recorded after them.
   bool in_use(bool without_event) const noexcept;
 
   /// Counts a free of the stream for which no event was recorded. Returns true at every `frees_per_batch`th free, or
-  /// after `threshold_bytes`: then the caller passes the counts on to the timeline and resets them.
+  /// after `threshold_bytes`. The caller then adds the counts to those of the stream's timeline (the record of its
+  /// epochs and events) and resets them.
   inline bool count_free(std::size_t bytes, std::size_t threshold_bytes) noexcept {
     ++unrecorded_frees;
     unrecorded_bytes += bytes;
@@ -96,7 +102,7 @@ private:
   std::size_t count_ = 0;
   block* oldest_ = nullptr;
   block* newest_ = nullptr;
-  block* late_ = nullptr; // after which the last insert went that was not the newest
+  block* late_ = nullptr; // where the last range was inserted that was not the newest; the next search begins there
   size_bins bins_;
   quick_lists quick_;
 };

@@ -1,4 +1,4 @@
-// The free lists of a shard, by stream.
+// The free lists of a shard, by stream. A shard is a part of a pool with a lock of its own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:free_lists;
 import :free_list;
@@ -22,7 +22,8 @@ public:
 
   /// The free list of ready ranges, which no stream uses.
   inline free_list& ready() noexcept { return ready_; }
-  /// The free list of ranges that several streams use, and of streams for which there was no spare free list.
+  /// The free list of ranges that several streams use. Also takes the ranges of a stream for which there was no spare
+  /// free list.
   inline free_list& multi_stream() noexcept { return multi_stream_; }
   /// Returns the stream's own free list; null if it has none.
   inline free_list* find(stream_timeline const& timeline) const noexcept {
@@ -32,7 +33,7 @@ public:
         return seen;
     }
   }
-  /// Returns the free list of ranges with these uses. Allocates no host memory.
+  /// Returns the free list for ranges on which these uses by streams may still be open. Allocates no host memory.
   inline free_list& of(stream_uses const& uses) noexcept {
     if (uses.empty()) return ready_;
     if (uses.size() > 1) [[unlikely]]

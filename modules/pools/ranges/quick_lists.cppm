@@ -1,4 +1,4 @@
-// Quick lists: freed small blocks by size class, not coalesced yet.
+// Quick lists: freed small blocks by size class, not yet joined with free neighbours.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:quick_lists;
 import :block;
@@ -8,9 +8,9 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// Freed small blocks that wait for the same streams, by size class, the newest first. They coalesce only after
+/// Freed small blocks whose reuse waits for the same streams, by size class, the newest first. They coalesce only after
 /// `pop_all`: most are allocated again soon, and then neither the free nor the allocation touches other blocks. Quick
-/// Fit (Weinstock and Wulf 1988). Guarded by the lock of the shard.
+/// Fit (Weinstock and Wulf 1988). Guarded by the lock of the shard, the part of a pool that has the blocks.
 export class quick_lists {
 public:
   inline block* head(std::size_t bytes) const noexcept { return heads_[size_class::number_of_small(bytes)]; }
@@ -21,7 +21,8 @@ public:
   inline std::size_t room(std::size_t bytes) const noexcept {
     return tuning::max_quick_blocks - counts_[size_class::number_of_small(bytes)];
   }
-  /// Adds a block. Returns false if the list of its size is full: a stream that only frees would fill it without use.
+  /// Adds a block. Returns false if the list of its size is full. The lists are short, since a stream that only frees
+  /// gets no block back from them.
   inline bool push(block& freed) noexcept {
     auto const size = size_class::number_of_small(freed.bytes);
     if (counts_[size] >= tuning::max_quick_blocks) return false;
@@ -32,7 +33,7 @@ public:
     freed.set_state(block_state::quick_listed);
     return true;
   }
-  /// Removes the newest block of its size, and marks it as allocated.
+  /// Removes `listed`, which must be the newest block of its size here, and marks it as allocated.
   inline void pop(block& listed) noexcept {
     auto const size = size_class::number_of_small(listed.bytes);
     --counts_[size];
