@@ -11,8 +11,9 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// Posts passes of the library thread, one at a time, with growing pauses. A pass serves the requests of one pool that
-/// wait, and gives memory back to the upstream. Guarded by the locks of all shards, the parts of the pool.
+/// Posts passes of the library thread (the thread of default_executor()), one at a time, with growing pauses. A pass
+/// serves the requests of one pool that wait, and gives memory back to the upstream. Guarded by the locks of all
+/// shards, the parts of the pool.
 export class pass_timer {
 public:
   /// Keeps references to both arguments. `pass`: the timer whose expiry is a pass.

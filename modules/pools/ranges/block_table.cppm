@@ -1,4 +1,4 @@
-// The block table: finds the blocks that are not free ranges by their addresses.
+// The block table: finds by its address each block that is neither a free range nor a hole (unmapped addresses).
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_table;
 import :block;
@@ -8,11 +8,11 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A hash table from the start of each block that is not a free range to its record. Changes need the lock of the
-/// shard, the part of a pool to which the table belongs. The owner of a block may find it without the lock: its entry
-/// does not move, and outgrown tables are kept. At least three quarters of the table are empty, so that few searches
-/// read a second entry. A large table is at least half empty: a second entry costs less than a table beyond the
-/// processor's caches.
+/// A hash table from the start of each block that is neither a free range nor a hole to the block's record. Changes
+/// need the lock of the shard, the part of a pool to which the table belongs. The owner of a block may find it without
+/// the lock: its entry does not move, and outgrown tables are kept. At least three quarters of the table are empty, so
+/// that few searches read a second entry. A large table is at least half empty: a second entry costs less than a table
+/// beyond the processor's caches.
 ///
 /// An entry has 32 bits. The lower 24 are the record's number, the upper eight are a part of the hash. Sixteen share a
 /// cache line, and the hash bits save most reads of wrong records.

@@ -14,9 +14,9 @@ namespace gpumem::detail {
 
 /// Free ranges (free blocks) whose reuse waits for the work of the same stream, or of no stream, or of several. They
 /// can be found by size. If they wait for one stream, they are linked from the oldest epoch to the newest. Epochs
-/// number the sections of a stream's work; each event ends one. A free list also has quick lists: freed small blocks
-/// that wait for the same stream as the ranges, and are not coalesced yet. Guarded by the lock of the shard, the part
-/// of a pool that has the list.
+/// number the sections of a stream's work; each event ends a section. A free list also has quick lists: freed small
+/// blocks that wait for the same stream as the ranges, and are not coalesced yet. Guarded by the lock of the shard, the
+/// part of a pool that has the list.
 export class free_list {
 public:
   /// The one stream that all ranges here wait for; null if they wait for no stream, or for several.

@@ -1,4 +1,5 @@
-// The range allocator: splits blocks off the free ranges of a shard, and coalesces them when they are freed.
+// The range allocator: splits blocks off the free ranges of a shard, and coalesces blocks when they are freed. A shard
+// is a part of a pool with a lock of its own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:range_allocator;
 import :block;
@@ -12,15 +13,16 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// The blocks of one shard, linked to their neighbours. Free ranges are on free lists, all other blocks in the block
-/// table. Guarded by the lock of the shard, but for `find_live`. A call that throws std::bad_alloc changes nothing.
+/// The blocks of one shard, linked to their neighbours. Free ranges are on free lists. Other blocks are in the block
+/// table, but for holes: address ranges of a chunk whose pages are unmapped. The lock of the shard guards everything
+/// but `find_live`. A call that throws std::bad_alloc changes nothing.
 export class range_allocator {
 public:
   range_allocator() = default;
   range_allocator(range_allocator const&) = delete;
   range_allocator& operator=(range_allocator const&) = delete;
 
-  /// Allocates host memory at once for `blocks` more blocks and `streams` new streams. Throws std::bad_alloc.
+  /// Allocates host memory now for `blocks` more blocks and `streams` new streams. Throws std::bad_alloc.
   void reserve_metadata(std::size_t blocks, std::size_t streams) {
     metadata_.reserve(blocks);
     table_.reserve(blocks);
@@ -28,10 +30,11 @@ public:
   }
   /// Adds a new chunk as one free block with these uses, and returns the block. Throws std::bad_alloc.
   block& add(chunk& parent, stream_uses const& uses);
-  /// Extends a chunk at its end by free bytes, which coalesce with a free last block that waits for the same streams.
-  /// Returns the block that holds them. Throws std::bad_alloc.
+  /// Extends a chunk at its end by `bytes` free bytes. They coalesce with the chunk's last block if that is free and
+  /// waits for the same streams. Returns the block that holds the new bytes. Throws std::bad_alloc.
   block& extend(chunk& parent, std::size_t bytes, stream_uses const& uses);
-  /// Takes over a chunk of another allocator that is one free block, and returns the block. Throws std::bad_alloc.
+  /// Takes over the chunk `parent` from another allocator. The chunk must be one free block, which is returned. Throws
+  /// std::bad_alloc.
   block& adopt(chunk& parent, range_allocator& from);
   /// Removes a chunk without live blocks.
   void remove(chunk& parent) noexcept;
@@ -48,10 +51,10 @@ public:
   /// Splits a live block of `bytes` at `offset` off a free block; the rest stays free, with the same uses. Throws
   /// std::bad_alloc.
   block& split_off(block& range, std::size_t offset, std::size_t bytes);
-  /// Splits a live small block off the start of a range, and more blocks of its size after it, which go to a quick
-  /// list. Throws std::bad_alloc.
+  /// Splits a live small block off the start of a range. Also splits off more blocks of its size after it. They go to a
+  /// quick list, which holds free blocks that are not coalesced. Throws std::bad_alloc.
   block& split_run(block& range, std::size_t bytes);
-  /// Makes the head of a quick list live.
+  /// Makes `spare`, the newest block on its quick list, a live block.
   inline void pop_quick(block& spare) noexcept {
     lists_.of(spare.uses).quick().pop(spare);
     spare.uses.clear();
@@ -67,11 +70,11 @@ public:
   }
   /// Coalesces all blocks of the quick lists with their neighbours. Returns whether there were any.
   bool flush_quick_lists() noexcept;
-  /// Makes a hole of `bytes` from the address `base` on. They end in the free block `last`; those below it lie in free
-  /// blocks too. Returns the hole, which includes adjacent ones. Throws std::bad_alloc.
+  /// Turns the `bytes` from the address `base` on into a hole. They lie in neighbouring free blocks, the highest of
+  /// which is `last`. Returns the hole, which adjacent holes have joined. Throws std::bad_alloc.
   block& make_hole(block& last, std::uintptr_t base, std::size_t bytes);
-  /// Makes `bytes` of a hole, from `offset` on, free memory with these uses. Returns the block that holds them. Throws
-  /// std::bad_alloc.
+  /// Makes `bytes` of a hole, from `offset` on, free memory with these uses. Returns the free block that holds the
+  /// bytes. Throws std::bad_alloc.
   block& fill_hole(block& hole, std::size_t offset, std::size_t bytes, stream_uses const& uses);
   /// Shortens a chunk by the hole at its end, if there is one. A chunk that is only a hole becomes empty.
   void trim_hole(chunk& parent) noexcept;
@@ -82,19 +85,21 @@ public:
     for (auto const* each = holes_; each; each = each->newer) visitor(*each);
   }
 
-  /// Which free neighbours a freed block coalesces with: those that wait for the same streams; also ready ones that are
-  /// not much larger; or all.
+  /// Which free neighbours a freed block coalesces with. `same_streams`: those that wait for the same streams.
+  /// `unused`: also those where one of the two blocks is ready (used by no stream) and not much larger than the other.
+  /// `any`: all.
   enum class coalescing : std::uint8_t { same_streams, unused, any };
-  /// Frees a live block with its uses, and coalesces it with these neighbours, unless they have uses on more than four
-  /// streams together. Returns the block that holds it. Allocates no host memory.
+  /// Frees a live block with its uses, and coalesces it with the neighbours that `with` names. Leaves out a neighbour
+  /// if the joined block would have uses on more than four streams. Returns the free block that holds the memory.
+  /// Allocates no host memory.
   block& free(block& freed, coalescing with) noexcept;
-  /// Promotes a free block whose uses the host has seen complete, and coalesces it with ready neighbours. Returns the
-  /// block that holds it.
+  /// Drops all uses of a free block, which the host has seen complete. The block is then ready, and coalesces with
+  /// ready neighbours. Returns the free block that holds the memory.
   block& mark_complete(block& range) noexcept;
   /// Drops the complete uses of a free block, and coalesces it with neighbours that wait for the same streams.
   void prune(block& range) noexcept;
-  /// Joins a free block with the free one above it. Returns false, and changes nothing, if they have uses on more than
-  /// four streams.
+  /// Joins a free block with the free one above it. Returns false, and changes nothing, if both together have uses on
+  /// more than four streams.
   bool merge(block& lower) noexcept;
 
   /// Joins all free neighbours for which `may(block)` is true for both.
@@ -118,7 +123,8 @@ public:
   inline std::uint64_t refused_coalesces() const noexcept { return refused_coalesces_; }
   inline std::size_t free_bytes() const noexcept { return free_bytes_; }
   std::size_t largest_free() noexcept;
-  /// Returns the most contiguous free bytes in a chunk, with any uses; takes time in proportion to its blocks.
+  /// Returns the size of the longest run of free blocks in a chunk, whatever their uses. Takes time in proportion to
+  /// the blocks of the chunk.
   static std::size_t largest_run(chunk const& parent) noexcept;
 
 private:
@@ -142,7 +148,7 @@ private:
   void insert(block& range, block* beside) noexcept;
   void extract(block& range) noexcept;
   void link_pair(block& lower) noexcept;
-  // Whether the block and its upper neighbour are free, and so on the list of pairs.
+  // Returns whether the block and its upper neighbour are both free. The list of pairs then contains the block.
   inline bool is_pair(block const& lower) const noexcept {
     return pairs_ && lower.is_free() && lower.upper && lower.upper->is_free();
   }

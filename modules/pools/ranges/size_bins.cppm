@@ -6,10 +6,11 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Two-level segregated fit (Masmano, Ripoll, Crespo, Real 2004). Below 128 granules each size has a bin; above, each
-/// power of two has 64 bins, so that the sizes in a bin differ by 1.6 % at most. A search looks at the last block put
-/// into each bin, from the smallest bin on, and takes the first that is large enough: nearly the best fit. Guarded by
-/// the lock of the shard.
+/// Two-level segregated fit (Masmano, Ripoll, Crespo, Real 2004). Below 128 granules (of 256 bytes) each size has a
+/// bin. From there on each power of two has 64 bins, so that the sizes in a bin differ by 1.6 % at most. A search
+/// begins at the bin of the requested size. It looks at the last block put into each bin, and takes the first that is
+/// large enough: nearly the best fit. If there is none, it looks at all blocks of these bins. Guarded by the lock of
+/// the shard to which the ranges belong.
 export class size_bins {
 public:
   inline size_bins() noexcept {
@@ -65,7 +66,8 @@ public:
     return heads_[bin];
   }
 
-  /// Visits the blocks of the size's bin and of all higher bins; some blocks of the first may be smaller than `bytes`.
+  /// Visits the blocks of the bin of `bytes` and of all higher bins. Some blocks of the first bin can be smaller than
+  /// `bytes`.
   template <class Visit> void visit_from(std::size_t bytes, Visit const& visitor) const {
     for (auto bin = next_used(bin_of(bytes)); bin < bin_count; bin = next_used(bin + 1)) {
       for (auto* each = heads_[bin]; each != &end_; each = each->next) visitor(*each);
@@ -93,8 +95,8 @@ private:
   block* search(unsigned first, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept;
   block* find_in(block* head, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept;
 
-  // The code has no branches on the contents of bins, since random sizes would mispredict them. So every list ends at
-  // the dummy block `end_`, and one more word after the last is never empty.
+  // The code has no branches on the contents of bins, since the processor would mispredict them for random sizes. So
+  // every list ends at the dummy block `end_`, and `used_` has one more word, which is never 0.
   static constexpr std::uint64_t sentinel = std::uint64_t{1} << word_count;
   std::uint64_t used_words_ = sentinel;
   std::array<std::uint64_t, word_count + 1> used_{};

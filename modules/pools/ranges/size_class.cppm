@@ -6,9 +6,10 @@ import :std;
 
 namespace gpumem::detail {
 
-/// The size of a block, and the number of its class. Small and medium sizes are multiples of 256 bytes up to 4 KiB, and
-/// then eight per power of two: rounding wastes an eighth of a block at most. Large sizes are any multiples of
-/// 256 bytes. The code has no branches, since random sizes would mispredict them.
+/// The size of a block, and the number of its class. Up to 4 KiB, small and medium sizes are multiples of 256 bytes.
+/// Above, there are eight such sizes per power of two, so that rounding wastes an eighth of a block at most. Large
+/// sizes are any multiples of 256 bytes. The code has no branches, since the processor would mispredict them for random
+/// sizes.
 export struct size_class {
   static constexpr std::size_t largest_small = std::size_t{64} << 10;
   static constexpr std::size_t largest_medium = std::size_t{1} << 20;
@@ -46,7 +47,8 @@ private:
   static_assert(granule == 1u << granule_log2);
   static constexpr unsigned steps_log2 = 3;
 
-  // Sizes near this one are multiples of 2 to this power: a sixteenth of the next power of two, at least a granule.
+  // Returns the base-2 logarithm of the unit to whose multiples `bytes` is rounded up. The unit is a sixteenth of the
+  // least power of two that is not below `bytes`, and at least a granule.
   static inline unsigned unit_log2_of(std::size_t bytes) noexcept {
     constexpr std::size_t least = granule << steps_log2;
     return static_cast<unsigned>(std::bit_width((bytes - 1) | least)) - steps_log2 - 1;

@@ -1,4 +1,5 @@
-// The uses of a block of memory: which streams may still use it, and up to which of their epochs.
+// The uses of a block of memory: which streams may still use it, and up to which epoch of each stream. Epochs number
+// the sections of a stream's work; each event ends a section.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_uses;
 import :std;
@@ -6,21 +7,23 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// A use of memory on a stream, up to an epoch.
+/// A use of memory on a stream, up to an epoch. The stream's timeline is the record of its epochs and events.
 export struct stream_use {
   stream_timeline* timeline = nullptr;
   epoch newest = 0;
 
   /// Returns whether the host has seen the use complete.
   inline bool completed() const noexcept { return timeline->completed(newest); }
-  /// Returns whether an event, open or complete, covers the use; otherwise polling events cannot complete it.
+  /// Returns whether an event was recorded after the use, or the use is complete. Otherwise polling events cannot
+  /// complete the use.
   inline bool has_event() const noexcept { return completed() || timeline->newest_recorded() >= newest; }
-  /// Returns whether the use is open and polling can complete it.
+  /// Returns whether the use is not complete yet, and polling can complete it.
   inline bool may_complete() const noexcept { return !completed() && timeline->can_complete(newest); }
 };
 
 /// Up to four uses, one per stream; the newest epoch of a stream stands for its older ones. Without uses the memory is
-/// ready. Guarded as the block that it belongs to: by the lock of its shard, or of its thread cache while it is cached.
+/// ready: any stream can take it. Guarded as the block to which the uses belong: by the lock of the block's shard, or
+/// of its thread cache while the block is cached.
 export class stream_uses {
 public:
   static constexpr std::size_t max_streams = 4;
@@ -33,7 +36,7 @@ public:
   inline bool empty() const noexcept { return size_ == 0; }
   inline std::size_t size() const noexcept { return size_; }
   inline void clear() noexcept { size_ = 0; }
-  /// Replaces all uses by this one.
+  /// Replaces all uses by `only`.
   inline void assign(stream_use const& only) noexcept {
     uses_[0] = only;
     size_ = 1;
