@@ -57,7 +57,7 @@ public:
 
   /// If the engine has no memory and `key` allows a wait, waits up to one second for blocks that leave the quarantine.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  /// If drop_last_handle() was called before, this object may be destroyed when the call returns.
+  /// If drop_last_handle() was called before, this object can be gone when the call returns.
   void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   /// Throws what recorded_uses::record() throws.
   void record_use(stream_key const& key, void* pointer);
@@ -79,7 +79,7 @@ public:
   /// users they are freed.
   statistics amend(statistics seen);
 
-  /// Called when no handle of the pool is left. This object may be destroyed when the call returns.
+  /// Called when no handle of the pool is left. This object can be gone when the call returns.
   void drop_last_handle() noexcept;
 
 private:

@@ -31,7 +31,7 @@ public:
       : engine_{engine}, ended_{ended}, state_{state} {}
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  /// If drop_last_handle() was called before, this object may be destroyed when the call returns.
+  /// If drop_last_handle() was called before, this object can be gone when the call returns.
   void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   /// Declares a use by the stream of `key`; the stream of the free waits for it. A block holds the uses of four
   /// streams. A fifth stream first waits for the other four, so that its use stands for their uses too.
@@ -44,7 +44,7 @@ public:
   live_blocks find_live();
   std::vector<memory_range> memory_map();
   statistics read_statistics();
-  /// Called when no handle of the pool is left. This object may be destroyed when the call returns.
+  /// Called when no handle of the pool is left. This object can be gone when the call returns.
   void drop_last_handle() noexcept;
 
 private:

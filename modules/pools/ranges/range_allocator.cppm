@@ -102,7 +102,7 @@ public:
   /// more than four streams.
   bool merge(block& lower) noexcept;
 
-  /// Joins all free neighbours for which `may(block)` is true for both.
+  /// Joins each two free neighbours if `may(block)` returns true for both of them.
   template <class May> void coalesce_all(May may) {
     for (auto* at = pairs_; at;) {
       auto* next = at->pair_next;

@@ -28,8 +28,8 @@ public:
 
   /// Returns the calling thread's shard. Any thread.
   inline pool_shard& shard_of_thread() noexcept { return *own_slot().shard.load(std::memory_order_acquire); }
-  /// Returns the shard of the thread with this index; null if the thread has found locks taken `contention_threshold`
-  /// times.
+  /// Returns the shard of the thread with this index; null if the thread has found a lock taken by another thread
+  /// `contention_threshold` times.
   inline pool_shard* uncontended_shard(unsigned thread) noexcept {
     auto const& mine = slots_[thread % (max_shards - 1)];
     return mine.contention.load(std::memory_order_relaxed) < sync::contention_threshold
@@ -62,7 +62,8 @@ public:
   /// Waits until another thread notifies `changed`. Unlocks all shards during the wait.
   [[clang::requires_capability(one_shard, all_shards)]] void wait(sync::spin_condition& changed);
 
-  /// Returns whether the calling thread, while it shares its shard, has found locks taken `contention_threshold` times.
+  /// Returns whether the calling thread, while it has no shard of its own, has found a lock taken by another thread
+  /// `contention_threshold` times.
   inline bool contended() noexcept {
     return own_slot().contention.load(std::memory_order_relaxed) >= sync::contention_threshold;
   }

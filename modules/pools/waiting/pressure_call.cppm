@@ -38,7 +38,7 @@ public:
 
   /// Posts a run to the executor. Called without the lock, after pressure_list::begin_next() has returned this object.
   void post() noexcept;
-  /// Ends the run. Called without the lock. This object may be destroyed when the call returns.
+  /// Ends the run. Called without the lock. This object can be gone when the call returns.
   void finish(std::size_t freed) noexcept;
   /// Waits until the function does not run and will not run. Returns immediately if the function itself calls end().
   /// Called without the lock, after the object was removed from the pressure_list.

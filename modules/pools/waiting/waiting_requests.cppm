@@ -54,8 +54,8 @@ public:
     returned_parts_ += changes;
   }
 
-  /// Notes that the upstream has refused to give the pool more than these reserved bytes. Valid as long as requests
-  /// wait.
+  /// Notes that the upstream has refused to give the pool more than `reserved` bytes in all. The note is valid as long
+  /// as requests wait.
   [[clang::requires_capability(all_shards)]] void set_upstream_limit(std::size_t reserved) noexcept {
     upstream_limit_ = reserved;
   }
