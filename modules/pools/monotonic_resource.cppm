@@ -23,15 +23,15 @@ namespace gpumem {
 export struct monotonic_options {
   std::size_t region_size = std::size_t{32} << 20; ///< bytes of a region; a larger request gets a region of its own
   std::size_t limit = 0;                           ///< most bytes of all regions; 0: no limit
-  /// All other options of the pool that keeps regions between two resets. Its limit must stay 0.
+  /// All other options of the pool that keeps regions between two resets. `pool.limit` must stay 0.
   pool_options pool = {.name = "monotonic"};
 };
 
 namespace detail {
 
-// Regions, which are blocks of a pool over the upstream. Requests take memory of the newest region, at an offset that
-// grows. The pool orders the reuse of a region. This class makes a stream wait for the allocation of a region on
-// another stream.
+// Holds the regions, each of which is a block of a pool over the upstream. Requests take memory of the newest region,
+// at an offset that grows. The pool orders the reuse of a region. This class makes a stream wait for the allocation of
+// a region on another stream.
 class monotonic_state final {
 public:
   monotonic_state(std::unique_ptr<pool_upstream> upstream, monotonic_options options);
@@ -53,9 +53,9 @@ private:
   struct region {
     char* base;
     std::size_t bytes;
-    std::size_t used; // bytes from the base on that are given out
-    stream_key home;  // the stream on which it was allocated, without permission to use the handle
-    stream_uses origin;
+    std::size_t used;   // bytes from the base on that are given out
+    stream_key home;    // key of the stream on which the region was allocated; gives no access to its handle
+    stream_uses origin; // the allocation of the region, after which other streams must use it
     std::size_t largest() const noexcept { return bytes - used; }
   };
 
@@ -76,7 +76,7 @@ private:
   statistics counts_ __attribute__((guarded_by(mutex_)));
 };
 
-// Identifies the stream, and resets in its order. Throws what `identify` throws.
+// Identifies the stream, and resets the state in the stream's order. Throws what `identify` throws.
 void reset_monotonic(monotonic_state& state, stream_ref stream);
 
 } // namespace detail
@@ -114,7 +114,7 @@ public:
   /// Frees all blocks. The caller guarantees that all uses are complete and that the host has seen that. Any thread.
   void reset_sync() { state_->reset(stream_key::host()); }
 
-  /// Returns the upstream; another handle to it is a copy.
+  /// Returns the upstream. A copy of the result is another handle to it.
   Upstream const& upstream() const {
     return static_cast<detail::held_upstream<Upstream>&>(state_->pool().engine().upstream()).value;
   }

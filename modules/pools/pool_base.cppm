@@ -46,7 +46,7 @@ public:
   pool_state(pool_state const&) = delete;
   pool_state& operator=(pool_state const&) = delete;
 
-  // Count the handles; the engine counts the live blocks.
+  // Count the handles. The engine, the part that allocates and frees blocks, counts the live blocks.
   void add_handle() noexcept { handles().fetch_add(1, std::memory_order_relaxed); }
   void drop_handle() noexcept;
 
@@ -57,7 +57,7 @@ public:
     return engine_->try_allocate(key, bytes, alignment);
   }
   /// Allocates for a capturing stream, from the graph memory of the capture scope that is open for the stream's
-  /// capture.
+  /// capture. Graph memory is memory that captured graphs use at each launch.
   expected<void*, failure> allocate_in_capture(stream_key const& key, std::size_t bytes,
                                                std::size_t alignment) noexcept;
   [[gnu::always_inline]] inline void deallocate(stream_key const& key, void* pointer, std::size_t bytes,
@@ -156,8 +156,8 @@ export template <class Self, class Upstream> class pool_base;
 
 } // namespace detail
 
-/// A time in which a pool serves the streams of a capture from graph memory; made by pool_resource::capture. The
-/// destructor ends that time. Move-only.
+/// A time in which a pool serves the streams of a capture from graph memory, which stays valid for all launches of the
+/// graph. Made by pool_resource::capture. The destructor ends that time. Move-only.
 export class [[nodiscard]] capture_scope {
 public:
   capture_scope(capture_scope&& other) noexcept = default;
@@ -195,7 +195,8 @@ private:
 
 namespace detail {
 
-/// Base of each pool's handle: 8 bytes that share a pool_state. Any thread.
+/// Base of the handles of pools. A handle has 8 bytes, and shares a pool_state with the other handles of its pool. Any
+/// thread.
 template <class Self, class Upstream> class pool_base : public forwarding_base<Self, pool_state, Upstream> {
   using base = forwarding_base<Self, pool_state, Upstream>;
 
@@ -211,8 +212,8 @@ public:
   }
 
   /// Frees a block in the order of the stream for which it was allocated; that stream must still live. Returns the
-  /// requested bytes; nullopt if the address is not the start of a live block of the pool, and then does nothing. For
-  /// callers that know the address alone. Any thread.
+  /// requested bytes. Does nothing, and returns nullopt, if the address is not the start of a live block of the pool.
+  /// For callers that know only the address. Any thread.
   std::optional<std::size_t> try_deallocate(void* pointer) noexcept {
     return has_state() ? state().try_deallocate(pointer) : std::nullopt;
   }
@@ -307,20 +308,22 @@ public:
   }
 
   /// Blocks the calling thread, `longest` at most, until all work on streams that may still use free memory of the pool
-  /// is complete. Returns false if the time has passed, or if no event covers a free on a raw stream. The next call on
-  /// that stream, or the end of its thread, then records such an event. Throws std::bad_alloc.
+  /// is complete. Returns false if the time has passed, or if no event covers a free on a stream that gpumem neither
+  /// made nor adopted. The next call on that stream, or the end of its thread, then records such an event. Throws
+  /// std::bad_alloc.
   bool synchronize(std::chrono::nanoseconds longest) { return state_->synchronize(longest); }
 
   /// Keeps the pages of these bytes mapped where they are, for programs that register memory with a network device or
   /// map it at other addresses. Each pin() needs its own unpin(). Returns false, and pins nothing, if a part of the
-  /// bytes is not the pool's. In a pool over chunks live memory always stays where it is. Any thread.
+  /// bytes is not the pool's. In a pool over chunks, which maps no pages, live memory always stays where it is. Any
+  /// thread.
   bool pin(void const* pointer, std::size_t bytes) { return state_->pin(pointer, bytes); }
   /// Takes back one pin() of these bytes. Any thread.
   void unpin(void const* pointer, std::size_t bytes) { state_->unpin(pointer, bytes); }
 
-  /// Lets another device read and write all memory that the pool has now or gets later. Works only in a pool over
-  /// pages; access to chunks depends on cuCtxEnablePeerAccess. Throws cuda_error if `peer` cannot reach the memory;
-  /// std::bad_alloc. Any thread.
+  /// Lets another device read and write all memory that the pool has now or gets later. Does nothing in a pool over
+  /// chunks: access to chunks depends on cuCtxEnablePeerAccess. In a pool over pages, throws cuda_error if `peer`
+  /// cannot reach the memory, and std::bad_alloc. Any thread.
   void open_to(device peer) { state_->open_to(peer); }
 
   /// Returns a file descriptor by which another process can map the page that holds the address; the caller closes it.
@@ -344,9 +347,9 @@ public:
   /// remembers them; nothing for other pools. Throws std::bad_alloc. Any thread.
   std::vector<block_event> history(void const* pointer) const { return state_->history(pointer); }
 
-  /// Returns a text with one line for each scope that holds memory, the largest first, then one line for each waiting
-  /// request, in the order of the queue. The text is meant for people, after a request has ended with outcome::stalled.
-  /// Throws std::bad_alloc. Any thread.
+  /// Returns a text with one line for each `scope` (a unit of work, not a capture_scope) that holds memory, the largest
+  /// first. Then comes one line for each waiting request, in the order of the queue. The text is meant for people,
+  /// after a request has ended with outcome::stalled. Throws std::bad_alloc. Any thread.
   std::string describe_waiting() const { return state_->describe_waiting(); }
 
   /// Returns a text that tells which streams hold the memory. The sums of the pool come first, then a line for each
@@ -355,7 +358,7 @@ public:
   /// std::bad_alloc. Any thread.
   std::string describe_memory() const { return state_->describe_memory(); }
 
-  /// Returns the upstream; another handle to it is a copy.
+  /// Returns the upstream. A copy of the result is another handle to it.
   Upstream const& upstream() const { return static_cast<held_upstream<Upstream>&>(state_->engine().upstream()).value; }
   /// Returns the options of the constructor.
   inline pool_options const& options() const { return state_->engine().options(); }

@@ -35,8 +35,8 @@ export template <class Upstream> class pool_resource : public detail::pool_base<
   using base = detail::pool_base<pool_resource, Upstream>;
 
 public:
-  /// Reserves `options.initial_size` at once. Throws std::invalid_argument for options that contradict each other, and
-  /// what `throw_failure` throws if the upstream has no memory.
+  /// Reserves `options.initial_size` now. Throws std::invalid_argument for options that contradict each other, and what
+  /// `throw_failure` throws if the upstream has no memory.
   explicit pool_resource(Upstream upstream, pool_options options = {})
       : base{std::make_unique<detail::held_upstream<Upstream>>(std::move(upstream)), std::move(options)} {}
 

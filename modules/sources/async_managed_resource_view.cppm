@@ -15,7 +15,7 @@ export class async_managed_resource_view
     : public detail::driver_pool_base<async_managed_resource_view, detail::driver_pool_view_state,
                                       mr::device_accessible, mr::host_accessible> {
 public:
-  /// The memory may be used on every stream at once.
+  /// The memory may be used on every stream immediately, without an order after the allocation.
   static constexpr bool stream_ordered = false;
 
   /// Uses the default pool. Throws std::invalid_argument, and cuda_error if the driver has none.

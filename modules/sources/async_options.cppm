@@ -18,11 +18,12 @@ enum class export_handle : unsigned char {
 struct async_options {
   std::size_t initial_size = 0; ///< bytes that are reserved at construction
   std::size_t limit = 0;        ///< most bytes that may be reserved; 0: the driver's own limit
-  /// Whenever the host waits for a stream, event or context, the driver returns unused reserved memory above this.
+  /// Whenever the host waits for a stream, event or context, the driver returns unused reserved memory above this many
+  /// bytes.
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
   bool reuse_after_events = true;      ///< reuse on another stream that an event orders after the free
   bool reuse_completed = true;         ///< reuse on another stream without such an order, once the free is complete
-  bool reuse_by_inserted_waits = true; ///< reuse on another stream for which the driver inserts a wait; last resort
+  bool reuse_by_inserted_waits = true; ///< reuse on another stream after a wait that the driver inserts; last resort
   export_handle exported_as = export_handle::none; ///< how other processes may get the memory
   bool hardware_decompression = false;             ///< whether the device's decompression engine can access the memory
   std::vector<device> peers = {};                  ///< other devices that may read and write the memory

@@ -1,4 +1,4 @@
-// A block of a hardened pool: the user's bytes, and the guards around them.
+// A block of a hardened pool: the user's bytes, and the guards (bytes with a known pattern) around them.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:guarded_block;
 import :block;
@@ -12,10 +12,11 @@ namespace gpumem::detail {
 /// The size of the guards around each block, and the number of bytes of a block that are poisoned (filled with a
 /// pattern at the free) and checked.
 export struct guard_layout {
-  std::size_t guard = 0;  ///< a multiple of the granule
+  std::size_t guard = 0;  ///< a multiple of `granule`, the unit of block sizes
   std::size_t poison = 0; ///< blocks up to this size are poisoned in full, larger blocks for half this size at each end
 
-  /// Returns the number of bytes between the start of the block that the pool's engine allocates and the user's bytes.
+  /// Returns the number of bytes before the user's bytes in the block that the engine allocates. The engine is the part
+  /// of the pool that allocates and frees blocks.
   inline std::size_t front(std::size_t alignment) const noexcept {
     auto const step = std::max(alignment, granule);
     return (guard + step - 1) & ~(step - 1);
@@ -34,17 +35,18 @@ export struct corruption_report {
   inline bool any() const noexcept { return underrun.bytes + overrun.bytes + after_free.bytes > 0; }
 };
 
-/// The record of a block. A live block's record changes under the lock of `hardening`. Afterwards the record belongs to
-/// the thread that frees the block, then to the quarantine, which keeps freed blocks from reuse for a while.
+/// The record of a block. While the block is live (allocated and not yet freed by the user), the record changes under
+/// the lock of `hardening`, the layer that guards blocks. Afterwards the record belongs to the thread that frees the
+/// block, then to the quarantine, which keeps freed blocks from reuse for a while.
 export struct guarded_block {
   char* user = nullptr;
   std::size_t bytes = 0;               ///< requested by the user
   std::size_t front = 0;               ///< bytes before `user`; the lower guard is the end of them
   std::size_t allocated = 0;           ///< bytes of the engine's block: front, user's bytes and upper guard
   std::uint64_t stream = 0;            ///< id of the stream on which the block was allocated
-  stream_timeline* timeline = nullptr; ///< of the stream of the allocation
+  stream_timeline* timeline = nullptr; ///< of the stream on which the block was allocated
   std::uint64_t freed_on = 0;          ///< id of the stream on which the block was freed
-  stream_use granted_use;              ///< the fill at the allocation; no timeline if it ends before `uses`
+  stream_use granted_use;              ///< the fill at the allocation; without a timeline if `uses` come after it
   stream_uses uses;                    ///< uses that must be complete before the host reads the block
   bool live = false;
   bool has_recorded_uses = false;  ///< record_use() declared uses on other streams
@@ -54,20 +56,20 @@ export struct guarded_block {
   bool needs_poison = false;       ///< the quarantine will poison the user's bytes when all uses are complete
   corruption_report report;
   guarded_block* next = nullptr; ///< the next block in a list of the quarantine
-  std::size_t staged = 0;        ///< where the copy to check lies in the quarantine's staging memory
+  std::size_t staged = 0; ///< offset in the quarantine's staging memory, to which its bytes are copied for the check
 
   inline void* base() const noexcept { return user - front; }
   inline bool holds(void const* pointer) const noexcept {
     return reinterpret_cast<std::uintptr_t>(pointer) - reinterpret_cast<std::uintptr_t>(base()) < allocated;
   }
-  /// Returns whether the host has seen every use complete.
+  /// Returns whether the host has seen every use, and the fill at the allocation, complete.
   inline bool complete() const noexcept {
     return uses.completed() && (!granted_use.timeline || granted_use.completed());
   }
   inline std::size_t tail() const noexcept { return allocated - front - bytes; }
 
-  /// Returns all bytes that are filled and checked, guards included: as one run, or as one run for each end of the
-  /// block.
+  /// Returns all bytes that are filled and checked, guards included: as one run, or as one run for each end of a block
+  /// that is checked only at its ends.
   std::array<byte_run, 2> all(guard_layout const& of) const noexcept;
   /// Returns those of the user's bytes that are filled and checked, without the guards.
   std::array<byte_run, 2> inside(guard_layout const& of) const noexcept;

@@ -31,21 +31,22 @@ namespace gpumem::detail {
 ///   that reads of uninitialized bytes show.
 ///
 /// The quarantine is first in, first out. Its blocks count as allocated. A request that would fail for lack of memory
-/// takes blocks out of the quarantine early. `synchronize` checks all of its blocks, `trim` checks those that no stream
-/// uses any more, and the end of the pool checks the rest. Only `synchronize`, `trim` (up to 1 ms) and such a request
-/// wait for the device.
+/// takes blocks out of the quarantine early, and may wait for them. `synchronize` checks all of its blocks, `trim`
+/// checks those that no stream uses any more, and the end of the pool checks the rest. Only `synchronize`, `trim` (up
+/// to 1 ms) and a request that lacks memory wait for the device.
 ///
-/// Fills: the host fills memory that it can touch. Other memory is filled on the stream of the request. In such memory,
-/// a block of `allocate_sync` gets guards but no fill, and a block for a stream of another device gets neither.
+/// Fills: the host fills memory that it can touch. Other memory is filled on the stream of the request. In memory that
+/// the host cannot touch, a block of `allocate_sync` gets guards but no fill. A block there for a stream of another
+/// device gets neither.
 ///
-/// Poison: a free without a stream, or without the stream's handle, enqueues no poison. This is also so for a free
-/// after `record_use`, in a capture, on a stream of another device, and on a stream with no known order after the
-/// allocation. The quarantine poisons such a block when the host has seen its uses complete. Each allocation and each
+/// Poison: a free without a stream, or without the stream's handle, enqueues no poison. Neither does a free after
+/// `record_use`, in a capture, on a stream of another device, or on a stream with no known order after the allocation.
+/// In these cases the quarantine poisons the block when the host has seen its uses complete. Each allocation and each
 /// free asks the driver whether the stream captures; nothing is enqueued into a capture.
 ///
 /// To the engine a block is live until it leaves the quarantine. It is then freed to the engine as unused by any
-/// stream. Driver calls on the streams of callers are made without the lock, those on the quarantine's own stream under
-/// it. Any thread.
+/// stream. Driver calls on the streams of callers are made without `mutex_`. The quarantine has a stream of its own;
+/// driver calls on that stream are made under `mutex_`. Any thread.
 export class hardening final : private deferred_release {
 public:
   /// Calls `ended(state)` once, after drop_last_handle(), when the last block has gone back to the engine. Throws what
@@ -54,9 +55,9 @@ public:
 
   /// If the engine has no memory and `key` allows a wait, waits up to one second for blocks that leave the quarantine.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  /// If drop_last_handle() was called before, this object may be destroyed when the call returns.
+  /// If drop_last_handle() was called before, this object can be gone when the call returns.
   void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  /// Throws what pool_engine::record_use() throws.
+  /// Throws what recorded_uses::record() throws.
   void record_use(stream_key const& key, void* pointer);
 
   /// Checks the blocks in quarantine that no stream uses any more, and frees them to the engine.
@@ -76,7 +77,7 @@ public:
   /// users they are freed.
   statistics amend(statistics seen);
 
-  /// Called when no handle of the pool is left. This object may be destroyed when the call returns.
+  /// Called when no handle of the pool is left. This object can be gone when the call returns.
   void drop_last_handle() noexcept;
 
 private:

@@ -1,4 +1,5 @@
-// A pool mode for tools that check memory, in which each block is an allocation of the upstream.
+// A pool mode for tools that check memory. Each block is then an allocation of the upstream, the resource below the
+// pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <map>
@@ -21,7 +22,8 @@ export bool passes_through(bool asked);
 
 /// Makes each block of a pool one allocation of its upstream, of exactly the requested bytes. Each free of a block
 /// frees that allocation, in the order of the free's stream. So a tool sees the size and lifetime of each block. The
-/// pool's engine then holds no memory; it only has the upstream and says whether requests are refused. Any thread.
+/// pool's engine, which hands out blocks in other modes, then holds no memory. It only has the upstream and says
+/// whether requests are refused. Any thread.
 export class pass_through {
 public:
   /// Calls `ended(state)` once, after drop_last_handle(), when the last block was freed.
@@ -29,10 +31,10 @@ public:
       : engine_{engine}, ended_{ended}, state_{state} {}
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  /// If drop_last_handle() was called before, this object may be destroyed when the call returns.
+  /// If drop_last_handle() was called before, this object can be gone when the call returns.
   void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   /// Declares a use by the stream of `key`; the stream of the free waits for it. A block holds the uses of four
-  /// streams. A fifth stream first waits for the other four, so that its use stands for theirs too.
+  /// streams. A fifth stream first waits for the other four, so that its use stands for their uses too.
   void record_use(stream_key const& key, void* pointer);
   std::optional<block_info> find(void const* pointer);
   /// Returns the live block that starts at the address; nullopt if there is none.
@@ -42,7 +44,7 @@ public:
   live_blocks find_live();
   std::vector<memory_range> memory_map();
   statistics read_statistics();
-  /// Called when no handle of the pool is left. This object may be destroyed when the call returns.
+  /// Called when no handle of the pool is left. This object can be gone when the call returns.
   void drop_last_handle() noexcept;
 
 private:

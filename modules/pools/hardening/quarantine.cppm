@@ -32,12 +32,13 @@ public:
 
   void put(guarded_block& freed) noexcept;
 
-  /// Polls the streams that use the oldest blocks. Poisons complete blocks that are not poisoned yet. While more than
-  /// `keep` bytes are in quarantine, checks the oldest complete blocks and removes them. Returns the removed blocks,
-  /// linked by `next`, with their reports. `asking`: the stream of the caller's request, on which an event may be
-  /// recorded; null if there is none.
+  /// Polls the streams that use the oldest blocks. Poisons (fills with a pattern) those blocks whose uses are complete
+  /// and that are not poisoned yet. While more than `keep` bytes are in quarantine, checks the oldest complete blocks
+  /// and removes them. Returns the removed blocks, linked by `next`, with their reports. `asking`: the stream of the
+  /// caller's request, on which an event may be recorded; null if there is none.
   guarded_block* advance(stream_key const* asking, std::size_t keep) noexcept;
-  /// Removes and returns all blocks without a check. Called after the loss of the device or the end of the driver.
+  /// Removes and returns all blocks without a check. Called when the driver has ended, or when the pool ends on a lost
+  /// device.
   guarded_block* give_up() noexcept;
 
   /// Returns whether a later advance() may remove blocks: a block is complete, is being copied for its check, or
@@ -82,7 +83,7 @@ private:
   std::size_t bytes_ = 0;
   std::size_t sent_bytes_ = 0;
   std::size_t staged_ = 0; // number of bytes of the staging memory in use
-  epoch sent_until_ = 0;
+  epoch sent_until_ = 0;   // an epoch of `own_`; once it is complete, all copies of `sent_` have ended; 0: none yet
 };
 
 } // namespace gpumem::detail

@@ -7,10 +7,10 @@ import :timer;
 
 namespace gpumem::detail {
 
-/// Base of objects that give the memory of a closed pool back to its upstream. Each expiry of the timer is a pass of
-/// the library thread, which tries that once. If no event covers the uses of the memory, passes could go on for ever.
-/// So the pool goes to a list of deferred releases, and passes again after an event was recorded. A pool that outlives
-/// the driver is leaked on purpose; the list keeps it reachable.
+/// Base of objects that give the memory of a closed pool back to its upstream. Each expiry of the timer is a pass: the
+/// library thread tries once to give the memory back. Uses of the memory that no event covers cannot be seen complete,
+/// so passes could go on for ever. The pool then goes to a list of deferred releases, and its passes start again after
+/// an event was recorded. A pool that outlives the driver is leaked on purpose; the list keeps it reachable.
 export class deferred_release : public timer {
 public:
   /// Empties the list, and starts a pass of each pool on it. Called when a requested event was recorded, and when a
@@ -19,14 +19,15 @@ public:
 
 protected:
   ~deferred_release() = default;
-  /// Puts this object on the list. Called in a pass, which then must not start the timer, or when the driver is gone.
+  /// Puts this object on the list. Called when the driver is gone, or in a pass. That pass must not start the timer.
   void defer_release() noexcept;
   /// Requests an event on each stream of streams_without_event(). Called after defer_release(). An event that was
   /// recorded before the request starts no pass, so the caller then checks once more whether memory can go back.
   void request_events() noexcept;
 
 private:
-  /// Returns the streams with a use of the pool's memory that no event covers. Throws std::bad_alloc.
+  /// Returns the streams with a use of the pool's memory that no event covers: none was recorded after the use. Throws
+  /// std::bad_alloc.
   virtual std::vector<stream_timeline*> streams_without_event() = 0;
 
   deferred_release* next_deferred_ = nullptr;

@@ -11,11 +11,12 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// Posts passes of the library thread, one at a time, with growing pauses. A pass serves the requests of one pool that
-/// wait, and gives memory back to the upstream. Guarded by the locks of all shards.
+/// Posts passes of the library thread (the thread of default_executor()), one at a time, with growing pauses. A pass
+/// serves the requests of one pool that wait, and gives memory back to the upstream. Guarded by the locks of all
+/// shards, the parts of the pool.
 export class pass_timer {
 public:
-  /// Keeps references to both. `pass`: the timer whose expiry is a pass.
+  /// Keeps references to both arguments. `pass`: the timer whose expiry is a pass.
   pass_timer(timer& pass, admission const& requests) noexcept : pass_{pass}, requests_{requests} {}
 
   /// Posts a pass after a pause. The pause grows with the number of passes that found nothing new for requests that

@@ -19,7 +19,7 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// The facts on which the mode depends. Sizes are in bytes.
+/// The facts on which the mode depends. Sizes are in bytes. A shard is a part of the pool with a lock of its own.
 export struct mode_facts {
   std::size_t reserved = 0;
   std::size_t release_threshold = SIZE_MAX;
@@ -68,7 +68,8 @@ public:
             admission const& requests, thread_caches& caches) noexcept
       : options_{options}, rules_{rules}, chunks_{chunks}, shards_{shards}, requests_{requests}, caches_{caches} {}
 
-  // Called by any thread, without a lock. Each returns the member of mode_settings or mode_facts of its name.
+  // Called by any thread, without a lock. Each returns the member of mode_settings or mode_facts that has the same
+  // name.
   inline std::size_t largest_numbered() const noexcept { return largest_numbered_.load(std::memory_order_relaxed); }
   inline bool near_limit() const noexcept { return near_limit_.load(std::memory_order_relaxed); }
   inline bool frees_record() const noexcept { return frees_record_.load(std::memory_order_relaxed); }
@@ -102,8 +103,8 @@ public:
   [[clang::requires_capability(all_shards)]] void set_deferred_frees(bool any) noexcept { set(deferred_frees_, any); }
   [[clang::requires_capability(all_shards)]] void set_no_handles() noexcept { set(no_handles_, true); }
   [[clang::requires_capability(all_shards)]] void on_reserved_changed() noexcept override { update(); }
-  /// Derives the settings from the facts and applies them. Called after a change of the limit, of the number of shards,
-  /// or of the admission; the other setters call it themselves.
+  /// Derives the settings from the facts and applies them. The setters above call update() themselves. Other code calls
+  /// it after a change of the limit or of the number of shards, and after the pool was closed.
   [[clang::requires_capability(all_shards)]] void update() noexcept;
 
 private:

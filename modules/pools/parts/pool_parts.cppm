@@ -1,4 +1,5 @@
-// The parts on which the classes of a pool's engine work.
+// The parts of a pool: its memory, its rules and its mode. The pool's engine, the code that allocates and frees, works
+// on them.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pool_parts;
 import :admission;
@@ -20,7 +21,8 @@ import :timer;
 
 namespace gpumem::detail {
 
-/// A pool's memory, its rules and its mode. The class of each member says which lock guards it.
+/// A pool's memory, its rules and its mode (the settings that follow from its state). The class of each member says
+/// which lock guards it.
 export struct pool_parts {
   /// `pass`: the timer whose expiry is a pass of the library thread over this pool. Throws std::invalid_argument.
   pool_parts(std::unique_ptr<pool_upstream> from, pool_options asked, timer& pass);
@@ -46,7 +48,7 @@ export struct pool_parts {
   }
   inline shard_list::search_order everywhere() const noexcept { return {shards, *shards.all().front()}; }
   /// Counts a change of the live bytes of a shard. The caller holds the shard's lock. `nearby`: bytes that count as
-  /// live but lie in the calling thread's cache.
+  /// live although they are free, in the calling thread's cache.
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline void
   count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {

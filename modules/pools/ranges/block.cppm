@@ -1,4 +1,4 @@
-// The record of a block, and its states.
+// The record of a block, and its states. Blocks lie in shards, the parts of a pool that each have a lock.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block;
 import :relaxed_atomic;
@@ -35,7 +35,7 @@ export struct alignas(128) block {
   std::size_t bytes = 0;
   block* lower = nullptr; ///< neighbours in the chunk, in any state
   block* upper = nullptr;
-  block* next = nullptr;                 ///< free: in its size bin; otherwise in the list that holds the block
+  block* next = nullptr;                 ///< free: next block in its size bin; otherwise next in the list that holds it
   block** bin_link = nullptr;            ///< free: the pointer to this block in its size bin
   relaxed_atomic<std::size_t> requested; ///< while live; bytes
   relaxed_atomic<block_state> state_ = block_state::free;

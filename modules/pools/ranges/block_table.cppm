@@ -1,4 +1,4 @@
-// The block table: finds the blocks that are not free ranges by their addresses.
+// The block table: finds by its address each block that is neither a free range nor a hole (unmapped addresses).
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_table;
 import :block;

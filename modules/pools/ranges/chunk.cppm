@@ -13,7 +13,7 @@ export struct pool_shard;
 export struct alignas(64) chunk {
   std::uintptr_t base = 0;
   std::size_t bytes = 0;
-  std::size_t live_blocks = 0; ///< blocks that are allocated, cached or still to be freed
+  std::size_t live_blocks = 0; ///< blocks that are allocated, in a thread cache, or still to be freed
   block* first = nullptr;      ///< the lowest block
   block* last = nullptr;
   pool_shard* shard = nullptr; ///< the part of the pool that owns it; does not change while the chunk has live blocks

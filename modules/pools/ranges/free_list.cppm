@@ -1,4 +1,5 @@
-// A free list: the free ranges that wait for the same stream, for none, or for several streams.
+// A free list: the free ranges of a shard that one stream still uses. Two further lists hold the free ranges that no
+// stream uses, and those that several streams use.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:free_list;
 import :block;

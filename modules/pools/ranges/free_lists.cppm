@@ -1,4 +1,4 @@
-// The free lists of a shard, by stream.
+// The free lists of a shard, by stream. A shard is a part of a pool with a lock of its own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:free_lists;
 import :free_list;
@@ -34,7 +34,7 @@ public:
         return seen;
     }
   }
-  /// Returns the free list of ranges with these uses. Allocates no host memory.
+  /// Returns the free list for ranges on which these uses by streams may still be open. Allocates no host memory.
   inline free_list& of(stream_uses const& uses) noexcept {
     if (uses.empty()) return ready_;
     if (uses.size() > 1) [[unlikely]]

@@ -1,4 +1,4 @@
-// Quick lists: freed small blocks by size class, not coalesced yet.
+// Quick lists: freed small blocks by size class, not yet joined with free neighbours.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:quick_lists;
 import :block;

@@ -23,7 +23,7 @@ public:
   range_allocator(range_allocator const&) = delete;
   range_allocator& operator=(range_allocator const&) = delete;
 
-  /// Allocates host memory at once for `blocks` more blocks and `streams` new streams. Throws std::bad_alloc.
+  /// Allocates host memory now for `blocks` more blocks and `streams` new streams. Throws std::bad_alloc.
   void reserve_metadata(std::size_t blocks, std::size_t streams) {
     metadata_.reserve(blocks);
     table_.reserve(blocks);
@@ -34,7 +34,8 @@ public:
   /// Extends a chunk at its end by free bytes that have these uses. They coalesce with the last block if that is free
   /// and the same streams have used it. Returns the block that holds them. Throws std::bad_alloc.
   block& extend(chunk& parent, std::size_t bytes, stream_uses const& uses);
-  /// Takes over a chunk of another allocator that is one free block, and returns the block. Throws std::bad_alloc.
+  /// Takes over the chunk `parent` from another allocator. The chunk must be one free block, which is returned. Throws
+  /// std::bad_alloc.
   block& adopt(chunk& parent, range_allocator& from);
   /// Removes a chunk without live blocks.
   void remove(chunk& parent) noexcept;

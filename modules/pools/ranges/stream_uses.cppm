@@ -1,4 +1,5 @@
-// The uses of a block of memory: which streams may still use it, and up to which of their epochs.
+// The uses of a block of memory: which streams may still use it, and up to which epoch of each stream. Epochs number
+// the sections of a stream's work; each event ends a section.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_uses;
 import :std;
@@ -35,7 +36,7 @@ public:
   inline bool empty() const noexcept { return size_ == 0; }
   inline std::size_t size() const noexcept { return size_; }
   inline void clear() noexcept { size_ = 0; }
-  /// Replaces all uses by this one.
+  /// Replaces all uses by `only`.
   inline void assign(stream_use const& only) noexcept {
     uses_[0] = only;
     size_ = 1;

@@ -1,4 +1,4 @@
-// A budget of the time that a pool may spend on moves or on polls.
+// A budget of the time that a pool may spend on moves of pages or on polls of events.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
@@ -19,7 +19,7 @@ public:
 
   /// Returns whether the time is not bounded. Then the owner need not read the clock.
   inline bool unlimited() const noexcept { return share_ >= 1; }
-  /// Returns the time that may be spent at `now`; negative if more than that was spent before.
+  /// Returns the time that may be spent at `now`; negative if more time was spent than the budget had.
   inline nanoseconds left(sync::time_point now) noexcept {
     nanoseconds const passed{now - std::exchange(last_, now)};
     saved_ = std::min(saved_ + share_ * passed, max_saved_);

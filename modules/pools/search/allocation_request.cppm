@@ -15,14 +15,14 @@ export struct allocation_request {
   stream_key const& key;
   std::size_t requested;
   std::size_t bytes;         // rounded up
-  std::uint8_t class_number; // number of the size class, if `bytes` is a size class
+  std::uint8_t class_number; // number of the size class; size_class::count if `bytes` is none
   std::size_t alignment;
   unsigned thread;             // the calling thread's number
-  pool_shard* shard = nullptr; // the calling thread's
+  pool_shard* shard = nullptr; // the calling thread's part of the pool
   bool growth_failed = false;  // the pool could not grow for this request
 
-  /// Rounds a medium size up as a large one, to 256 bytes, because memory is short. `smallest`: bytes of the smallest
-  /// block.
+  /// Called because memory is short: rounds a medium size up only to a multiple of 256 bytes, as large sizes are. A
+  /// small size does not change. `smallest`: bytes of the smallest block of the pool.
   inline void drop_rounding(std::size_t smallest) noexcept {
     if (bytes <= size_class::largest_small) return;
     auto const exact = size_class::of(std::max(requested, smallest), size_class::largest_small);
@@ -32,9 +32,9 @@ export struct allocation_request {
   inline bool is_small() const noexcept { return bytes <= size_class::largest_small && alignment == granule; }
 };
 
-/// A free range, the offset of the block in the range, and the reuse tier by which the stream gets the range. Empty if
-/// no range was found. Two words, so that functions return a placement in registers. A copy in memory would be written
-/// by fields and read by words, which stalls the processor.
+/// A free range, the offset of the block in the range, and the reuse tier: the rule by which the stream may get the
+/// range. Empty if no range was found. Two words, so that functions return a placement in registers. A copy in memory
+/// would be written by fields and read by words, which stalls the processor.
 export struct placement {
   placement() = default;
   placement(block* in, std::size_t at, reuse_tier by) noexcept : range{in}, offset{at & max_offset}, how{by} {}

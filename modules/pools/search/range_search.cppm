@@ -1,4 +1,4 @@
-// Finds a free range for a request, by the cheapest reuse tier.
+// Finds a free range for a request, by the cheapest rule that lets the request's stream have it (its reuse tier).
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:range_search;
 import :allocation_request;
@@ -14,10 +14,10 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// Finds a place for a request in the free ranges of shards, and leaves the range on its free list. Each search returns
-/// an empty placement if there is no such place. Searches may poll streams, join free neighbours, and make ranges
-/// ready: free for any stream. The caller holds the locks of the shards that it passes. Searches make driver calls on
-/// streams, but do not wait on the host.
+/// Finds a place for a request in the free ranges of shards, the parts of a pool that each have a lock. Leaves the
+/// range on its free list. Each search returns an empty placement if there is no such place. Searches may poll streams,
+/// join free neighbours, and make ranges ready: free for any stream. The caller holds the locks of the shards that it
+/// passes. Searches make driver calls on streams, but do not wait on the host.
 export class range_search {
 public:
   /// Keeps a reference to `rules`. `policy`: which memory of other streams may be reused.
@@ -31,18 +31,19 @@ public:
     auto const place = find_own_or_ready(request, among);
     return place ? place : find_ordered(request, among);
   }
-  /// Searches the same ranges; if none fits, polls the streams once and searches again. Throws std::bad_alloc.
+  /// Searches the ranges that find_without_poll() searches. If none fits, polls the streams once and searches again,
+  /// unless the pool can grow and polls have used up their share of the time. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
   find(allocation_request const& request, shard_span among);
   /// Searches also the ranges that other streams still use, and makes the request's stream wait for the events of these
-  /// uses. Returns an empty placement also on an error of the driver.
+  /// uses. Finds nothing if the policy forbids such waits, or on an error of the driver.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
   find_with_wait(allocation_request const& request, shard_span among);
 
 private:
   // Returns the smaller fitting range among those that the stream itself has freed and those that no stream uses. A
-  // stream that is behind (an event is open for 5 us or more) prefers its own ranges. Other streams cannot use these
-  // yet, so the ready ranges are left to them.
+  // stream that is behind (an event is open for 5 us or more) prefers its own ranges. Other streams cannot use those
+  // yet, so the stream leaves them the ready ranges, which any stream can use.
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline placement
   find_own_or_ready(allocation_request const& request, free_lists& all) {

@@ -11,11 +11,14 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// How a stream may get a free range, the cheapest tier first.
+/// How a stream may get a free range, the cheapest tier first. `same_stream`: only the stream itself has used it.
+/// `ordered`: the stream's work comes after all uses. `completed`: the host has seen all uses complete. `wait`: the
+/// stream first waits for the uses. `none`: not at all.
 export enum class reuse_tier : std::uint8_t { same_stream, ordered, completed, wait, none };
 
-/// The rules of one pool. The caller holds the locks of the shards that it passes, or of the shard in which the uses
-/// lie. Calls may make driver calls on streams, but wait for nothing.
+/// The rules of one pool. A shard is a part of the pool with a lock of its own. The caller holds the locks of the
+/// shards that it passes, or of the shard in which the uses lie. Calls may make driver calls on streams, but wait for
+/// nothing.
 export class reuse_rules {
 public:
   /// `policy`: which memory of other streams may be reused. `host_accessible`: the host may touch memory as soon as it
@@ -46,19 +49,20 @@ public:
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span among);
 
-  /// Polls every stream with open uses of free memory once, and returns the number of these streams. If no event covers
-  /// a use, records an event now on a stream of gpumem's own, an adopted stream, or the asking stream. On any other
-  /// stream the next free records it. Throws std::bad_alloc.
+  /// Polls every stream with open uses of free memory once, and returns the number of these streams. For a use that no
+  /// event covers, records an event now if the use's stream is gpumem's own, adopted (its owner promises that it
+  /// lives), or the asking stream. On any other stream the next free records it. With `reuse_policy::ordered` does
+  /// nothing for a stream's request, and returns 0. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::size_t
   poll_streams(stream_key const* asking, shard_span among);
   /// Calls poll_streams(), which here polls the asking stream too. Then repeats the polls for up to 4 us, because a
   /// stream without work completes an event within 2 us. Leaves out streams that are behind (an event is open for 5 us
-  /// or more), and repeats nothing if the asking stream is. For callers whose next step costs far more. Throws
-  /// std::bad_alloc.
+  /// or more), and repeats nothing if the asking stream is behind. For callers whose next step costs far more than 4
+  /// us. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   poll_young_events(stream_key const* asking, shard_span among);
   /// Returns the streams with uses of free memory that the host has not seen complete, each stream once. If
-  /// `without_event`, returns only streams with such a use that no event covers. Throws std::bad_alloc.
+  /// `without_event`, returns only streams with such a use after which no event was recorded. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] static std::vector<stream_timeline*>
   streams_in_use(bool without_event, shard_span among);
@@ -67,12 +71,12 @@ public:
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] static bool
   may_complete(shard_span among) noexcept;
 
-  /// Makes the stream wait for every use that does not yet come before its next work. Returns false on an error of the
-  /// driver, or if a use has no event to wait for.
+  /// Makes the stream of `key` wait for every use that is not yet ordered before the stream's next work. Returns false
+  /// on an error of the driver, or if a use has no event to wait for.
   static bool wait_for(stream_uses const& uses, stream_key const& key);
 
 private:
-  bool cross_stream_; // a stream may reuse memory of another stream once its uses are complete
+  bool cross_stream_; // a stream may reuse memory of another stream once that stream's uses are complete
   bool host_accessible_;
 };
 

@@ -1,4 +1,4 @@
-// The peak of the live bytes of a pool with many shards.
+// The peak of the live bytes of a pool with many shards, the parts of a pool that each have a lock.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:peak_tracker;
 import :std;
@@ -16,8 +16,9 @@ export struct live_count {
 /// per shard.
 export class peak_tracker {
 public:
-  /// Counts a change. The caller holds the lock of the count's shard. `slack`: the largest change that is not
-  /// published. `nearby`: bytes that count as live but lie in the calling thread's cache.
+  /// Counts a change. Publishes it, which means adding it to the common count, if the unpublished changes exceed
+  /// `slack`. The caller holds the lock of the count's shard. `nearby`: bytes that count as live although they are
+  /// free, in the calling thread's cache.
   inline void count(live_count& mine, std::int64_t change, std::int64_t nearby, std::int64_t slack) noexcept {
     mine.bytes += change;
     auto const delta = mine.bytes - mine.published;
@@ -30,7 +31,8 @@ public:
     mine.bytes += change;
     if (change > 0) raise(mine.bytes - nearby);
   }
-  /// Publishes a count. The caller holds the lock of its shard. Returns the live bytes that all shards have published.
+  /// Publishes the changes of one shard's count. The caller holds the lock of that shard. Returns the live bytes that
+  /// all shards have published.
   inline std::int64_t publish(live_count& mine) noexcept {
     auto const delta = mine.bytes - std::exchange(mine.published, mine.bytes);
     return published_.fetch_add(delta, std::memory_order_relaxed) + delta;

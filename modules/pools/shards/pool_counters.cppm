@@ -5,10 +5,10 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Counts beyond those of `statistics`.
+/// Counts beyond those of `statistics`. A shard is a part of the pool with a lock of its own.
 export struct pool_counters {
   std::uint64_t thread_cache_hits = 0; ///< allocations from a thread cache
-  std::uint64_t quick_list_hits = 0;   ///< allocations from a quick list
+  std::uint64_t quick_list_hits = 0;   ///< allocations from a quick list: freed small blocks, not coalesced
   std::uint64_t locked_calls = 0;      ///< allocations and frees that took the lock of a shard
   std::uint64_t all_locked_calls = 0;  ///< allocations and frees that took the locks of several shards
   std::uint64_t shards = 0;            ///< shards of the pool

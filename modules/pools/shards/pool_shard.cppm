@@ -20,24 +20,24 @@ namespace gpumem::detail {
 
 /// Some of a pool's chunks, and the counts of their blocks. Guarded by `mutex`.
 export struct alignas(false_sharing_distance) pool_shard {
-  /// `locked`: the new shard's lock is held by the calling thread.
+  /// `poll_share`: the share of the time that polls may take. `locked`: the calling thread holds the new shard's lock.
   explicit pool_shard(double poll_share, bool locked = false) noexcept;
 
   sync::spin_mutex mutex;
   range_allocator ranges __attribute__((guarded_by(one_shard)));
   statistics counts
-      __attribute__((guarded_by(one_shard))); ///< only counts; the sizes are added up when statistics are read
+      __attribute__((guarded_by(one_shard))); ///< only numbers of calls; sizes are added up when statistics are read
   pool_counters counters __attribute__((guarded_by(one_shard)));
   live_count live __attribute__((guarded_by(one_shard)));
   std::int64_t live_blocks __attribute__((guarded_by(one_shard))) = 0; ///< including blocks in thread caches
   std::size_t reserved __attribute__((guarded_by(one_shard))) = 0;
-  std::unique_ptr<virtual_pages> pages; ///< in pools over pages; one thread at a time calls it, without the lock
+  std::unique_ptr<virtual_pages> pages; ///< null in a pool over chunks; used by one thread at a time, without the lock
   chunk* paged __attribute__((guarded_by(one_shard))) =
       nullptr; ///< the chunk of mapped pages and the holes between them; null: none yet
-  alignas(128) class remote_frees remote_frees; ///< needs no lock
+  alignas(128) class remote_frees remote_frees; ///< frees by threads that found the lock taken; needs no lock
   alignas(128) time_budget poll_budget
       __attribute__((guarded_by(one_shard)));                 ///< time for polls by requests that find no memory
-  unsigned steals __attribute__((guarded_by(one_shard))) = 0; ///< recent allocations from other shards
+  unsigned steals __attribute__((guarded_by(one_shard))) = 0; ///< recent allocations by its thread from other shards
   std::uint64_t last_steal __attribute__((guarded_by(one_shard))) = 0; ///< counters.locked_calls at the last steal
   alignas(128) relaxed_atomic<std::uintptr_t> first_address;
   relaxed_atomic<std::size_t> address_space{SIZE_MAX}; ///< number of bytes from first_address on that hold all blocks

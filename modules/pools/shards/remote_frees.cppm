@@ -1,4 +1,4 @@
-// A list of frees that found the lock of their shard taken.
+// A list of frees by threads that found the lock of the block's shard taken. A shard is a part of a pool.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:remote_frees;
 import :block;

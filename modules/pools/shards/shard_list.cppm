@@ -10,11 +10,12 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// The shards of a pool: one at first. A thread that often finds its shard's lock taken gets a shard of its own. A
-/// block goes back to the shard that it came from, whichever thread frees it.
+/// The shards of a pool: one at first. A thread that often finds its shard's lock taken gets a shard of its own.
+/// Threads are told apart by 64 slots: each thread uses the slot of its index modulo 64. A block goes back to the shard
+/// that it came from, whichever thread frees it.
 export class shard_list {
 public:
-  static constexpr std::size_t max_shards = 65; ///< the first one, and one for each of the 64 thread slots
+  static constexpr std::size_t max_shards = 65; ///< the first one, and one for each of the 64 slots of threads
 
   /// `poll_share`: share of the time that each shard may spend on polls. `shard_per_thread`: each thread gets a shard
   /// of its own at its first request, even if it has found no lock taken.
@@ -27,8 +28,8 @@ public:
 
   /// Returns the calling thread's shard. Any thread.
   inline pool_shard& shard_of_thread() noexcept { return *own_slot().shard.load(std::memory_order_acquire); }
-  /// Returns the shard of the thread with this index; null if the thread has found locks taken `contention_threshold`
-  /// times.
+  /// Returns the shard of the thread with this index; null if the thread has found a lock taken by another thread
+  /// `contention_threshold` times.
   inline pool_shard* uncontended_shard(unsigned thread) noexcept {
     auto const& mine = slots_[thread % (max_shards - 1)];
     return mine.contention.load(std::memory_order_relaxed) < sync::contention_threshold
@@ -58,14 +59,15 @@ public:
 
   /// Takes the lock of a shard that a try_lock() has found taken, and counts that.
   void lock_contended(pool_shard& one) noexcept __attribute__((acquire_capability(one.mutex)));
-  /// Waits for `changed`. Unlocks all shards during the wait.
+  /// Waits until another thread notifies `changed`. Unlocks all shards during the wait.
   [[clang::requires_capability(one_shard, all_shards)]] void wait(sync::spin_condition& changed);
 
-  /// Returns whether the calling thread, while it shares its shard, has found locks taken `contention_threshold` times.
+  /// Returns whether the calling thread, while it has no shard of its own, has found a lock taken by another thread
+  /// `contention_threshold` times.
   inline bool contended() noexcept {
     return own_slot().contention.load(std::memory_order_relaxed) >= sync::contention_threshold;
   }
-  /// Gives the calling thread a shard of its own, if the host has memory for one.
+  /// Gives the calling thread a shard of its own. Does nothing if the host has no memory for one.
   [[clang::requires_capability(one_shard, all_shards)]] void add_for_thread() noexcept;
 
   /// The block that starts at an address and is not free, and its shard; both null if there is no such block. Found
@@ -86,8 +88,8 @@ public:
 private:
   friend class all_shards_lock;
   friend class all_shards_unlock;
-  // The slot of a thread. On cache lines of its own, because the thread writes to the slot when it frees blocks of
-  // other shards.
+  // The slot of a thread. A slot has cache lines of its own, because its thread writes to it when the thread frees
+  // blocks of other shards.
   struct alignas(false_sharing_distance) thread_slot {
     std::atomic<pool_shard*> shard{nullptr};
     std::atomic<pool_shard*> last_freed_shard{nullptr}; // shard of the block that the last search found

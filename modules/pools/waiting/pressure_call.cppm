@@ -13,17 +13,17 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// One function, which its executor runs each time that it is posted. A run ends when the function returns; if the
-/// function returns an awaitable, the run ends when the awaited result is there. "The lock" means the locks of all
-/// shards.
+/// One function of the user. Each time that this object is posted to its executor, the executor runs the function. A
+/// run ends when the function returns; if the function returns an awaitable, the run ends when the awaited result is
+/// there. "The lock" means the locks of all shards, the parts of the pool.
 export class pressure_call final : public work_item, public std::enable_shared_from_this<pressure_call> {
 public:
-  /// Returns the number of bytes that the function has freed. Or returns nullopt, and calls finish() with that number,
-  /// before the return or later.
+  /// Frees memory and returns the number of bytes that it has freed. Or returns nullopt, and calls finish() of `call`
+  /// with that number, before the return or later.
   using function = std::function<std::optional<std::size_t>(std::size_t wanted, pressure_call& call)>;
 
-  /// The pool, which is told when a run begins and ends. begin_pressure() returns the wanted bytes; with 0 the function
-  /// is not called.
+  /// The pool, which is told when a run begins and ends. begin_pressure() returns the wanted bytes; if it returns 0,
+  /// the function is not called.
   class observer {
   public:
     virtual std::size_t begin_pressure(pressure_call& call) noexcept = 0;
@@ -38,10 +38,10 @@ public:
 
   /// Posts a run to the executor. Called without the lock, after pressure_list::begin_next() has returned this object.
   void post() noexcept;
-  /// Ends the run. Called without the lock. This object may be destroyed when the call returns.
+  /// Ends the run. Called without the lock. This object can be gone when the call returns.
   void finish(std::size_t freed) noexcept;
-  /// Waits until the function does not run and will not run. Returns at once if the function itself calls this. Called
-  /// without the lock, after the object was removed from the pressure_list.
+  /// Waits until the function does not run and will not run. Returns immediately if the function itself calls end().
+  /// Called without the lock, after the object was removed from the pressure_list.
   void end() noexcept;
 
 private:
@@ -55,8 +55,8 @@ private:
   // Changed under the locks of all shards.
   bool busy_ __attribute__((guarded_by(all_shards))) = false;              // a run was posted and has not ended
   bool freed_some_ __attribute__((guarded_by(all_shards))) = false;        // the last run freed something
-  std::uint64_t parks_ __attribute__((guarded_by(all_shards))) = 0;        // requests parked before the last run
-  std::uint64_t change_count_ __attribute__((guarded_by(all_shards))) = 0; // count of changes before the last run
+  std::uint64_t parks_ __attribute__((guarded_by(all_shards))) = 0;        // requests that waited before the last run
+  std::uint64_t change_count_ __attribute__((guarded_by(all_shards))) = 0; // the pool's count of changes at that time
 
   sync::mutex mutex_;
   sync::condition over_;
@@ -64,7 +64,7 @@ private:
   bool ended_ = false; // the function itself has called end(): the pool may be destroyed
 };
 
-/// A coroutine that nothing awaits: it starts at once, and destroys its frame at its end.
+/// A coroutine that nothing awaits: it starts immediately, and destroys its frame at its end.
 export struct detached {
   struct promise_type {
     detached get_return_object() const noexcept { return {}; }

@@ -7,8 +7,8 @@ import :std;
 
 namespace gpumem::detail {
 
-/// The functions of one pool, guarded by the locks of all shards. A function is due if requests have begun to wait
-/// since its last run, or if that run freed memory.
+/// The functions of one pool, guarded by the locks of all shards (the parts of the pool). A function is due if requests
+/// have begun to wait since its last run, or if that run freed memory.
 export class pressure_list {
 public:
   /// Throws std::bad_alloc.
@@ -21,8 +21,9 @@ public:
   [[clang::requires_shared_capability(all_shards)]] bool due() const noexcept;
   /// Returns a function that is due, and marks it as begun; null if none is due.
   [[clang::requires_capability(all_shards)]] pressure_call* begin_next() noexcept;
-  /// Note that a function begins, and that it has ended. `change_count`: the pool's count of changes, which grows with
-  /// each free. If the count has not grown in between, the function freed nothing in this pool.
+  /// on_begin() notes that a run of the function begins, on_end() that it has ended. With 0 wanted bytes the function
+  /// does not run, and stays due. `change_count`: the pool's count of changes, which grows with each free. If the count
+  /// has not grown during the run, the function freed nothing in this pool.
   [[clang::requires_capability(all_shards)]] void on_begin(pressure_call& item, std::size_t wanted,
                                                            std::uint64_t change_count) noexcept;
   [[clang::requires_capability(all_shards)]] void on_end(pressure_call& item, std::size_t freed,

@@ -1,4 +1,4 @@
-// Decisions of the library thread for requests that wait.
+// Decisions of the library thread, the thread of default_executor(), for requests that wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
@@ -14,11 +14,12 @@ import :waiting_requests;
 
 namespace gpumem::detail {
 
-/// Watches the work that holds memory while requests wait for it. Decides whether a pass of the library thread polls,
-/// calls functions that free memory, or ends a request so that others go on. Guarded by the locks of all shards.
+/// Watches the units of work that hold memory (holders) while requests wait for it. The library thread makes passes
+/// over the pool. This class decides whether a pass polls, calls functions that free memory, or ends a request so that
+/// others go on. Guarded by the locks of all shards, the parts of the pool.
 export class progress_monitor {
 public:
-  /// Keeps references to both.
+  /// Keeps references to both arguments.
   progress_monitor(pool_parts& parts, waiting_requests const& waiting) noexcept
       : stall{parts.options.stall_timeout}, parts_{parts}, waiting_{waiting} {}
 
@@ -30,14 +31,16 @@ public:
   /// after which requests may succeed.
   [[clang::requires_capability(one_shard, all_shards)]] bool update_work_pending() noexcept;
   /// Returns the next waiting request for which a poll may help, because enough bytes are free or could be reserved;
-  /// null if there is none. While requests wait, only the library thread polls.
+  /// null if there is none. In a hardened pool, and while frees in a graph capture are still to be done, returns the
+  /// first waiting request. While requests wait, only the library thread polls.
   [[clang::requires_capability(one_shard, all_shards)]] waiter* next_to_poll_for() const noexcept;
   /// Returns the request that must end without memory so that other requests can go on; null if there is none.
   [[clang::requires_capability(one_shard, all_shards)]] waiter* next_to_abort() noexcept;
-  /// Returns the bytes that waiting requests lack, beyond those that are free or could be reserved.
+  /// Returns the bytes that waiting requests lack, beyond those that are free or could be reserved. If they lack none,
+  /// the free bytes lie in pieces; then returns the bytes of the first request. Returns 0 if no request waits.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t wanted() const noexcept;
-  /// Returns whether it is possible that all memory is held by work that waits itself. Cheap, because it does not add
-  /// up the bytes of each holder (a unit of work).
+  /// Returns whether it is possible that all memory is held by work that waits itself. Cheap, because this function
+  /// does not add up the bytes of each holder.
   [[clang::requires_capability(one_shard, all_shards)]] bool may_stall() const noexcept;
   /// Returns whether a pass of the library thread would have something to do.
   [[clang::requires_capability(one_shard, all_shards)]] bool needs_pass() noexcept;
@@ -46,8 +49,8 @@ public:
   /// Posts a pass for the time at which the waiting requests count as stalled.
   [[clang::requires_capability(one_shard, all_shards)]] void schedule_stall_check() noexcept;
 
-  /// Count the bytes of holders whose requests were preempted: ended so that the holder rolls back its work and frees
-  /// these bytes. They are subtracted after the rollback.
+  /// Counts the bytes of a holder whose request was preempted: it ended so that the holder rolls back its work and
+  /// frees these bytes. subtract_preempted() is called after the rollback.
   [[clang::requires_capability(all_shards)]] void add_preempted(std::size_t bytes) noexcept { preempted_ += bytes; }
   [[clang::requires_capability(all_shards)]] void subtract_preempted(std::size_t bytes) noexcept {
     preempted_ -= bytes;

@@ -1,4 +1,4 @@
-// The library thread's work for requests that wait.
+// The library thread's work for requests that wait. That thread is the one of default_executor().
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:request_passes;
 import :deferred_frees;
@@ -13,7 +13,7 @@ import :waiting_requests;
 namespace gpumem::detail {
 
 /// Does what the progress_monitor decides: calls functions that free memory, ends requests so that others go on, and
-/// polls for work that has completed. Takes the locks of all shards.
+/// polls for work that has completed. Takes the locks of all shards, the parts of the pool.
 export class request_passes final : public pressure_call::observer {
 public:
   /// Keeps references to all arguments.
@@ -21,7 +21,7 @@ public:
                  progress_monitor& monitor, request_queue& queue) noexcept
       : parts_{parts}, deferred_{deferred}, waiting_{waiting}, monitor_{monitor}, queue_{queue} {}
 
-  /// Called by the library thread in each pass.
+  /// Called by the library thread in each of its passes over the pool.
   void run() noexcept;
   void on_holder_event(holder& unit, holder_event what) noexcept;
   /// Throws std::bad_alloc.
@@ -30,7 +30,7 @@ public:
 
 private:
   void call_pressure() noexcept;
-  bool abort_one() noexcept; // ends one request; false if none must end
+  bool abort_one() noexcept; // ends one request; returns false if no request must end
   void poll() noexcept;
   std::size_t begin_pressure(pressure_call& call) noexcept override;
   void end_pressure(pressure_call& call, std::size_t freed) noexcept override;

@@ -19,8 +19,8 @@ namespace gpumem::detail {
 /// Decides which waiting request has a turn, and how many bytes are set aside for that turn. While a request waits, all
 /// frees take the locks of all shards, and call wake_next().
 ///
-/// Functions with `requires_capability` are called under the locks of all shards; the others take these locks
-/// themselves.
+/// Functions with `requires_capability` are called under the locks of all shards (the parts of the pool); the other
+/// functions take these locks themselves.
 export class request_queue {
 public:
   /// Keeps references to all arguments.
@@ -29,22 +29,23 @@ public:
 
   /// The outcome of a request that asks to wait.
   enum class waiting : std::uint8_t {
-    parked,   ///< the request waits; another thread may complete and destroy it at once
+    parked,   ///< the request waits; another thread can complete and destroy it immediately
     answered, ///< complete() was called for the request, or the request was cancelled
     last,     ///< answered; the caller must close the pool, which has no handle, live block or request any more
     turn,     ///< the caller tries to allocate for the request, and then calls end_turn
   };
-  /// The outcome; for a turn, with the pool's count of changes at its beginning.
+  /// The outcome. For a turn, `since` is the value at its beginning of the pool's count of changes, which grows with
+  /// each free.
   struct turn {
     waiting what;
     std::uint64_t since = 0;
   };
-  /// Parks the request, or gives it a turn. The caller then makes the attempt, since a hardened pool allocates in
-  /// another way than other pools.
+  /// Parks the request, or gives it a turn. In a turn the caller makes the attempt to allocate, since a hardened pool
+  /// allocates in another way than other pools.
   turn begin_turn(waiter& item) noexcept;
   turn end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept;
-  /// Withdraws a request. Returns false if the request does not wait or has a turn. Sets `last` if the caller must
-  /// close the pool, as with `waiting::last`.
+  /// Withdraws a request. Returns false if the request does not wait, or if it has a turn and is not being destroyed.
+  /// Sets `last` if the caller must close the pool, as with `waiting::last`.
   bool cancel(waiter& item, bool& last) noexcept;
   /// For a request of several parts, or one that asks only for a turn: returns null if there could be enough memory
   /// now, otherwise the failure.
@@ -52,13 +53,13 @@ public:
   /// Returns why a request that does not wait gets no memory while other requests wait; nullopt if it may overtake
   /// them.
   std::optional<outcome> refusal_at_admission(allocation_request const& request) noexcept;
-  /// Describes the waiting requests and the memory of scopes as text. `live`: the live bytes, as users see them. Throws
-  /// std::bad_alloc.
+  /// Describes the waiting requests, and the memory that units of work (`scope`) hold, as text. `live`: the live bytes,
+  /// as users see them. Throws std::bad_alloc.
   std::string describe(std::size_t live);
   waiting_statistics read_statistics() noexcept;
 
-  /// Gives turns as long as there could be memory for the next request. A request that can never be met any more gets a
-  /// turn too, in which it fails.
+  /// Gives turns to waiting requests as long as there could be memory for the next one. A request that can never be met
+  /// any more gets a turn too; its attempt then fails.
   [[clang::requires_capability(one_shard, all_shards)]] void wake_next(woken_waiters& woken) noexcept;
   /// Wakes the requests that can never be met any more. Called after the limit has changed or the pool was closed.
   [[clang::requires_capability(one_shard, all_shards)]] void wake_ended(woken_waiters& woken) noexcept;

@@ -6,7 +6,8 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// Tells since when nothing has been granted or freed while requests wait. Guarded by the locks of all shards.
+/// Tells since when nothing has been granted or freed while requests wait. Guarded by the locks of all shards, the
+/// parts of the pool.
 export class stall_detector {
 public:
   /// After `timeout` without a grant or a free, the requests that wait count as stalled; 0: never.
@@ -20,8 +21,9 @@ public:
   void count_grant() noexcept { ++grants_; }
   /// Notes that this many changes are no sign of progress: requests of several parts gave back parts of their memory.
   void disregard(std::uint64_t changes) noexcept { vain_ += changes; }
-  /// Returns when the requests count as stalled if nothing is granted or freed until then. `changes`: the count of
-  /// changes. A change since the last call counts as if it were made now, so that no free has to read the clock.
+  /// Returns when the requests count as stalled if nothing is granted or freed until then. `changes`: the pool's count
+  /// of frees and of other changes that may help a request. A change since the last call counts as if it were made now,
+  /// so that no free has to read the clock.
   sync::time_point stalls_at(std::uint64_t changes) noexcept;
   /// Returns whether the requests count as stalled now.
   bool has_stalled(std::uint64_t changes) noexcept;

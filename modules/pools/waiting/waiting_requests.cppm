@@ -11,17 +11,18 @@ import :waiter;
 
 namespace gpumem::detail {
 
-/// The waiting requests of one pool, and what each of them lacks. Guarded by the locks of all shards.
+/// The waiting requests of one pool, and what each of them lacks. Guarded by the locks of all shards, the parts of the
+/// pool.
 export class waiting_requests {
 public:
-  /// Keeps references to both.
+  /// Keeps references to both arguments.
   waiting_requests(pool_parts& parts, deferred_frees const& deferred) noexcept
       : queue{parts.options.max_overtakes}, parts_{parts}, deferred_{deferred} {}
 
   waiter_list queue __attribute__((guarded_by(all_shards)));
 
-  /// Returns the bytes that are free or could be reserved, less those set aside for requests that have a turn. Does not
-  /// subtract `its_own`, the part set aside for the request that asks.
+  /// Returns the bytes that are free or could be reserved, less those set aside for requests that have a turn: the
+  /// right to try again. Does not subtract `its_own`, the part set aside for the request that asks.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t headroom(std::size_t its_own = 0) const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] bool fits(waiter const& item) const noexcept;
   /// Rounds a size up as the pool does when it cannot grow: small sizes to a size class, larger ones to 256 bytes.
@@ -29,7 +30,8 @@ public:
   std::size_t rounded(waiter const& item) const noexcept;
   /// Returns whether the request can never be met any more.
   [[clang::requires_shared_capability(all_shards)]] bool ends(waiter const& item) const noexcept;
-  /// Returns whether waiting cannot help the request, because no memory is live and no stream's work is still open.
+  /// Returns whether waiting cannot help the request. No later free helps it: no memory is live, set aside for a turn,
+  /// or freed in a graph capture. Nor does it help that streams complete their work.
   [[clang::requires_capability(one_shard, all_shards)]] bool waits_for_nothing(waiter const& item) const noexcept;
   /// Returns whether the pool has no handle, no live block and no waiting request.
   [[clang::requires_capability(one_shard, all_shards)]] bool is_pool_unused() const noexcept;
@@ -38,12 +40,13 @@ public:
     return deferred_.any();
   }
 
-  /// Returns a count of changes that may let a refused request go on: it grows with each free and each promoted range.
+  /// Returns a count of changes that may let a refused request go on: it grows with each free, and with each free range
+  /// whose uses a poll finds complete.
   [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t change_count() const noexcept;
-  /// Returns the count for this request. If the request has several parts, the count leaves out parts that such
-  /// requests gave back.
+  /// Returns the count for this request. If the request has several parts, the count leaves out memory that requests of
+  /// several parts gave back after a part was refused.
   [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t change_count(waiter const& item) const noexcept;
-  /// Returns the count without the parts that requests of several parts gave back.
+  /// Returns the count without the memory that requests of several parts gave back after a part was refused.
   [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t frees_of_others() const noexcept {
     return change_count() - returned_parts_;
   }
@@ -51,8 +54,8 @@ public:
     returned_parts_ += changes;
   }
 
-  /// Notes that the upstream has refused to give the pool more than these reserved bytes. Valid as long as requests
-  /// wait.
+  /// Notes that the upstream has refused to give the pool more than `reserved` bytes in all. The note is valid as long
+  /// as requests wait.
   [[clang::requires_capability(all_shards)]] void set_upstream_limit(std::size_t reserved) noexcept {
     upstream_limit_ = reserved;
   }
