@@ -61,9 +61,10 @@ public:
   /// Removes a posted item that has not begun to run; returns false if it has begun. Destructors of operations call
   /// this.
   virtual bool try_cancel(work_item& item) noexcept = 0;
-  /// Returns whether flush() must be called after each post. Called before the post.
+  /// Returns whether flush() must be called after each post. This function itself is called before the post.
   virtual bool needs_flush() const noexcept { return false; }
-  /// Called after a post, with no lock held. An executor that runs items on the posting thread runs them here.
+  /// Called after a post, while the calling thread holds no lock of gpumem. An executor that runs items on the posting
+  /// thread runs them here.
   virtual void flush() noexcept {}
 
 protected:
