@@ -145,7 +145,7 @@ private:
   bool stopping_ __attribute__((guarded_by(mutex_))) = false;
   bool stopped_within_ __attribute__((guarded_by(mutex_))) = false;
   bool ended_ __attribute__((guarded_by(mutex_))) = false;
-  // Set when stop_within() has waited for its whole bound: no other call waits for the thread any more.
+  // Set when stop_within() returns false: cancel() then no longer waits for the thread.
   bool detached_ __attribute__((guarded_by(mutex_))) = false;
   sync::thread thread_;
 };

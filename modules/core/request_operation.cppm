@@ -136,7 +136,8 @@ protected:
   bool can_wait() const noexcept { return from_.table->admit != nullptr; }
   // Withdraws the request from the resource. Returns true if it was still parked.
   bool cancel_waiter() noexcept;
-  // For a stop or the deadline: if the request is still parked, answers it with `why`. Only the first call counts.
+  // Called at a stop or at the deadline. If the request is still parked, answers it with `why`. Only the first call
+  // counts.
   void cancel(outcome why) noexcept;
   // Returns whether a stop ended the request; if so, removes that answer.
   bool take_stopped() noexcept;

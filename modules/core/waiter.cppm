@@ -132,12 +132,12 @@ private:
 
   detail::list_links<waiter> links_;
   bool parked_ = false;
-  std::uint64_t age_ = 0;          // see holder
+  std::uint64_t age_ = 0;          // that of the holder; without a holder, set when the waiter is parked
   std::uint64_t turns_before_ = 0; // turns that the list had given in all when this waiter got its turn
   bool was_refused_ = false;       // it got no memory in its turn, although there were bytes enough
-  bool exclusive_ = false;         // no other request gets a turn beside it
+  bool exclusive_ = false;         // no other request gets a turn while this one has its turn
   sync::time_point parked_since_;
-  std::size_t turn_ = 0; // bytes set aside for it
+  std::size_t turn_ = 0; // bytes set aside for it; 0: it has no turn
   waiter* next_woken_ = nullptr;
 };
 
