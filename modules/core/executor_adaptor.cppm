@@ -124,7 +124,7 @@ public:
 
   void post(work_item& item) noexcept override {
     if (detail::forked()) return;
-    auto const state = state_; // keeps the state alive: if the function runs a job at once, that job may destroy *this
+    auto const state = state_; // keeps the state alive: if the function runs a job in this call, that can destroy *this
     detail::adapted_call const call{*state, item};
     if constexpr (nothrow) {
       (*state->post)(executor_job{state});

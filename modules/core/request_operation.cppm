@@ -211,7 +211,8 @@ public:
 protected:
   ~suspended_operation() = default;
 
-  // Called before park(). Chooses the executor and starts the timer. Throws as suspension::prepare().
+  // Called before park(). Chooses the executor and starts the timer. Throws std::system_error, std::bad_alloc, and
+  // cuda_error in a forked child.
   void prepare();
   // After this returns, the deadline cannot cancel the request. The caller holds no lock of a resource.
   void forget_deadline() noexcept { cancel_timer(*this); }

@@ -183,7 +183,7 @@ public:
   bool remove(waiter& item) noexcept;
   /// Returns the first request, with or without a turn; null if there is none.
   inline waiter* first() const noexcept { return items_.first(); }
-  /// Returns the request after this one; null at the end.
+  /// Returns the request after `item`; null if there is none.
   static inline waiter* after(waiter const& item) noexcept { return item.links_.next; }
   /// Whether no request is parked.
   inline bool empty() const noexcept { return items_.empty(); }
@@ -203,7 +203,7 @@ public:
   /// Requests in whose place an older request could get memory. They have no turn. Their holders hold memory and can
   /// roll their work back, but have not been asked to.
   struct yielding {
-    waiter* last = nullptr; ///< the last such request; null if there is none
+    waiter* last = nullptr; ///< the last of these requests; null if there is none
     std::size_t held = 0;   ///< bytes that their holders hold
   };
   /// Returns those of these requests that go after `first` and belong to another holder.
