@@ -16,8 +16,8 @@ import :stream;
 namespace gpumem {
 
 namespace extend {
-/// An owning, type-erased resource for memory of any accessibility, with gpumem's services (functions beyond CCCL's).
-/// make_any_memory() makes one. It is empty only if it was moved from.
+/// An owning, type-erased resource with gpumem's services (functions beyond CCCL's). The type does not say whether the
+/// host, a device or both can access the memory. make_any_memory() makes one. It is empty only if it was moved from.
 export using any_memory = mr::any_resource<services>;
 } // namespace extend
 
@@ -38,8 +38,9 @@ private:
   std::optional<device_guard> scope_;
 };
 
-// The state that holds a resource of another library. The resource lives until its last handle is gone and its last
-// block is freed. While its functions run, the device is current that was current in make_any_memory().
+// Holds a resource of another library. It is a state: an object that several handles share, here the copies of one
+// any_memory. The state and its resource live until the last handle is gone and the last block is freed. While a
+// function of the resource runs, the device that was current in make_any_memory() is current.
 template <class R> class held_state final : public adaptor_state<held_state<R>, R> {
   using base = adaptor_state<held_state, R>;
 
@@ -78,18 +79,18 @@ private:
   state_ptr<held_state<R>> state_;
 };
 
-// Returns whether kernels of a device can access the memory of the resource. False for plain host memory: only copies
-// can read and write it.
+// Returns whether kernels of a device can access the memory of the resource. Returns false for plain host memory, which
+// work on a stream reaches only by copies of the driver and by host functions.
 bool device_reaches(any_memory const& resource) noexcept;
 
 } // namespace detail
 
 namespace extend {
 /// Converts any resource to the form that containers hold. A gpumem resource, type-erased or not, gives another handle
-/// to the same state. A resource of another library is moved into a new state, which lives until the last of its blocks
-/// is freed. If that resource is only a reference, its target must outlive the state. Later calls to the resource run
-/// with the device current that is current in this call. Throws std::invalid_argument for an empty resource,
-/// std::bad_alloc, cuda_error. Any thread.
+/// to its state (the object that all its handles share). A resource of another library is moved into a new state, which
+/// lives until the last of its blocks is freed. If that resource is only a reference, its target must outlive the
+/// state. While later calls to that resource run, the device that is current in this call is current. Throws
+/// std::invalid_argument for an empty resource, std::bad_alloc, cuda_error. Any thread.
 export template <mr::resource R> any_memory make_any_memory(R resource) {
   if constexpr (requires {
                   { resource.has_value() } -> std::convertible_to<bool>;
@@ -101,8 +102,9 @@ export template <mr::resource R> any_memory make_any_memory(R resource) {
                 }) {
     return any_memory{std::move(resource)};
   } else {
-    // Erases the resource directly only if its services belong to its own type. An adaptor of another library may
-    // forward the services of its upstream; calls to those services would bypass the adaptor.
+    // The resource is type-erased already. It is converted without a held_resource only if find_services() finds
+    // services that belong to the type that it holds. An adaptor of another library may forward the services of its
+    // upstream instead; calls to those would bypass the adaptor.
     if constexpr (mr::has_property<R, services> && std::convertible_to<R, any_memory> &&
                   requires { resource.type(); }) {
       if (find_services(resource).table) return any_memory{std::move(resource)};

@@ -50,7 +50,7 @@ public:
     return made;
   }
   /// Returns a copy of `source` that belongs to `stream`, without spare capacity. Its memory comes from the resource of
-  /// `source`, or from the given one.
+  /// `source`, or from the argument `resource` if it is passed.
   static buffer copy_of(stream_ref stream, buffer const& source);
   template <mr::resource R> static buffer copy_of(stream_ref stream, R resource, buffer const& source) {
     buffer made{stream, std::move(resource), source.size(), source.alignment()};
@@ -59,7 +59,7 @@ public:
   }
 
   buffer(buffer&& other) noexcept;
-  /// Takes over the other buffer. Frees the old memory of this one in the order of its old stream.
+  /// Takes over the memory of `other`. Frees the old memory of this buffer, in the order of its old stream.
   buffer& operator=(buffer&& other) noexcept;
   ~buffer() = default;
 
@@ -92,14 +92,14 @@ public:
   /// Frees the memory in the order of the stream. The resource, the stream and the alignment stay.
   void clear();
 
-  /// Copies `bytes` bytes from `source` to the offset, in the order of the buffer's stream. The source may be any
-  /// memory from which the driver can copy. Pageable host memory is read during the call and may change when it
-  /// returns. Other memory is read when the stream reaches the copy. Throws std::out_of_range if the bytes do not fit
-  /// into the size.
+  /// Copies `bytes` bytes from `source` to `offset`, in the order of the buffer's stream. The source is any memory from
+  /// which the driver can copy. Pageable host memory is read during the call, so the caller can change it as soon as
+  /// the call has returned. Other memory is read when the stream reaches the copy. Throws std::out_of_range if the
+  /// bytes do not fit into the size.
   ///
-  /// If no device can access the buffer's memory, the driver copies between it and host pointers without waiting for
-  /// the stream. So the call first waits on the host for the stream; it throws acquire_error if the stream captures a
-  /// graph.
+  /// If no device can access the buffer's memory, the driver copies between that memory and other host memory without
+  /// waiting for the stream. So this function first waits on the host for the stream, and throws acquire_error if the
+  /// stream captures a graph.
   void copy_from(void const* source, std::size_t bytes, std::size_t offset = 0);
   /// Copies `bytes` bytes from the offset to `target`, in the order of the buffer's stream. If the target is pageable
   /// host memory, the call waits on the host for the stream. Throws std::out_of_range.

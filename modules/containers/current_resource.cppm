@@ -6,14 +6,15 @@ import :device;
 
 namespace gpumem {
 
-/// Returns the device's current resource. At first it is a pool over the device's memory, with virtual pages if the
-/// device supports them. That pool is made at first use and lives until the process ends. The returned handle and its
-/// memory stay valid after another resource is set. Throws cuda_error, std::bad_alloc. Any thread.
+/// Returns the device's current resource. At first it is a pool over the device's memory. If the device supports it,
+/// the pool maps memory page by page at reserved addresses; otherwise it allocates whole chunks. That pool is made at
+/// first use and lives until the process ends. The returned handle and its memory stay valid after another resource is
+/// set. Throws cuda_error, std::bad_alloc. Any thread.
 export any_pool current_resource(device where = device::current());
 
 /// Sets the device's current resource and returns the previous one. Live blocks still belong to the resource from which
-/// they came. Throws std::invalid_argument for a handle that was moved from, and for memory of another device. Any
-/// thread.
+/// they came. Throws std::invalid_argument for a handle that was moved from, and for memory of another device. The
+/// second form sets the current resource of the current device. Any thread.
 export any_pool set_current_resource(device where, any_pool resource);
 export any_pool set_current_resource(any_pool resource);
 
@@ -25,7 +26,7 @@ export any_pool reset_current_resource(device where = device::current());
 /// construction. The current resource belongs to the process, not to the thread.
 export class [[nodiscard]] scoped_current_resource {
 public:
-  /// Sets the resource. Throws what set_current_resource() throws.
+  /// Sets the resource, for the current device if `where` is left out. Throws what set_current_resource() throws.
   scoped_current_resource(device where, any_pool resource);
   explicit scoped_current_resource(any_pool resource);
   scoped_current_resource(scoped_current_resource const&) = delete;

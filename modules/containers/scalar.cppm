@@ -28,7 +28,7 @@ public:
   explicit scalar(stream_ref stream) : element_{stream, 1} {}
 
   /// Returns a copy of `source` that belongs to `stream`. Its memory comes from the resource of `source`, or from the
-  /// given one.
+  /// argument `resource` if it is passed.
   static scalar copy_of(stream_ref stream, scalar const& source) {
     return scalar{uninitialized_vector<T>::copy_of(stream, source.element_)};
   }
@@ -47,8 +47,8 @@ public:
   /// Waits on the host for the value and returns it. Throws cuda_error, and acquire_error if the stream captures a
   /// graph.
   T value() const { return element_.front(); }
-  /// Copies the value on another stream, waits on the host for the copy and returns the value. `stream` first waits for
-  /// the scalar's stream; after the copy the scalar's stream waits for `stream`.
+  /// Copies the value on `stream` instead of the scalar's stream, waits on the host for the copy and returns the value.
+  /// `stream` first waits for the scalar's stream; after the copy the scalar's stream waits for `stream`.
   T value(stream_ref stream) const { return element_.element_on(stream, 0); }
 
   /// Sets the value in the stream's order; `value` may be destroyed when this returns. Throws cuda_error, and

@@ -15,8 +15,8 @@ public:
   /// The number of streams that is used if the caller names none.
   static constexpr std::size_t default_size = 16;
 
-  /// Makes `size` streams. `priority` is the stream priority of CUDA. Throws std::invalid_argument for a size of 0,
-  /// cuda_error, std::bad_alloc.
+  /// Makes `size` streams. `priority` is the stream priority of CUDA; lower is more urgent. Throws
+  /// std::invalid_argument if `size` is 0. Also throws cuda_error and std::bad_alloc.
   explicit stream_pool(gpumem::device where = gpumem::device::current(), std::size_t size = default_size,
                        int priority = 0);
   stream_pool(stream_pool const&) = delete;
@@ -25,8 +25,8 @@ public:
   /// Returns the next stream, round robin. All threads share one position.
   stream_ref next() noexcept;
 
-  /// Returns the stream number `index` modulo size(), always the same for an index. So workers can be spread over the
-  /// streams by their numbers.
+  /// Returns the stream whose number is `index` modulo size(). The same index always gives the same stream, so workers
+  /// can be spread over the streams by their numbers.
   stream_ref operator[](std::size_t index) const noexcept { return streams_[index % streams_.size()]; }
 
   /// Returns the number of streams.

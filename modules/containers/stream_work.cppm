@@ -7,20 +7,21 @@ import :std;
 
 namespace gpumem::detail {
 
-// A stream, with a guard that makes the stream's device current while this object lives. So a default stream handle
-// means the same stream as when the container got it. All functions throw cuda_error, also if the device is lost.
-// Copies and fills of 0 bytes do nothing.
+// Enqueues work on the stream `on`. While this object lives, `home`, the device of the stream, is current. So the
+// handle of a default stream means the stream that it meant when the container got it. All functions throw cuda_error,
+// also if the device is lost. Copies and fills of 0 bytes do nothing.
 class stream_work {
 public:
   stream_work(stream_ref on, device home);
 
   void copy(void* to, void const* from, std::size_t bytes) const;
   void fill(void* to, std::byte value, std::size_t bytes) const;
-  // Copy and fill by host functions in the stream's order. They serve memory that no device can access.
+  // These enqueue a host function that copies or fills, in the stream's order. They are for memory that no device can
+  // access.
   void copy_by_host(void* to, void const* from, std::size_t bytes) const;
   void fill_by_host(void* to, std::byte value, std::size_t bytes) const;
-  // Waits on the host for all enqueued work. Throws acquire_error if the stream captures, since a wait would end the
-  // capture.
+  // Waits on the host for all enqueued work. Throws acquire_error if the stream captures a graph, since a wait would
+  // invalidate the capture.
   void wait() const;
   // Throws acquire_error if the stream captures a graph.
   void refuse_capture() const;

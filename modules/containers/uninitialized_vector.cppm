@@ -14,8 +14,8 @@ import :stream;
 namespace gpumem {
 
 /// A buffer of uninitialised elements. Sizes are in elements; otherwise it is used as `buffer`. Pointers and iterators
-/// point into its memory. Only work on its stream may dereference them, and the host if it can access the memory.
-/// Move-only; one thread at a time. Functions throw std::out_of_range for an index beyond the size, and
+/// point into its memory. Work on the vector's stream may dereference them. The host may do so only if it can access
+/// the memory. Move-only; one thread at a time. Functions throw std::out_of_range for an index beyond the size, and
 /// std::bad_array_new_length for a count whose bytes overflow.
 export template <class T>
   requires std::is_trivially_copyable_v<T> && std::is_object_v<T> && (!std::is_const_v<T>)
@@ -58,7 +58,7 @@ public:
     return made;
   }
   /// Returns a copy of `source` that belongs to `stream`, without spare capacity. Its memory comes from the resource of
-  /// `source`, or from the given one.
+  /// `source`, or from the argument `resource` if it is passed.
   static uninitialized_vector copy_of(stream_ref stream, uninitialized_vector const& source) {
     return uninitialized_vector{buffer::copy_of(stream, source.bytes_)};
   }
@@ -92,9 +92,9 @@ public:
   /// Returns the resource, type-erased.
   any_memory const& resource() const noexcept { return bytes_.resource(); }
 
-  /// Calls buffer::resize() with sizes in elements.
+  /// Does what buffer::resize() does, with the size in elements.
   void resize(size_type count) { bytes_.resize(bytes_of(count)); }
-  /// Calls buffer::reserve() with sizes in elements.
+  /// Does what buffer::reserve() does, with the capacity in elements.
   void reserve(size_type count) { bytes_.reserve(bytes_of(count)); }
   /// Calls buffer::shrink_to_fit().
   void shrink_to_fit() { bytes_.shrink_to_fit(); }
@@ -102,12 +102,12 @@ public:
   void clear() { bytes_.clear(); }
   /// Calls buffer::assign().
   void assign(uninitialized_vector const& source) { bytes_.assign(source.bytes_); }
-  /// Calls buffer::copy_from() with sizes in elements.
+  /// Copies all elements of `source` to this vector, from the element `first` on; see buffer::copy_from().
   void copy_from(gpumem::span<T const> source, size_type first = 0) {
     require_range(source.size(), first);
     bytes_.copy_from(source.data(), source.size_bytes(), first * sizeof(T));
   }
-  /// Calls buffer::copy_to() with sizes in elements.
+  /// Copies to all elements of `target`, from the element `first` of this vector on; see buffer::copy_to().
   void copy_to(gpumem::span<T> target, size_type first = 0) const {
     require_range(target.size(), first);
     bytes_.copy_to(target.data(), target.size_bytes(), first * sizeof(T));
@@ -126,7 +126,7 @@ public:
     auto const local = std::bit_cast<raw>(value); // `value` may lie in pinned memory; write() needs pageable memory
     bytes_.write(local.data(), sizeof(T), index * sizeof(T));
   }
-  /// Sets an element and waits on the host until that is complete.
+  /// Sets an element as set_element_async() does, and waits on the host until the element is set.
   void set_element(size_type index, T const& value) {
     set_element_async(index, value);
     synchronize();
@@ -143,7 +143,8 @@ public:
     bytes_.read(local.data(), sizeof(T), index * sizeof(T));
     return std::bit_cast<T>(local);
   }
-  /// Copies the element on another stream, waits on the host for the copy and returns the value; see buffer::read_on().
+  /// Copies the element on `stream` instead of the vector's stream, waits on the host for the copy and returns the
+  /// value; see buffer::read_on().
   T element_on(stream_ref stream, size_type index) const {
     require_range(1, index);
     raw local;

@@ -41,8 +41,8 @@ export template <std::size_t N> using acquired_t = acquired<N>::type;
 
 /// The awaiter of one `co_await` of an acquire_awaitable; immovable. The destructor withdraws a request that still
 /// waits. If memory was granted but the coroutine has not resumed, the destructor frees it. Destroy the awaiter only
-/// where its executor cannot resume the coroutine meanwhile: on the executor's thread, or while the executor does not
-/// run.
+/// where the executor (see acquire_options::resume_on) cannot resume the coroutine meanwhile: on the executor's thread,
+/// or while the executor does not run.
 export template <stoppable_token Token, std::size_t N = 1> class acquire_operation {
 public:
   acquire_operation(acquire_operation const&) = delete;
@@ -51,7 +51,7 @@ public:
     if (first_.holds()) static_cast<void>(first_.take(what_)); // frees the memory
   }
 
-  /// Tries to get memory at once. Returns true, and the coroutine does not suspend, if the request was granted or
+  /// Tries to get memory immediately. Returns true, and the coroutine does not suspend, if the request was granted or
   /// failed.
   bool await_ready() noexcept {
     bool const stopped = token_.stop_requested();
@@ -62,9 +62,9 @@ public:
     return false; // await_suspend() tells the promise of the stop
   }
 
-  /// Makes the request wait in the resource. If a stop was requested, calls unhandled_stopped() of a promise that has
-  /// this function. Throws std::system_error or std::bad_alloc if the library thread cannot be started, cuda_error in a
-  /// forked child.
+  /// Makes the request wait in the resource. If a stop was requested, calls unhandled_stopped() of the promise, if the
+  /// promise has that function. Throws std::system_error or std::bad_alloc if gpumem's background thread, the library
+  /// thread, cannot be started. Throws cuda_error in a forked child.
   template <class Promise> auto await_suspend(std::coroutine_handle<Promise> continuation) {
     waiting_->continue_with(continuation);
     if constexpr (detail::stoppable_promise<Promise>) {
@@ -101,10 +101,11 @@ private:
 /// the resource lets requests wait: by priority and order of arrival, at most until its deadline. The executor of the
 /// options then resumes the coroutine.
 ///
-/// Throws out_of_memory, cuda_error, acquire_error, std::invalid_argument as `throw_failure` says. A passed deadline is
-/// an acquire_error; only a stop calls unhandled_stopped(). The resource and the stream must live until the request has
-/// ended. If the stream captures a graph when the coroutine resumes, the outcome is capture_unsupported. A request that
-/// begins on a capturing stream never waits: if no memory is free, it ends as exhausted.
+/// Throws the exception that belongs to the failure (see `throw_failure`): out_of_memory, cuda_error, acquire_error or
+/// std::invalid_argument. After a passed deadline that is an acquire_error; only a stop calls unhandled_stopped(). The
+/// resource and the stream must live until the request has ended. If the stream captures a graph when the coroutine
+/// resumes, the outcome is capture_unsupported. A request that begins on a capturing stream never waits: if no memory
+/// is free, it ends with outcome::exhausted.
 export template <stoppable_token Token = never_stop_token, std::size_t N = 1> class [[nodiscard]] acquire_awaitable {
 public:
   /// One allocation, or an array of N.
@@ -141,8 +142,9 @@ public:
     }
   }
 
-  /// Waits on the calling thread until `when` or the request's deadline, whichever is earlier. Returns
-  /// outcome::deadline if the request has not been answered by then.
+  /// Waits on the calling thread for the memory, at most until `when` or the request's deadline, whichever is earlier.
+  /// Returns the memory or the failure: outcome::deadline if the request has not been answered by then. Ignores the
+  /// stop token. Must not be called on the library thread.
   [[nodiscard]] expected<value_type, failure> wait_until(sync::time_point when) const noexcept {
     return answered([when](auto& operation) { operation.wait_until(when); });
   }
@@ -181,8 +183,8 @@ struct awaitable_request {
   }
 };
 
-// Waits until the resource could grant a request for `bytes`. Gets no memory. Completes at once if the resource does
-// not let requests wait.
+// Returns an awaitable that waits until the resource could grant a request for `bytes`, but gets no memory. It
+// completes immediately if the resource does not let requests wait. `resume_on` is the executor of acquire_options.
 template <class R> acquire_awaitable<> turn_for(R& resource, std::size_t bytes, executor* resume_on) noexcept {
   return awaitable_request::of<never_stop_token>(
       {services_of(resource), stream_ref{CUstream{}}, bytes, {.resume_on = resume_on}, true}, {}, {});
@@ -197,10 +199,10 @@ acquire_awaitable<Token> acquire(R& resource, stream_ref stream, std::size_t byt
   return detail::awaitable_request::of<Token>({services_of(resource), stream, bytes, options}, {}, std::move(token));
 }
 
-/// Asks for several blocks at once, each with its own stream: `acquire_all(pool, {{a, bytes}, {b, other}})`. Either all
-/// are granted or none, so no such request holds one block while it waits for another. The request waits in line with
-/// the sum of the bytes. The result is a std::array of allocations. `options.alignment` is ignored: each block has its
-/// own alignment. Any thread.
+/// Asks for several blocks in one request, each with its own stream: `acquire_all(pool, {{a, bytes}, {b, other}})`.
+/// Either all are granted or none, so the request never holds one block while it waits for another. While it waits, it
+/// counts as a request for the sum of the bytes. The result is a std::array of allocations. `options.alignment` is
+/// ignored: each block has its own alignment. Any thread.
 export template <class R, std::size_t N, stoppable_token Token = never_stop_token>
   requires(N > 1)
 acquire_awaitable<Token, N> acquire_all(R& resource, block_request const (&blocks)[N], acquire_options options = {},

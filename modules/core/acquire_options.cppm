@@ -8,10 +8,10 @@ import :sync;
 
 namespace gpumem {
 
-/// Options of a request.
+/// Options of a request. The library thread is gpumem's background thread.
 export struct acquire_options {
   std::size_t alignment = 256;   ///< alignment of the memory, in bytes; a power of two
-  executor* resume_on = nullptr; ///< executor on which a coroutine that had to wait resumes; null: the library thread
+  executor* resume_on = nullptr; ///< resumes a coroutine that had to wait; null: the library thread does
   int priority = 0;              ///< waiting requests of higher priority are served first
   /// When std::chrono::steady_clock reaches this time, a request that still waits ends with outcome::deadline. The
   /// library thread checks the clock. Memory that is free when the request begins is granted even after the deadline.

@@ -21,7 +21,7 @@ public:
 
 private:
   friend class allocation;
-  // `happened` is an event of `used_device`; the destructor records it on `used`.
+  // `happened` is an event made for `used_device`. The destructor records it on the stream `used`.
   scoped_use(stream_ref home, device home_device, stream_ref used, device used_device, event happened) noexcept
       : home_{home}, used_{used}, home_device_{home_device}, used_device_{used_device}, happened_{std::move(happened)} {
   }
@@ -37,13 +37,14 @@ private:
 ///
 /// The destructor frees in the order of the block's stream. It uses the stream's handle, so the stream must live until
 /// then, as with RMM's device_buffer. A program that destroys the stream earlier first calls reset() or set_stream()
-/// with another stream. A block of a thread's default stream may be destroyed on another thread, which cannot use the
-/// handle. Other streams may then reuse the block only after an event that the first thread records on that stream
-/// later.
+/// with another stream. A block whose stream is the default stream of a thread can be destroyed on another thread,
+/// which cannot use that stream's handle. Other streams can then reuse the block only after an event that gpumem
+/// records on that default stream later, in a call of the thread to which it belongs.
 export class [[nodiscard]] allocation {
 public:
   allocation() noexcept = default;
-  /// Takes over a block that the resource of `from` has allocated and counted.
+  /// Takes over a block that the resource behind `from` has allocated and counts as live. `from` names the resource's
+  /// functions and state.
   inline allocation(services_handle from, stream_key const& stream, void* data, std::size_t bytes,
                     std::size_t alignment) noexcept
       : data_{data}, bytes_{bytes}, alignment_log2_{static_cast<unsigned>(std::countr_zero(alignment))}, from_{from},
@@ -79,11 +80,12 @@ public:
   [[nodiscard]] void* release() noexcept;
   /// Frees the block now, in the order of its stream.
   void reset() noexcept;
-  /// Frees the block now, in the order of `stream`, which the caller has made wait for all uses. Throws as identify().
+  /// Frees the block now, in the order of `stream`, which the caller has made wait for all uses. Throws cuda_error, and
+  /// std::invalid_argument for the handle of a default stream while another device is current.
   void reset(stream_ref stream);
 
-  /// Lets `stream` use the block from now on. The destructor of the returned guard makes the block's stream wait for
-  /// `stream`. Throws cuda_error.
+  /// Makes `stream` wait for the block's stream, so that `stream` can use the block from now on. The destructor of the
+  /// returned guard makes the block's stream wait for `stream`. Throws cuda_error.
   scoped_use use_on(stream_ref stream) const;
   /// Makes `stream` wait for the block's stream; `stream` is then the block's stream. Throws cuda_error; the block then
   /// keeps its stream.
@@ -93,7 +95,8 @@ private:
   void swap(allocation& other) noexcept;
   void free(stream_key const& key) noexcept;
   device where() const;
-  // While a block holds its stream's timeline (gpumem's record of the stream), the timeline gets no other stream.
+  // A timeline is gpumem's record of a stream. While a block holds the timeline of its stream, gpumem does not reuse
+  // the timeline for another stream.
   inline void hold() const noexcept { timeline_->retain(); }
   inline void drop() const noexcept { timeline_->release(); }
 

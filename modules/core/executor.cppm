@@ -52,18 +52,19 @@ private:
 /// Runs work items. Users may derive executors of their own from it. An executor must outlive the items posted to it.
 /// The last item may run before the posting thread has left post(), and the owner of the item may then destroy the
 /// executor: thread_executor, thread_pool_executor and executor_adaptor allow that. An executor that needs flush() must
-/// outlive all threads that post to it; gpumem's own threads end with the process.
+/// outlive all threads that post to it. gpumem's own threads can be among these, and they end with the process.
 export class executor {
 public:
   /// Enqueues the item. Must not run it in this call, since the caller may hold a lock of gpumem. The caller does not
-  /// touch the item afterwards: another thread may run it at once. Any thread.
+  /// touch the item afterwards, since another thread can run it immediately. Any thread.
   virtual void post(work_item& item) noexcept = 0;
   /// Removes a posted item that has not begun to run; returns false if it has begun. Destructors of operations call
   /// this.
   virtual bool try_cancel(work_item& item) noexcept = 0;
-  /// Returns whether flush() must be called after each post. Called before the post.
+  /// Returns whether flush() must be called after each post. This function itself is called before the post.
   virtual bool needs_flush() const noexcept { return false; }
-  /// Called after a post, with no lock held. An executor that runs items on the posting thread runs them here.
+  /// Called after a post, while the calling thread holds no lock of gpumem. An executor that runs items on the posting
+  /// thread runs them here.
   virtual void flush() noexcept {}
 
 protected:
@@ -71,7 +72,8 @@ protected:
 };
 
 /// Runs items on the posting thread, after that thread has released gpumem's locks. If a running item posts another
-/// item, that item runs after it, not inside it. For tests only: otherwise any free of memory could run arbitrary code.
+/// item, that item runs after it, not inside it. It is for tests only: in a program, each call that frees memory could
+/// then run arbitrary code.
 export class inline_executor final : public executor {
 public:
   void post(work_item& item) noexcept override;
@@ -97,7 +99,8 @@ public:
   bool try_cancel(work_item& item) noexcept override;
 
   /// Ends the thread after the item that runs now. Items that are queued then, or posted later, never run. Returns
-  /// false if that takes longer than `bound`, or on that thread itself. The executor must then never be destroyed.
+  /// false if the thread has not ended within `bound`, or if the thread itself makes the call. After a result of false
+  /// the executor must never be destroyed.
   bool stop_within(sync::duration bound) noexcept;
 
 private:
@@ -105,9 +108,9 @@ private:
 };
 
 namespace detail {
-// Runs items in the order of posting, and timers. It is an object of its own, so that a forked child can leave it alive
-// when the child destroys the thread_executor. The thread does not exist in the child, where the destructor of the
-// condition variable would wait for it for ever.
+// Runs items in the order of posting, and timers at their times, on one thread. This object is separate from the
+// thread_executor, so that a forked child can leave it alive when the child destroys the thread_executor. The thread
+// does not exist in the child, where the destructor of the condition variable would wait for it for ever.
 class executor_thread final : public executor {
 public:
   /// `name` is the thread's name in debuggers and in /proc, at most 15 characters.
@@ -120,7 +123,9 @@ public:
   /// Does what thread_executor::stop_within() does.
   bool stop_within(sync::duration bound) noexcept;
 
-  /// These do what start_timer(), cancel_timer() and try_cancel_timer() do, for timers on this thread.
+  /// start() makes the thread run the timer at `when`. After cancel() the timer does not run: cancel() waits for an
+  /// expire() in progress, unless the thread itself calls it. try_cancel() does not wait, and returns false if the
+  /// timer's expire() has begun.
   void start(timer& item, sync::time_point when) noexcept;
   void cancel(timer& item) noexcept;
   bool try_cancel(timer& item) noexcept;
@@ -140,7 +145,7 @@ private:
   bool stopping_ __attribute__((guarded_by(mutex_))) = false;
   bool stopped_within_ __attribute__((guarded_by(mutex_))) = false;
   bool ended_ __attribute__((guarded_by(mutex_))) = false;
-  // Set when stop_within() has waited for its whole bound: no other call waits for the thread any more.
+  // Set when stop_within() returns false: cancel() then no longer waits for the thread.
   bool detached_ __attribute__((guarded_by(mutex_))) = false;
   sync::thread thread_;
 };
@@ -150,9 +155,10 @@ executor_thread* running_library_thread() noexcept;
 } // namespace detail
 
 /// Returns the default executor, the library thread: one thread per process, started at first use and stopped before
-/// the driver shuts down. Items that have not run by then never run. Do not block this thread. On it, pools poll for
-/// the work that waiting requests need, requests end at their deadlines, and coroutines that wait for the GPU poll and
-/// resume. Throws std::system_error or std::bad_alloc if the thread cannot be started, cuda_error in a forked child.
+/// the driver shuts down. Items that have not run by then never run. Do not block this thread. While requests wait for
+/// freed memory, pools poll on this thread for the work that still uses that memory. Requests end at their deadlines on
+/// it, and coroutines that wait for the GPU poll and resume on it. Throws std::system_error or std::bad_alloc if the
+/// thread cannot be started, cuda_error in a forked child.
 export executor& default_executor();
 
 } // namespace gpumem

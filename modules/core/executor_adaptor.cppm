@@ -12,9 +12,9 @@ namespace gpumem {
 
 namespace detail {
 
-// Items wait in this queue, and each job of the job system runs the first one. So an item can be cancelled even if the
-// job system cannot cancel jobs: one job then finds nothing to run. Jobs may outlive the executor, so they share
-// ownership of the queue.
+// Items wait in this queue. The user's function gives a job to the job system for each item, and each job runs the
+// first item of the queue. So an item can be cancelled even if the job system cannot cancel jobs: one job then finds no
+// item to run. Jobs may outlive the executor, so they share ownership of the queue.
 class adapted_queue {
 public:
   // Throws cuda_error in a forked child.
@@ -26,9 +26,9 @@ public:
   bool remove(work_item& item) noexcept;
   // Runs the first item. Returns false if there is none.
   bool run_one() noexcept;
-  // Makes the library thread run all queued items, because the job system did not take a job. `self` is this queue. It
-  // is a parameter because std::enable_shared_from_this needs friend functions, which clang 19 does not give to
-  // importers (llvm-project#126373).
+  // Makes the library thread (gpumem's background thread) run all queued items, because the job system did not take a
+  // job. `self` is this queue. It is a parameter because std::enable_shared_from_this needs friend functions, which
+  // clang 19 does not give to importers (llvm-project#126373).
   void rescue(std::shared_ptr<adapted_queue> self) noexcept;
   // Waits until no other thread is in a call of the user's function. Returns false if the calling thread is in one.
   bool wait_for_calls() noexcept;
@@ -56,7 +56,8 @@ public:
   adapted_call(adapted_call const&) = delete;
   adapted_call& operator=(adapted_call const&) = delete;
   ~adapted_call();
-  // Returns in how many calls for this queue the calling thread is: more than one if the function itself runs jobs.
+  // Returns the number of calls of the user's function for `queue` in which the calling thread is. It is more than one
+  // if the function runs a job inside the call, and that job posts another item.
   static std::size_t count_own(adapted_queue const& queue) noexcept;
 
 private:
@@ -98,10 +99,10 @@ private:
 } // namespace extend
 
 /// Makes an executor of a function that hands an executor_job to a job system:
-/// `executor_adaptor where{[&](auto job) { asio::post(context, std::move(job)); }};`. Any thread may call the function,
-/// and the caller may hold a lock of gpumem: the job must run later, not inside the call. If the function throws, the
-/// library thread runs the posted items. Before the executor is destroyed, all operations that resume on it must have
-/// been resumed or destroyed.
+/// `executor_adaptor where{[&](auto job) { asio::post(context, std::move(job)); }};`. The function is called on any
+/// thread, and a lock of gpumem can be held meanwhile: the job must run later, not inside the call. If the function
+/// throws, the library thread runs the posted items. Before the executor is destroyed, all operations that resume on it
+/// must have been resumed or destroyed.
 export template <class Post>
   requires std::invocable<Post&, executor_job>
 class executor_adaptor final : public executor {
@@ -123,7 +124,7 @@ public:
 
   void post(work_item& item) noexcept override {
     if (detail::forked()) return;
-    auto const state = state_; // keeps the state alive: if the function runs a job at once, that job may destroy *this
+    auto const state = state_; // keeps the state alive: if the function runs a job in this call, that can destroy *this
     detail::adapted_call const call{*state, item};
     if constexpr (nothrow) {
       (*state->post)(executor_job{state});

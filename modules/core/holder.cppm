@@ -10,8 +10,8 @@ import :sync;
 
 namespace gpumem::extend {
 
-/// A unit of work that holds memory of one resource and may wait for more, such as a scope. If two holders have the
-/// same priority, the requests of the one that was made earlier go first. Any thread.
+/// A unit of work that holds memory of one resource and may wait for more, such as the work of a gpumem::scope. If two
+/// holders have the same priority, the requests of the one that was made earlier go first. Any thread.
 export class holder {
 public:
   holder(holder const&) = delete;
@@ -26,17 +26,18 @@ public:
   /// Returns the next number of the counter of ages.
   static std::uint64_t next_age() noexcept;
 
-  /// Returns whether another holder also counts the bytes that this one holds.
+  /// Returns whether another holder also counts the bytes that this holder holds.
   inline bool is_nested() const noexcept { return nested_; }
-  /// Sets that another holder also counts the bytes. Called before the holder is added to a list.
+  /// Sets that another holder also counts the bytes. Called before this holder is added to a list.
   void set_nested() noexcept { nested_ = true; }
 
   /// Returns the requested bytes that the holder was granted and has not freed yet.
   inline std::size_t held() const noexcept { return held_.load(std::memory_order_relaxed); }
 
-  /// Returns whether the holder's work can be rolled back. If so, its waiting requests may end with outcome::preempted.
+  /// Returns whether the holder's work can be rolled back: undone, so that it frees its memory, and begun again. If so,
+  /// a waiting request of the holder can be preempted: it ends with outcome::preempted, in favour of older work.
   inline bool may_roll_back() const noexcept { return rollbacks_.load(std::memory_order_relaxed) > 0; }
-  /// Allows rollback until each allow_rollback() was taken back by forbid_rollback().
+  /// Allows rollback, until forbid_rollback() has taken back each allow_rollback().
   void allow_rollback() noexcept { rollbacks_.fetch_add(1, std::memory_order_relaxed); }
   /// Takes back one allow_rollback().
   void forbid_rollback() noexcept { rollbacks_.fetch_sub(1, std::memory_order_relaxed); }
@@ -49,10 +50,11 @@ public:
   }
   /// Returns whether the holder was preempted and its work has not been rolled back yet.
   inline bool gives_way() const noexcept { return need_.load(std::memory_order_relaxed) > 0; }
-  /// Returns the result of the last preempt(). Further calls return 0, until the next preempt().
+  /// Called after the rollback: returns the bytes that the last preempt() returned. Further calls return 0, until the
+  /// next preempt().
   std::size_t end_giving_way() noexcept { return std::exchange(giving_, 0); }
-  /// Returns the bytes that the holder held at the last preempt(), plus those for which it asked. Further calls return
-  /// 0, until the next preempt().
+  /// Returns the bytes that the holder held at the last preempt(), plus those for which the preempted request asked.
+  /// Afterwards gives_way() returns false. Further calls return 0, until the next preempt().
   std::size_t take_need() noexcept { return need_.exchange(0, std::memory_order_relaxed); }
 
 protected:

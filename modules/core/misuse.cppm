@@ -5,7 +5,8 @@ import :std;
 
 export namespace gpumem {
 
-/// A record of one allocation or free, kept by a hardened pool or a tracking_adaptor.
+/// A record of one allocation or free. It is kept by a hardened pool (a pool that checks for errors of the caller) or a
+/// tracking_adaptor.
 struct block_event {
   /// The two kinds of calls.
   enum class kind : std::uint8_t { allocated, freed };
@@ -24,7 +25,7 @@ struct misuse {
     foreign_pointer, ///< the resource never gave out this pointer
     double_free,     ///< the pointer was freed before
     wrong_size,      ///< the size passed to the free is not that of the allocation
-    use_after_close, ///< the resource was closed
+    use_after_close, ///< an allocation after the last handle of the resource was gone
     bad_stream,      ///< the stream cannot be identified, since its handle is dead
     other_device,    ///< a default stream was passed while another device is current
     moved_from,      ///< the free was called through a handle that was moved from
@@ -46,15 +47,16 @@ struct misuse {
   std::size_t events = 0;               ///< length of `history`
 };
 
-/// Returns the name of the enumerator.
+/// Returns a description of the error, such as "a double free".
 char const* to_string(misuse::kind value) noexcept;
 
 /// Writes the text that the default handler prints: one line, and one more for each record of the history. Writes at
 /// most `room` bytes, including the terminating 0.
 void describe(misuse const& what, char* into, std::size_t room) noexcept;
 
-/// The handler. It is called on the thread that makes or finds the error. Locks of the resource may be held, so it must
-/// not throw and must not call gpumem. If it returns, the call with the error does nothing.
+/// A function to which gpumem reports errors of the caller. gpumem calls it on the thread that makes or finds the
+/// error, and may hold locks of the resource meanwhile. So the handler must not throw and must not call gpumem. If it
+/// returns, the call with the error does nothing.
 using misuse_handler = void (*)(misuse const&) noexcept;
 
 /// Sets the handler of the process and returns the previous one. Null sets the default, which prints the text and
@@ -62,7 +64,7 @@ using misuse_handler = void (*)(misuse const&) noexcept;
 misuse_handler set_misuse_handler(misuse_handler handler) noexcept;
 
 namespace extend {
-/// Calls the handler.
+/// Calls the misuse handler of the process.
 void report_misuse(misuse const& what) noexcept;
 } // namespace extend
 

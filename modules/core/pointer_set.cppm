@@ -1,5 +1,5 @@
-// pointer_set: the pointers that a resource with several upstreams got from one of them. SPDX-License-Identifier:
-// Apache-2.0
+// pointer_set: the pointers that a resource with several upstreams got from one of them.
+// SPDX-License-Identifier: Apache-2.0
 module;
 #include <unordered_set>
 export module gpumem:pointer_set;
@@ -12,7 +12,7 @@ namespace gpumem::detail {
 /// allocated it, and erases it before the upstream frees it. Any thread.
 export class pointer_set {
 public:
-  /// Returns false, and inserts nothing, if the host has no memory.
+  /// Inserts the pointer. Returns false, and inserts nothing, if the host has no memory.
   bool insert(void const* pointer) noexcept;
   /// Makes room for `count` pointers that insert_prepared() will insert. Returns false, and makes no room, if the host
   /// has no memory.

@@ -24,16 +24,17 @@ import :waiter;
 
 namespace gpumem::detail {
 
-// A request and the resource to which it goes; small and movable.
+// A request and the resource to which it goes; small and movable. A request for a turn asks for no memory: it waits
+// until the resource gives it a turn, in which the resource sets `bytes` aside for it.
 struct request {
   services_handle from;
   stream_ref stream;
   std::size_t bytes;
   acquire_options options;
-  bool asks_for_turn = false; // see waiter::asks_for_turn
+  bool asks_for_turn = false; // whether this is a request for a turn
 };
 
-// All parts of a request after the first part.
+// A request has one part for each block that it asks for. This class holds all parts after the first one.
 template <std::size_t N> class further_parts {
 public:
   further_parts(services_handle from, std::array<block_request, N> const& what) noexcept
@@ -77,8 +78,9 @@ public:
   first_attempt(first_attempt const&) = delete;
   first_attempt& operator=(first_attempt const&) = delete;
 
-  // Tries at once. Returns false if it could not try, or if the request must wait and the resource lets requests wait.
-  // In the second case refused() returns true.
+  // Tries to allocate immediately. Returns false if the request must wait and the resource lets requests wait;
+  // refused() then returns true. Also returns false if it could not try: for 0 bytes, a request for a turn, or a
+  // resource of another library.
   inline bool try_now(request const& what) noexcept {
     auto const& table = *what.from.table;
     if (!table.try_allocate_behind || what.asks_for_turn || what.bytes == 0) return false;
@@ -102,8 +104,8 @@ private:
   bool refused_ = false;
 };
 
-// A request in progress: its stream's key, its answer and, while it waits in the resource, its node in the resource's
-// list. Immovable. To park it is to let it wait in that list.
+// A request in progress: the key of its stream (a stream_key), its answer and, while it waits in the resource, its node
+// in the resource's list. Immovable. To park it is to let it wait in that list.
 class request_operation : public waiter {
 public:
   explicit request_operation(request const& what, std::span<request_part> more = {},
@@ -118,28 +120,32 @@ public:
 protected:
   ~request_operation() = default;
 
-  // Tries at once. Returns false if the request must wait and the resource lets requests wait. `may_wait`: the attempt
-  // may wait on the host for memory that is free but still in use, for a bounded time.
+  // Tries to allocate immediately. Returns false if the request must wait and the resource lets requests wait. If
+  // `may_wait`, the attempt may wait on the host, for a bounded time, for freed memory that work on streams still uses.
+  // `how` tells how the attempt treats other requests that wait.
   bool try_now(bool may_wait = false, queueing how = queueing::behind) noexcept;
-  // Parks the request. Returns false if the resource answered it at once; on a capturing stream it is not parked, and
-  // ends as exhausted. When this returns true, another thread may already have destroyed the operation.
+  // Parks the request. Returns false if the resource answered it in this call. A request on a capturing stream is not
+  // parked: it ends without memory, and this returns false. When this returns true, another thread may already have
+  // destroyed the operation.
   bool park() noexcept;
-  // Called after a decision, or in a turn (the resource has set memory aside for the request): then it asks again.
-  // Returns true if the request is answered. If it returns false, the request is parked again, and another thread may
-  // already have destroyed the operation.
+  // Called where the operation resumes: the request is decided, or it has a turn (the resource has set memory aside for
+  // it). In a turn, this function asks the resource again. Returns true if the request is answered. If this returns
+  // false, the request is parked again, and another thread may already have destroyed the operation.
   bool answered() noexcept { return is_complete() || !park_again(); }
-  // Returns whether the resource may let requests wait.
+  // Returns whether the resource can let requests wait.
   bool can_wait() const noexcept { return from_.table->admit != nullptr; }
   // Withdraws the request from the resource. Returns true if it was still parked.
   bool cancel_waiter() noexcept;
-  // For a stop or the deadline: if the request is still parked, answers it with `why`. Only the first call counts.
+  // Called at a stop or at the deadline. If the request is still parked, answers it with `why`. Only the first call
+  // counts.
   void cancel(outcome why) noexcept;
   // Returns whether a stop ended the request; if so, removes that answer.
   bool take_stopped() noexcept;
-  // Returns the answer; take_or_throw() throws the exception that belongs to a failure.
+  // Returns the answer and removes it. take_or_throw() throws the exception that belongs to a failure.
   expected<allocation, failure> take() noexcept;
   allocation take_or_throw();
-  // These do the same for all parts.
+  // For a request with several parts: these store the blocks of all parts in `places`. take_into() returns the failure,
+  // if there is one; take_into_or_throw() throws its exception.
   std::optional<failure> take_into(std::span<allocation> places) noexcept;
   void take_into_or_throw(std::span<allocation> places);
   // Frees the granted memory.
@@ -183,8 +189,8 @@ public:
   void wait_until(sync::time_point when) noexcept;
   // Tries once; gets memory only if no other request waits.
   void only_now() noexcept;
-  // Like `allocate` of a resource: if no memory can be used at once, waits for a bounded time for memory that is free
-  // but still in use. Ignores other requests that wait.
+  // Like `allocate` of a resource: if no memory can be used immediately, waits on the host, for a bounded time, for
+  // freed memory that work on streams still uses. Ignores other requests that wait.
   expected<allocation, failure> allocate() noexcept;
 
 private:
@@ -205,7 +211,8 @@ public:
 protected:
   ~suspended_operation() = default;
 
-  // Called before park(). Chooses the executor and starts the timer. Throws as suspension::prepare().
+  // Called before park(). Chooses the executor and starts the timer. Throws std::system_error, std::bad_alloc, and
+  // cuda_error in a forked child.
   void prepare();
   // After this returns, the deadline cannot cancel the request. The caller holds no lock of a resource.
   void forget_deadline() noexcept { cancel_timer(*this); }
@@ -221,7 +228,7 @@ private:
   void expire() noexcept override { cancel(outcome::deadline); }
 };
 
-// The operation of a request that was not answered at once.
+// The operation of a request that first_attempt did not answer, or that has several parts.
 template <stoppable_token Token, std::size_t N>
 class waiting_operation final : private further_parts<N - 1>, public suspended_operation {
 public:
@@ -237,8 +244,8 @@ public:
   using suspended_operation::try_now;
   void stop() noexcept { this->complete(unexpected<failure>{failure{outcome::stopped, 0, this->bytes()}}); }
 
-  // Returns false if the request is already answered. The deadline and the stop callback are registered before the
-  // request is parked: once it is parked, the coroutine may resume and destroy this object.
+  // Parks the request. Returns false if it is answered already. The deadline and the stop callback are registered
+  // before the request is parked: once it is parked, the coroutine may resume and destroy this object.
   bool begin() {
     if (this->is_complete() || this->is_late(this->deadline())) return false;
     this->prepare();

@@ -9,12 +9,13 @@ import :stream;
 
 namespace gpumem::extend {
 
-/// One allocation of a request.
+/// The request for one block. (A request for a turn asks for no memory: it waits until the resource gives it a turn, in
+/// which the resource sets bytes aside for it.)
 export struct request_part {
-  stream_key stream;       ///< in whose order the memory is valid
-  std::size_t bytes;       ///< requested; 0 in a request for a turn
-  std::size_t alignment;   ///< in bytes; a power of two
-  void* pointer = nullptr; ///< set when the part is granted
+  stream_key stream;       ///< the stream in whose order the memory is valid
+  std::size_t bytes;       ///< the requested bytes; 0 in a request for a turn
+  std::size_t alignment;   ///< the alignment of the memory, in bytes; a power of two
+  void* pointer = nullptr; ///< the memory; set when the part is granted
 };
 
 /// The parts of one request, which gets all of them or none. There is one part, unless acquire_all made the request.
@@ -27,9 +28,9 @@ public:
   inline stream_key const& stream() const noexcept { return first_.stream; }
   /// Returns the alignment of the first part, in bytes.
   inline std::size_t alignment() const noexcept { return first_.alignment; }
-  /// Returns the sum of all parts.
+  /// Returns the sum of the bytes of all parts; in a request for a turn, the bytes to set aside.
   inline std::size_t bytes() const noexcept { return bytes_; }
-  /// Returns the same sum with each part rounded up by `round`.
+  /// Returns the sum of `round(bytes)` of all parts.
   template <class Round> std::size_t bytes_by(Round round) const noexcept {
     if (asks_for_turn()) return round(bytes_);
     auto sum = round(first_.bytes);
@@ -45,8 +46,9 @@ public:
   /// Returns whether the request asks for no memory, but only for a turn in which `bytes()` are set aside.
   inline bool asks_for_turn() const noexcept { return first_.bytes == 0 && bytes_ > 0 && more_.empty(); }
 
-  /// Allocates all parts or none, for the admit() of a resource. `allocate(part)` returns expected<void*, failure>;
-  /// `deallocate(part)` takes a part back. Returns the first part's pointer, or the failure.
+  /// Allocates all parts or none. A resource calls this in its admit(), which decides a request that may wait.
+  /// `allocate(part)` returns expected<void*, failure>; `deallocate(part)` takes a part back. Returns the first part's
+  /// pointer, or the failure.
   template <class Allocate, class Deallocate>
   expected<void*, failure> allocate_parts(Allocate allocate, Deallocate deallocate) noexcept {
     for (std::size_t i = 0; i < parts(); ++i) {
@@ -67,7 +69,9 @@ public:
   }
 
 protected:
-  /// `more` must live as long as the request. The sum of all bytes is at most PTRDIFF_MAX, or `bytes` if that is more.
+  /// `stream`, `bytes` and `alignment` describe the first part, and `more` holds the other parts, which must live as
+  /// long as the request. If the sum of the bytes exceeds PTRDIFF_MAX, bytes() is PTRDIFF_MAX, or `bytes` if that is
+  /// more.
   request_parts(stream_key const& stream, std::size_t bytes, std::size_t alignment,
                 std::span<request_part> more = {}) noexcept;
   ~request_parts() = default;

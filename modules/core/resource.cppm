@@ -1,4 +1,4 @@
-// resource_base, the base of all resources: adds the other functions to a state that can allocate and free.
+// resource_base, the base of all resources: makes a resource of a state, an object that can only allocate and free.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:resource;
 import :acquire;
@@ -44,11 +44,13 @@ template <class Self> struct services_property {
 } // namespace detail
 
 namespace extend {
-/// Base of every gpumem resource. `State` is a resource_state. `Self` has operator== and `State& state() const
-/// noexcept`. A `Self` that has no state after a move also has `bool has_state() const noexcept`. The base adds the
-/// other functions of CCCL's concept, functions that do not throw, the awaitables, the properties and the services.
+/// Base of every gpumem resource. `State` is a resource_state: it has the functions try_allocate(), deallocate() and
+/// where(). `Self`, the resource, has operator== and `State& state() const noexcept`. A `Self` that has no state after
+/// a move also has `bool has_state() const noexcept`. The base adds the functions that CCCL's concept of a resource
+/// asks for, functions that do not throw, and the awaitables. It also adds the properties and the services (a table of
+/// functions by which blocks and awaitables use the state).
 ///
-/// For all functions: 0 bytes give nullptr, and freeing nullptr does nothing. The alignment may be any power of two.
+/// For all functions: 0 bytes give nullptr, and freeing nullptr does nothing. The alignment can be any power of two.
 /// Any stream, any thread.
 export template <class Self, class State, class... Properties>
 class resource_base : public mr::memory_resource_base<Self>,
@@ -62,15 +64,17 @@ public:
   /// The alignment in bytes if the caller passes none.
   static constexpr std::size_t default_alignment = 256;
 
-  /// Returns false after a move from this object, unless the resource is a value that stays valid. After such a move
-  /// functions throw std::invalid_argument, try_allocate fails with outcome::invalid_argument, and a free is a misuse.
+  /// Returns false after a move from this object; a resource whose `Self` has no has_state() stays valid. If this
+  /// returns false, functions throw std::invalid_argument, try_allocate fails with outcome::invalid_argument, and a
+  /// free is a misuse.
   bool valid() const noexcept {
     if constexpr (requires(Self const& s) { s.has_state(); }) return static_cast<Self const&>(*this).has_state();
     return true;
   }
 
   /// Returns memory that work enqueued on the stream from now on may use. Before it fails, a pool at its limit waits on
-  /// the host, at most one second, for memory that is free but still in use. Throws as `throw_failure`.
+  /// the host, at most one second, for freed memory that work on streams still uses. Throws the exception that belongs
+  /// to the failure; see `throw_failure`.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) {
     if (!valid()) [[unlikely]]
       detail::throw_moved_from("allocate");
@@ -80,8 +84,8 @@ public:
   }
 
   /// Does what allocate() does, but returns the failure instead of throwing it, and does not wait. Force-inlined, as
-  /// deallocate() is: where a thread cache serves the request, the function calls took 7 % of the time of recorded
-  /// traces.
+  /// deallocate() is: if a thread cache (a thread's own store of freed blocks) serves the request, the function calls
+  /// took 7 % of the time of recorded traces.
   [[nodiscard, gnu::always_inline]] inline expected<void*, failure>
   try_allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     if (!valid()) [[unlikely]]
@@ -89,8 +93,8 @@ public:
     return detail::allocate_outermost(state(), stream, bytes, alignment, detail::as_it_is);
   }
 
-  /// Frees in the order of the stream: work that was enqueued on it earlier may still use the memory. Misuse is
-  /// reported to the handler.
+  /// Frees in the order of the stream: work that was enqueued on it earlier may still use the memory. An error of the
+  /// caller is reported to the misuse handler.
   [[gnu::always_inline]] inline void deallocate(stream_ref stream, void* pointer, std::size_t bytes,
                                                 std::size_t alignment = default_alignment) noexcept {
     if (!pointer || !detail::may_free()) [[unlikely]]
@@ -102,8 +106,8 @@ public:
     state().deallocate(stream_key::of(*timeline, stream.get()), pointer, bytes, alignment);
   }
 
-  /// Returns memory that any stream may use at once; so may the host, if it can access the memory. Throws as
-  /// `throw_failure`.
+  /// Returns memory that any stream may use immediately. The host may do so too, if it can access the memory. Throws
+  /// the exception that belongs to the failure; see `throw_failure`.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
     if (!valid()) [[unlikely]]
       detail::throw_moved_from("allocate_sync");
@@ -145,7 +149,8 @@ public:
     return pool_ref{self()};
   }
 
-  /// Gives unused memory back to the upstream until `keep` bytes are reserved. Returns the number of bytes given back.
+  /// Gives unused memory back to the upstream, as long as the resource has more than `keep` bytes from it. Returns the
+  /// number of bytes given back.
   std::size_t trim(std::size_t keep = 0)
     requires trimmable_state<State>
   {
@@ -175,7 +180,7 @@ public:
   }
 
 private:
-  // Frees on a stream that is neither gpumem's own nor adopted.
+  // Frees on a stream that is neither gpumem's own nor adopted (a stream whose owner has promised that it lives).
   [[gnu::noinline]] void deallocate_foreign(stream_ref stream, void* pointer, std::size_t bytes,
                                             std::size_t alignment) noexcept {
     if (auto* const timeline = detail::find_seen_timeline(stream.get())) [[likely]] {

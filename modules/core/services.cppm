@@ -37,13 +37,13 @@ export {
 }
 using gpumem::extend::find_services;
 
-/// The state of a resource: two functions and a device, which the author of the resource writes. Any thread may call
-/// them.
+/// The state of a resource: the object that its handles share. The author of a resource writes these three functions,
+/// which any thread may call. A stream_key names a stream, or the host if no stream uses the memory.
 /// - `try_allocate` returns `bytes` > 0 bytes, aligned to a power of two. They are valid in the order of the key's
-///   stream; for the host's key, at once. If it fails, it changes nothing.
+///   stream; for the host's key, immediately. If it fails, it changes nothing.
 /// - `deallocate` takes back what `try_allocate` returned.
-/// - `where` returns a device, or an empty std::optional if the memory belongs to no device. Streams are then
-///   identified by the current device.
+/// - `where` returns a device, or an empty std::optional if the memory belongs to no device. The handle of a default
+///   stream then means that of the current device.
 export template <class S>
 concept resource_state = requires(S& s, stream_key const& key, void* pointer, std::size_t n) {
   { s.try_allocate(key, n, n) } noexcept -> std::same_as<expected<void*, failure>>;
@@ -60,15 +60,16 @@ concept capturing_state = resource_state<S> && requires(S& s, stream_key const& 
   { s.allocate_in_capture(key, n, n) } noexcept -> std::same_as<expected<void*, failure>>;
 };
 
-/// A state that can let requests wait; see waiter.
+/// A state that can let requests wait. admit() answers a request or parks it: keeps it to answer it later.
+/// cancel_waiter() withdraws a parked request. The comment of `waiter` has the rules.
 export template <class S>
 concept waiting_state = resource_state<S> && requires(S& s, waiter& w) {
   { s.admit(w) } noexcept -> std::same_as<bool>;
   { s.cancel_waiter(w) } noexcept -> std::same_as<bool>;
 };
 
-/// A state that is told of changes of holders (units of work that hold memory). By these it finds out when no holder
-/// can go on.
+/// A state that is told of changes of holders (units of work that hold memory). From these changes the state finds out
+/// when no holder can go on.
 export template <class S>
 concept holding_state = resource_state<S> && requires(S& s, holder& h) {
   { s.on_holder_event(h, holder_event::waits) } noexcept;
@@ -93,9 +94,9 @@ namespace detail {
 template <class S>
 inline constexpr bool serves_captures = capturing_state<S> || requires { requires S::forwards_captures; };
 
-// The checks of each request, made once, in the outermost call. plain_request() returns whether all is right and the
-// stream does not capture. explain_request() is the slow form: it returns the failure, if there is one. With
-// `may_capture` a capturing stream is no failure.
+// The checks of each request. They are made once, in the call of the user; upstreams do not repeat them.
+// plain_request() returns whether all is right and the stream does not capture. explain_request() is the slow form: it
+// returns the failure, if there is one. With `may_capture` a capturing stream is no failure.
 expected<void*, failure> explain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
                                          std::size_t alignment, bool may_capture = false) noexcept;
 inline bool plain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
@@ -122,11 +123,11 @@ allocate_keyed(S& state, stream_key const& key, std::size_t bytes, std::size_t a
   }
   return state.try_allocate(key, bytes, alignment);
 }
-// Identifies a stream without throwing.
+// Returns the key of a stream that find_owned_timeline() does not find, or the failure.
 expected<stream_key, failure> identify_other(stream_ref stream, std::optional<device> where,
                                              std::size_t bytes) noexcept;
-// Identifies a stream for a free, which must not fail. If the host has no memory to keep track of the stream, waits for
-// the stream on the host and returns the host's key.
+// Returns the key of a stream for a free, which must not fail. If the host has no memory to keep track of the stream,
+// waits for the stream on the host and returns the host's key.
 expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> where,
                                                 std::size_t bytes) noexcept;
 inline expected<stream_key, failure> try_identify(stream_ref stream, std::optional<device> where,
@@ -135,7 +136,8 @@ inline expected<stream_key, failure> try_identify(stream_ref stream, std::option
   return identify_other(stream, where, bytes);
 }
 expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept;
-// Adds those figures that are sums over several resources, but no limits and peaks.
+// Adds the figures of `one` to `sum`. The longest wait and the largest free range become the larger of both. Limits and
+// peaks are left out.
 void add_statistics(statistics& sum, statistics const& one) noexcept;
 // Returns the statistics of the resource; none if it keeps none.
 inline std::optional<statistics> statistics_from(services_handle const& from) {
@@ -198,8 +200,8 @@ template <resource_state State, class Adjust>
   return state.try_allocate(adjust(key), bytes, alignment);
 }
 
-// Checks a request and passes it to the state, with the key that `adjust` returns: see stream_key::waiting and
-// stream_key::queueing_as.
+// Checks a request of the user and passes it to the state. `adjust` gets the stream's key and returns the key to pass
+// on. It can allow a wait on the host, or set how the request treats requests that wait.
 template <resource_state State, class Adjust>
 [[gnu::always_inline]] inline expected<void*, failure>
 allocate_outermost(State& state, stream_ref stream, std::size_t bytes, std::size_t alignment, Adjust adjust) noexcept {
@@ -265,7 +267,7 @@ template <resource_state S> services_table make_table(std::type_info const& type
   return table;
 }
 
-// Reports a free through a handle that was moved from to the misuse handler.
+// Reports to the misuse handler that a free was called through a handle that was moved from.
 void report_moved_from(void* pointer, std::size_t bytes) noexcept;
 
 // Returns the table of a handle that was moved from: each of its functions fails and says so.
@@ -290,7 +292,7 @@ inline services_table make_moved_from_table() noexcept {
 inline services_table const moved_from_table = make_moved_from_table();
 
 // The functions below make the table of a resource that is not gpumem's. The resource is its own state and must outlive
-// its allocations. Frees use the handle of the block's stream, which must live until then.
+// its allocations. A free uses the handle of the block's stream, so the stream must live until the free.
 template <class R> R& as(void* state) noexcept { return *static_cast<R*>(state); }
 inline stream_ref stream_of(stream_key const& key) noexcept { return stream_ref{key.timeline().handle()}; }
 
@@ -326,8 +328,8 @@ template <class R> inline services_table const external_table_of = make_external
 } // namespace detail
 
 namespace extend {
-/// Returns the services of any resource. A gpumem resource has its own. An erased resource carries those of the type
-/// that it holds. Any other resource gets a table over its public functions. The result keeps nothing alive.
+/// Returns the services of any resource. A gpumem resource has its own. A type-erased resource carries those of the
+/// type that it holds. Any other resource gets a table over its public functions. The result keeps nothing alive.
 export template <class R> services_handle services_of(R& resource) noexcept {
   if constexpr (requires { resource.services(); }) {
     return resource.services();
@@ -357,8 +359,8 @@ template <class R> services_handle services_of_upstream(R& upstream) {
 }
 } // namespace detail
 
-/// Gives unused memory back to the upstream until `keep` bytes are reserved. Returns the number of bytes given back.
-/// Does not wait for streams. Any thread.
+/// Gives unused memory back to the upstream, as long as the resource has more than `keep` bytes from it. Returns the
+/// number of bytes given back. Does not wait for streams. Any thread.
 export template <class R> std::size_t trim(R& resource, std::size_t keep = 0) {
   auto const s = services_of(resource);
   return s.table->trim(s.state, keep);

@@ -12,13 +12,13 @@ import :sync;
 namespace gpumem::extend {
 
 /// Base of a shared state. Each object of a pool's or adaptor's class is a handle, and one counter counts the handles.
-/// Live blocks are counted in slots by thread, since a counter that all threads share costs hundreds of nanoseconds.
-/// The first threads have slots with a biased mutex, which its thread locks without an atomic exchange: that would take
-/// 5 ns of the 12 ns of a pool's call.
+/// Live blocks are counted in slots (counters for one thread or a few), since a counter that all threads share costs
+/// hundreds of nanoseconds. The first threads of the process have slots of their own with a biased mutex. The slot's
+/// thread locks it without an atomic exchange, which would take 5 ns of the 12 ns of a pool's call.
 ///
-/// When the last handle is gone, the counts of all slots are added up in one counter: the slots are folded. This
-/// revokes the biased mutexes, which stops all threads for some microseconds. The call that brings the counter to zero
-/// deletes the state. Any thread.
+/// When the last handle is gone, the counts of all slots are added up in one counter, `remaining_`: the slots are
+/// folded. This revokes the biased mutexes, which stops all threads for some microseconds. The call that brings
+/// `remaining_` to zero deletes the state. Any thread.
 export class shared_state {
 public:
   /// `long_lived`: if false, the state has no biased mutexes. Construction and end are then cheaper, and calls slower.
@@ -98,8 +98,8 @@ private:
   void drop_folded() noexcept;
 
   std::atomic<std::int64_t> handles_{0};
-  // The live blocks of folded slots. Until all slots are folded, this includes `folding`, more than there can be
-  // blocks: so a free on a folded slot cannot bring `remaining_` to zero too early.
+  // The live blocks of folded slots. Until all slots are folded, `folding` is added, a number larger than any number of
+  // blocks. So a free on a folded slot cannot bring `remaining_` to zero too early.
   static constexpr std::int64_t folding = std::int64_t{1} << 62;
   std::atomic<std::int64_t> remaining_{folding};
   bool const long_lived_;

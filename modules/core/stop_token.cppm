@@ -1,4 +1,5 @@
-// The stop tokens that a wait takes: std::stop_token, those of P2300, and other types with the same functions.
+// The stop tokens that a wait takes: std::stop_token, those of P2300 (std::execution), and other types with the same
+// functions.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <stop_token>

@@ -15,9 +15,10 @@ concept stoppable_promise = requires(Promise& promise) {
   { promise.unhandled_stopped() } -> std::convertible_to<std::coroutine_handle<>>;
 };
 
-// A suspended operation. One thread decides it, posts it to the executor, and must not touch it afterwards: it may run
-// and be destroyed at once. A thread that destroys the operation must know that the post is over. So both threads take
-// the lock of a gate, an object that outlives all operations.
+// A suspended operation. One thread decides it (settles its outcome) and posts it to the executor, the object that
+// chooses the thread on which the coroutine resumes. After the post the deciding thread must not touch the operation,
+// which can run and be destroyed immediately. A thread that destroys the operation must know that the post is over. So
+// both threads take the lock of a gate, an object that outlives all operations.
 //
 // The lock guards `posted_`. The deciding thread sets it before the post; it is cleared before the operation waits
 // again.
@@ -42,8 +43,9 @@ protected:
     }
   }
 
-  // Called before another thread can decide the operation. Without an executor, chooses the library thread and starts
-  // it if needed. Throws std::system_error, std::bad_alloc, and cuda_error in a forked child.
+  // Called before another thread can decide the operation. Without an executor, chooses the library thread (gpumem's
+  // background thread) and starts it if needed. Throws std::system_error, std::bad_alloc, and cuda_error in a forked
+  // child.
   void prepare();
 
   // Returns the executor on which the operation resumes. Called after prepare().
@@ -57,18 +59,18 @@ protected:
   // Returns whether a stop decided the operation. If so, the result is not read and the coroutine is not resumed.
   virtual bool end_stopped() noexcept = 0;
 
-  // Runs on the executor, before the coroutine resumes. Returns false if the operation waits again. Another thread may
+  // Runs on the executor, before the coroutine resumes. Returns false if the operation waits again; another thread can
   // then destroy the operation at any time.
   virtual bool conclude() noexcept { return true; }
 
   // Posts the operation. Called by the thread that decided the operation, as its last access to it.
   void post() noexcept;
-  // Waits until the post is over. conclude() calls this before the operation waits again: otherwise the resource could
-  // decide the operation a second time during the post.
+  // Waits until the post is over. conclude() calls this before the operation waits again: otherwise another thread
+  // could decide the operation a second time during the post.
   void await_post() noexcept;
 
   // Called by the thread that destroys the operation, after another thread has decided it. Waits until the operation is
-  // posted, then cancels the post.
+  // posted, then removes it from the executor's queue.
   void take_back() noexcept;
 
 private:

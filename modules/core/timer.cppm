@@ -1,4 +1,4 @@
-// Timers: functions that the library thread runs at a given time.
+// Timers: functions that the library thread, gpumem's background thread, runs at a given time.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:timer;
 import :std;
@@ -19,8 +19,8 @@ public:
   timer(timer const&) = delete;
   timer& operator=(timer const&) = delete;
 
-  /// Called at the given time or later, without a lock, on the library thread or on the executor_thread that started
-  /// the timer. That thread does not touch the timer afterwards.
+  /// Called at the given time or later, without a lock, on the library thread, or on the thread of the executor_thread
+  /// whose start() was called. That thread does not touch the timer afterwards.
   virtual void expire() noexcept = 0;
 
 protected:
@@ -63,15 +63,15 @@ private:
 };
 
 /// Runs the timer on the library thread at `when`, or soon if that has passed. The timer must not be started already.
-/// No other thread may start it at the same time; its own expire() may start it again. Throws as default_executor().
-/// Any thread.
+/// No other thread may start it at the same time; its own expire() may start it again. Throws std::system_error or
+/// std::bad_alloc if the library thread cannot be started, cuda_error in a forked child. Any thread.
 void start_timer(timer& item, sync::time_point when);
 
 void cancel_started(timer& item) noexcept;
 
-/// After this returns, the timer does not run and will not run. Waits for an expire() in progress, as the destructor of
-/// std::stop_callback does, unless the library thread itself calls this. The caller must not hold a lock that expire()
-/// takes.
+/// Cancels the timer: after this returns, it does not run and will not run. Waits for an expire() in progress, as the
+/// destructor of std::stop_callback does, unless the library thread itself calls this. The caller must not hold a lock
+/// that expire() takes.
 inline void cancel_timer(timer& item) noexcept {
   if (!item.started_) return;
   item.started_ = false;

@@ -1,4 +1,4 @@
-// Waiters: requests that a resource may park and decide later, and the list in which they wait.
+// Waiters: requests that a resource can park (keep to decide them later), and the list in which they wait.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:waiter;
 import :cuda;
@@ -14,12 +14,14 @@ namespace gpumem::extend {
 
 export class waiter;
 
-/// Tells an adaptor when a request is granted: counting at the call would count requests that are never granted.
+/// Tells an adaptor when a request is granted. An adaptor that counted each call of admit() would count requests that
+/// are never granted.
 export class grant_hook {
 public:
-  /// Called for each part that is granted, in their order.
+  /// Called for each granted part (one block of the request), in the order of the parts.
   virtual void on_grant(waiter const& item, request_part const& part) noexcept = 0;
-  /// Called if the request ends without memory. Not called if it is withdrawn: that call passes through the adaptor.
+  /// Called if the request ends without memory. Not called if the request is withdrawn: the adaptor then gets the call
+  /// of cancel_waiter() itself.
   virtual void on_refusal(waiter&) noexcept {}
 
 protected:
@@ -27,30 +29,32 @@ protected:
 };
 
 /// A request for memory that may wait in a resource. The resource's `admit(waiter&)` parks the waiter and returns true;
-/// or it calls complete() and returns false; or it only returns false, and the request ends as exhausted. A parked
-/// waiter is decided exactly once. Either the resource unlinks it under its lock and then, without the lock, calls
-/// grant() or refuse() and does not touch it again; or cancel_waiter() makes the resource forget it.
+/// or it calls complete() and returns false; or it only returns false, and the request ends with outcome::exhausted. A
+/// parked waiter is decided exactly once. Either the resource unlinks it under its lock and then, without the lock,
+/// calls grant() or refuse() and does not touch it again; or cancel_waiter() makes the resource forget it.
 ///
 /// A resource that must not touch the waiter's stream in a call that frees memory decides in two steps. Under its lock
 /// it gives the waiter a turn, which sets bytes aside. Without the lock it calls wake() and does not touch the waiter
-/// again. The operation calls admit() again where it resumes; that admit() allocates, or parks the waiter again in its
-/// old place. While the waiter has its turn, cancel_waiter() returns false, unless is_being_destroyed(): then its turn
-/// ends.
+/// again. The operation (the object derived from waiter that waits for the answer) calls admit() again where it
+/// resumes. That admit() allocates, or parks the waiter again in its old place. While the waiter has its turn,
+/// cancel_waiter() returns false. If is_being_destroyed(), cancel_waiter() ends the turn instead.
 export class waiter : public request_parts {
 public:
-  /// Requests of a higher priority go first; all requests of a holder have its priority and age.
+  /// Requests of a higher priority go first; all requests of a holder (a unit of work that holds memory) have its
+  /// priority and age.
   inline int priority() const noexcept { return priority_; }
   /// Returns the holder that asks; null if there is none. set_holder() is called before the request is parked.
   inline class holder* holder() const noexcept { return holder_; }
-  /// Takes the priority and the age of the holder.
+  /// Sets the holder and takes its priority. Does nothing if the request has a holder already.
   void set_holder(class holder& of) noexcept;
-  /// A number that the resource keeps with the waiter, under its lock; initially 0.
+  /// Returns a number that the resource keeps with the waiter, such as its count of frees at the waiter's last attempt.
+  /// It is 0 at first. The resource holds its lock.
   inline std::uint64_t seen_changes() const noexcept { return seen_changes_; }
-  /// Sets that number.
+  /// Sets the number that seen_changes() returns.
   inline void set_seen_changes(std::uint64_t value) noexcept { seen_changes_ = value; }
 
-  /// Answers the request from inside admit(). Called without the resource's lock: it runs the hooks of adaptors, which
-  /// may call other resources.
+  /// Answers the request from inside admit(). Called without the resource's lock, since it runs the hooks of adaptors,
+  /// and these can call other resources.
   void complete(expected<void*, failure> result) noexcept;
 
   /// Answers a parked request. The memory is valid in the order of the waiter's stream once the operation has resumed.
@@ -60,31 +64,32 @@ public:
 
   /// Tells a parked request that it has a turn: the operation calls admit() again where it resumes.
   void wake() noexcept { on_complete(); }
-  /// Whether the operation ends without asking again: cancel_waiter() then ends its turn as well.
+  /// Returns whether the operation ends without asking again. If it does, cancel_waiter() also ends its turn.
   inline bool is_being_destroyed() const noexcept { return being_destroyed_; }
 
-  /// Adds an adaptor's hook, which runs at the grant or refusal; that of the upstream runs first. False if there are
-  /// `max_hooks` already.
+  /// Adds an adaptor's hook, which runs when the request is granted or refused. The hooks of the adaptor's upstreams
+  /// run first. Returns false, and adds nothing, if there are `max_hooks` already.
   bool add_hook(grant_hook& hook) noexcept;
 
-  /// For an adaptor in which requests wait before they wait in its upstream: whether the request has passed it. That
-  /// stays so while the request asks the upstream again. An adaptor that has added its hook calls this, mark_passed()
-  /// and clear_passed() under its lock.
+  /// For an adaptor in which requests wait before they wait in its upstream. Returns whether the request has passed the
+  /// adaptor with the hook `by`: it no longer waits there, even while it asks the upstream again. The adaptor calls
+  /// this, mark_passed() and clear_passed() under its own lock, after it has added its hook.
   bool has_passed(grant_hook const& by) const noexcept;
   /// Notes that the request has passed the adaptor.
   void mark_passed(grant_hook const& by) noexcept;
-  /// Takes that back; false if the request has not passed the adaptor.
+  /// Takes mark_passed() back. Returns false if the request has not passed the adaptor.
   bool clear_passed(grant_hook const& by) noexcept;
 
-  /// Whether a stop or the deadline has cancelled it. A resource asks under its lock before it parks the waiter; if so
-  /// it answers with refusal() instead.
+  /// Returns whether a stop or the deadline has cancelled the request. A resource calls this under its lock before it
+  /// parks the waiter. If the request was cancelled, the resource answers with refusal() instead.
   inline bool cancelled() const noexcept { return refusal() != outcome::exhausted; }
   /// Returns the outcome of a request that gets no memory and does not wait: outcome::stopped or outcome::deadline,
   /// whichever cancelled it first; otherwise outcome::exhausted.
   inline outcome refusal() const noexcept { return refusal_.load(std::memory_order_acquire); }
 
 protected:
-  /// See request_parts.
+  /// Makes a waiter whose first part has this `stream`, `bytes` and `alignment`. `more` holds its other parts and must
+  /// live as long as the waiter.
   waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority = 0,
          std::span<request_part> more = {}) noexcept
       : request_parts{stream, bytes, alignment, more}, priority_{priority} {}
@@ -93,7 +98,7 @@ protected:
   /// Makes the operation resume. The caller must not touch the waiter afterwards.
   virtual void on_complete() noexcept = 0;
 
-  /// False if it was cancelled before: the first reason counts.
+  /// Cancels the request for the reason `why`. Returns false if it was cancelled before: the first reason counts.
   bool set_cancelled(outcome why) noexcept {
     auto before = outcome::exhausted;
     return refusal_.compare_exchange_strong(before, why, std::memory_order_acq_rel);
@@ -115,7 +120,7 @@ private:
 
   class holder* holder_ = nullptr;
   int priority_;
-  unsigned overtaken_ = 0; // times, since it was parked
+  unsigned overtaken_ = 0; // times that it was overtaken since it was parked
   std::uint64_t seen_changes_ = 0;
   expected<void*, failure> result_{nullptr};
   std::array<grant_hook*, max_hooks> hooks_{};
@@ -127,16 +132,17 @@ private:
 
   detail::list_links<waiter> links_;
   bool parked_ = false;
-  std::uint64_t age_ = 0;          // see holder
-  std::uint64_t turns_before_ = 0; // turns that its list had given when it got its own
-  bool was_refused_ = false;       // in its turn, although there were bytes enough
-  bool exclusive_ = false;         // no other request gets a turn beside it
+  std::uint64_t age_ = 0;          // that of the holder; without a holder, set when the waiter is parked
+  std::uint64_t turns_before_ = 0; // turns that the list had given in all when this waiter got its turn
+  bool was_refused_ = false;       // it got no memory in its turn, although there were bytes enough
+  bool exclusive_ = false;         // no other request gets a turn while this one has its turn
   sync::time_point parked_since_;
-  std::size_t turn_ = 0; // bytes set aside for it
+  std::size_t turn_ = 0; // bytes set aside for it; 0: it has no turn
   waiter* next_woken_ = nullptr;
 };
 
-/// Waiters that got a turn. The destructor wakes them, without the lock of the resource: declare it before taking that.
+/// Waiters that got a turn. The destructor wakes them, without the lock of the resource: so declare this object before
+/// the lock.
 export class woken_waiters {
 public:
   woken_waiters() = default;
@@ -154,33 +160,34 @@ private:
 /// Statistics of the requests that are parked in a waiter_list.
 export struct waiting_statistics {
   std::uint64_t requests = 0; ///< number of parked requests
-  std::size_t bytes = 0;      ///< for which they ask
+  std::size_t bytes = 0;      ///< bytes for which they ask
   sync::duration oldest{};    ///< how long the oldest request has waited
 };
 
 /// Parked requests by priority, and within one priority in order of arrival; guarded by the lock of the resource that
 /// keeps them. A request of a holder counts as having arrived when the holder was made, so that older work goes first.
-/// A turn goes to the first request without one. If there is no memory for that request, one of the next
+/// A turn (see waiter) goes to the first request without one. If there is no memory for that request, one of the next
 /// `max_overtakes` that needs less may overtake it. It may do so only while no request before it has been overtaken
-/// `max_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside. If it is
-/// refused nevertheless, all requests that got a turn meanwhile count as having overtaken it. Once it was overtaken
-/// `max_overtakes` times, no other request gets a turn beside it.
+/// `max_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside. If a request is
+/// refused in its turn nevertheless, all requests that got a turn meanwhile count as having overtaken it. Once such a
+/// request was overtaken `max_overtakes` times, no other request gets a turn while it has one.
 export class waiter_list {
 public:
-  /// An empty list; 0: no request may overtake another.
+  /// Makes an empty list. If `max_overtakes` is 0, no request may overtake another.
   explicit waiter_list(unsigned max_overtakes = 0) noexcept : max_overtakes_{max_overtakes} {}
 
-  /// Parks the waiter; false if it was cancelled. Time grows with the number of parked requests that go after it.
+  /// Parks the waiter. Returns false if it was cancelled. Time grows with the number of parked requests that go after
+  /// it.
   bool park(waiter& item) noexcept;
-  /// Unlinks the waiter; false if it was decided already.
+  /// Unlinks the waiter. Returns false if it is not parked, since it was decided already.
   bool remove(waiter& item) noexcept;
   /// Returns the first request, with or without a turn; null if there is none.
   inline waiter* first() const noexcept { return items_.first(); }
-  /// Returns the request after this one; null at the end.
+  /// Returns the request after `item`; null if there is none.
   static inline waiter* after(waiter const& item) noexcept { return item.links_.next; }
   /// Whether no request is parked.
   inline bool empty() const noexcept { return items_.empty(); }
-  /// Time grows with the number of parked requests.
+  /// Returns the statistics. Time grows with the number of parked requests.
   waiting_statistics read_statistics() const noexcept;
   /// Returns the bytes that the holders of parked requests hold. Each holder counts once; holders for which
   /// `is_counted` returns true are left out. Time grows with the number of parked requests.
@@ -193,12 +200,13 @@ public:
     }
     return sum;
   }
-  /// Requests without a turn that go after `first`, and whose holders hold memory and can roll their work back.
+  /// Requests in whose place an older request could get memory. They have no turn. Their holders hold memory and can
+  /// roll their work back, but have not been asked to.
   struct yielding {
-    waiter* last = nullptr; ///< the last such request; null if there is none
+    waiter* last = nullptr; ///< the last of these requests; null if there is none
     std::size_t held = 0;   ///< bytes that their holders hold
   };
-  /// Returns those that go after `first`.
+  /// Returns those of these requests that go after `first` and belong to another holder.
   yielding find_yielding(waiter const& first) const noexcept;
   /// Returns the last request whose holder holds memory; null if there is none.
   waiter* last_with_memory() const noexcept;
@@ -213,7 +221,8 @@ public:
   static inline sync::time_point waits_since(waiter const& item) noexcept { return item.parked_since_; }
   /// Returns the first request without a turn; null if there is none.
   inline waiter* next_waiting() const noexcept { return first_waiting_; }
-  /// Returns the next request that may get a turn and for which `may` returns true; null if there is none.
+  /// Returns the first request without a turn to which a turn can go now and for which `may` returns true. Returns null
+  /// if there is none.
   template <class May> waiter* next_for_turn(May may) const noexcept {
     if (exclusive_ > 0) return nullptr;
     unsigned passed = 0;

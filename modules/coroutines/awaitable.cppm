@@ -48,7 +48,7 @@ concept awaitable = requires(T&& t) {
 /// The type of a `co_await` expression on an awaitable of type T.
 export template <awaitable T> using await_result_t = decltype(detail::awaiter_of(std::declval<T>()).await_resume());
 
-/// The type of that expression, but a value type in place of an rvalue reference, so that the result may outlive the
+/// The same as await_result_t, but a value type in place of an rvalue reference, so that the result can outlive the
 /// awaiter.
 export template <awaitable T>
 using await_value_t = std::conditional_t<std::is_rvalue_reference_v<await_result_t<T>>,

@@ -25,8 +25,8 @@ export struct completion_options {
 
 namespace detail {
 
-// The target of a wait: all work enqueued on a stream, or the work that an event of the user captured. All functions
-// may throw.
+// The target of a wait: all work enqueued on a stream, or the work that was enqueued before the user recorded an event.
+// All functions can throw.
 class completion_target {
 public:
   explicit completion_target(stream_ref stream) noexcept : stream_{stream} {}
@@ -37,11 +37,12 @@ public:
   bool poll() const;
   // Blocks the calling thread in the driver until the work is complete.
   void wait() const;
-  // Returns the poll queue of the target for waits that resume on this executor.
+  // Returns the poll queue (waits that complete in the order in which they were made) of the target, for waits that
+  // resume on this executor.
   poll_queue& queue(executor const& resumes) const;
-  // Returns the point on a stream to wait for: that of the user's event, or of a pooled event that this function
-  // records on the stream. It stores the pooled event in `recorded` and retains the timeline; the caller must give both
-  // back.
+  // Returns the point on a stream to wait for. If the target is an event of the user, that is the point of its record.
+  // If the target is a stream, this function takes a pooled event (one from gpumem's own store) and records it on the
+  // stream. It stores that event in `recorded` and retains the timeline; the caller must give both back.
   stream_point record_event(pooled_event*& recorded) const;
 
 private:
@@ -163,7 +164,7 @@ private:
 /// completes when the host has seen that the work is complete. Then the host may read memory that the work wrote, and
 /// pools know that the work is complete.
 ///
-/// If the work is complete at once, the coroutine does not suspend and allocates no host memory. Otherwise a thread
+/// If the work is already complete, the coroutine does not suspend and allocates no host memory. Otherwise a thread
 /// polls the driver at the rate of the option `latency`, and the coroutine resumes through its executor. gpumem's
 /// background thread polls for coroutines that resume on it. One thread per device polls for all other coroutines.
 ///
@@ -207,8 +208,9 @@ completion_awaitable<Token> completion(stream_ref stream, completion_options opt
   return detail::awaitable_completion::of(stream, options, std::move(token));
 }
 
-/// Returns a wait for the work that the event has captured when the `co_await` begins. If the event was never recorded,
-/// the wait completes at once. The event must not be destroyed or recorded again before the wait ends. Any thread.
+/// Returns a wait for the work that was enqueued before the event was recorded. The last record before the `co_await`
+/// begins counts. If the event was never recorded, the wait completes immediately. The event must not be destroyed or
+/// recorded again before the wait ends. Any thread.
 export template <stoppable_token Token = never_stop_token>
 completion_awaitable<Token> completion(event const& happened, completion_options options = {},
                                        Token token = {}) noexcept {
