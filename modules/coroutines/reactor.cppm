@@ -15,10 +15,10 @@ import :timer;
 namespace gpumem::detail {
 
 // Polls the driver for pending waits. A poll queue holds the waits for one stream or event, in their order. The reactor
-// queries the oldest event of every queue and publishes completions to the timelines, from which pools know them.
-// Queues with a wait of latency::low are polled without a pause, which uses one core. Others are polled at intervals of
-// 10 to 100 us. That uses about a quarter of a core, or more if one poll of all queues takes over 25 us. Without
-// pending waits it does nothing.
+// queries the oldest event of every queue. It notes completions in the timelines: a timeline is the library's record of
+// one stream, and pools read it. Queues with a wait of latency::low are polled without a pause, which uses one core.
+// All other queues are polled at intervals of 10 to 100 us. That uses about a quarter of a core, or more if one poll of
+// all queues takes over 25 us. Without pending waits the reactor does nothing.
 //
 // A device has two reactors. One runs on the library thread, gpumem's background thread: it polls for waits that resume
 // there, so that no other thread has to be woken for them. Between two rounds of polling the library thread runs all
@@ -82,9 +82,10 @@ private:
   sync::time_point quiet_since_ __attribute__((guarded_by(mutex_))){}; // when a wait was last completed or added
   sync::duration lasted_ __attribute__((guarded_by(mutex_))){};        // quiet time that ended at the last completion
   sync::time_point due_ __attribute__((guarded_by(mutex_))){};         // when the queues in balanced_ are polled next
-  sync::time_point fair_ __attribute__((guarded_by(mutex_))){}; // lower bound of due_, however many waits are added
-  // soon_ and added_ describe the waits that were added since the last poll of balanced_ began: the earliest end of
-  // their first pauses, and their number.
+  sync::time_point fair_ __attribute__((guarded_by(mutex_))){}; // due_ is never earlier, however many waits are added
+  // A new wait has a first pause of 10 to 50 us before it is polled. soon_ and added_ describe the waits that were
+  // added since the last poll of balanced_ began. soon_ is the earliest end of their first pauses, and added_ is their
+  // number.
   sync::time_point soon_ __attribute__((guarded_by(mutex_))) = sync::time_point::max();
   std::size_t added_ __attribute__((guarded_by(mutex_))) = 0;
   bool stopping_ __attribute__((guarded_by(mutex_))) = false;
