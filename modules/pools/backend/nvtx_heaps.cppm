@@ -1,4 +1,4 @@
-// Chunks and blocks of a pool as heaps and regions of NVTX, for tools that check memory.
+// Shows the chunks and blocks of a pool to tools that check memory, by way of NVTX, NVIDIA's interface to tools.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <map>

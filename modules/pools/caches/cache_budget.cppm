@@ -1,4 +1,4 @@
-// The bytes that all thread caches of a pool may hold together.
+// The bytes of freed blocks that all thread caches of a pool may hold together.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:cache_budget;
 import :relaxed_atomic;
@@ -6,9 +6,10 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A number of bytes of which each thread cache claims a share as it needs it. A cache claims quanta, so that threads
-/// rarely write to the unclaimed rest at the same time. It keeps what it has claimed, so the share is bounded. The lock
-/// of the cache guards its share; any thread may read the numbers.
+/// A number of bytes of which each thread cache claims a share as it needs it. If enough is unclaimed, a cache claims
+/// at least 64 KiB at a time, so that threads rarely write to the unclaimed rest at the same time. A cache keeps what
+/// it has claimed, so each share has an upper bound. The lock of the cache guards its share; any thread may read the
+/// numbers.
 export class cache_budget {
 public:
   struct share {
@@ -23,7 +24,8 @@ public:
     void add(share const& one) noexcept;
   };
 
-  /// Takes bytes into use, and claims more if needed. Returns false, and changes nothing, if the budget has too few.
+  /// Takes `bytes` bytes of the share into use, and claims more for the share if needed. Returns false, and changes
+  /// nothing, if too few bytes are unclaimed or the share would exceed its bound.
   inline bool charge(share& mine, std::size_t bytes) noexcept {
     auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
     if (need > 0) [[unlikely]] {
@@ -32,11 +34,11 @@ public:
     mine.allowance -= static_cast<std::int64_t>(bytes);
     return true;
   }
-  /// Gives back all that a share has claimed, when none of it is in use any more.
+  /// Gives back all bytes that a share has claimed. None of them must be in use any more.
   void release(share& mine) noexcept;
 
-  /// Sets the bytes in all, and the most that one share may claim. Bytes already claimed beyond that stay claimed. One
-  /// thread at a time.
+  /// Sets the bytes of the whole budget, and the most that one share may claim. Bytes that are already claimed stay
+  /// claimed, also beyond the new numbers. One thread at a time.
   void set_total(std::size_t bytes, std::size_t max_share) noexcept;
   inline std::int64_t unclaimed() const noexcept { return unclaimed_.load(std::memory_order_relaxed); }
   /// Returns whether the bytes in use, the allowances and the unclaimed bytes add up to the total. No thread may claim

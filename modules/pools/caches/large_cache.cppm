@@ -1,4 +1,5 @@
-// The large cache of a thread: its last freed large blocks, and medium blocks that its stream caches had no room for.
+// The large cache of a thread: the large blocks that it freed last, and medium blocks for which its stream caches (one
+// per stream, for smaller blocks) had no room.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:large_cache;
 import :block;
@@ -10,18 +11,18 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// Up to eight freed blocks, found by stream and exact size. Large blocks that are requested again mostly are so at
-/// once: on recorded traces of training and inference the last eight serve a tenth to a half of all requests. Evicted
-/// blocks soon coalesce with their neighbours. If the cached blocks are not requested, the cache takes no blocks for a
-/// while. Guarded by the lock of its thread cache.
+/// Up to eight freed blocks, found by stream and exact size. If a large block is requested again, that is mostly soon
+/// after its free. On recorded traces of training and inference the last eight serve a tenth to a half of all requests.
+/// Evicted blocks are soon joined with their free neighbours. If the cached blocks are not requested, the cache takes
+/// no blocks for a while. Guarded by the lock of its thread cache.
 export class large_cache {
 public:
   static constexpr unsigned capacity = 8;
 
   inline bool empty() const noexcept { return used_ == 0; }
   inline bool full() const noexcept { return used_ == (1u << capacity) - 1; }
-  /// Returns whether to insert blocks: cached ones have been requested, or after 1,024 skipped ones it is time for a
-  /// new trial.
+  /// Returns whether to insert a block. Returns false if cached blocks have lately not been requested (the score is 0).
+  /// After 1,024 blocks that were skipped for this reason, raises the score for a new trial, and returns true.
   inline bool enabled() noexcept {
     if (score_ > 0) [[likely]]
       return true;
@@ -45,18 +46,18 @@ public:
     }
     return nullptr;
   }
-  /// Inserts a block for the stream of its only use. The cache is not full.
+  /// Inserts a block for the stream of its only use. The cache must not be full.
   [[gnu::always_inline]] inline void insert(block& freed) noexcept {
     auto const i = static_cast<unsigned>(std::countr_one(used_));
     auto const fingerprint = fingerprint_of(*freed.uses.begin()->timeline, freed.bytes);
     cells_[i] = &freed;
-    // Writes all fingerprints at once, because pop() reads all at once: a load that is wider than the store before it
-    // stalls.
+    // Writes all fingerprints (hashes of stream and size) by one store, because pop() reads all by one load. A load
+    // that is wider than the store before it stalls.
     fingerprints_ = cell_numbers == i ? fingerprints{} + fingerprint : fingerprints_;
     used_ |= 1u << i;
   }
-  /// Removes and returns the next block in turn; null if the cache is empty. Lowers the score, because caching was
-  /// of no use.
+  /// Removes and returns the next block in turn; null if the cache is empty. Lowers the score, because caching the
+  /// block was of no use.
   inline block* evict() noexcept {
     if (score_ > 0) score_ -= 1;
     return pop_any();

@@ -9,18 +9,21 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// Lists of small and medium blocks, and counts of the stream's frees. Guarded by the lock of its thread cache.
+/// Lists of small and medium blocks, and counts of the stream's frees. A timeline is the library's record of one
+/// stream. Guarded by the lock of its thread cache.
 export struct stream_cache {
   stream_timeline* timeline = nullptr;
   std::uint32_t count = 0;            ///< number of blocks
-  std::uint32_t unrecorded_frees = 0; ///< frees since the counts were passed on, also of large blocks
+  std::uint32_t unrecorded_frees = 0; ///< frees of any size since the counts were last added to the timeline's
   std::size_t unrecorded_bytes = 0;
-  std::uint32_t foreign_frees = 0;               ///< frees of other streams since the last of its own
-  std::uint64_t last_insert = 0;                 ///< the thread cache's over_budget at the last insert
+  /// Frees of other streams since the last insert. Each of them wanted this cache, and found it taken.
+  std::uint32_t foreign_frees = 0;
+  std::uint64_t last_insert = 0;                 ///< the thread cache's count `over_budget` at the last insert
   std::array<block*, size_class::count> lists{}; ///< by class number; the newest first
 
-  /// Removes and returns the newest block of this class; null if there is none. From first_close on also tries the next
-  /// two classes, which are at most a quarter larger: for random sizes this saves many searches of free ranges.
+  /// Removes and returns the newest block of this class; null if there is none. From class tuning::first_close_class
+  /// on, also tries the next two classes, which are at most a quarter larger: for random sizes this saves many searches
+  /// of free ranges.
   [[gnu::always_inline]] inline block* pop_fitting(unsigned number) noexcept {
     if (lists[number]) [[likely]]
       return &pop(lists[number]);
@@ -41,7 +44,7 @@ export struct stream_cache {
     --count;
     return found;
   }
-  /// Removes and returns a block of the largest class. The cache is not empty.
+  /// Removes and returns a block of the largest class. The cache must not be empty.
   block& pop_largest() noexcept;
 };
 

@@ -23,21 +23,22 @@ export struct cache_counts {
   std::uint64_t allocations = 0;
   std::uint64_t frees = 0;
   std::uint64_t over_budget = 0;     ///< frees of small and medium blocks that found no budget for their size
-  std::int64_t cached_requested = 0; ///< requested bytes that the shards count as live although they are cached
+  std::int64_t cached_requested = 0; ///< requested bytes of cached blocks, which the shards count as live
   std::array<cache_budget::usage, size_class::kinds> usage; ///< cached bytes and allowances
   inline std::size_t cached() const noexcept {
     return usage[size_class::small].in_use + usage[size_class::medium].in_use + usage[size_class::large].in_use;
   }
 };
 
-/// Freed blocks by thread index and stream: stream caches hold small and medium blocks, the large cache the last large
-/// ones and medium ones without room elsewhere. The blocks belong to the pool: any thread can flush them. A block goes
-/// only to the stream that freed it, so it needs no wait; it serves requests of its own size or a little less. Each
-/// kind of size has a budget. Only `ensure_storage` allocates host memory.
+/// Keeps freed blocks by thread index and stream. In the cache of a thread, each stream cache holds small and medium
+/// blocks of one stream. The large cache holds the large blocks freed last, and medium blocks for which the stream
+/// cache has no room. The blocks belong to the pool: any thread can flush them, that is, take them all out. A block
+/// goes only to the stream that freed it, so it needs no wait; it serves requests of its own size or a little less.
+/// Each kind of size has a budget. Only `ensure_storage` allocates host memory.
 ///
-/// Each cache has a lock, far from other caches' locks and biased to its thread; threads with the highest indices share
-/// caches. `enabled()` is checked under that lock. So a flush after `set_limits(false)` finds every block that was
-/// inserted before, and none is inserted afterwards.
+/// Each cache has a lock, far from the other caches' locks, that costs its own thread little and other threads much.
+/// Threads with the highest indices share caches. `enabled()` is checked under that lock. So a flush after
+/// `set_limits(false)` finds every block that was inserted before, and none is inserted afterwards.
 export class thread_caches {
 public:
   thread_caches() noexcept;
@@ -93,7 +94,7 @@ public:
   }
 
   /// Calls the function under the lock of the calling thread's cache. Returns false, and calls nothing, if caching is
-  /// off. A flush after `set_limits(false)` begins after all such calls.
+  /// off. A flush after `set_limits(false)` waits for all calls that found caching on.
   template <class Function> inline bool call_if_enabled(Function function) noexcept {
     sync::biased_lock const held{cache_of(sync::thread_index()).mutex};
     if (!enabled()) return false;
@@ -102,8 +103,8 @@ public:
   }
 
   /// Sets whether blocks are cached, the budget of each kind in bytes, and the number of threads that share the budgets
-  /// of small and medium blocks. After `event_threshold_bytes` a stream's free is not cached, so that it can record an
-  /// event; SIZE_MAX: no events. The caller holds the locks of all shards.
+  /// of small and medium blocks. `event_threshold_bytes`: bytes freed by a stream after which a free is not cached, so
+  /// that it can record an event. SIZE_MAX: frees are not counted for events. The caller holds the locks of all shards.
   [[clang::requires_capability(all_shards)]] void set_limits(bool on,
                                                              std::array<std::size_t, size_class::kinds> const& limits,
                                                              std::size_t threads,
@@ -114,8 +115,8 @@ public:
   }
   /// Returns whether the cached bytes, allowances and unclaimed bytes add up to each budget. Called in `visit_locked`.
   bool is_balanced(cache_counts const& sum) const noexcept;
-  /// Returns whether `max_budget_misses` frees of one cache have found no budget since the last flush: other caches
-  /// hold it for blocks that no request uses.
+  /// Returns whether `max_budget_misses` frees of one cache have found no budget since the last flush. Then other
+  /// caches hold the budget, for blocks that no request uses.
   inline bool budget_exhausted() const noexcept { return budget_exhausted_.load(std::memory_order_relaxed); }
   /// Removes and returns all blocks, linked by `next`. The caller holds the locks of all shards.
   [[clang::requires_capability(all_shards)]] block* flush() noexcept;
@@ -132,7 +133,8 @@ public:
 private:
   static constexpr unsigned biased_caches = sync::max_biased_threads;
   static constexpr unsigned shared_caches = biased_caches / 4;
-  static constexpr unsigned stream_cache_count = biased_caches / 4; // few in schedule tests, so that streams collide
+  // Few in the tests in which a seed orders the threads, so that streams share stream caches there.
+  static constexpr unsigned stream_cache_count = biased_caches / 4;
 
   // The blocks of one thread cache.
   struct alignas(false_sharing_distance) cache_storage {
@@ -192,7 +194,8 @@ private:
     mine.cached_requested -= static_cast<std::int64_t>(found.requested);
     return found;
   }
-  // Returns nullopt for a medium block without room in the stream cache: the large cache may take it.
+  // Puts a small or medium block into the stream cache. Returns nullopt for a medium block that finds no room there:
+  // the caller then tries the large cache.
   [[gnu::always_inline]] inline std::optional<result> insert_numbered(thread_cache& mine, cache_storage& all,
                                                                       stream_cache& in, block& freed,
                                                                       stream_use const& use) noexcept
@@ -226,8 +229,8 @@ private:
     auto const bytes = freed.bytes;
     bool const keeps = bytes <= largest_.load(std::memory_order_relaxed) && large_blocks.enabled();
     if (!keeps && large_blocks.empty()) return {false, nullptr};
-    // Evicts a block even if this one is too large to be cached: both may coalesce to a larger range. Without this two
-    // of four recorded traces used .01 and .05 less of the reserved memory.
+    // Evicts a block even if the freed one is not cached: the pool may then join both to a larger range. Without this
+    // eviction two of four recorded traces used .01 and .05 less of the reserved memory.
     if (!keeps) return {false, evict(mine, large_blocks)};
     if (bind(in, timeline) ? event_due(in, timeline, bytes) : event_due_unbound(timeline, bytes)) [[unlikely]]
       return {false, nullptr};
@@ -244,12 +247,12 @@ private:
     large_blocks.insert(freed);
     return {true, evicted};
   }
-  // Gives the stream cache to the stream, if it is its own or empty. Returns whether it is the stream's.
+  // Makes an empty stream cache that of the stream. Returns whether the stream cache now belongs to the stream.
   inline bool bind(stream_cache& one, stream_timeline& timeline) noexcept {
     return one.timeline == &timeline || bind_empty(one, timeline);
   }
-  // Returns whether this free should record an event. It is not cached then: events are recorded under the shard's
-  // lock.
+  // Counts a free, and returns whether it should record an event. Such a free is not cached, since events are recorded
+  // under the shard's lock.
   [[gnu::always_inline]] inline bool event_due(stream_cache& one, stream_timeline& timeline,
                                                std::size_t bytes) noexcept {
     auto const threshold = event_threshold_bytes();
@@ -276,7 +279,7 @@ private:
   }
 
   [[clang::requires_capability(all_shards)]] void allocate_storage(thread_cache& mine);
-  // Slow paths: for the attributes see sync::spin_mutex.
+  // Slow paths. The attributes make these functions save the registers, so that the inlined fast paths need not.
   [[clang::preserve_most, gnu::visibility("hidden")]] bool bind_empty(stream_cache& one,
                                                                       stream_timeline& timeline) const noexcept;
   [[clang::preserve_most, gnu::visibility("hidden")]] void flush_counters(stream_cache& one,

@@ -27,11 +27,12 @@ namespace gpumem::detail {
 
 export class graph_memory_list;
 
-/// The state of a graph_resource: chunks of an upstream, which go back only at its end. A freed range at once serves
-/// later requests of the stream that freed it. Completion is not tested, since captured work completes anew at each
-/// launch of the graph. Another stream of the capture gets the range if the graph orders that stream's next work after
-/// all uses of the range. In each stream_use of a range, the epoch is the number of an end in captured_order. Records
-/// no event, queries none, and waits for none. Any thread.
+/// The state of a graph_resource: chunks of an upstream, which go back only when this object is destroyed. A freed
+/// range immediately serves later requests of the stream that freed it. Completion is not tested, since captured work
+/// completes anew at each launch of the graph. Another stream of the capture gets the range if the graph orders that
+/// stream's next work after all uses of the range. A stream_use says that a stream uses a range up to a number, its
+/// epoch. Here the epoch is the number that captured_order gave to the end of the use. Records no event, queries none,
+/// and waits for none. Any thread.
 export class graph_memory final : public shared_state {
 public:
   explicit graph_memory(std::unique_ptr<pool_upstream> upstream);
@@ -87,7 +88,7 @@ private:
   void give_back(chunk const& drawn) noexcept;
 
   void free_or_report(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  // After `done` the caller calls drop_live(), which may destroy this object.
+  // After `done` the caller calls drop_live(), which can destroy this object.
   free_outcome free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   free_outcome report(stream_key const& key, void const* pointer, std::optional<std::size_t> bytes) const noexcept
       __attribute__((requires_capability(mutex_)));
@@ -109,7 +110,8 @@ private:
   sync::mutex mutex_;
   range_allocator ranges_ __attribute__((guarded_by(mutex_)));
   std::vector<std::unique_ptr<chunk>> chunks_ __attribute__((guarded_by(mutex_)));
-  std::set<stream_timeline*> timelines_ __attribute__((guarded_by(mutex_))); // retained: none serves another stream
+  // Retained, so that none of them becomes the record of another stream.
+  std::set<stream_timeline*> timelines_ __attribute__((guarded_by(mutex_)));
   captured_order order_ __attribute__((guarded_by(mutex_)));
   // The captures in which live blocks were allocated. A block that was allocated outside a capture is not here.
   std::unordered_map<block const*, std::uint64_t> allocated_in_ __attribute__((guarded_by(mutex_)));
@@ -124,11 +126,11 @@ export class graph_memory_list {
 public:
   /// Returns whether the pool has a graph memory. Takes no lock.
   inline bool any() const noexcept { return any_.load(std::memory_order_relaxed); }
-  /// Adds a graph memory, unless it is in the list. Its destructor removes it.
+  /// Adds a graph memory, unless it is in the list. The graph memory's destructor removes it from the list.
   void add(graph_memory& one) noexcept;
 
-  /// Frees a block or reports a misuse. Returns false if the pointer is in none of the memories. The end of a memory's
-  /// last block may destroy that memory, and with it the pool and this list.
+  /// Frees a block or reports a misuse. Returns false if the pointer is in none of the memories. The free of a memory's
+  /// last block can destroy that memory, and with it the pool and this list.
   bool free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   /// Describes the block that holds the address; nullopt if none of the memories holds the address.
   std::optional<block_info> find(void const* pointer) noexcept;

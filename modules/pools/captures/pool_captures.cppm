@@ -17,8 +17,8 @@ namespace gpumem::detail {
 
 export class open_capture;
 
-/// The graph memories that a pool has used, and its open capture scopes. A graph memory holds the blocks of captured
-/// graphs. While a scope is open, its graph memory serves the requests of its stream's capture. Any thread.
+/// Keeps the graph memories that a pool has used, and its open capture scopes. A graph memory holds the blocks of
+/// captured graphs. While a scope is open, its graph memory serves the requests of its stream's capture. Any thread.
 export class pool_captures {
 public:
   /// Returns the graph memory for requests on a capturing stream. It is the memory of this stream's scope, or otherwise
