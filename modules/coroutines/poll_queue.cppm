@@ -26,8 +26,8 @@ class poll_queue;
 class poll_queue_list;
 class reactor;
 
-// A wait for a point of a stream or for an event; a base class of the operation that waits. The lock of the reactor,
-// which polls the driver, guards the private members.
+// Base class of an operation that waits for a point of a stream or for an event. The lock of the reactor, which polls
+// the driver, guards the private members.
 class pending_wait {
 public:
   pending_wait(pending_wait const&) = delete;

@@ -23,8 +23,8 @@ namespace gpumem::detail {
 // A device has two reactors. One runs on the library thread, gpumem's background thread: it polls for waits that resume
 // there, so that no other thread has to be woken for them. Between two rounds of polling the library thread runs all
 // work items that are queued. The other reactor has a thread of its own and polls for all other waits. A reactor is a
-// timer of its thread, and each polling round is one expiry. Reactors are never destroyed. The threads that belong to
-// them start at first use and end before the driver shuts down. Any thread.
+// `timer`: its thread calls expire(), and each call is one polling round. Reactors are never destroyed. The threads
+// that belong to them start at first use and end before the driver shuts down. Any thread.
 class reactor final : private timer {
 public:
   enum class answer {
@@ -47,7 +47,7 @@ public:
   poll_queue& queue_of(stream_timeline const& timeline);
   poll_queue& queue_of(CUevent event);
 
-  // Adds the wait to its queue. If the answer is `armed`, the wait may be completed and destroyed before this returns.
+  // Adds the wait to its queue. If the answer is `armed`, the wait can be completed and destroyed before this returns.
   answer add_wait(pending_wait& point) noexcept __attribute__((requires_capability(point.queue_ -> mutex)));
   // Returns true if it removed the wait; complete() will then not be called. Returns false if complete() was called, is
   // about to be called, or if the wait was never added.

@@ -108,7 +108,7 @@ public:
   /// The awaiter, made by the one `co_await`.
   class operation {
   public:
-    /// `refused`: the when_all_awaitable was awaited before, or moved from.
+    /// `refused`: whether the when_all_awaitable was awaited before, or moved from.
     operation(All& all, bool refused) noexcept : all_{all}, point_{all.size()}, refused_{refused} {}
     /// Returns whether there is nothing to wait for.
     bool await_ready() const noexcept { return refused_ || all_.size() == 0; }

@@ -42,7 +42,7 @@ public:
   inline const std::string& file() const noexcept { return file_; }
   /// Returns the number of the line, from 1; 0 for the file as a whole.
   inline std::size_t line() const noexcept { return line_; }
-  /// Returns the text after the line number.
+  /// Returns the reason, which is the text of what() after the line number.
   inline const std::string& reason() const noexcept { return reason_; }
 
 private:

@@ -48,7 +48,7 @@ export struct backend_parts {
   [[clang::requires_shared_capability(all_shards)]] inline bool device_gone() const noexcept {
     return closed && lost();
   }
-  /// Marks the device as lost if that is why the upstream has failed.
+  /// Marks the device as lost if that is the reason of `why`, a failure of the upstream.
   void note_failure(failure const& why) const noexcept;
   /// Counts bytes that the upstream has given to the shard, and tells the observer.
   [[clang::requires_capability(one_shard, all_shards)]] void count_growth(pool_shard& into, std::size_t bytes) noexcept;

@@ -24,7 +24,7 @@ export struct cache_counts {
   std::uint64_t frees = 0;
   std::uint64_t over_budget = 0;     ///< frees of small and medium blocks that found no budget for their size
   std::int64_t cached_requested = 0; ///< requested bytes of cached blocks, which the shards count as live
-  std::array<cache_budget::usage, size_class::kinds> usage; ///< cached bytes and allowances
+  std::array<cache_budget::usage, size_class::kinds> usage; ///< cached bytes and allowances (claimed but unused bytes)
   inline std::size_t cached() const noexcept {
     return usage[size_class::small].in_use + usage[size_class::medium].in_use + usage[size_class::large].in_use;
   }

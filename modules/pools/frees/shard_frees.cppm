@@ -52,8 +52,9 @@ public:
   /// Moves the blocks of all thread caches and quick lists to the free lists. Returns whether there were any.
   [[clang::requires_capability(one_shard, all_shards)]] bool flush_thread_caches() noexcept;
   /// Moves the blocks of all thread caches to the free lists if caching is off. Caching is off while the reserved bytes
-  /// exceed the release threshold by more than an eighth. Called only after a request has taken new memory, since a
-  /// block that was moved earlier could coalesce with the new memory.
+  /// exceed the release threshold by more than an eighth. A request that grows the pool calls this only after it has
+  /// taken its block from the new memory. Before that, a moved block could coalesce with the range in which the place
+  /// of the request's block was found.
   [[clang::requires_capability(one_shard, all_shards)]] void flush_beyond_threshold() noexcept;
 
 private:
