@@ -172,9 +172,9 @@ public:
   }
 
   /// Adds a bin for requests of up to `size` bytes, which a resource of the caller's serves. The resource must have the
-  /// accessibility properties of the upstream. Throws std::invalid_argument if there is a bin of that size, or if the
-  /// resource refuses requests for `size` bytes as too large. To find that out, allocates and frees such a block if the
-  /// resource is of another library.
+  /// accessibility properties of the upstream. Throws std::invalid_argument if `size` is 0 or above PTRDIFF_MAX, if
+  /// there is a bin of that size, or if the resource refuses requests for `size` bytes as too large. To find that out,
+  /// allocates and frees such a block if the resource is of another library.
   template <mr::resource R>
     requires(mr::has_property<R, mr::device_accessible> || !mr::has_property<Upstream, mr::device_accessible>) &&
             (mr::has_property<R, mr::host_accessible> || !mr::has_property<Upstream, mr::host_accessible>)

@@ -22,7 +22,7 @@ public:
   /// Takes this lock. No other thread has it: the caller has called wait().
   [[clang::requires_capability(all_shards)]] void begin() noexcept;
   [[clang::requires_capability(all_shards)]] void end() noexcept;
-  /// Waits until another thread has released memory: `chunks.releasing()`, the bytes that are being given back, then
+  /// Waits until another thread has released memory, so that `chunks.releasing()` (the bytes that are being given back)
   /// changes. Unlocks the shards during the wait.
   [[clang::requires_capability(one_shard, all_shards)]] void wait_for_release(chunk_list const& chunks);
   /// Wakes the threads in wait_for_release(), after a change of `chunks.releasing()`.

@@ -67,8 +67,8 @@ public:
   /// are missing; a pool of chunks gives back all unused chunks. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] void release_for(allocation_request const& request);
   /// Marks the pool as closed: it has no users any more. From then on free ranges whose uses are complete are joined
-  /// also with reuse_policy::ordered, which before keeps each range for the stream that freed it. If the device is
-  /// lost, all memory counts as unused.
+  /// also with reuse_policy::ordered. Until then that policy keeps each range for the stream that freed it. If the
+  /// device is lost, all memory counts as unused.
   [[clang::requires_capability(all_shards)]] void set_closed() noexcept { parts_.closed = true; }
   [[clang::requires_shared_capability(all_shards)]] inline bool closed() const noexcept { return parts_.closed; }
 

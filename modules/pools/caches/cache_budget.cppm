@@ -42,7 +42,7 @@ public:
   void set_total(std::size_t bytes, std::size_t max_share) noexcept;
   inline std::int64_t unclaimed() const noexcept { return unclaimed_.load(std::memory_order_relaxed); }
   /// Returns whether the bytes in use, the allowances and the unclaimed bytes add up to the total. No thread may claim
-  /// bytes meanwhile.
+  /// bytes during the call.
   inline bool is_balanced(usage const& shares) const noexcept {
     return static_cast<std::int64_t>(shares.in_use) + shares.allowance + unclaimed() == total_;
   }

@@ -298,7 +298,8 @@ private:
   block* evict_stale(thread_cache& mine, cache_storage& all) noexcept __attribute__((requires_capability(mine.mutex)));
   block* evict_all(thread_cache& from, cache_storage& all, block* others) noexcept
       __attribute__((requires_capability(from.mutex)));
-  // Calls the function with the locks of all caches. The analysis does not follow locks that a loop takes.
+  // Calls the function with the locks of all caches. Clang's analysis of locks is off here, since it does not follow
+  // locks that a loop takes.
   template <class Function> [[clang::no_thread_safety_analysis]] void with_all_locked(Function function) noexcept {
     for (auto& each : caches_) each.mutex.request_revoke();
     sync::biased_mutex::fence_owner_threads();

@@ -92,7 +92,7 @@ private:
   std::map<stream_timeline*, position> streams_;
   // The captures that are not known to have ended, by id, with the thread that has made the newest request of each.
   std::map<std::uint64_t, std::optional<unsigned>> open_;
-  std::uint64_t era_ = 0; // counts how often the last open capture has ended
+  std::uint64_t era_ = 0; // counts how often a capture has ended and left none open
   std::unordered_map<epoch, end_of_use> ends_;
   epoch newest_end_ = 0;
   std::size_t limit_ = least_limit;

@@ -104,7 +104,7 @@ private:
   void make_live(memory_range const& one) __attribute__((requires_capability(mutex_)));
   bool declare_use(stream_key const& key, void const* pointer) noexcept;
 
-  std::unique_ptr<pool_upstream> const upstream_; // keeps the pool alive, which owns *listed_in_
+  std::unique_ptr<pool_upstream> const upstream_; // keeps alive the pool that owns *listed_in_
   std::optional<device> const device_;
   sync::mutex growth_mutex_; // held while the upstream is called
   sync::mutex mutex_;

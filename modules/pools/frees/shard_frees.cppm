@@ -49,7 +49,7 @@ public:
   [[clang::requires_capability(one_shard, all_shards)]] inline void drain_all_remote_frees() noexcept {
     for (auto const& each : parts_.shards.all()) drain_remote_frees(*each);
   }
-  /// Moves the blocks of all thread caches and quick lists to the free lists. Returns whether there were any.
+  /// Moves the blocks of all thread caches and quick lists to the free lists. Returns whether there were such blocks.
   [[clang::requires_capability(one_shard, all_shards)]] bool flush_thread_caches() noexcept;
   /// Moves the blocks of all thread caches to the free lists if caching is off. Caching is off while the reserved bytes
   /// exceed the release threshold by more than an eighth. A request that grows the pool calls this only after it has
