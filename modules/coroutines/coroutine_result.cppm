@@ -5,7 +5,8 @@ import :std;
 
 namespace gpumem::detail {
 
-// Base of a promise: keeps the value of return_value(), which take() may move out once. For void it has return_void().
+// Base class of a coroutine's promise. Keeps the result that the coroutine passed to return_value(). take() moves a
+// value out and must be called at most once. With T = void it has return_void() in place of return_value().
 template <class T> class coroutine_result {
 public:
   template <std::convertible_to<T> U> void return_value(U&& value) { value_.emplace(std::forward<U>(value)); }

@@ -11,8 +11,9 @@ namespace gpumem {
 
 /// Preference of a wait for the GPU: an early resumption, or little processor time for polling.
 export enum class latency {
-  /// Polls without a pause. One core is busy while such waits are pending that resume on the default executor. One core
-  /// per device is busy while such waits are pending that resume on other executors.
+  /// Polls without a pause. While such waits are pending, the thread that polls for them keeps one core busy. One
+  /// thread polls for all waits that resume on default_executor(). For waits that resume on other executors, one thread
+  /// per device polls.
   low,
   /// Polls every 10 to 100 µs. Each core that `low` would use is busy for about 1/4 of the time, or more with waits on
   /// many streams.
@@ -25,8 +26,8 @@ class poll_queue;
 class poll_queue_list;
 class reactor;
 
-// A wait for a point of a stream or for an event; a base class of the operation that waits. The lock of the reactor,
-// which polls the driver, guards the private members.
+// Base class of an operation that waits for a point of a stream or for an event. The lock of the reactor, which polls
+// the driver, guards the private members.
 class pending_wait {
 public:
   pending_wait(pending_wait const&) = delete;
@@ -36,8 +37,8 @@ protected:
   explicit pending_wait(latency urgency) noexcept : urgency_{urgency} {}
   ~pending_wait() = default;
 
-  // The reactor calls it once, on the polling thread and without its lock, and does not use the wait afterwards.
-  // `result` is the driver's result for the event, never CUDA_ERROR_NOT_READY.
+  // Ends the wait. The reactor calls this once, on the polling thread and without the reactor's lock, and does not use
+  // the wait afterwards. `result`: the driver's result of a query of the wait's event, never CUDA_ERROR_NOT_READY.
   virtual void complete(CUresult result) noexcept = 0;
 
   stream_point where_;
@@ -59,7 +60,8 @@ private:
 class completed_waits {
 public:
   void push(pending_wait& point, CUresult result) noexcept;
-  // Removes and returns the first wait; null if there is none. The wait may be destroyed as soon as it is completed.
+  // Removes and returns the first wait; null if there is none. The wait can be destroyed as soon as its complete() is
+  // called.
   pending_wait* pop() noexcept;
   bool empty() const noexcept { return waits_.empty(); }
   std::size_t size() const noexcept { return size_; }
@@ -89,7 +91,8 @@ public:
   reactor& home() const noexcept { return home_; }
   // A thread locks this mutex before it records an event, and unlocks it when the event's wait is in the queue.
   // Otherwise two threads could add their waits in another order than they recorded their events. The wait for the
-  // earlier event would then end only after work that was enqueued later, and that work may depend on the wait.
+  // earlier event would then end only after the later event. Work before the later event can depend on the end of this
+  // wait, so that neither would end.
   sync::mutex mutex;
 
   void push(pending_wait& point) noexcept;
@@ -99,7 +102,8 @@ public:
   // Returns whether a wait in the queue has latency::low.
   bool urgent() const noexcept { return urgent_waits_ > 0; }
 
-  // Between begin_poll() and end_poll() the reactor queries the driver without its lock.
+  // begin_poll() returns the events to query. The reactor queries the driver without its lock, and stores the results
+  // in the poll_request. end_poll() then moves the waits that the results end to `completed`.
   poll_request begin_poll() noexcept;
   void end_poll(poll_request const& request, completed_waits& completed) noexcept;
   bool is_polled() const noexcept { return is_polled_; }

@@ -15,16 +15,16 @@ import :timer;
 namespace gpumem::detail {
 
 // Polls the driver for pending waits. A poll queue holds the waits for one stream or event, in their order. The reactor
-// queries the oldest event of every queue and publishes completions to the timelines, from which pools know them.
-// Queues with a wait of latency::low are polled without a pause, which uses one core. Others are polled at intervals of
-// 10 to 100 us. That uses about a quarter of a core, or more if one poll of all queues takes over 25 us. Without
-// pending waits it does nothing.
+// queries the oldest event of every queue. It notes completions in the timelines: a timeline is the library's record of
+// one stream, and pools read it. Queues with a wait of latency::low are polled without a pause, which uses one core.
+// All other queues are polled at intervals of 10 to 100 us. That uses about a quarter of a core, or more if one poll of
+// all queues takes over 25 us. Without pending waits the reactor does nothing.
 //
 // A device has two reactors. One runs on the library thread, gpumem's background thread: it polls for waits that resume
 // there, so that no other thread has to be woken for them. Between two rounds of polling the library thread runs all
 // work items that are queued. The other reactor has a thread of its own and polls for all other waits. A reactor is a
-// timer of its thread, and each polling round is one expiry. Reactors are never destroyed. The threads that belong to
-// them start at first use and end before the driver shuts down. Any thread.
+// `timer`: its thread calls expire(), and each call is one polling round. Reactors are never destroyed. The threads
+// that belong to them start at first use and end before the driver shuts down. Any thread.
 class reactor final : private timer {
 public:
   enum class answer {
@@ -47,7 +47,7 @@ public:
   poll_queue& queue_of(stream_timeline const& timeline);
   poll_queue& queue_of(CUevent event);
 
-  // Adds the wait to its queue. If the answer is `armed`, the wait may be completed and destroyed before this returns.
+  // Adds the wait to its queue. If the answer is `armed`, the wait can be completed and destroyed before this returns.
   answer add_wait(pending_wait& point) noexcept __attribute__((requires_capability(point.queue_ -> mutex)));
   // Returns true if it removed the wait; complete() will then not be called. Returns false if complete() was called, is
   // about to be called, or if the wait was never added.
@@ -80,11 +80,12 @@ private:
   // When the next round begins. It is time_point::min() during a round, and time_point::max() while no wait is pending.
   sync::time_point next_ __attribute__((guarded_by(mutex_))) = sync::time_point::max();
   sync::time_point quiet_since_ __attribute__((guarded_by(mutex_))){}; // when a wait was last completed or added
-  sync::duration lasted_ __attribute__((guarded_by(mutex_))){};        // quiet time that ended at the last completion
-  sync::time_point due_ __attribute__((guarded_by(mutex_))){};         // when the queues in balanced_ are polled next
-  sync::time_point fair_ __attribute__((guarded_by(mutex_))){}; // lower bound of due_, however many waits are added
-  // soon_ and added_ describe the waits that were added since the last poll of balanced_ began: the earliest end of
-  // their first pauses, and their number.
+  sync::duration lasted_ __attribute__((guarded_by(mutex_))){}; // how long it had been quiet at the last completion
+  sync::time_point due_ __attribute__((guarded_by(mutex_))){};  // when the queues in balanced_ are polled next
+  sync::time_point fair_ __attribute__((guarded_by(mutex_))){}; // due_ is never earlier, however many waits are added
+  // A new wait has a first pause of 10 to 50 us before it is polled. soon_ and added_ describe the waits that were
+  // added since the last poll of balanced_ began. soon_ is the earliest end of their first pauses, and added_ is their
+  // number.
   sync::time_point soon_ __attribute__((guarded_by(mutex_))) = sync::time_point::max();
   std::size_t added_ __attribute__((guarded_by(mutex_))) = 0;
   bool stopping_ __attribute__((guarded_by(mutex_))) = false;

@@ -31,7 +31,7 @@ public:
   final_awaiter final_suspend() const noexcept { return {}; }
   void unhandled_exception() noexcept { error_ = std::current_exception(); }
 
-  // Returns false if the task was awaited before.
+  // Marks the task as awaited. Returns false if it was awaited before.
   bool begin_await() noexcept { return !std::exchange(awaited_, true); }
   void continue_with(std::coroutine_handle<> continuation) noexcept { continuation_ = continuation; }
   void rethrow() const {

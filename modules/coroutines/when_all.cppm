@@ -1,4 +1,4 @@
-// when_all: awaits several awaitables at once.
+// when_all: awaits several awaitables together.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -22,8 +22,8 @@ namespace gpumem {
 
 namespace detail {
 
-// Counts the children that have not ended yet, plus one for the coroutine that starts them. The last one to count down
-// resumes the awaiting coroutine.
+// Counts the children that have not ended yet, plus one for the awaiting coroutine, which starts them. A child is a
+// coroutine that awaits one of the awaitables. The child that makes the count 0 resumes the awaiting coroutine.
 class all_of final : public join_counter {
 public:
   explicit all_of(std::size_t count) noexcept : missing_{count + 1} {}
@@ -31,8 +31,8 @@ public:
   std::coroutine_handle<> child_finished() noexcept override;
 
   void begin(std::coroutine_handle<> continuation) noexcept { continuation_ = continuation; }
-  // Called after all children were started. Returns false if all have ended. If it returns true, *this may be destroyed
-  // already.
+  // Counts down for the awaiting coroutine, after it has started all children. Returns false if all have ended. If this
+  // returns true, *this can be destroyed already.
   bool must_wait() noexcept { return missing_.fetch_sub(1, std::memory_order_acq_rel) != 1; }
   void rethrow() const {
     if (error_) std::rethrow_exception(error_);
@@ -108,7 +108,7 @@ public:
   /// The awaiter, made by the one `co_await`.
   class operation {
   public:
-    /// `refused`: the when_all_awaitable was awaited before, or moved from.
+    /// `refused`: whether the when_all_awaitable was awaited before, or moved from.
     operation(All& all, bool refused) noexcept : all_{all}, point_{all.size()}, refused_{refused} {}
     /// Returns whether there is nothing to wait for.
     bool await_ready() const noexcept { return refused_ || all_.size() == 0; }
@@ -140,17 +140,17 @@ private:
 };
 } // namespace extend
 
-/// Returns an awaitable that awaits all arguments. It starts them in order on the calling thread, and the awaiting
-/// coroutine resumes on the thread on which the last of them ends. The result is a tuple, with std::monostate for void
-/// and std::reference_wrapper for a reference. If some throw, the first exception is thrown after all have ended.
-/// Arguments are taken by value. Throws std::bad_alloc.
+/// Returns an awaitable that awaits all arguments. A `co_await` of it starts them in order on the thread of the
+/// awaiting coroutine. That coroutine resumes on the thread on which the last of them ends. The result is a tuple, with
+/// std::monostate for void and std::reference_wrapper for a reference. If some throw, the exception that was thrown
+/// first is rethrown after all have ended. Arguments are taken by value. Throws std::bad_alloc.
 export template <awaitable... A> auto when_all(A... all) {
   using tuple = detail::all_of_tuple<await_value_t<A>...>;
   return when_all_awaitable<tuple>{tuple{detail::make_child<A>(std::move(all))...}};
 }
 
-/// Returns an awaitable that awaits all elements of `all`, in the same way. The result is a vector in the order of
-/// `all`, or nothing if the elements return void.
+/// Returns an awaitable that awaits all elements of `all`, as the other overload awaits its arguments. The result is a
+/// vector in the order of `all`, or nothing if the elements return void.
 export template <awaitable A> auto when_all(std::vector<A> all) {
   using result = await_value_t<A>;
   std::vector<detail::when_all_child<result>> when_all_child;

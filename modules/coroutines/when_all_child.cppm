@@ -17,7 +17,7 @@ public:
   // Called when a child threw.
   virtual void child_failed(std::exception_ptr error) noexcept = 0;
   // Called when a child has ended; if it threw, after child_failed(). Returns the coroutine that runs next on this
-  // thread. The child's frame and the counter itself may be destroyed when this returns.
+  // thread. The child's frame and the counter itself can be destroyed when this returns.
   virtual std::coroutine_handle<> child_finished() noexcept = 0;
 
 protected:
@@ -64,7 +64,8 @@ private:
   std::coroutine_handle<promise_type> frame_;
 };
 
-// Returns a child that awaits `what`: a reference, or a value that is kept in the frame.
+// Returns a child that awaits `what`. If A is a reference, the child refers to the caller's object. Otherwise the
+// child's frame keeps the value.
 template <class A> when_all_child<await_value_t<A>> make_child(A what) { co_return co_await static_cast<A&&>(what); }
 
 } // namespace gpumem::detail

@@ -48,12 +48,12 @@ private:
 /// Runs `body()`, a coroutine that gets its memory through `work`, and returns its result. While the body waits for
 /// memory, the pool may end its request with outcome::preempted, because older work waits for memory that the body
 /// holds. The body must then free its memory and end with that acquire_error. with_retry then calls `rollback()`. That
-/// function undoes the other effects of the body, may make the work smaller, and must not throw. Then with_retry waits
+/// function undoes the other effects of the body, can make the work smaller, and must not throw. Then with_retry waits
 /// until the pool could give the bytes that the work held and asked for, and runs `body()` again from its start.
 ///
 /// All other exceptions pass through. The oldest work is never preempted, so some work always goes on. The awaiting
-/// coroutine resumes on the thread on which the body ends. For `resume_on`, the executor after the wait, see
-/// acquire_options.
+/// coroutine resumes on the thread on which the body ends. `resume_on`: the executor on which with_retry resumes if it
+/// had to wait; null: the library thread, gpumem's background thread.
 export template <mr::resource Upstream, std::invocable Body, std::invocable Rollback>
 task<await_result_t<std::invoke_result_t<Body&>>> with_retry(scope<Upstream> work, Body body, Rollback rollback,
                                                              executor* resume_on = nullptr) {

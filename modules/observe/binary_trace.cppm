@@ -5,8 +5,9 @@ module;
 export module gpumem:binary_trace;
 import :std;
 
-/// A header and then rows, 40 bytes each, every number little-endian. The rows of one thread are in the order of its
-/// calls. A stable sort by time puts the rows of all threads in the order of the calls.
+/// A binary trace is a header and then rows. Each of them has 40 bytes, and every number is little-endian. The rows of
+/// one thread are in the order of its calls. A stable sort by time puts the rows of all threads in the order of the
+/// calls.
 namespace gpumem::detail {
 
 inline constexpr std::array<char, 8> binary_trace_magic{'\x89', 'g', 'p', 'u', 'm', 'e', 'm', '\n'};
@@ -16,7 +17,7 @@ struct binary_trace_header {
   std::array<char, 8> magic = binary_trace_magic;
   std::uint32_t version = binary_trace_version;
   std::uint32_t unused_number = 0;
-  std::uint64_t microseconds = 0; // from midnight to the time 0 of the rows
+  std::uint64_t microseconds = 0; // from the midnight before the recording to the time 0 of the rows
   std::array<std::uint64_t, 2> unused{};
 };
 

@@ -42,7 +42,7 @@ public:
   inline const std::string& file() const noexcept { return file_; }
   /// Returns the number of the line, from 1; 0 for the file as a whole.
   inline std::size_t line() const noexcept { return line_; }
-  /// Returns the text after the line number.
+  /// Returns the reason, which is the text of what() after the line number.
   inline const std::string& reason() const noexcept { return reason_; }
 
 private:
@@ -76,9 +76,9 @@ export trace_row format_row(const trace_record& record) noexcept;
 /// throws `trace_error`.
 export class trace_reader {
 public:
-  /// Reads `text`; `name` is the file name in errors. Checks the header at once.
+  /// Reads `text`; `name` is the file name in errors. The constructor checks the header.
   explicit trace_reader(std::string text, std::string name = "trace");
-  /// Reads the rest of `input` into memory first.
+  /// Reads the rest of `input` into memory, and checks the header.
   explicit trace_reader(std::istream& input, std::string name = "trace");
 
   /// Fills `record` with the next row. Returns false at the end. After an error the reader is at its end.
@@ -107,8 +107,8 @@ private:
   std::vector<std::size_t> by_time_; // of a binary trace: where its well-formed rows lie in the text
 };
 
-/// Writes a trace to a std::ostream: the header on construction, then one row per call. A failed write sets the error
-/// state of the std::ostream. Not thread-safe.
+/// Writes a trace to a std::ostream: the header on construction, then one row for each write(). A failed write sets the
+/// error state of the std::ostream. Not thread-safe.
 export class trace_writer {
 public:
   /// Writes the header. The std::ostream must outlive the writer.

@@ -26,12 +26,13 @@ namespace gpumem {
 export struct binning_options {
   int min_exponent = 0;  ///< the smallest fixed-size bin has 2 to this power bytes, each next one twice that
   int max_exponent = -1; ///< the largest one has 2 to this power, 62 at most; less than min_exponent: no such bins
-  std::size_t blocks_per_chunk = 128; ///< number of blocks that such a bin gets from the upstream at once
+  std::size_t blocks_per_chunk = 128; ///< number of blocks that such a bin gets from the upstream as one chunk
 };
 
 namespace detail {
 
-// One bin, which owns its resource. Its hook counts blocks that are granted to requests that waited in the resource.
+// One bin, which owns its resource. As a grant_hook of requests that wait in the resource, it counts the blocks that
+// they get.
 class bin : public grant_hook {
 public:
   bin(std::size_t size, bool inside) noexcept : size{size}, inside_{inside} {}
@@ -96,7 +97,8 @@ public:
 
   explicit binning_state(std::unique_ptr<bin> upstream);
 
-  // Throws std::invalid_argument for a size of 0 or SIZE_MAX, a size that has a bin, and a bin that cannot serve it.
+  // Adds a bin. Throws std::invalid_argument if its size is 0, exceeds PTRDIFF_MAX, or is that of another bin, and if
+  // its resource cannot serve blocks of that size.
   void add(std::unique_ptr<bin> added);
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
@@ -131,22 +133,22 @@ private:
   std::vector<std::unique_ptr<bin_table const>> tables_; // old tables too, which other threads may be reading
 };
 
-// Throws std::invalid_argument for exponents outside 0 to 62.
+// Throws std::invalid_argument for exponents outside 0 to 62, and for bins with a `blocks_per_chunk` of 0.
 void check_exponents(binning_options const& options);
 
 } // namespace detail
 
 /// Sends each request to the bin with the smallest size that holds it, and larger requests to the upstream. A bin is a
 /// pool of blocks of one size over the upstream, a resource of the caller's, or the upstream itself. The resource owns
-/// its bins. For programs whose sizes are known; a pool_resource serves mixed sizes in less memory.
+/// its bins. It is made for programs whose sizes are known; a pool_resource serves mixed sizes in less memory.
 ///
 /// Bins may be added at any time. A block goes back to the bin that it came from. For that, a bin that is added after
 /// the first request records its live blocks, which costs a lock in each of its calls.
 ///
 /// A request can wait only in its bin, and only if the bin's resource lets requests wait. `acquire_all` waits only if
 /// one bin serves all blocks; otherwise it fails unless all blocks have memory now. `trim` trims each bin, then the
-/// upstream. Statistics are sums over the bins and the upstream. They include memory that other users allocate there,
-/// and count chunks of bins over the upstream once. A resource without statistics adds zeros.
+/// upstream. Statistics are sums over the bins and the upstream. These sums include memory that other users allocate
+/// from the same resources. They count chunks of bins over the upstream once. A resource without statistics adds zeros.
 ///
 /// An object is a handle; copies are the same resource. The resource lives until its last handle is gone and its last
 /// block is freed. Any thread.
@@ -159,7 +161,8 @@ public:
   static constexpr bool stream_ordered = detail::is_stream_ordered<Upstream>();
 
   /// Makes the bins of the options, each a fixed_size_resource over the upstream. They allocate nothing before their
-  /// first request. Throws std::invalid_argument for exponents outside 0 to 62, std::bad_alloc.
+  /// first request. Throws std::invalid_argument for exponents outside 0 to 62 and for bins with a `blocks_per_chunk`
+  /// of 0, std::bad_alloc.
   explicit binning_resource(Upstream upstream, binning_options options = {})
       : state_{new detail::binning_state{
             std::make_unique<detail::held_bin<Upstream>>(SIZE_MAX, std::move(upstream), false)}} {
@@ -169,9 +172,9 @@ public:
   }
 
   /// Adds a bin for requests of up to `size` bytes, which a resource of the caller's serves. The resource must have the
-  /// accessibility properties of the upstream. Throws std::invalid_argument if there is a bin of that size, or if the
-  /// resource refuses requests for `size` bytes as too large. To find that out, allocates and frees such a block if the
-  /// resource is of another library.
+  /// accessibility properties of the upstream. Throws std::invalid_argument if `size` is 0 or above PTRDIFF_MAX, if
+  /// there is a bin of that size, or if the resource refuses requests for `size` bytes as too large. To find that out,
+  /// allocates and frees such a block if the resource is of another library.
   template <mr::resource R>
     requires(mr::has_property<R, mr::device_accessible> || !mr::has_property<Upstream, mr::device_accessible>) &&
             (mr::has_property<R, mr::host_accessible> || !mr::has_property<Upstream, mr::host_accessible>)
@@ -194,8 +197,9 @@ public:
   /// Returns the sizes of the bins, the smallest first. Throws std::bad_alloc.
   std::vector<std::size_t> bin_sizes() const { return state_->sizes(); }
 
-  /// Declares that all uses of the block on this stream are enqueued. The block's free need not be ordered after them,
-  /// but reuse is. Throws std::invalid_argument if no bin knows the block, or its resource records no uses.
+  /// Declares that all uses of the block on this stream are enqueued. The block's free need not be ordered after these
+  /// uses, but the memory is reused only after them. Throws std::invalid_argument if no bin knows the block, or its
+  /// resource records no uses.
   void record_use(void* pointer, stream_ref stream)
     requires requires(Upstream& up) { up.record_use(pointer, stream); }
   {

@@ -25,11 +25,12 @@ void record_graph_use(graph_memory& state, void* pointer, stream_ref stream);
 } // namespace detail
 
 /// Graph memory: memory that CUDA graphs use at each launch. This resource gives it out on capturing streams and on all
-/// others. So does a pool, on capturing streams, while a capture_scope is open. The memory comes from the upstream in
-/// chunks. The upstream is normally a pool, whose limit holds and which counts each chunk as one live block.
+/// others. A pool also gives out graph memory, on capturing streams while a capture_scope is open. The memory comes
+/// from the upstream in chunks. The upstream is normally a pool. That pool's limit then bounds the memory, and the pool
+/// counts each chunk as one live block.
 ///
-/// Reuse: a freed block serves later requests of the stream that freed it at once, in this capture and in later ones.
-/// As for each free, the caller orders that stream after all uses of the block, except those that `record_use`
+/// Reuse: a freed block immediately serves later requests of the stream that freed it, in this capture and in later
+/// ones. As for each free, the caller orders that stream after all uses of the block, except those that `record_use`
 /// declares. Another stream of the capture gets the memory if the dependencies of the graph's nodes order its next work
 /// after the free and all declared uses. In a later capture the memory serves each stream, once the end of the first
 /// capture is known, unless both graphs have the same handle.
@@ -52,9 +53,9 @@ void record_graph_use(graph_memory& state, void* pointer, stream_ref stream);
 /// time, because their blocks share addresses.
 ///
 /// Ownership: an object is a handle; copies are the same memory and compare equal. No memory goes back to the upstream,
-/// not even by `trim`, until the last handle is gone and the last block is freed. Then all memory goes back at once;
-/// the caller guarantees that all launches are complete and that none follows. So a program must keep a handle as long
-/// as its graphs. Any thread.
+/// not even by `trim`, until the last handle is gone and the last block is freed. Then all memory goes back
+/// immediately; the caller guarantees that all launches are complete and that none follows. So a program must keep a
+/// handle as long as its graphs. Any thread.
 export template <class Upstream>
 class graph_resource : public detail::forwarding_base<graph_resource<Upstream>, detail::graph_memory, Upstream> {
   using base = detail::forwarding_base<graph_resource, detail::graph_memory, Upstream>;
@@ -108,7 +109,7 @@ public:
   /// Makes exactly the live ranges of an earlier memory_map() live again, at their addresses. Frees all other blocks.
   /// For programs that go back to an earlier state of their captures. The caller guarantees that the launches so far
   /// come before those of later captures. Throws std::invalid_argument for ranges that are not of this memory,
-  /// std::bad_alloc; then some of the blocks may be missing.
+  /// std::bad_alloc; after an exception some of these ranges can be free.
   void restore(std::span<memory_range const> live) { state_->restore(live); }
 
   /// Returns the upstream; another handle to it is a copy.

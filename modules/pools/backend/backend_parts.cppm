@@ -1,4 +1,4 @@
-// The parts on which the classes of a pool's backend work: those that get memory and give it back.
+// The data of a pool's backend, that is, of the classes that get memory from the upstream and give it back.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:backend_parts;
 import :chunk_list;
@@ -16,7 +16,8 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Base of an object that is told of each change of a pool's reserved bytes, while the shards are still locked.
+/// Base of an object that is told of each change of a pool's reserved bytes, while the shards are still locked. A shard
+/// is a part of the pool with a lock of its own.
 export class reserved_observer {
 public:
   [[clang::requires_capability(all_shards)]] virtual void on_reserved_changed() noexcept = 0;
@@ -43,11 +44,11 @@ export struct backend_parts {
 
   inline bool lost() const noexcept { return where && where->lost(); }
   // Returns whether the pool is closed and its device is lost. Such a pool gives back all memory: no work runs any
-  // more, and the host will see no use complete.
+  // more, and the host would wait in vain to see it complete.
   [[clang::requires_shared_capability(all_shards)]] inline bool device_gone() const noexcept {
     return closed && lost();
   }
-  /// Marks the device as lost if that is why the upstream has failed.
+  /// Marks the device as lost if that is the reason of `why`, a failure of the upstream.
   void note_failure(failure const& why) const noexcept;
   /// Counts bytes that the upstream has given to the shard, and tells the observer.
   [[clang::requires_capability(one_shard, all_shards)]] void count_growth(pool_shard& into, std::size_t bytes) noexcept;

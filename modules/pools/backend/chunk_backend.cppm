@@ -15,15 +15,17 @@ import :stream;
 
 namespace gpumem::detail {
 
-/// Gets chunks from the upstream, and gives back chunks without a live block. For all other facts about the functions
-/// see pool_backend, which calls them.
+/// Gets chunks from the upstream, and gives back chunks without a live block. A chunk is contiguous memory that the
+/// upstream gives and takes back as a whole. For all other facts about the functions see pool_backend, which calls
+/// them.
 export class chunk_backend {
 public:
   explicit chunk_backend(backend_parts& parts) noexcept : parts_{parts} {}
 
   [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow(allocation_request const& request,
                                                                                 bool exact);
-  /// Gets one chunk of these bytes, and returns its only block, which is free.
+  /// Gets one chunk of `bytes` bytes for the shard `into`, which is a part of the pool with a lock of its own. Returns
+  /// the chunk's only block, which is free.
   [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure> reserve(std::size_t bytes,
                                                                                           pool_shard& into);
   [[clang::requires_capability(one_shard, all_shards)]] placement migrate(allocation_request const& request);

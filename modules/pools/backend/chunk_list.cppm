@@ -10,7 +10,7 @@ import :tuning;
 namespace gpumem::detail {
 
 /// A pool's chunks, which are contiguous memory of its upstream, and the limit on their bytes. Changes need the locks
-/// of all shards of the pool; reads need the lock of any shard.
+/// of all shards of the pool, which are its parts with a lock each. Reads need the lock of any shard.
 export class chunk_list {
 public:
   /// `limit`: the most bytes that may be reserved; 0: no limit. `chunk_bytes`: the size of a chunk, unless the request
@@ -19,7 +19,7 @@ public:
       : limit_{limit}, chunk_bytes_{chunk_bytes} {}
 
   /// Returns the size of the next chunk, for a request of `need` bytes by a shard that has `has` bytes. It is usually
-  /// more than `need`, so that growth is rare. It stays within the limit; 0 if `need` exceeds the limit.
+  /// more than `need`, so that growth is rare. It stays within the limit. Returns 0 if `need` exceeds headroom().
   [[clang::requires_shared_capability(all_shards)]] std::size_t growth(std::size_t need,
                                                                        std::size_t has) const noexcept;
 
@@ -70,8 +70,8 @@ public:
     for (auto const& each : chunks_) visitor(*each);
   }
 
-  /// Returns the largest chunk that has no live block and for which `may(chunk)` is true; null if there is none.
-  /// Considers only chunks without which at least `keep` bytes remain reserved.
+  /// Returns the largest chunk that has no live block and for which `may(chunk)` is true; null if there is none. Leaves
+  /// out a chunk if fewer than `keep` bytes would remain reserved without it.
   template <class May>
   [[clang::requires_shared_capability(all_shards)]] chunk* largest_idle(std::size_t keep, May may) const {
     chunk* best = nullptr;

@@ -9,8 +9,9 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// While a thread grows a pool or changes its pages, it unlocks the shards during its driver calls. This lock then
-/// keeps other threads from doing the same. Guarded by the locks of all shards.
+/// While a thread grows a pool or changes its pages, it unlocks the shards during its driver calls. A shard is a part
+/// of the pool with a lock of its own. The growth lock then keeps other threads from growing the pool or changing its
+/// pages. Its state is guarded by the locks of all shards.
 export class growth_lock {
 public:
   explicit growth_lock(shard_list& shards) noexcept : shards_{shards} {}
@@ -18,11 +19,11 @@ public:
   [[clang::requires_shared_capability(all_shards)]] inline bool taken() const noexcept { return taken_; }
   /// Waits while another thread has this lock. Returns whether it waited. Unlocks the shards during the wait.
   [[clang::requires_capability(one_shard, all_shards)]] bool wait();
-  /// Takes this lock, which no other thread may have.
+  /// Takes this lock. No other thread has it: the caller has called wait().
   [[clang::requires_capability(all_shards)]] void begin() noexcept;
   [[clang::requires_capability(all_shards)]] void end() noexcept;
-  /// Waits until `chunks.releasing()` changes, because another thread has released memory. Unlocks the shards during
-  /// the wait.
+  /// Waits until another thread has released memory, so that `chunks.releasing()` (the bytes that are being given back)
+  /// changes. Unlocks the shards during the wait.
   [[clang::requires_capability(one_shard, all_shards)]] void wait_for_release(chunk_list const& chunks);
   /// Wakes the threads in wait_for_release(), after a change of `chunks.releasing()`.
   void notify_release() noexcept { changed_.notify_all(); }

@@ -31,19 +31,21 @@ export struct growth_plan {
   }
 };
 
-/// Decides how much to map for a request, where, and in pages of which size. Changes nothing in the pool. The caller
-/// holds the locks of the shards that it passes; page_size() needs no lock. Sizes are in bytes.
+/// Decides how much to map for a request, where, and in pages of which size. Changes nothing in the pool. A shard is a
+/// part of the pool with a lock and addresses of its own. The caller holds the locks of the shards that it passes;
+/// page_size() needs no lock. Sizes are in bytes.
 ///
 /// Each stream has a segment of a shard's addresses. The stream's memory grows in its segment, beside ranges that the
-/// stream has freed, and coalesces with them. When streams grew side by side, none of them got back a range as large as
-/// it had freed.
+/// stream has freed, and is joined with them. Without segments streams grew side by side, and no stream got back a
+/// range as large as it had freed.
 export class growth_policy {
 public:
   /// Keeps references to all arguments.
   growth_policy(chunk_list const& chunks, shard_list const& shards, reuse_rules const& rules) noexcept
       : chunks_{chunks}, shards_{shards}, rules_{rules} {}
 
-  /// Returns whether the range is free, and no stream or only this one still uses it.
+  /// Returns whether `range` is free, and no stream other than that of `key` still uses it. Returns false if `range` is
+  /// null.
   bool usable(block const* range, stream_key const& key) const;
   /// Returns how much to map for a request, and where; nullopt if neither a hole nor the addresses after all mapped
   /// ones are large enough. Prefers the place where the fewest bytes must be mapped, and among equal places one in the
@@ -63,7 +65,7 @@ public:
     return usual_page(of) / 4 * tuning::min_moved_quarters;
   }
   /// Returns the size of the pages for a growth by `bytes`. Each page costs the same time, whatever its size. So
-  /// without a limit there are at most `max_pages` pages, unless each had to be larger than 32 MiB.
+  /// without a limit there are at most `max_pages` pages, unless each would have to be larger than 32 MiB.
   std::size_t page_size(virtual_pages const& of, std::size_t bytes, std::size_t max_pages) const noexcept;
   /// Returns the page size for a small growth, which follows from the mapped bytes or from the limit.
   std::size_t usual_page(virtual_pages const& of) const noexcept { return page_size(of, 0, 1); }

@@ -13,7 +13,7 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-/// Adjacent idle pages, and their offset in the shard's addresses.
+/// Adjacent idle pages, and their offset in the addresses of their shard, which is a part of the pool.
 export struct page_run {
   pool_shard* shard;
   block* last; ///< the free block in which the pages end; they may begin in blocks below it
@@ -21,8 +21,8 @@ export struct page_run {
   std::size_t pages = 1;
 };
 
-/// Tells which idle pages to find. The search ends when it has `wanted` bytes or `max_pages` pages. It leaves out pages
-/// beyond `max_bytes`.
+/// Tells which idle pages to find. The search ends when it has `wanted` bytes or `max_pages` pages. It leaves out a
+/// page if the sum would exceed `max_bytes` with it.
 export struct page_query {
   std::size_t wanted;
   std::size_t least = 0; ///< if fewer bytes are found, the result is empty
@@ -31,7 +31,8 @@ export struct page_query {
   pool_shard* in = nullptr;    ///< only pages of this shard; null: of all shards
   std::size_t smallest = 0;    ///< bytes of the smallest page to find
   std::size_t max_pages = SIZE_MAX;
-  /// Memory that only this stream still uses counts as idle too; its pages must not be detached yet. Null: no stream.
+  /// Memory that only this stream still uses counts as idle too. The caller must not detach pages of such a result.
+  /// Null: no stream.
   stream_timeline const* in_use_by = nullptr;
 };
 
@@ -40,7 +41,7 @@ export class idle_pages {
 public:
   explicit idle_pages(backend_parts& parts) noexcept : parts_{parts} {}
 
-  /// Coalesces free ranges whose uses are complete, and returns whole idle pages in them. Throws std::bad_alloc.
+  /// Joins adjacent free ranges whose uses are complete, and returns whole idle pages in them. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] std::vector<page_run> find(page_query const& query);
   /// Takes pages out of the pool: makes their addresses a hole between blocks, and counts their bytes as being
   /// released. Returns these bytes. If the host has no memory for a hole, removes the remaining pages from `idle`: they

@@ -1,4 +1,4 @@
-// Chunks and blocks of a pool as heaps and regions of NVTX, for tools that check memory.
+// Shows the chunks and blocks of a pool to tools that check memory, by way of NVTX, NVIDIA's interface to tools.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <map>
@@ -23,7 +23,7 @@ public:
   explicit nvtx_heaps(device where) noexcept : device_{where} {}
 
   /// Makes a new chunk a heap. Does nothing if a heap of another pool has bytes of the chunk, or if the tool refuses
-  /// it. The blocks of such a chunk become no regions.
+  /// it. If the chunk becomes no heap, its blocks become no regions.
   void add_heap(void* base, std::size_t bytes) noexcept;
   /// Ends the heap of a chunk that is about to be freed. Does nothing if the chunk is no heap.
   void remove_heap(void* base) noexcept;

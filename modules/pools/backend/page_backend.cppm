@@ -19,22 +19,25 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-/// Maps new pages or moves idle ones, after the mapped addresses of a shard or in holes between them. Unmaps idle
-/// pages. For all other facts about the functions see pool_backend, which calls them.
+/// Maps new pages or moves idle ones, and unmaps idle pages. An idle page has no live block, and all its uses are
+/// complete. The pages go after the mapped addresses of a shard, or into holes between them. A shard is a part of the
+/// pool with a lock and addresses of its own. For all other facts about the functions see pool_backend, which calls
+/// them.
 export class page_backend {
 public:
   explicit page_backend(backend_parts& parts) noexcept;
 
   [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow(allocation_request const& request,
                                                                                 bool exact);
-  /// Maps these bytes after the shard's mapped addresses. Returns the free range that holds them.
+  /// Maps `bytes` bytes of pages after the mapped addresses of the shard `into`. Returns the free range that holds the
+  /// new pages.
   [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure> reserve(std::size_t bytes,
                                                                                           pool_shard& into);
   [[clang::requires_capability(one_shard, all_shards)]] placement move_at_limit(allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void release_for(allocation_request const& request);
-  /// Waits while another thread changes pages. Returns the pages of the shard that holds the address; null if the pool
-  /// has chunks, or does not have the address.
+  /// Waits while another thread changes pages. Returns the pages of the shard that holds `pointer`. Returns null if the
+  /// pool gets chunks in place of pages, or if `pointer` is not in the pool.
   [[clang::requires_capability(one_shard, all_shards)]] virtual_pages* pages_of(void const* pointer);
 
 private:

@@ -20,9 +20,10 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Gets chunks or pages, and gives back unused memory. Functions that change the pool need the locks of all shards, and
-/// unlock them during waits and calls of the upstream. One thread at a time grows the pool or changes its pages. Reads
-/// need the lock of any shard; paged(), where() and lost() need none. Sizes are in bytes.
+/// Gets chunks or pages, and gives back unused memory. A shard is a part of the pool with a lock of its own. Functions
+/// that change the pool need the locks of all shards, and unlock them during waits and calls of the upstream. One
+/// thread at a time grows the pool or changes its pages. Reads need the lock of any shard; paged(), where() and lost()
+/// need none. Sizes are in bytes.
 export class pool_backend {
 public:
   /// Keeps references to all arguments.
@@ -39,10 +40,11 @@ public:
   /// Waits while another thread gets a chunk, or maps, moves or unmaps pages. Returns whether it waited.
   [[clang::requires_capability(one_shard, all_shards)]] bool wait_for_growth() { return parts_.lock.wait(); }
   [[clang::requires_shared_capability(all_shards)]] inline bool growing() const noexcept { return parts_.lock.taken(); }
-  /// Gets memory for a request, and coalesces it with free neighbours. No other thread may be growing the pool. Unless
+  /// Gets memory for a request, and joins it with free neighbours. No other thread may be growing the pool. Unless
   /// `exact`, gets more memory than the request needs. The result is retry() if the new memory is not enough, or if the
   /// call waited for another thread to release memory. The caller then searches before it tries again. A failure
-  /// carries the requested bytes, with `exhausted` in place of the upstream's too_large. Throws std::bad_alloc.
+  /// carries the requested bytes. Its reason is outcome::exhausted if that of the upstream is too_large. Throws
+  /// std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow(allocation_request const& request,
                                                                                 bool exact);
   /// Gets memory until `bytes` are reserved. Returns how many bytes it got, or the upstream's failure. Throws
@@ -50,27 +52,30 @@ public:
   [[clang::requires_capability(one_shard, all_shards)]] expected<std::size_t, failure> grow_to(std::size_t bytes,
                                                                                                pool_shard& into);
   /// Moves a chunk from another shard to the request's shard. The chunk must be a single free range that is large
-  /// enough and that the stream may use at once. Returns the place of the block in it; an empty place if there is no
-  /// such chunk.
+  /// enough and that the stream may use immediately. Returns the place of the request's block in the chunk. If there is
+  /// no such chunk, or in a pool of pages, returns an empty place.
   [[clang::requires_capability(one_shard, all_shards)]] placement migrate_chunk(allocation_request const& request);
 
   /// Gives back unused memory whose uses the host has seen complete, as long as at least `keep` bytes remain. Returns
   /// the bytes given back.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept;
-  /// Moves unused pages together for a request for which the pool cannot grow. Returns the place of the block in them.
-  /// If the pages are not enough, moves none and returns an empty place. Throws std::bad_alloc.
+  /// Moves unused pages together for a request for which the pool cannot grow. Returns the place of the request's block
+  /// in those pages. If the pages are not enough, or in a pool of chunks, moves none and returns an empty place. Throws
+  /// std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] placement move_at_limit(allocation_request const& request);
   /// Gives unused memory back, so that the pool can grow for the request. A pool of pages gives back as many pages as
   /// are missing; a pool of chunks gives back all unused chunks. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] void release_for(allocation_request const& request);
-  /// Marks the pool as closed: it has no users any more. From then on unused memory goes back also with
-  /// reuse_policy::ordered, which otherwise keeps it for the stream that freed it. If the device is lost, all memory
-  /// counts as unused.
+  /// Marks the pool as closed: it has no users any more. From then on free ranges whose uses are complete are joined
+  /// also with reuse_policy::ordered. Until then that policy keeps each range for the stream that freed it. If the
+  /// device is lost, all memory counts as unused.
   [[clang::requires_capability(all_shards)]] void set_closed() noexcept { parts_.closed = true; }
   [[clang::requires_shared_capability(all_shards)]] inline bool closed() const noexcept { return parts_.closed; }
 
-  /// See the functions of pool_engine with these names. All four wait while another thread grows the pool or changes
-  /// its pages.
+  /// open_to() lets the device `peer` use the pool's pages. pin() keeps the pages of these bytes mapped in place, until
+  /// unpin() was called as often. export_page() returns a file descriptor of the page that holds `pointer`. For their
+  /// failures see the functions of pool_engine with these names. All four wait while another thread grows the pool or
+  /// changes its pages.
   [[clang::requires_capability(one_shard, all_shards)]] CUresult open_to(device peer);
   [[clang::requires_capability(one_shard, all_shards)]] bool pin(void const* pointer, std::size_t bytes);
   [[clang::requires_capability(one_shard, all_shards)]] void unpin(void const* pointer, std::size_t bytes);

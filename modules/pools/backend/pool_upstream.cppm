@@ -18,22 +18,24 @@ public:
   virtual ~pool_upstream() = default;
 
   inline bool stream_ordered() const noexcept { return stream_ordered_; }
-  /// Returns whether the host can touch the memory at once, whatever stream it was allocated on.
+  /// Returns whether the host can touch memory as soon as it is allocated, on whatever stream.
   inline bool host_accessible() const noexcept { return host_accessible_; }
   inline bool device_accessible() const noexcept { return device_accessible_; }
   /// Returns whether `state` is the object that serves the upstream's calls.
   inline bool is(void const* state) const noexcept { return services_.state == state; }
   inline int device() const noexcept { return services_.table->device(services_.state); }
 
-  /// Returns whether the pool maps pages, in one run of addresses per shard. Otherwise it allocates chunks.
+  /// Returns whether the pool maps pages, in one run of addresses for each shard (part of the pool). Otherwise the pool
+  /// allocates chunks.
   inline bool paged() const noexcept { return paged_.has_value(); }
   /// Lets another device use the pages of all objects that make_pages() makes from now on.
   void add_peer(gpumem::device peer) { paged_->options.peers.push_back(peer); }
   /// Makes the object that maps the pages of one shard. Throws what the constructor of virtual_pages throws.
   std::unique_ptr<virtual_pages> make_pages() const;
 
-  /// From now on tells a tool that checks memory of each chunk, if there is such a tool and a device can access the
-  /// chunks. Returns whether it does. Called before the first chunk. Throws std::bad_alloc and cuda_error.
+  /// Makes this object tell a memory-checking tool about each chunk from now on, if there is such a tool and a device
+  /// can access the chunks. Returns whether it will tell a tool. Called before the first chunk. Throws std::bad_alloc
+  /// and cuda_error.
   bool show_to_tool();
   /// Returns the object by which the pool tells the tool of its blocks; null if no tool is told.
   inline nvtx_heaps* heaps() const noexcept { return heaps_.get(); }

@@ -1,4 +1,4 @@
-// The bytes that all thread caches of a pool may hold together.
+// The bytes of freed blocks that all thread caches of a pool may hold together.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:cache_budget;
 import :relaxed_atomic;
@@ -43,7 +43,7 @@ public:
   void set_total(std::size_t bytes, std::size_t max_share) noexcept;
   inline std::int64_t unclaimed() const noexcept { return unclaimed_.load(std::memory_order_relaxed); }
   /// Returns whether the bytes in use, the allowances and the unclaimed bytes add up to the total. No thread may claim
-  /// bytes meanwhile.
+  /// bytes during the call.
   inline bool is_balanced(usage const& shares) const noexcept {
     return static_cast<std::int64_t>(shares.in_use) + shares.allowance + unclaimed() == total_;
   }

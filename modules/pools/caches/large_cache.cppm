@@ -1,4 +1,5 @@
-// The large cache of a thread: its last freed large blocks, and medium blocks that its stream caches had no room for.
+// The large cache of a thread: the large blocks that it freed last, and medium blocks for which its stream caches (one
+// per stream, for smaller blocks) had no room.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:large_cache;
 import :block;

@@ -45,7 +45,7 @@ export struct stream_cache {
     --count;
     return found;
   }
-  /// Removes and returns a block of the largest class. The cache is not empty.
+  /// Removes and returns a block of the largest class. The cache must not be empty.
   block& pop_largest() noexcept;
 
   // `threshold`, here and below: cache_limits::event_threshold_bytes().

@@ -14,7 +14,8 @@ namespace gpumem::detail {
 
 /// The order between uses of memory in captured graphs, as the dependencies of the graphs' nodes give it. A use on a
 /// capturing stream ends at a set of nodes: those on which the stream's next work would depend. The use comes before
-/// other work if the graph orders all these nodes before that work.
+/// other work if the graph orders all these nodes before that work. Each such set, the end of a use, has a number,
+/// which is stored in place of an epoch.
 ///
 /// When no capture is open any more, all uses so far come before the work of later captures, because the graphs are
 /// launched in this order. This does not hold for captures into graphs with the same handle, which may be parts of one
@@ -25,12 +26,12 @@ namespace gpumem::detail {
 /// the capture's newest request for memory.
 ///
 /// A stream's next work must stay ordered after its earlier work. So the program must not replace the dependencies of a
-/// capturing stream (cudaStreamUpdateCaptureDependencies with the flag that sets them). Keeps pointers to timelines,
-/// which the caller retains. One thread at a time.
+/// capturing stream (cudaStreamUpdateCaptureDependencies with the flag that sets them). Keeps pointers to timelines
+/// (the library's records of streams), which the caller retains. One thread at a time.
 export class captured_order {
 public:
   /// The end of a use after which no work is known to come, so that the memory serves no stream. It is the largest
-  /// number: when ranges coalesce, each stream keeps the end with the larger number.
+  /// number: when ranges are joined, each stream keeps the end with the larger number.
   static constexpr epoch no_end = std::numeric_limits<epoch>::max();
   /// The end of a use after which only work of the same stream is known to come.
   static constexpr epoch own_end = no_end - 1;
@@ -71,7 +72,7 @@ public:
 
   /// Returns whether there are at least 64 ends, and twice as many as after the last call of keep_only().
   inline bool is_full() const noexcept { return ends_.size() >= limit_; }
-  /// Drops all ends but these. Throws std::bad_alloc.
+  /// Drops all ends but those in `used`. Throws std::bad_alloc.
   void keep_only(std::span<epoch const> used);
   inline std::size_t size() const noexcept { return ends_.size(); }
 
@@ -91,7 +92,7 @@ private:
   std::map<stream_timeline*, position> streams_;
   // The captures that are not known to have ended, by id, with the thread that has made the newest request of each.
   std::map<std::uint64_t, std::optional<unsigned>> open_;
-  std::uint64_t era_ = 0; // counts how often the last open capture has ended
+  std::uint64_t era_ = 0; // counts how often a capture has ended and left none open
   std::unordered_map<epoch, end_of_use> ends_;
   epoch newest_end_ = 0;
   std::size_t limit_ = least_limit;

@@ -24,11 +24,12 @@ namespace gpumem::detail {
 
 export class graph_memory_list;
 
-/// The state of a graph_resource: chunks of an upstream, which go back only at its end. A freed range at once serves
-/// later requests of the stream that freed it. Completion is not tested, since captured work completes anew at each
-/// launch of the graph. Another stream of the capture gets the range if the graph orders that stream's next work after
-/// all uses of the range. In each stream_use of a range, the epoch is the number of an end in captured_order. Records
-/// no event, queries none, and waits for none. Any thread.
+/// The state of a graph_resource: chunks of an upstream, which go back only when this object is destroyed. A freed
+/// range immediately serves later requests of the stream that freed it. Completion is not tested, since captured work
+/// completes anew at each launch of the graph. Another stream of the capture gets the range if the graph orders that
+/// stream's next work after all uses of the range. A stream_use says that a stream uses a range up to a number, its
+/// epoch. Here the epoch is the number that captured_order gave to the end of the use. Records no event, queries none,
+/// and waits for none. Any thread.
 export class graph_memory final : public shared_state {
 public:
   explicit graph_memory(std::unique_ptr<pool_upstream> upstream);
@@ -75,7 +76,7 @@ private:
   bool add(chunk const& drawn) noexcept;
 
   void free_or_report(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  // After `done` the caller calls drop_live(), which may destroy this object.
+  // After `done` the caller calls drop_live(), which can destroy this object.
   free_outcome free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   free_outcome report(stream_key const& key, void const* pointer, std::optional<std::size_t> bytes) const noexcept
       __attribute__((requires_capability(mutex_)));
@@ -83,7 +84,7 @@ private:
   void make_live(memory_range const& one) __attribute__((requires_capability(mutex_)));
   bool declare_use(stream_key const& key, void const* pointer) noexcept;
 
-  std::unique_ptr<pool_upstream> const upstream_; // keeps the pool alive, which owns *listed_in_
+  std::unique_ptr<pool_upstream> const upstream_; // keeps alive the pool that owns *listed_in_
   std::optional<device> const device_;
   sync::mutex growth_mutex_; // held while the upstream is called
   sync::mutex mutex_;
@@ -101,11 +102,11 @@ export class graph_memory_list {
 public:
   /// Returns whether the pool has a graph memory. Takes no lock.
   inline bool any() const noexcept { return any_.load(std::memory_order_relaxed); }
-  /// Adds a graph memory, unless it is in the list. Its destructor removes it.
+  /// Adds a graph memory, unless it is in the list. The graph memory's destructor removes it from the list.
   void add(graph_memory& one) noexcept;
 
-  /// Frees a block or reports a misuse. Returns false if the pointer is in none of the memories. The end of a memory's
-  /// last block may destroy that memory, and with it the pool and this list.
+  /// Frees a block or reports a misuse. Returns false if the pointer is in none of the memories. The free of a memory's
+  /// last block can destroy that memory, and with it the pool and this list.
   bool free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   /// Describes the block that holds the address; nullopt if none of the memories holds the address.
   std::optional<block_info> find(void const* pointer) noexcept;

@@ -30,7 +30,8 @@ public:
       : parts_{parts}, frees_{frees}, deferred_{deferred}, queue_{queue}, allocator_{allocator},
         out_of_memory_{last_resort} {}
 
-  /// `size`: the size to which the pool rounds `bytes` up. Called by any thread, without a lock of the pool.
+  /// Returns a block of `bytes` bytes, or the failure. `size`: the size to which the pool rounds `bytes` up. Called by
+  /// any thread, without a lock of the pool.
   expected<void*, failure> allocate(stream_key const& key, size_class size, std::size_t bytes,
                                     std::size_t alignment) noexcept;
 

@@ -41,8 +41,8 @@ export struct cached_free {
 
 /// Frees the blocks that the thread's cache does not take. A pool has one or more shards, each with a lock of its own.
 /// A free takes the lock of the block's shard. If another thread holds that lock, the free becomes a remote free: the
-/// next holder of the lock completes it. A free inside a graph capture, among others, takes the locks of all shards. No
-/// free allocates host memory.
+/// next holder of the lock completes it. Some frees take the locks of all shards, for example a free inside a graph
+/// capture. No free allocates host memory.
 export class free_path {
 public:
   /// Keeps references to all arguments.
@@ -71,8 +71,8 @@ public:
   /// one. Then frees the caller's block, unless the cache took it.
   free_result finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                      cached_free const& cached) noexcept;
-  /// A request for several blocks keeps none of them if one is refused. This frees a block that such a request had got:
-  /// see request_queue::return_part.
+  /// Frees a block that a request for several blocks had got before another of its blocks was refused. Such a request
+  /// keeps none of its blocks.
   void return_part(stream_key const& key, void* pointer) noexcept;
 
 private:

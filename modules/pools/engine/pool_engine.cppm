@@ -66,8 +66,8 @@ public:
     auto& shard = parts_.shards.shard_of(thread);
     auto* const freed = shard.find_live(pointer);
     bool const may = freed && free_path::may_cache(*freed, key, bytes);
-    // Reads the stream's epoch now: the caller has enqueued all work on the block, and insert() stores the epoch in the
-    // block.
+    // Reads the stream's epoch (the number of the present section of its work) now. The caller has enqueued all work on
+    // the block, and insert() stores the epoch in the block.
     auto const use = free_path::end_use(parts_.mode, key, freed, bytes);
     if (!may) [[unlikely]]
       return {use, {false, nullptr}, {freed, &shard}};
@@ -92,7 +92,7 @@ public:
   /// Frees a block that a request for several blocks had got before another one was refused.
   void return_part(stream_key const& key, void* pointer) noexcept { free_path_.return_part(key, pointer); }
 
-  /// Return the objects that serve the other calls of the pool.
+  /// Return the objects that serve the calls of the pool other than allocations and frees.
   inline recorded_uses& uses() noexcept { return uses_; }
   inline page_calls& pages() noexcept { return pages_; }
   inline request_queue& requests() noexcept { return queue_; }
@@ -126,11 +126,11 @@ public:
   /// Makes all further requests, and those that wait now, fail with outcome::closed.
   void refuse_requests() noexcept;
   /// Notes that the pool has no handle any more. Returns true if it has no live block and no request either: the caller
-  /// then calls close(). Otherwise a later call that ends the last block or request returns `last`, and its caller
-  /// calls close().
+  /// then calls close(). Otherwise a later call that ends the last block or request returns free_result::last, and its
+  /// caller calls close().
   bool drop_last_handle() noexcept;
   /// Gives all memory back to the upstream. Called when no handle, live block or request is left. The library thread
-  /// (of default_executor()) later gives back memory that streams still use. The engine may be deleted when this
+  /// (of default_executor()) later gives back memory that streams still use. The engine can be deleted when this
   /// returns.
   void close() noexcept;
 
@@ -138,7 +138,8 @@ private:
   [[clang::requires_capability(one_shard, all_shards)]] void refuse_requests(woken_waiters& woken) noexcept;
   void destroy() noexcept override { delete this; }
 
-  // Each member keeps references to members before it. parts_ also refers to release_, the timer of its passes.
+  // Each member keeps references to members before it. parts_ also refers to release_, which runs on the library thread
+  // to serve waiting requests and to give memory back.
   pool_parts parts_;
   shard_frees frees_;
   deferred_frees deferred_;

@@ -1,4 +1,5 @@
-// The passes of the library thread over a pool, and the return of the pool's memory to its upstream.
+// The task by which the library thread serves a pool's waiting requests, and gives the pool's memory back to its
+// upstream.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:release_task;
 import :deferred_frees;
@@ -14,9 +15,10 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// A task of the library thread (the thread of default_executor()). Each pass serves requests that wait for memory. It
-/// gives free memory back to the upstream after the host has seen all its uses complete: memory beyond the release
-/// threshold, or all memory of a closed pool. A closed pool and its task end together.
+/// A task of the library thread (the thread of default_executor()). Each run of the task is a pass. A pass serves
+/// requests that wait for memory. It also gives free memory back to the upstream: memory beyond the release threshold,
+/// or all memory of a closed pool. The host must have seen all uses of that memory complete. A closed pool and its task
+/// end together.
 export class release_task final : public deferred_release {
 public:
   /// The object that holds the pool and this task.
@@ -35,10 +37,11 @@ public:
       : parts_{parts}, frees_{frees}, deferred_{deferred}, monitor_{monitor}, requests_{requests}, owner_{of} {}
 
   /// Gives back free memory whose uses the host has seen complete, as long as at least `keep` bytes remain. Returns the
-  /// bytes given back. The caller holds the locks of all shards; calls of the upstream unlock them.
+  /// bytes given back. The caller holds the locks of all shards (the parts of the pool); calls of the upstream unlock
+  /// them.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep);
   /// Gives back all memory. Called when no handle, live block or request is left. Later passes give back memory that
-  /// streams still use. The pool may be destroyed when this returns.
+  /// streams still use. The pool can be destroyed when this returns.
   void close() noexcept;
 
 private:

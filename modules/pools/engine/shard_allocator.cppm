@@ -24,9 +24,9 @@ public:
   shard_allocator(pool_parts& parts, shard_frees& frees) noexcept
       : parts_{parts}, frees_{frees}, search_{parts.options.cross_stream, parts.rules} {}
 
-  /// Allocates from the thread's own shard under the lock of that shard alone. Returns null also if the request needs
-  /// the locks of all shards. If the pool has one shard, this does not poll streams for completed work: search_all()
-  /// does, under the same single lock.
+  /// Allocates from the thread's own shard, and locks no other shard. Returns null also if the request needs the locks
+  /// of all shards. If the pool has one shard, this does not poll streams for completed work: search_all() does, under
+  /// the same single lock.
   void* allocate_from_own(allocation_request& request);
   /// Searches all shards. If that finds nothing, moves the blocks of the thread caches to the free ranges and searches
   /// again, as long as there are such blocks.

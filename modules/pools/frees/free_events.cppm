@@ -21,17 +21,18 @@ public:
   explicit free_events(pool_parts& parts) noexcept : parts_{parts} {}
 
   /// Records an event for a free if another stream or the host may soon want memory. `use`: the stream of the free and
-  /// its epoch; `bytes`: the size of the block. Returns the use with the epoch of the event, or `use` itself if none
-  /// was recorded. The caller holds the lock of shard `in`.
+  /// its epoch, the number of a section of the stream's work that an event ends. `bytes`: the size of the block.
+  /// Returns the use with the epoch of the event, or `use` itself if none was recorded. The caller holds the lock of
+  /// `in`, the block's shard (part of the pool).
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline stream_use
   record_if_due(stream_key const& key, stream_use const& use, std::size_t bytes, pool_shard& in) noexcept {
     bool const many = parts_.mode.multi_stream() && passes_threshold(*use.timeline, bytes, in);
     return many || use.timeline->event_request().raised() || parts_.mode.under_pressure() ? record(key, use) : use;
   }
-  /// Records an event on the stream of the use, and returns the use with the epoch of the event. Returns `use` itself
-  /// if it records none: without the stream's handle, if memory stays with its stream (reuse_policy::ordered), or on an
-  /// error.
+  /// Records an event on the stream of the use, and returns the use with the epoch of the event. Records none, and
+  /// returns `use` itself, in three cases: if the call has no handle of the stream, if memory stays with its stream
+  /// (reuse_policy::ordered), and on an error.
   stream_use record(stream_key const& key, stream_use const& use) noexcept;
 
 private:

@@ -24,8 +24,9 @@ public:
   explicit shard_frees(pool_parts& parts) noexcept : parts_{parts} {}
 
   // The next functions are called under the lock of the block's shard.
-  /// Puts a small block on a quick list, where it is not coalesced yet. Puts other blocks on a free list, coalesced
-  /// with free neighbours. The block's uses stay with the memory, so that a later use is ordered after them.
+  /// Puts a small block on a quick list, where it is not coalesced yet, that is, joined with free neighbours. Puts all
+  /// other blocks on a free list, and coalesces them. The block's uses stay with the memory, so that a later use is
+  /// ordered after them.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   free_block(block& freed) noexcept;
   /// Frees a block that was in a thread cache. The cache has counted the free, so this does not.
@@ -33,11 +34,12 @@ public:
   free_cached_block(block& cached) noexcept;
   /// Returns whether a freed block goes to a quick list, where it is not coalesced yet.
   [[clang::requires_shared_capability(all_shards)]] inline bool goes_to_quick_list(block const& freed) const noexcept {
-    auto const max_streams = parts_.rules.host_accessible() ? 0u : 1u; // with host access no use may be left
+    // If the host can touch the memory, no stream may still use it.
+    auto const max_streams = parts_.rules.host_accessible() ? 0u : 1u;
     return freed.bytes <= size_class::largest_small && parts_.mode.fast_path() && freed.uses.size() <= max_streams;
   }
-  /// Completes the remote frees of a shard. The caller holds that shard's lock, which is enough on the fast path (see
-  /// pool_mode); otherwise it holds the locks of all shards.
+  /// Completes the remote frees of a shard. The caller holds that shard's lock, which is enough while
+  /// pool_mode::fast_path() returns true. Otherwise the caller holds the locks of all shards.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] inline void
   drain_remote_frees(pool_shard& in) noexcept {
     if (!in.remote_frees.empty()) drain(in);
@@ -47,11 +49,12 @@ public:
   [[clang::requires_capability(one_shard, all_shards)]] inline void drain_all_remote_frees() noexcept {
     for (auto const& each : parts_.shards.all()) drain_remote_frees(*each);
   }
-  /// Moves the blocks of all thread caches and quick lists to the free lists. Returns whether there were any.
+  /// Moves the blocks of all thread caches and quick lists to the free lists. Returns whether there were such blocks.
   [[clang::requires_capability(one_shard, all_shards)]] bool flush_thread_caches() noexcept;
-  /// Moves the blocks of all thread caches to the free lists if caching is off, as it is beyond the release threshold.
-  /// Called only after a request has taken new memory, since a block that was moved earlier could coalesce with the new
-  /// memory.
+  /// Moves the blocks of all thread caches to the free lists if caching is off. Caching is off while the reserved bytes
+  /// exceed the release threshold by more than an eighth. A request that grows the pool calls this only after it has
+  /// taken its block from the new memory. Before that, a moved block could coalesce with the range in which the place
+  /// of the request's block was found.
   [[clang::requires_capability(one_shard, all_shards)]] void flush_beyond_threshold() noexcept;
 
 private:

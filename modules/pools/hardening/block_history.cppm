@@ -1,4 +1,4 @@
-// The last allocations and frees of a hardened pool.
+// The last allocations and frees of a hardened pool, which finds misuse of its blocks.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_history;
 import :misuse;

@@ -1,4 +1,5 @@
-// The patterns that a hardened pool writes to freed bytes and to guards (the bytes before and behind a block).
+// The patterns that a hardened pool, which finds misuse of its blocks, writes to freed bytes and to guards (the bytes
+// before and behind a block).
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:fill_pattern;
 import :std;
@@ -21,7 +22,7 @@ export struct byte_run {
 export bool fill(stream_key const& on, byte_run what, fill_pattern with) noexcept;
 /// Writes the pattern on the host before it returns.
 export void fill_by_host(byte_run what, fill_pattern with) noexcept;
-/// Enqueues a copy on the stream, to the page-locked memory at `into`. Returns false if the driver refuses.
+/// Enqueues a copy of `what` on the stream, to the page-locked memory at `into`. Returns false if the driver refuses.
 export bool read_back(stream_key const& on, byte_run what, char* into) noexcept;
 
 /// The number of bytes that differ from a pattern, and the offsets of the first and the last of them.
