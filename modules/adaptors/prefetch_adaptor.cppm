@@ -56,10 +56,9 @@ private:
 
 } // namespace detail
 
-/// Prefetches each block to a device or to the host after the upstream has allocated it, at once or for a request that
-/// waited. The prefetch is enqueued on the stream of the allocation. For upstreams of managed memory: blocks of other
-/// memory stay where they are. allocate_sync has no stream; its prefetch is enqueued on a stream of the adaptor, and
-/// nothing waits for it.
+/// Prefetches each block to a device or to the host after the upstream has allocated it. The prefetch is enqueued on
+/// the stream of the allocation. The adaptor is for upstreams of managed memory; blocks of other memory stay where they
+/// are. allocate_sync has no stream; its prefetch is enqueued on a stream of the adaptor, and nothing waits for it.
 ///
 /// If the driver refuses a prefetch, the allocation succeeds, and refused() counts it. Each allocation costs one driver
 /// call more, and on a gpumem stream another one that asks whether the stream captures. Copies are handles to the same
