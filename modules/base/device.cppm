@@ -13,11 +13,12 @@ struct device_state {
   CUdevice handle{};
   CUcontext primary = nullptr;
   unsigned long long context_id = 0; // a reset changes the context's id, but not its handle
-  std::atomic<bool> known{false};    // whether the members above are written; they never change again
+  std::atomic<bool> known{false};    // whether the members above are written; after that they never change
   std::atomic<CUresult> lost{CUDA_SUCCESS};
 };
-// These do what device::lost_error() and device::interpret() do, for the device with this ordinal. For a device that
-// gpumem has not used, and for -1, lost_error_of() returns success and interpret() returns `answer`.
+// lost_error_of() does what device::lost_error() (below) does for the device with this ordinal, and interpret() does
+// what device::interpret() does. For a device that gpumem has not used, and for -1, lost_error_of() returns success and
+// interpret() returns `answer`.
 CUresult lost_error_of(int ordinal) noexcept;
 CUresult interpret(int ordinal, CUresult answer) noexcept;
 } // namespace detail
