@@ -87,7 +87,8 @@ public:
     if constexpr (requires { second_.trim(keep); }) given += second_.trim(keep);
     return given;
   }
-  // Returns statistics, or a std::optional of them if only at run time it is known whether both resources keep some.
+  // Returns the sums of both resources' statistics. If the types of the resources do not tell that both keep
+  // statistics, returns a std::optional, which is empty if one of them keeps none.
   auto read_statistics()
     requires requires(upstream_access<First>& first, upstream_access<Second>& second) {
       first.read_statistics();
@@ -153,11 +154,11 @@ private:
 /// resource that it came from. While no block of the second resource is live, a free costs one atomic load more than at
 /// the first resource.
 ///
-/// A request that waits does so at the first resource, and only if the second has refused it before. `allocate` waits
-/// on the host for the first resource only after the second has failed. It waits for the second only if the request is
-/// too large for the first. If both fail, the caller gets the failure of the first. If the request is too large for the
-/// first, the caller gets the failure of the second. `trim` trims both. If both resources keep statistics,
-/// `statistics()` returns the sums; it has a limit if both have one.
+/// An `acquire` that has to wait waits at the first resource, and only if the second has refused it before. `allocate`
+/// waits on the host for the first resource only after the second has failed. It waits for the second only if the
+/// request is too large for the first. If both fail, the caller gets the failure of the first. If the request is too
+/// large for the first, the caller gets the failure of the second. `trim` trims both. If both resources keep
+/// statistics, `statistics()` returns the sums. The sums have a limit only if both resources have one.
 ///
 /// A scope (the adaptor that counts the memory of one unit of work) over this adaptor counts the blocks of both
 /// resources. So a pool as the first resource does not know how much of its own memory each scope holds. Without that

@@ -50,19 +50,20 @@ protected:
   enum class waiting : std::uint8_t {
     parked,   // the request waits here; its waiter may already be destroyed by another thread
     answered, // waiter::complete() was called, or the request was stopped
-    passed,   // the request goes to the upstream, where it may wait
-    turn,     // requests cannot wait at the upstream: the caller tries it once and then calls end_turn()
+    passed,   // the request goes to the upstream, where it can wait
+    turn,     // requests cannot wait at the upstream: the caller tries the upstream once and then calls end_turn()
   };
-  // `since` is the count of frees (`frees_`) when the turn began. A turn is the right of one request to try the
-  // upstream; its bytes are set aside meanwhile.
+  // A turn is the right of one request to try the upstream; the request's bytes are set aside meanwhile. `since` is the
+  // count of frees (`frees_`) when the turn began.
   struct turn {
     waiting what;
     std::uint64_t since = 0;
   };
   turn begin_turn(waiter& item, bool upstream_waits) noexcept;
   turn end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept;
-  // Removes a parked request and returns true. Returns false if the request is not parked here or has its turn. Returns
-  // none if the request went to the upstream, which must withdraw it.
+  // Removes a parked request and returns true. Returns false if the request is not parked here, or has its turn and its
+  // waiter is not being destroyed. Returns none if the request went to the upstream; the caller must then withdraw it
+  // there.
   std::optional<bool> take_back(waiter& item) noexcept;
   // Runs when a request that went to the upstream ends without memory.
   void on_refusal(waiter& item) noexcept final;

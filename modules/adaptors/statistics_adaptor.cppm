@@ -106,8 +106,8 @@ private:
 
 } // namespace detail
 
-/// Counts requested bytes and allocations. An allocation counts after the upstream has granted it, at once or after a
-/// wait. A free counts before the upstream frees. Requests of 0 bytes do not count.
+/// Counts requested bytes and allocations. An allocation counts once the upstream has granted it, also if the request
+/// had to wait. A free counts before the upstream frees. Requests of 0 bytes do not count.
 ///
 /// Values and totals are exact when no other thread allocates or frees meanwhile. Peaks are exact with one thread. With
 /// several threads, each adds an error of at most 64 KiB to the peak of bytes, and of at most 64 to the peak of

@@ -33,10 +33,10 @@ export struct device_memory {
 /// ends, so that gpumem and the runtime API use the same context.
 ///
 /// A reset of the primary context (cudaDeviceReset, cuDevicePrimaryCtxReset) ends all streams, events and blocks that
-/// gpumem has on the device. A sticky error, after which the driver refuses every call on the context, does so too. The
-/// device is then lost until the process ends: calls throw cuda_error with a text that names the cause, and frees only
-/// update counts. A reset is noticed when gpumem next asks the driver about the device. Until then a pool may grant
-/// memory that no longer exists. Any thread.
+/// gpumem has on the device. A sticky error, after which the driver refuses every call on the context, has the same
+/// effect. After either, the device is lost until the process ends: calls throw cuda_error with a text that names the
+/// cause, and frees only update counts. A reset is noticed when gpumem next asks the driver about the device. Until
+/// then a pool may grant memory that no longer exists. Any thread.
 export class device {
 public:
   /// Throws std::invalid_argument for an ordinal that does not exist, cuda_error without a driver.

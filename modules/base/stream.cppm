@@ -67,7 +67,8 @@ public:
   inline bool has_handle() const noexcept { return has_handle_; }
   /// Returns the handle, which may be used only if has_handle().
   inline CUstream handle() const noexcept { return handle_; }
-  /// Returns whether a request may wait on the host, for a bounded time, for memory that is free but still in use.
+  /// Returns whether a request may wait on the host, for a bounded time, for memory that was freed but that streams
+  /// still use.
   inline bool may_wait() const noexcept { return may_wait_; }
   /// Returns a copy of this key, with or without the permission to wait.
   inline stream_key waiting(bool may = true) const noexcept {

@@ -44,7 +44,7 @@ public:
   inline epoch newest_recorded() const noexcept { return recorded_.load(std::memory_order_acquire); }
 
   // Counts a silent free. Returns false, and counts nothing, if no more frees or bytes may be silent before the next
-  // event. Threads that free on one stream at the same time may lose counts of each other.
+  // event. If several threads free on one stream at the same time, some of their counts can be lost.
   [[gnu::always_inline]] inline bool count_silent(std::size_t bytes) noexcept {
     auto const frees = uncovered_frees() + 1;
     auto const sum = uncovered_bytes() + bytes;

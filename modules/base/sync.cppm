@@ -190,8 +190,8 @@ inline unsigned thread_index() noexcept {
 }
 
 /// Registers a function that runs when the calling thread ends, before the destructors of thread_local objects that
-/// were constructed earlier. If such a destructor registers the function, it runs after that destructor. Throws
-/// std::bad_alloc.
+/// were constructed earlier. If the destructor of a thread_local object registers the function, the function runs after
+/// that destructor. Throws std::bad_alloc.
 void at_thread_exit(void (*function)() noexcept);
 
 /// Sleeps for about `span`.

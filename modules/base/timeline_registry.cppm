@@ -14,9 +14,10 @@ import :timeline_store;
 
 namespace gpumem::detail {
 
-/// Keeps the timelines of all streams that gpumem has seen. A foreign stream has died when the driver gives its
-/// handle's value to another stream, whose id differs; a thread's default streams die with the thread. The registry is
-/// never destroyed, since freed memory is tagged with pointers to timelines. Any thread.
+/// Keeps the timelines of all streams that gpumem has seen. A foreign stream is one that gpumem neither made nor
+/// adopted. It has died when the driver gives its handle's value to another stream, whose id differs. A thread's
+/// default streams die with the thread. The registry is never destroyed, since freed memory is tagged with pointers to
+/// timelines. Any thread.
 export class timeline_registry {
 public:
   static timeline_registry& instance() noexcept;
