@@ -57,10 +57,11 @@ public:
   inline stream_order& order() noexcept { return order_; }
 
   // These two functions record an event on the handle that the call got, or that the stream owns. record_at_free()
-  // records a precise event: it covers no work after the free, so other streams may wait for it. It closes an epoch of
-  // its own and returns it. The caller tags the block that it frees with this epoch. record_later() records a late
-  // event, which is only queried. It closes the current epoch and returns it. Both return 0 if nothing could be
-  // recorded: a capture, no room, no spare event, an error. They allocate no host memory.
+  // records a precise event: it covers no work after the free, so other streams may wait for it. (On the null and
+  // legacy streams it is late instead.) It closes an epoch of its own and returns it. The caller tags the block that it
+  // frees with this epoch. record_later() records a late event, which is only queried. It closes the current epoch and
+  // returns it. Both return 0 if nothing could be recorded: a capture, no room, no spare event, an error. They allocate
+  // no host memory.
   inline epoch record_at_free(CUstream caller_handle) noexcept { return record(caller_handle, true); }
   inline epoch record_later(CUstream caller_handle) noexcept { return record(caller_handle, false); }
 
