@@ -21,7 +21,8 @@ namespace gpumem {
 
 namespace detail {
 
-// A gpumem resource whose state has a known type. Calls to that state need no table of function pointers.
+// A gpumem resource whose state has a known type. The state is the object that all handles of the resource share. Calls
+// to it need no table of function pointers.
 template <class R>
 concept transparent_resource = requires(R& r) {
   typename R::state_type;
@@ -35,8 +36,8 @@ public:
   explicit upstream_access(Upstream upstream)
       : value_{std::move(upstream)}, services_{services_of_upstream(value_)}, device_{device_of(services_)} {}
 
-  // A resource of another library may align to 256 bytes only. For a larger alignment this function requests more bytes
-  // and returns an aligned pointer inside them.
+  // Some resources of other libraries align to 256 bytes only. For a larger alignment this function requests more bytes
+  // from such a resource and returns an aligned pointer inside them.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     if (aligns_to(alignment)) return services_.table->try_allocate_keyed(services_.state, &key, bytes, alignment);
     return allocate_inside(key, bytes, alignment);
@@ -48,11 +49,12 @@ public:
                                       inner_alignment::padded(bytes, alignment), inner_alignment::natural);
   }
   inline std::optional<device> where() const noexcept { return device_; }
-  // Requests on capturing streams go to try_allocate_keyed, which refuses them if the resource cannot serve them.
+  // Says that requests on streams that capture a graph are passed on. The resource's try_allocate_keyed then refuses
+  // them if the resource cannot serve them.
   static constexpr bool forwards_captures = true;
 
   // Returns whether requests can wait at the upstream. If the upstream is type-erased, only its table tells this.
-  // Callers call admit() only if this returns true.
+  // admit() lets a request wait at the upstream; it must be called only if can_wait() returns true.
   inline bool can_wait() const noexcept { return services_.table->admit != nullptr; }
   bool admit(waiter& item) noexcept { return services_.table->admit(services_.state, &item); }
   bool cancel_waiter(waiter& item) noexcept {
@@ -69,7 +71,7 @@ public:
 
 private:
   // Returns whether the upstream itself serves this alignment. The table of a resource of another library has no
-  // try_allocate_behind; such a resource may align to 256 bytes only.
+  // function try_allocate_behind, so this function returns false for it above 256 bytes.
   inline bool aligns_to(std::size_t alignment) const noexcept {
     return alignment <= inner_alignment::natural || services_.table->try_allocate_behind;
   }
@@ -142,8 +144,8 @@ private:
 
 // The state that all handles of an adaptor share. It is deleted when its last handle is gone and its last block is
 // freed. It calls three noexcept functions of `Derived`:
-// - on_granted() after the upstream has allocated, at once or for a request that waited;
-// - on_free() before the upstream frees: afterwards another thread may get the memory at once;
+// - on_granted() after the upstream has allocated, at the first attempt or for a request that waited;
+// - on_free() before the upstream frees, because after that another thread can get the memory immediately;
 // - on_failure() after the upstream has refused an attempt.
 template <class Derived, class Upstream> class adaptor_state : public shared_state, protected grant_hook {
   using link = upstream_access<Upstream>;
@@ -173,9 +175,13 @@ public:
 
   inline auto where() noexcept { return upstream_.where(); }
 
-  // Lets the request wait at the upstream. Returns false without parking it if too many adaptors are stacked, so that
-  // the waiter has no room for another hook. If requests cannot wait at the upstream, a request that only asks for a
-  // turn is answered at once. Any other request ends, because its attempt has failed already.
+  // Passes a request that must wait to the upstream. Returns whether the request now waits there. Before that, gives
+  // the waiter a hook: this adaptor, whose on_grant() runs when the request gets memory. A waiter has room for 8 hooks.
+  // If more adaptors are stacked, returns false, and the request ends as exhausted.
+  //
+  // A request can also ask only for its turn in the upstream's queue, without memory. If requests cannot wait at the
+  // upstream, such a request is answered immediately. Any other request then ends as exhausted, because its attempt has
+  // failed already.
   bool admit(waiter& item) noexcept
     requires requires(link& up) { up.admit(item); }
   {
@@ -231,25 +237,25 @@ namespace extend {
 /// allocation and free it forwards all that the upstream supports: waiting, trim, statistics, record_use, find, and
 /// frees without size. It has the accessibility properties of the upstream. Any thread may call its functions.
 ///
-/// The upstream may be any resource: of gpumem, type-erased, or of another library. A resource of another library may
-/// align to 256 bytes only. For a larger alignment, the adaptor requests `alignment` - 256 bytes more from it and
-/// returns an aligned pointer inside the block. Over a type-erased upstream, `statistics()` returns a std::optional.
-/// The functions of a handle that was moved from throw std::invalid_argument, and so does the construction of an
-/// adaptor over that handle.
+/// The upstream may be any resource: of gpumem, type-erased, or of another library. Some resources of other libraries
+/// align to 256 bytes only. For a larger alignment, the adaptor requests `alignment` - 256 bytes more from such a
+/// resource and returns an aligned pointer inside the block. Over a type-erased upstream, `statistics()` returns a
+/// std::optional. The functions of a handle that was moved from throw std::invalid_argument, and so does the
+/// construction of an adaptor over that handle.
 export template <class Self, class State, class Upstream>
 class adaptor_base : public detail::forwarding_base<Self, State, Upstream> {
   using base = detail::forwarding_base<Self, State, Upstream>;
 
 public:
-  /// Whether memory is valid only in the order of the stream on which it was allocated; the same as for the upstream.
-  /// If it is false, all streams may use the memory at once.
+  /// Whether memory is valid only in the order of the stream on which it was allocated, as the upstream says. If this
+  /// is false, every stream can use the memory immediately after the allocation.
   static constexpr bool stream_ordered = detail::is_stream_ordered<Upstream>();
 
   /// Returns the upstream. A copy of it is another handle to the same resource.
   Upstream const& upstream() const { return state_->upstream(); }
 
   using base::deallocate;
-  /// Frees a block; the size is the one that find() of the upstream returns.
+  /// Frees the block at `pointer`. The caller names no size: find() of the upstream returns it.
   void deallocate(stream_ref stream, void* pointer) noexcept
     requires requires(Upstream& up) { up.find(pointer)->bytes, up.deallocate(stream, pointer); }
   {

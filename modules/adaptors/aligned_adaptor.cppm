@@ -35,7 +35,8 @@ public:
     base::deallocate(key, pointer, bytes, alignment_of(bytes, alignment));
   }
 
-  // Raises the alignment of a request that may wait, before the upstream sees the request.
+  // Raises the alignment of each part of a request that is about to wait, before the upstream sees it. A request that
+  // asks only for its turn in the upstream's queue asks for no memory, so it is left as it is.
   bool admit(waiter& item) noexcept
     requires requires(base& b) { b.admit(item); }
   {

@@ -42,7 +42,7 @@ public:
   // Counts a request and returns whether it is refused.
   bool refuse_next() noexcept;
   // A request that may wait makes an attempt before it waits. If that attempt fails, note_failed() stores for this
-  // thread whether this adaptor refused it; otherwise the upstream failed. When the request then begins to wait on the
+  // thread whether this adaptor (true) or the upstream (false) refused it. When the request then begins to wait on the
   // same thread, refuse_waiting() returns the stored decision, so that the request gets one number only.
   void note_failed(bool refused) noexcept;
   bool refuse_waiting() noexcept;
@@ -69,7 +69,7 @@ public:
   }
 
   // A request that waits calls admit() repeatedly, but is numbered at the first call only. A request that asks only for
-  // a turn, without memory, gets no number.
+  // its turn in the upstream's queue, and not for memory, gets no number.
   bool admit(waiter& item) noexcept
     requires requires(base& b) { b.admit(item); }
   {
@@ -104,8 +104,8 @@ private:
 /// program with a refusal at each of its requests, run it with `first` = 1, 2, … until a run has no refusal.
 ///
 /// Each `allocate` and `try_allocate` counts as one request, and so does each block of an `acquire_all`. Each `acquire`
-/// counts as one too; if it is refused, it ends without waiting. Requests of 0 bytes do not count. When with_retry
-/// waits for its turn, that wait does not count either.
+/// counts as one too; if it is refused, it ends without waiting. Requests of 0 bytes do not count. with_retry waits for
+/// its turn in the upstream's queue before it runs its work again. That wait does not count either.
 ///
 /// Copies are handles to the same adaptor; see adaptor_base. Any thread. Threads that run concurrently get their
 /// request numbers in an order that varies from run to run.

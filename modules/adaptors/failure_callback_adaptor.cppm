@@ -15,9 +15,10 @@ namespace gpumem {
 export struct allocation_failure {
   std::size_t requested; ///< bytes of the request
   /// The bytes that are missing, according to the statistics of the upstream and the free memory of its device. Equal
-  /// to `requested` if these show enough free memory (no free range is large enough then), or if neither is known.
+  /// to `requested` in two cases: if they show enough free memory, so that no single free range is large enough, or if
+  /// both are unknown.
   std::size_t missing;
-  unsigned attempt; ///< number of the failed attempt, from 1
+  unsigned attempt; ///< number of the failed attempt: 1 for the first
   outcome reason;   ///< always outcome::exhausted
 };
 
@@ -26,7 +27,7 @@ export struct failure_callback_options {
   /// Frees memory and returns true to try again, or returns false to let the request fail. If it throws, the request
   /// fails.
   std::function<bool(allocation_failure const&)> callback;
-  unsigned max_retries = 8; ///< most attempts after the first; the callback cannot allow more
+  unsigned max_retries = 8; ///< most attempts after the first, whatever the callback returns
 };
 
 namespace detail {

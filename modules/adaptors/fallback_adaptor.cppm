@@ -22,12 +22,12 @@ namespace gpumem {
 
 namespace detail {
 
-// Returns the one device of two upstreams; none if neither belongs to a device. Throws std::invalid_argument if they
-// belong to different devices.
+// Returns the device to which the two upstreams belong; none if neither belongs to a device. Throws
+// std::invalid_argument if they belong to different devices.
 std::optional<device> common_device(std::optional<device> first, std::optional<device> second);
 // Returns the statistics of both resources as one.
 statistics sum_of(statistics first, statistics const& second) noexcept;
-// Throws std::invalid_argument: the second resource has no record_use().
+// Throws std::invalid_argument, because a block came from the second resource, which has no record_use().
 [[noreturn]] void refuse_use_of_fallback();
 
 template <class First, class Second> class fallback_state final : public shared_state, private grant_hook {
@@ -87,7 +87,8 @@ public:
     if constexpr (requires { second_.trim(keep); }) given += second_.trim(keep);
     return given;
   }
-  // Returns statistics, or a std::optional of them if only at run time it is known whether both resources keep some.
+  // Returns the sums of both resources' statistics. If the types of the resources do not tell that both keep
+  // statistics, returns a std::optional, which is empty if one of them keeps none.
   auto read_statistics()
     requires requires(upstream_access<First>& first, upstream_access<Second>& second) {
       first.read_statistics();
@@ -153,16 +154,17 @@ private:
 /// resource that it came from. While no block of the second resource is live, a free costs one atomic load more than at
 /// the first resource.
 ///
-/// A request that waits does so at the first resource, and only if the second has refused it before. `allocate` waits
-/// on the host for the first resource only after the second has failed. It waits for the second only if the request is
-/// too large for the first. If both fail, the caller gets the failure of the first, unless the request is too large for
-/// it. `trim` trims both. If both resources keep statistics, `statistics()` returns the sums; it has a limit if both
-/// have one.
+/// An `acquire` that has to wait waits at the first resource, and only if the second has refused it before. `allocate`
+/// waits on the host for the first resource only after the second has failed. It waits for the second only if the
+/// request is too large for the first. If both fail, the caller gets the failure of the first. If the request is too
+/// large for the first, the caller gets the failure of the second. `trim` trims both. If both resources keep
+/// statistics, `statistics()` returns the sums. The sums have a limit only if both resources have one.
 ///
-/// A scope over this adaptor counts the blocks of both resources. So a pool as the first resource does not know how
-/// much of its own memory the scopes hold, and cannot detect their deadlock from that. Give such a pool a
-/// `stall_timeout`. Copies are handles to the same adaptor. It lives until its last handle is gone and its last block
-/// is freed. Any thread.
+/// A scope (the adaptor that counts the memory of one unit of work) over this adaptor counts the blocks of both
+/// resources. So a pool as the first resource does not know how much of its own memory each scope holds. Without that
+/// it cannot detect that scopes wait for each other's memory in a deadlock. Give such a pool a `stall_timeout`: after
+/// this time without a grant or free, the pool ends a waiting request. Copies are handles to the same adaptor. It lives
+/// until its last handle is gone and its last block is freed. Any thread.
 export template <class First, class Second>
   requires(!mr::resource<First> || !mr::resource<Second>) ||
           ((mr::has_property<Second, mr::device_accessible> || !mr::has_property<First, mr::device_accessible>) &&
@@ -174,8 +176,8 @@ class fallback_adaptor
 
 public:
   static_assert(detail::checked_upstream<Second>::is_resource); // fails with a message if Second is no resource
-  /// Whether memory is valid only in the order of the stream on which it was allocated. False if all streams may use
-  /// memory of one of the two resources at once.
+  /// Whether memory is valid only in the order of the stream on which it was allocated. True only if this holds for
+  /// both resources.
   static constexpr bool stream_ordered = detail::is_stream_ordered<First>() && detail::is_stream_ordered<Second>();
 
   /// Throws std::invalid_argument if the resources belong to different devices, and std::bad_alloc.

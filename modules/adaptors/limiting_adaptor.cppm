@@ -24,12 +24,12 @@ export struct limiting_options {
 
 namespace detail {
 
-// Counts the bytes in use and parks the requests that wait for room. A request's bytes are in use from the moment at
-// which the request goes to the upstream until the upstream refuses it or has freed its block. No lock is held during
-// calls to the upstream.
+// Counts the bytes in use and parks the requests that wait for room: it keeps them in a queue. A request's bytes are in
+// use from the moment at which the request goes to the upstream until the upstream refuses it or has freed its block.
+// No lock is held during calls to the upstream.
 class limiter : public shared_state, protected grant_hook {
 public:
-  // Throws std::invalid_argument if the limit is 0 or above PTRDIFF_MAX. set_limit() does so too.
+  // The constructor and set_limit() throw std::invalid_argument if the limit is 0 or above PTRDIFF_MAX.
   explicit limiter(limiting_options const& options);
   void set_limit(std::size_t bytes);
   void close() noexcept;
@@ -39,7 +39,8 @@ public:
 protected:
   ~limiter() override = default;
 
-  // For a request that does not wait: counts its bytes as in use and returns none, or returns why it is refused.
+  // Counts the bytes of a request that goes to the upstream without a wait here as in use, and returns none. If the
+  // request is refused, returns the reason. `how`: whether the request may overtake waiting requests.
   std::optional<outcome> enter(std::size_t bytes, queueing how) noexcept;
   // Must be called after the upstream has refused a request for which enter() returned none.
   void leave(std::size_t bytes) noexcept;
@@ -49,19 +50,20 @@ protected:
   enum class waiting : std::uint8_t {
     parked,   // the request waits here; its waiter may already be destroyed by another thread
     answered, // waiter::complete() was called, or the request was stopped
-    passed,   // the request goes to the upstream, where it may wait
-    turn,     // requests cannot wait at the upstream: the caller tries it once and then calls end_turn()
+    passed,   // the request goes to the upstream, where it can wait
+    turn,     // requests cannot wait at the upstream: the caller tries the upstream once and then calls end_turn()
   };
-  // `since` is the count of frees (`frees_`) when the turn began. A turn is the right of one request to try the
-  // upstream; its bytes are set aside meanwhile.
+  // A turn is the right of one request to try the upstream; the request's bytes are set aside meanwhile. `since` is the
+  // count of frees (`frees_`) when the turn began.
   struct turn {
     waiting what;
     std::uint64_t since = 0;
   };
   turn begin_turn(waiter& item, bool upstream_waits) noexcept;
   turn end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept;
-  // Removes a parked request and returns true. Returns false if the request is not parked here or has its turn. Returns
-  // none if the request went to the upstream, which must withdraw it.
+  // Removes a parked request and returns true. Returns false if the request is not parked here, or has its turn and its
+  // waiter is not being destroyed. Returns none if the request went to the upstream; the caller must then withdraw it
+  // there.
   std::optional<bool> take_back(waiter& item) noexcept;
   // Runs when a request that went to the upstream ends without memory.
   void on_refusal(waiter& item) noexcept final;
@@ -93,7 +95,7 @@ private:
   std::size_t limit_ __attribute__((guarded_by(mutex_)));
   std::size_t in_use_ __attribute__((guarded_by(mutex_))) = 0;
   std::uint64_t frees_ __attribute__((guarded_by(mutex_))) =
-      1; // count of frees, beginning at 1; after a free the upstream may grant a request that it has refused
+      1; // count of frees, beginning at 1; a refused request tries the upstream again once this has changed
   bool closed_ __attribute__((guarded_by(mutex_))) = false;
 };
 
@@ -121,8 +123,9 @@ public:
     this->drop_live(); // may destroy *this
   }
 
-  // Parks the request, answers it, or passes it to the upstream. Returns false without parking it if too many adaptors
-  // are stacked, so that the waiter has no room for another hook.
+  // Parks the request, answers it, or passes it to the upstream. Gives the waiter a hook: this adaptor, which is told
+  // when the request is granted or refused. A waiter has room for 8 hooks. If more adaptors are stacked, returns false,
+  // and the request ends as exhausted.
   bool admit(waiter& item) noexcept {
     if (!item.add_hook(*this)) return false;
     auto now = begin_turn(item, upstream_.can_wait());
@@ -165,7 +168,7 @@ public:
   Upstream& upstream() noexcept { return upstream_.value(); }
 
 private:
-  // Requests all parts of a waiting request from the upstream; frees those that it got if one fails.
+  // Requests all parts of a waiting request from the upstream. If a part fails, frees the parts that it got before.
   expected<void*, failure> try_in_turn(waiter& item) noexcept {
     return item.allocate_parts(
         [this](request_part const& one) -> expected<void*, failure> {
@@ -187,12 +190,13 @@ private:
 /// A request by `acquire` that does not fit under the limit waits here, in order of priority and then of arrival,
 /// whether or not requests can wait at the upstream. A free sets bytes aside for the first request. That request then
 /// tries the upstream, on the thread on which its executor resumes it. At most `max_overtakes` later, smaller requests
-/// may overtake it. `allocate` and `try_allocate` do not wait here. Each of them either overtakes all waiting requests,
-/// which counts too, or fails as `exhausted`. A request for more than the limit fails at once as `too_large`.
+/// may overtake it. `allocate` and `try_allocate` do not wait here. Each of them either overtakes all waiting requests
+/// or fails as `exhausted`; `max_overtakes` limits these overtakes as well. A request for more than the limit fails
+/// immediately as `too_large`.
 ///
-/// If the upstream is exhausted although the limit has room, a request that may wait does so. If requests can wait at
-/// the upstream (a pool, another limiting_adaptor), it waits there, and its bytes count here meanwhile. Otherwise it
-/// waits here until a block of the adaptor is freed; it fails as `exhausted` if no block is left to free. Any other
+/// If the upstream is exhausted although the limit has room, a request by `acquire` waits. If requests can wait at the
+/// upstream (a pool, another limiting_adaptor), the request waits there, and its bytes count here meanwhile. Otherwise
+/// it waits here until a block of the adaptor is freed. If no block is left to free, it fails as `exhausted`. Any other
 /// failure of the upstream ends the request.
 ///
 /// An allocation and a free each take one short lock, besides the locks of the upstream. Waiting allocates no host

@@ -1,4 +1,4 @@
-// log_ring: the rows of one thread that a binary log has not written yet.
+// log_ring: a ring buffer for the rows of one thread that a binary log has not written yet.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <string>
@@ -8,14 +8,14 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A ring buffer of log rows without a lock. At any time one thread may push and one may take. Different threads may do
-/// so one after another.
+/// A ring buffer of log rows without a lock. At any time at most one thread may push and at most one may take. Another
+/// thread may take over either part later.
 export class log_ring {
 public:
   static constexpr std::size_t capacity = 1024;
   static constexpr std::size_t bytes = capacity * sizeof(binary_trace_row);
 
-  /// Returns false if the ring is full.
+  /// Adds the row. Returns false, and adds nothing, if the ring is full.
   bool push(binary_trace_row const& row) noexcept {
     auto const end = end_.load(std::memory_order_relaxed);
     if (end - seen_begin_ == capacity) {

@@ -27,7 +27,7 @@ export enum class log_format : std::uint8_t {
 /// Options of a logging_adaptor.
 export struct logging_options {
   log_format format = log_format::csv; ///< text or binary rows
-  bool auto_flush = false;             ///< whether each row is written and flushed to the sinks at once
+  bool auto_flush = false;             ///< whether each row is written to the sinks and flushed immediately
 };
 
 namespace extend {
@@ -55,8 +55,8 @@ namespace detail {
 
 // Collects rows in a fixed buffer under a lock, so that writing a row allocates no memory, and rows of different
 // threads stay whole. In a binary log up to 64 threads have a ring each, whose rows are moved to that buffer. A thread
-// has no ring if there are more threads, if the host has no memory for it, or while the thread ends. It then writes to
-// the buffer.
+// has no ring if it is not among these 64, if the host has no memory for a ring, or while the thread ends. A thread
+// without a ring writes to the buffer.
 class allocation_log {
 public:
   allocation_log(std::vector<log_sink> sinks, logging_options options);
@@ -124,7 +124,7 @@ private:
 /// wait for each other. Each thread needs 40 KiB of host memory.
 ///
 /// Rows reach the sinks when 64 KiB are buffered, at flush(), and when the last handle is gone and the last block is
-/// freed. With auto_flush each row reaches them at once. A binary log also writes when 1,024 rows of one thread are
+/// freed. With auto_flush each row reaches them immediately. A binary log also writes when 1,024 rows of one thread are
 /// buffered. Rows that a sink cannot write are lost; flush() then returns false. A child process after fork() writes
 /// nothing. Copies are handles to the same adaptor; see adaptor_base.
 export template <class Upstream>

@@ -1,4 +1,5 @@
-// observed_base: the base of an adaptor that tells an observer of each block; simulator::checked has it.
+// observed_base: the base class of an adaptor that tells an observer object of each allocation and free. The adaptor
+// simulator::checked derives from it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <type_traits>
@@ -11,9 +12,9 @@ import :stream;
 
 namespace gpumem::detail {
 
-// `Observer` has two functions that do not throw, granted() and freed(), with the same parameters: the stream, whether
-// the host allocates or frees, the pointer and the bytes. granted() is called after the upstream has allocated, freed()
-// before it frees.
+// `Observer` has two functions that do not throw, granted() and freed(), with the same parameters: the stream's handle,
+// whether the host and not a stream allocates or frees, the pointer and the bytes. granted() is called after the
+// upstream has allocated, freed() before it frees.
 template <class Upstream, class Observer>
 class observed_state final : public adaptor_state<observed_state<Upstream, Observer>, Upstream> {
   using base = adaptor_state<observed_state, Upstream>;
@@ -31,7 +32,8 @@ private:
   }
   void on_failure(stream_key const&, std::size_t) noexcept {}
 
-  // A free by identity tells the handle that the stream had last.
+  // Returns the handle of the key's stream. A key without a handle stands for a stream that may have been destroyed;
+  // for such a key, returns the handle that the stream had last.
   static CUstream handle_of(stream_key const& key) noexcept {
     return key.has_handle() ? key.handle() : key.timeline().handle();
   }
@@ -39,7 +41,7 @@ private:
   Observer observer_;
 };
 
-/// The base of an adaptor `Self` that tells `Observer` of each block.
+/// The base class of an adaptor `Self` that tells `Observer` of each allocation and free.
 export template <class Self, class Upstream, class Observer>
 class observed_base : public adaptor_base<Self, observed_state<Upstream, Observer>, Upstream> {
   using base = adaptor_base<Self, observed_state<Upstream, Observer>, Upstream>;
@@ -49,8 +51,8 @@ protected:
       : base{new observed_state<Upstream, Observer>{std::move(upstream), std::move(observer)}} {}
 };
 
-// Names the base in a header, which cannot import the module: argument-dependent lookup finds this function in a
-// namespace of the upstream's base classes.
+// Lets a header name observed_base by the return type of this function, which is never defined. A header cannot import
+// the module, but argument-dependent lookup finds the function in a namespace of the upstream's base classes.
 export template <class Self, class Upstream, class Observer>
 observed_base<Self, Upstream, Observer> observed_base_of(std::type_identity<Self>, Upstream const&, Observer const&);
 

@@ -20,7 +20,8 @@ namespace detail {
 // Prefetches blocks and counts the prefetches. Any thread.
 class prefetcher {
 public:
-  // Throws std::invalid_argument if there is neither a location nor a device, and cuda_error.
+  // Throws std::invalid_argument if the options name no location and `upstream`, the device of the upstream, is none.
+  // Throws cuda_error.
   prefetcher(prefetch_options const& options, std::optional<device> upstream);
 
   // Enqueues the prefetch on the stream of `key`; if `key` stands for the host, on a stream of this object.
@@ -56,14 +57,13 @@ private:
 
 } // namespace detail
 
-/// Prefetches each block to a device or to the host after the upstream has allocated it, at once or for a request that
-/// waited. The prefetch is enqueued on the stream of the allocation. For upstreams of managed memory: blocks of other
-/// memory stay where they are. allocate_sync has no stream; its prefetch is enqueued on a stream of the adaptor, and
-/// nothing waits for it.
+/// Prefetches each block to a device or to the host after the upstream has allocated it. The prefetch is enqueued on
+/// the stream of the allocation. The adaptor is for upstreams of managed memory; blocks of other memory stay where they
+/// are. allocate_sync has no stream; its prefetch is enqueued on a stream of the adaptor, and nothing waits for it.
 ///
-/// If the driver refuses a prefetch, the allocation succeeds, and refused() counts it. Each allocation costs one driver
-/// call more, and on a gpumem stream another one that asks whether the stream captures. Copies are handles to the same
-/// adaptor; see adaptor_base. Any thread.
+/// If a prefetch is refused, the allocation succeeds, and refused() counts the prefetch. Each allocation costs one
+/// driver call more. On a stream that gpumem made or adopted it costs a second call, which asks whether the stream
+/// captures a graph. Copies are handles to the same adaptor; see adaptor_base. Any thread.
 export template <class Upstream>
 class prefetch_adaptor
     : public adaptor_base<prefetch_adaptor<Upstream>, detail::prefetching_state<Upstream>, Upstream> {
@@ -77,7 +77,7 @@ public:
 
   /// Returns how many prefetches the driver has accepted. Any thread.
   std::uint64_t prefetches() const { return this->shared().blocks().prefetches(); }
-  /// Returns how many prefetches the driver has refused. Any thread.
+  /// Returns how many prefetches were refused by the driver, or because the stream captures a graph. Any thread.
   std::uint64_t refused() const { return this->shared().blocks().refused(); }
 };
 

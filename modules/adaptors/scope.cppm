@@ -37,8 +37,8 @@ public:
     item.set_holder(*this);
     return base::admit(item);
   }
-  // Handles the events of scopes whose upstream is this scope. Their memory counts here as well, so they are marked as
-  // nested: the pool must not count it twice.
+  // Handles the events (begin, end, wait) of scopes whose upstream is this scope. Their memory counts here as well, so
+  // they are marked as nested: the pool must not count it twice.
   void on_holder_event(holder& unit, holder_event what) noexcept
     requires requires(base& b) { b.on_holder_event(unit, what); }
   {
@@ -84,11 +84,11 @@ private:
 /// begun can end and free its memory. While a request of a scope waits, the pool assumes that the scope frees nothing.
 /// So each part of the work that runs concurrently with other parts needs a scope of its own.
 ///
-/// The pool prevents deadlocks between scopes that wait. If an older request waits, the pool looks at younger scopes
-/// that also wait and can roll back (see with_retry). If the memory of these younger scopes would satisfy the older
-/// request, their requests end with outcome::preempted: one after another, the youngest first. If waiting scopes hold
-/// all memory of the pool and none can roll back, the youngest request of a scope that holds memory ends with
-/// outcome::stalled.
+/// The pool prevents deadlocks between scopes that wait. Work that with_retry runs can roll back: it can free its
+/// memory and run again later. If an older request waits, the pool looks at younger scopes that also wait and can roll
+/// back. If the memory of these younger scopes would satisfy the older request, their requests end with
+/// outcome::preempted: one after another, the youngest first. If waiting scopes hold all memory of the pool and none
+/// can roll back, the youngest request of a scope that holds memory ends with outcome::stalled.
 ///
 /// Memory that was allocated without a scope counts as held by work that still runs. This assumption ends when no grant
 /// or free has happened for the pool's `stall_timeout`. Then a request ends as described above. If no waiting scope
@@ -115,7 +115,8 @@ public:
   /// Destroy the mark before the scope's last handle.
   waiting_mark waiting_elsewhere() const { return {this->services(), this->shared()}; }
 
-  /// Returns the scope's state as the base class that the pool knows; with_retry uses it.
+  /// Returns the scope's state as a `holder`, the base class by which the pool knows a unit of work. with_retry uses
+  /// it.
   holder& as_holder() const { return this->shared(); }
 };
 

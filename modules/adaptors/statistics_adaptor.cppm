@@ -60,8 +60,9 @@ private:
   struct alignas(128) slot {
     share bytes;
     share count;
-    std::atomic<std::uint64_t> level{0}; // value of level_number_ when pending_peak was last set
+    std::atomic<std::uint64_t> level{0}; // level_number_ (below) when pending_peak was last set
   };
+  // A level of counters begins at each push() and ends at its pop(). This is one quantity of a level.
   struct level_base {
     std::int64_t current = 0;
     std::int64_t total = 0;
@@ -82,7 +83,7 @@ private:
   allocation_counts since_base(level const& now) const noexcept __attribute__((requires_capability(mutex_)));
 
   std::array<slot, slot_count + 1> slots_; // all threads without a slot of their own share the last one
-  alignas(128) std::atomic<std::uint64_t> level_number_{0};
+  alignas(128) std::atomic<std::uint64_t> level_number_{0}; // changes whenever a level begins or ends
   sync::spin_mutex mutex_;
   std::int64_t published_bytes_ __attribute__((guarded_by(mutex_))) = 0;
   std::int64_t published_count_ __attribute__((guarded_by(mutex_))) = 0;
@@ -105,8 +106,8 @@ private:
 
 } // namespace detail
 
-/// Counts requested bytes and allocations. An allocation counts after the upstream has granted it, at once or after a
-/// wait. A free counts before the upstream frees. Requests of 0 bytes do not count.
+/// Counts requested bytes and allocations. An allocation counts once the upstream has granted it, also if the request
+/// had to wait. A free counts before the upstream frees. Requests of 0 bytes do not count.
 ///
 /// Values and totals are exact when no other thread allocates or frees meanwhile. Peaks are exact with one thread. With
 /// several threads, each adds an error of at most 64 KiB to the peak of bytes, and of at most 64 to the peak of
@@ -123,13 +124,13 @@ public:
   /// Returns the counters since the last push_counters() that was not popped, or since the construction. Any thread.
   allocation_counts counters() const { return this->shared().counters().read(); }
 
-  /// Starts a nested level of counters at zero. Returns the counters of the level above so far. Throws std::bad_alloc.
-  /// Any thread.
+  /// Starts a nested level of counters at zero. Returns the counters so far of the level that was innermost until now.
+  /// Throws std::bad_alloc. Any thread.
   allocation_counts push_counters() { return this->shared().counters().push(); }
 
-  /// Ends the innermost level and returns its counters. The level above includes them: its value and total grow by
-  /// theirs, and its peak is at least its value at the push plus their peak. Throws std::out_of_range if only the first
-  /// level is left. Any thread.
+  /// Ends the innermost level and returns its counters. The level around it then includes them. The value and the total
+  /// of that outer level grow by those of the ended level. The outer peak is at least the outer value at the push plus
+  /// the peak of the ended level. Throws std::out_of_range if only the first level is left. Any thread.
   allocation_counts pop_counters() { return this->shared().counters().pop(); }
 };
 

@@ -24,7 +24,7 @@ public:
     return base::try_allocate(key, bytes, alignment);
   }
 
-  // drop_live() may destroy this state and its mutex, so the lock is released before.
+  // Releases the lock before it calls drop_live(), which may destroy this state and its mutex.
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     {
       sync::lock const held{mutex_};
@@ -62,7 +62,7 @@ class thread_safe_adaptor
 
 public:
   using base::deallocate;
-  /// Frees a block under the lock; the size is the one that find() returns.
+  /// Frees the block at `pointer` under the lock. The caller names no size: find() returns it.
   void deallocate(stream_ref stream, void* pointer) noexcept
     requires requires(base& b) { b.deallocate(stream, pointer); }
   {

@@ -40,8 +40,9 @@ export struct tracked_block {
 };
 
 /// Labels all allocations that the calling thread requests from any tracking_adaptor while this object lives. If a
-/// thread has several labels, the newest one counts. Labels are destroyed in reverse order and on their own thread, so
-/// a coroutine must not suspend while it holds one. The text must outlive the label.
+/// thread has several labels, the newest one counts. Labels must be destroyed in the reverse order of their
+/// construction and on their own thread. So a coroutine must not suspend while it holds a label. The text must outlive
+/// the label.
 export class [[nodiscard]] tracking_label {
 public:
   /// Makes this label the newest one of the calling thread.
@@ -72,9 +73,10 @@ public:
   // be freed.
   bool remove(stream_key const& key, void const* pointer, std::size_t bytes) noexcept;
 
-  // For requests that wait. prepare() makes a record for each block of the request; it returns false if the host has no
-  // memory for them. At a repeated call for the same request it does nothing. add_prepared() turns one such record into
-  // that of a live block. forget() deletes the records of a request that ends without memory.
+  // These three functions are for requests that wait. prepare() makes a record for each block of the request. It
+  // returns false if the host has no memory for the records. A second call for the same request does nothing and
+  // returns true. add_prepared() turns one of these records into the record of a live block. forget() deletes the
+  // records of a request that ends without memory.
   bool prepare(waiter& item) noexcept;
   void add_prepared(waiter const& item, request_part const& part) noexcept;
   void forget(waiter const& item) noexcept;
@@ -87,7 +89,8 @@ private:
   using live_map = std::unordered_map<void const*, tracked_block>;
   using node_list = std::vector<live_map::node_type>;
 
-  // Makes a record of a request by the calling thread, in a map node: its insertion allocates no host memory.
+  // Makes a record of a request by the calling thread. The record is a node of the map, so that its later insertion
+  // allocates no host memory.
   live_map::node_type make_node(stream_key const& key, std::size_t bytes) const;
   void reserve(std::size_t more) __attribute__((requires_capability(mutex_)));
   void insert(live_map::node_type node, void const* pointer) noexcept __attribute__((requires_capability(mutex_)));

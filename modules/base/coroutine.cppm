@@ -5,8 +5,9 @@ module;
 export module gpumem:coroutine;
 
 // Clang through 22 and GCC look up these names where a coroutine is defined, so the importer must see them. No report
-// is known. To reproduce this, include <coroutine> in the global fragment of a module `m` and export a coroutine type
-// `task` from it. Then compile `import m; task f() { co_return; }`: the compiler asks for <coroutine>.
+// of this to the compilers' authors is known. To reproduce it, include <coroutine> in the global fragment of a module
+// `m` and export a coroutine type `task` from it. Then compile `import m; task f() { co_return; }`: the compiler asks
+// for <coroutine>.
 export namespace std {
 using std::coroutine_handle;
 using std::coroutine_traits;

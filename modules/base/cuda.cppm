@@ -47,8 +47,9 @@ using ::cuda::mr::synchronous_resource_adapter;
 using ::cuda::mr::synchronous_resource_ref;
 using ::cuda::mr::synchronous_resource_with;
 
-/// The functions that `resource` requires, one concept for each: a compiler's message then names the one that a type
-/// lacks. This one is `void* allocate(stream_ref, std::size_t bytes, std::size_t alignment)`.
+/// The concept `resource` below requires several functions. Each has a concept of its own, so that a compiler's message
+/// names the function that a type lacks. has_allocate requires `void* allocate(stream_ref, std::size_t bytes,
+/// std::size_t alignment)`.
 template <class R>
 concept has_allocate = requires(R& r, stream_ref stream, std::size_t n) {
   { r.allocate(stream, n, n) } -> ::cuda::std::same_as<void*>;
@@ -72,7 +73,7 @@ concept has_deallocate_sync = requires(R& r, void* pointer, std::size_t n) {
 template <class R>
 concept has_equality = ::cuda::std::equality_comparable<R>;
 
-/// CCCL's concept of a resource, with its parts by name.
+/// CCCL's concept of a resource, together with the concepts above, which require the functions one by one.
 template <class R>
 concept resource = has_allocate<R> && has_deallocate<R> && has_allocate_sync<R> && has_deallocate_sync<R> &&
                    has_equality<R> && ::cuda::mr::resource<R>;

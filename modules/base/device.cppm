@@ -13,11 +13,12 @@ struct device_state {
   CUdevice handle{};
   CUcontext primary = nullptr;
   unsigned long long context_id = 0; // a reset changes the context's id, but not its handle
-  std::atomic<bool> known{false};    // whether the members above are written; they never change again
+  std::atomic<bool> known{false};    // whether the members above are written; after that they never change
   std::atomic<CUresult> lost{CUDA_SUCCESS};
 };
-// These do what device::lost_error() and device::interpret() do, for the device with this ordinal. For a device that
-// gpumem has not used, and for -1, lost_error_of() returns success and interpret() returns `answer`.
+// lost_error_of() does what device::lost_error() (below) does for the device with this ordinal, and interpret() does
+// what device::interpret() does. For a device that gpumem has not used, and for -1, lost_error_of() returns success and
+// interpret() returns `answer`.
 CUresult lost_error_of(int ordinal) noexcept;
 CUresult interpret(int ordinal, CUresult answer) noexcept;
 } // namespace detail
@@ -32,10 +33,10 @@ export struct device_memory {
 /// ends, so that gpumem and the runtime API use the same context.
 ///
 /// A reset of the primary context (cudaDeviceReset, cuDevicePrimaryCtxReset) ends all streams, events and blocks that
-/// gpumem has on the device. A sticky error, after which the driver refuses every call on the context, does so too. The
-/// device is then lost until the process ends: calls throw cuda_error with a text that names the cause, and frees only
-/// update counts. A reset is noticed when gpumem next asks the driver about the device. Until then a pool may grant
-/// memory that no longer exists. Any thread.
+/// gpumem has on the device. A sticky error, after which the driver refuses every call on the context, has the same
+/// effect. After either, the device is lost until the process ends: calls throw cuda_error with a text that names the
+/// cause, and frees only update counts. A reset is noticed when gpumem next asks the driver about the device. Until
+/// then a pool may grant memory that no longer exists. Any thread.
 export class device {
 public:
   /// Throws std::invalid_argument for an ordinal that does not exist, cuda_error without a driver.

@@ -20,8 +20,9 @@ namespace detail {
 inline constinit std::atomic<bool> driver_gone{false};
 } // namespace detail
 
-// Every driver function that gpumem calls: the table's member, and the plain name of the function. The header's macros
-// (cuMemAlloc is cuMemAlloc_v2) give the type, and cuGetProcAddress returns the same version for the plain name.
+// Every driver function that gpumem calls, as X(member, name): `member` is its name in the table, `name` its plain name
+// without a version. The macros of cuda.h replace a plain name by one with a version (cuMemAlloc by cuMemAlloc_v2). The
+// table has the type of that version, and cuGetProcAddress returns that version for the plain name.
 #define GPUMEM_DRIVER_FUNCTIONS(X)                                                                                     \
   X(init, cuInit)                                                                                                      \
   X(driver_get_version, cuDriverGetVersion)                                                                            \

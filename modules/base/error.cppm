@@ -27,12 +27,12 @@ namespace extend {
 
 namespace gpumem::detail {
 
-// Returns the text of a broken rule.
+// Returns the text of a broken rule: of a rule of the interface that a caller has broken.
 char const* text_of(broken_rule rule) noexcept;
 inline constexpr char const* unidentified_stream = "a stream that cannot be identified; its handle may be dead";
 
-// An exception that keeps the broken rule, so that it can be converted into a failure and back. `where` is the resource
-// or the call that the text names; null for none.
+// An exception that says which rule of the interface a caller has broken. It keeps the rule, so that the exception can
+// be converted into a failure and back. `where` is the resource or the call that the text names; null for none.
 export class rule_error final : public std::invalid_argument {
 public:
   explicit rule_error(broken_rule rule, char const* where = nullptr);
@@ -43,9 +43,10 @@ private:
 };
 failure failure_of(broken_rule rule, std::size_t bytes) noexcept;
 
-// Throws a rule_error whose text names the call.
+// Throws a rule_error for the use of an object that was moved from. The text names the function `call`, unless that is
+// null.
 [[noreturn]] void throw_moved_from(char const* call = nullptr);
-// Does what throw_failure() does. The text also names the resource, unless that is null.
+// Does what throw_failure() does. The exception's text also names the resource, unless `resource` is null.
 [[noreturn]] void throw_failure_in(char const* resource, failure const& why, out_of_memory_info const& info = {});
 
 } // namespace gpumem::detail

@@ -14,8 +14,8 @@ inline constinit std::atomic<process_kind> this_process{process_kind::unused};
 
 /// Returns true in a child that was forked from a process in which gpumem was in use. In the child, gpumem's locks may
 /// be held for ever, by threads that do not exist there, and the driver does not serve the child. So every public
-/// function asks this before it takes a lock. A function that makes something or waits throws (`throw_if_child`); any
-/// other function does nothing.
+/// function calls forked() before it takes a lock. A function that makes something or waits throws (`throw_if_child`);
+/// any other function does nothing.
 export inline bool forked() noexcept { return this_process.load(std::memory_order_relaxed) == process_kind::child; }
 
 /// Notes that gpumem is in use: children that are forked from now on cannot use it. Called before the first lock, the

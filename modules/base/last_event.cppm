@@ -10,12 +10,16 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// The last event of a stream that may die at any time: one event that frees record again and again. After the stream's
-/// death it covers all frees up to its last record. It may only be queried, since it also covers work enqueued after
-/// the frees. It needs neither room among the stream's other events nor a spare event. Other streams have no last
-/// event: nothing is recorded then. One thread at a time: the stream's timeline guards it by a mutex.
+/// The last event of a stream that may die (be destroyed) at any time: one event that frees record again and again.
+/// After the stream's death it covers all frees up to its last record. It is only queried, and no stream waits for it,
+/// since it also covers work enqueued after the frees. It needs neither room among the stream's other events nor a
+/// spare event. For a stream that never dies, there is no event, and nothing is recorded. One thread at a time:
+/// stream_timeline, gpumem's record of the stream, guards it by a mutex.
 ///
-/// `in_ring`, a parameter of some functions: the newest epoch that the stream's other events cover, or 0.
+/// An epoch is the number of a section of the stream's work. A record closes the current epoch: the event then covers
+/// all frees of epochs up to that one. An event is open if it was recorded and is not known to be complete.
+///
+/// `in_ring`, a parameter of some functions: the newest epoch that the stream's other open events cover, or 0.
 export class last_event {
 public:
   // `event`: null for a stream that never dies.
@@ -27,16 +31,17 @@ public:
   // Records the event on the handle that the caller got, and closes the current epoch for it. Returns the epoch; 0 if
   // the event was not recorded: a capture, an error, no last event. Allocates no host memory.
   epoch record(CUstream caller_handle, epoch in_ring) noexcept;
-  // Queries the event if it is open, and publishes that it is complete. Called inside a relaxed_capture.
+  // Queries the event if it is open, and publishes its epoch if it is complete. The caller holds a relaxed_capture, so
+  // that the query ends no graph capture of another thread.
   void poll(epoch in_ring) noexcept;
-  // Returns the epoch that the event covers while it is open: it was recorded, and is not known to be complete.
-  // Otherwise returns 0.
+  // Returns the epoch that the event covers, while the event is open; otherwise 0.
   inline epoch open_epoch() const noexcept { return open_ ? covers_ : 0; }
   // Returns the time of the last record while the event is open; otherwise null.
   std::optional<sync::time_point> open_since() const noexcept;
 
 private:
-  // Discards the record: a capture that began and ended during it took it, so the event covers nothing.
+  // Discards the last record. Called if a graph capture that began during the record took the event, which then covers
+  // nothing. Called also after an error of a query.
   void lose(epoch in_ring) noexcept;
 
   stream_identity const& stream_;

@@ -8,13 +8,15 @@ import :std;
 
 export namespace gpumem::detail::sync {
 
-/// The system's mutex. Unlike sync::mutex, it has the same form in tests that schedule the threads of the library.
+/// The system's mutex. It is the same in the form of `:sync` for tests, which schedules the threads of the library.
+/// sync::mutex has another implementation there.
 class [[clang::capability("mutex")]] native_mutex {
 public:
   [[clang::acquire_capability]] inline void lock() { native_.lock(); }
   [[clang::try_acquire_capability(true)]] inline bool try_lock() { return native_.try_lock(); }
   [[clang::release_capability]] inline void unlock() { native_.unlock(); }
-  /// Tells the analysis that the calling thread holds the mutex. For lambdas, which it checks without their callers.
+  /// Tells the analysis that the calling thread holds the mutex. Lambdas need this, because the analysis checks a
+  /// lambda without its caller.
   [[clang::assert_capability]] inline void assert_held() const noexcept {}
 
 private:
@@ -50,7 +52,8 @@ private:
   bool holds_ = false;
 };
 
-/// Unlocks a held mutex for a scope and locks it again at the end. For functions that are called with the mutex held.
+/// Unlocks a held mutex for a scope and locks it again at the end. Functions that are called with the mutex held use
+/// it.
 template <class Mutex> class [[clang::scoped_lockable]] scoped_unlock {
 public:
   inline explicit scoped_unlock(Mutex& held) __attribute__((release_capability(held))) : mutex_{held} {
@@ -64,9 +67,9 @@ private:
   Mutex& mutex_;
 };
 
-/// For the analysis only; has no state. The guards of several locks acquire one role: shared if a guard holds one of
-/// the locks, exclusive if it holds all of them. The role guards members that are written under all the locks and read
-/// under any of them.
+/// A capability for the analysis only, without state. A role stands for a group of locks. An object that holds one lock
+/// of the group acquires the role shared; an object that holds all of them acquires it exclusively. The role guards
+/// members that are written under all the locks and read under any of them.
 class [[clang::capability("role")]] role {};
 
 } // namespace gpumem::detail::sync

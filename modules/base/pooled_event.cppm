@@ -6,7 +6,8 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A CUDA event from a pool per context; other streams reuse it after its return. Never destroyed.
+/// A CUDA event from a pool of events; each context has such a pool. After give_event() other streams reuse the event.
+/// It is never destroyed.
 export struct pooled_event {
   CUevent handle = nullptr;
   CUcontext context = nullptr;
@@ -18,10 +19,10 @@ export struct pooled_event {
 export pooled_event* take_event(CUcontext context);
 /// Returns a spare event of the context; null if there is none. No allocation, no driver call.
 export pooled_event* take_spare_event(CUcontext context) noexcept;
-/// Returns the event to its pool.
+/// Gives the event back to its pool.
 export void give_event(pooled_event* event) noexcept;
-/// Creates events until the context has `tuning::spare_events` spare ones. Events are recorded inside frees, which
-/// allocate nothing, so allocations make the events first. Throws cuda_error, std::bad_alloc.
+/// Creates events until the context has `tuning::spare_events` spare ones. Frees record events but allocate nothing, so
+/// allocations call this function to make events in advance. Throws cuda_error, std::bad_alloc.
 export void make_spare_events(CUcontext context);
 /// Set while all contexts together have fewer than `tuning::spare_events` spare events.
 export inline constinit std::atomic<bool> spares_low{true};

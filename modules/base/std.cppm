@@ -111,8 +111,9 @@ using std::runtime_error;
 
 } // namespace std
 
-// Operators of iterators, which templates of the interfaces use in dependent expressions. For these, the standard does
-// not keep a declaration of the global module fragment, and reduced BMIs lack it. llvm-project#60488 shows the error.
+// Exports the operators of the standard library's iterators, because templates of the interfaces use them in dependent
+// expressions. The standard does not keep a declaration of the global module fragment that only such expressions use.
+// Reduced BMIs then lack it; llvm-project#60488 shows the error.
 export namespace __gnu_cxx {
 using __gnu_cxx::operator==;
 using __gnu_cxx::operator<=>;

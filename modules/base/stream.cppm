@@ -31,8 +31,8 @@ export enum class default_stream : std::uint8_t {
   legacy,     ///< the device's legacy stream, `cudaStreamLegacy`: one stream for all threads
   per_thread, ///< the calling thread's stream, `cudaStreamPerThread`
 };
-/// Sets what handle 0 means in all calls of the process from now on; initially `either`. With `legacy` memory is reused
-/// sooner on other threads, with `per_thread` on other streams. Any thread.
+/// Sets what handle 0 means in all calls of the process from now on; initially `either`. With `legacy`, other threads
+/// can reuse memory sooner; with `per_thread`, other streams can. Any thread.
 export void set_default_stream(default_stream means) noexcept;
 
 namespace extend {
@@ -40,16 +40,17 @@ namespace extend {
 export enum class queueing : std::uint8_t {
   none,     ///< the request ignores them, and may overtake them
   behind,   ///< the request gets memory only if none of them waits
-  admitted, ///< the request has waited itself and has its turn: a refusal does not end it
+  admitted, ///< the request has waited itself and has its turn now: a refusal does not end it
 };
 
 /// Identifies a stream in calls of resources. The outermost call makes the key and passes it on to the upstreams.
 export class stream_key {
 public:
-  /// Returns the key of the host. Memory that is freed with it is no longer used. Memory that is allocated with it may
-  /// be used by the host at once.
+  /// Returns the key of the host. Memory that is freed with it is no longer used. The host can use memory that is
+  /// allocated with it immediately.
   static stream_key host() noexcept;
-  /// Returns the key of a stream that gpumem made or adopted, or of another stream that is known not to capture.
+  /// Returns the key of a stream that gpumem made or adopted (see stream::adopt()), or of another stream that is known
+  /// not to capture a graph. `timeline` is the library's record of the stream.
   static inline stream_key of(stream_timeline& timeline, CUstream handle) noexcept {
     return {timeline, handle, true, timeline.capturing()};
   }
@@ -61,13 +62,15 @@ public:
   /// Returns whether the stream was capturing a graph when it was identified. For a stream that gpumem made or adopted,
   /// only a capture that was begun through gpumem counts. For all others the driver was asked.
   inline bool capturing() const noexcept { return capturing_; }
-  /// Returns whether a call may use the handle. If not, the stream may have been destroyed, or is another thread's.
+  /// Returns whether a call may use the handle. Returns false if the stream may have been destroyed, for a default
+  /// stream of another thread, and for the host.
   inline bool has_handle() const noexcept { return has_handle_; }
   /// Returns the handle, which may be used only if has_handle().
   inline CUstream handle() const noexcept { return handle_; }
-  /// Returns whether a request may wait on the host, for a bounded time, for memory that is free but still in use.
+  /// Returns whether a request may wait on the host, for a bounded time, for memory that was freed but that streams
+  /// still use.
   inline bool may_wait() const noexcept { return may_wait_; }
-  /// Returns the same key, with or without the permission to wait.
+  /// Returns a copy of this key, with or without the permission to wait.
   inline stream_key waiting(bool may = true) const noexcept {
     auto key = *this;
     key.may_wait_ = may;
@@ -75,16 +78,18 @@ public:
   }
   /// Returns how the request treats requests that wait.
   inline queueing queues() const noexcept { return queueing_; }
-  /// Returns the same key, with another treatment of requests that wait.
+  /// Returns a copy of this key, with another treatment of requests that wait.
   inline stream_key queueing_as(queueing how) const noexcept {
     auto key = *this;
     key.queueing_ = how;
     return key;
   }
-  /// Returns the key of the same stream. This key may use the handle only if gpumem made or adopted the stream.
+  /// Returns a key of the same stream. has_handle() of the returned key is true only if gpumem made or adopted the
+  /// stream.
   stream_key by_identity() const noexcept;
-  /// Returns the key of a stream that an object has kept with its handle, which must still live. The key may not use
-  /// the handle in two cases: for a default stream of another thread, and if another stream has the handle by now.
+  /// Returns the key of a stream for an object that has kept the stream's timeline and handle. The handle must still be
+  /// valid. has_handle() of the key is false for a default stream of another thread, and if another stream has the
+  /// handle by now. It can also be false if the device is lost.
   static inline stream_key at_end_of(stream_timeline& timeline, CUstream handle) noexcept {
     bool const known = timeline.owns_handle() && !detail::owned_handles_hidden.load(std::memory_order_relaxed);
     return known ? of(timeline, handle) : at_end_of_other(timeline, handle);
@@ -93,9 +98,10 @@ public:
   /// Returns what the library knows of the stream: its timeline.
   inline stream_timeline& timeline() const noexcept { return *timeline_; }
 
-  /// Ends a use of memory. Returns the epoch with which the memory is tagged: the memory is free of the use once an
-  /// event of this epoch is complete. If the stream may be destroyed at any time, this records an event at each of its
-  /// first 64 frees, and more rarely later; always if `always`.
+  /// Ends a use of memory on the stream. Returns the epoch with which the memory is tagged. An epoch is the number of a
+  /// section of the stream's work: the use is over once an event of this epoch is complete. If the stream may be
+  /// destroyed at any time, this function records an event at each of the stream's first 64 frees, and more rarely
+  /// later. If `always`, it records one at every call.
   [[gnu::always_inline]] inline epoch end_use(std::size_t bytes, bool always = false) const noexcept {
     if (!timeline_->is_mortal()) [[likely]]
       return timeline_->current_epoch();
@@ -130,9 +136,9 @@ private:
 
 /// Identifies a stream for a resource on a device. A stream that gpumem made or adopted is known by its handle, without
 /// a driver call. All others are known by their id: two driver calls, for the id and for a capture. While a
-/// capture_scope is open, all streams are identified by their id. Handle 0 is a different stream for each device and
-/// calling thread. Throws cuda_error, and std::invalid_argument for a default handle while another device is current.
-/// Any thread.
+/// capture_scope is open (a pool then serves a graph capture), all streams are identified by their id. Handle 0 is a
+/// different stream for each device and calling thread. Throws cuda_error, and std::invalid_argument for a default
+/// handle while another device is current. Any thread.
 export stream_key identify(stream_ref handle, device where);
 
 /// Identifies a stream without a resource: a default handle is that of the current device.

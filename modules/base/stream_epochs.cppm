@@ -1,4 +1,5 @@
-// The epochs of one stream, and its frees that no event covers yet.
+// Counts the epochs of one stream (sections of its work, each ended by an event), and its frees that no event covers
+// yet.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_epochs;
 import :std;
@@ -20,10 +21,11 @@ export struct closed_epoch {
 };
 
 /// The epochs of one stream, and two counts of its frees.
-/// - *Unrecorded* frees are those since the newest event in the stream's event_ring. They tell when the next one is
-/// due.
-/// - *Uncovered* frees are those that no event covers. They are counted for a stream that may die at any time, whose
-///   last_event is recorded by its frees. A free that is counted and records no event is called *silent*.
+/// - *Unrecorded* frees are those since the newest event in the stream's event_ring, which has all its events but one.
+///   Their number tells when the next event is due.
+/// - *Uncovered* frees are those that no event covers. They are counted for a stream that may die at any time. Its
+///   frees record one more event again and again, the last_event. A free that is counted and records no event is called
+///   *silent*.
 /// Any thread may call all functions, but only one thread at a time may call close(), covered(), not_covered(),
 /// lose_event() and restart().
 export class stream_epochs {
@@ -42,7 +44,7 @@ public:
   inline epoch newest_recorded() const noexcept { return recorded_.load(std::memory_order_acquire); }
 
   // Counts a silent free. Returns false, and counts nothing, if no more frees or bytes may be silent before the next
-  // event. Threads that free on one stream at the same time may lose counts of each other.
+  // event. If several threads free on one stream at the same time, some of their counts can be lost.
   [[gnu::always_inline]] inline bool count_silent(std::size_t bytes) noexcept {
     auto const frees = uncovered_frees() + 1;
     auto const sum = uncovered_bytes() + bytes;
@@ -65,20 +67,20 @@ public:
   bool count_unrecorded(std::uint32_t frees, std::size_t bytes, std::size_t max_bytes) noexcept;
   void reset_unrecorded() noexcept;
 
-  // Closes an epoch for an event that is recorded next. A *precise* epoch is one that no other thread can have read,
-  // so it tags only the memory of the thread that closes it.
+  // Closes an epoch for an event that is recorded next. A *precise* epoch is one that no other thread can have read. So
+  // only memory that the closing thread frees is tagged with it.
   closed_epoch close(bool precise = false) noexcept;
-  // Says that the event of the epoch was recorded.
+  // Notes that the event of the epoch was recorded: it covers the frees that close() counted.
   void covered(closed_epoch const& by_event) noexcept;
-  // Says that the event of the epoch was not recorded: the frees count as uncovered again.
+  // Notes that the event of the epoch was not recorded: the frees that close() counted are uncovered again.
   void not_covered(closed_epoch const& failed) noexcept;
-  // Says that an event was recorded but covers nothing, since it belongs to a capture. Afterwards `newest` is the
-  // newest epoch with an event.
+  // Notes that an event was recorded but covers nothing, since it belongs to a graph capture. Afterwards `newest` is
+  // the newest epoch with an event.
   void lose_event(epoch newest) noexcept;
   // Lets no more silent frees happen before the next event.
   inline void forbid_silent() noexcept { silent_frees_.store(0, std::memory_order_relaxed); }
 
-  // Begins anew for another stream: all epochs so far count as complete. No free may be uncovered.
+  // Begins anew for another stream: all epochs so far count as complete. Must be called only if no free is uncovered.
   void restart() noexcept;
 
 private:
@@ -90,8 +92,8 @@ private:
   std::atomic<std::size_t> unrecorded_bytes_{0};
   std::atomic<std::uint32_t> uncovered_frees_{0};
   std::atomic<std::size_t> uncovered_bytes_{0};
-  std::atomic<std::uint32_t> silent_frees_{0};  // the number that may precede the next event
-  std::atomic<std::uint32_t> covered_frees_{0}; // by all events so far; the more, the more frees may be silent
+  std::atomic<std::uint32_t> silent_frees_{0};  // how many silent frees may precede the next event
+  std::atomic<std::uint32_t> covered_frees_{0}; // covered by all events so far; the more, the more may be silent
 };
 
 } // namespace detail

@@ -14,11 +14,12 @@ export enum class stream_kind : std::uint8_t {
   foreign,    ///< a stream that may die at any time: its handle is used only inside a call that gets it
   per_thread, ///< cudaStreamPerThread of a thread
   null,       ///< handle 0 of one thread: which stream that is depends on how the caller was compiled
-  host,       ///< the host itself: it frees only memory that is not in use, and may use what it gets at once
+  host,       ///< the host itself: it frees only memory that is not in use, and can use new memory immediately
 };
 
-/// The identity of one stream. Its index, device and context never change. Once the stream has died, the registry of
-/// timelines can give the identity to a new stream, which changes the kind, the id and the handle.
+/// The identity of one stream. Its index, device and context never change. Once the stream has died (was destroyed),
+/// timeline_registry, which finds the identity of each stream, can give the identity to a new stream. That changes the
+/// kind, the id and the handle.
 export class stream_identity {
 public:
   stream_identity(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context,
@@ -45,18 +46,19 @@ public:
   inline bool capturing() const noexcept { return capturing_.load(std::memory_order_relaxed); }
   void set_capturing(bool on) noexcept { capturing_.store(on, std::memory_order_relaxed); }
 
-  // Returns the stream on which events are recorded for a call that got `caller_handle`.
+  // Returns the stream on which events are recorded for a call that got `caller_handle`: that handle, but for handle 0
+  // the per-thread stream.
   CUstream recorded_on(CUstream caller_handle) const noexcept;
   // Asks the driver whether the stream of the handle captures, so that its events would belong to a graph. Returns true
   // on an error as well.
   bool captures(CUstream caller_handle) const noexcept;
-  // Returns whether the driver can still be called for the stream: it is not gone, and the device is not lost.
+  // Returns whether the driver can still be called for the stream: the driver is not gone, and the device is not lost.
   bool is_usable() const noexcept;
 
 protected:
   // Gives the identity to another stream of the same context.
   void reassign(stream_kind kind, std::uint64_t id, CUstream handle) noexcept;
-  // Adds or removes one promise that a user's stream lives. One call at a time.
+  // Adds or removes one promise of a user that the stream lives. One call at a time.
   void change_promises(bool promised) noexcept;
 
 private:

@@ -1,4 +1,5 @@
-// The timeline of one stream: its epochs and events, and the streams that it is ordered after.
+// The timeline of one stream: its epochs and events, and the streams that it is ordered after. An epoch is the number
+// of a section of a stream's work, which an event ends. The event covers all frees up to the end of that epoch.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_timeline;
 import :cuda;
@@ -17,16 +18,16 @@ namespace gpumem::detail {
 export class timeline_registry;
 export class timeline_store;
 
-// Set once dead streams have left too many frees that no event covers (timeline_store.cpp has the limits). From then
-// on each free on a mortal stream records an event.
+// Set once dead (destroyed) streams have left too many frees that no event covers (timeline_store.cpp has the limits).
+// From then on, each free on a mortal stream, one that may die at any time, records an event.
 inline constinit std::atomic<bool> lost_events_seen{false};
 // Called after an event was recorded that cover_request() has asked for; initially null.
 inline constinit std::atomic<void (*)() noexcept> on_requested_recorded{nullptr};
 
 // The library's knowledge of one stream. It is made of parts: the stream's identity, its epochs, its order after other
-// streams, and its events. Never destroyed, since pools keep pointers to it as tags. The timeline of a dead stream is
-// reused for a later stream, with the same index and later epochs: all epochs of the dead stream are complete by then.
-// Any thread.
+// streams, and its events. Never destroyed, since pools tag freed memory with a pointer to its stream's timeline and an
+// epoch. The timeline of a dead stream is reused for a later stream, with the same index and later epochs: all epochs
+// of the dead stream are complete by then. Any thread.
 //
 // An event of a *mortal* stream (foreign, per_thread, null) can be recorded only inside a call that gets the handle,
 // and each call may be the last. So its timeline has one more event, the last event, which frees record again and
@@ -34,14 +35,15 @@ inline constinit std::atomic<void (*)() noexcept> on_requested_recorded{nullptr}
 //
 // Without set_default_stream(), handle 0 is the thread's per-thread stream or the legacy stream. An event on the legacy
 // stream would be a barrier between all blocking streams. So events of such a timeline are recorded on the per-thread
-// stream. That waits for all work that any thread has enqueued on the legacy stream so far (as seen on an H200).
+// stream. An event there waits for all work that any thread has enqueued on the legacy stream so far (as seen on an
+// H200).
 class stream_timeline : public stream_identity {
 public:
   // `last`: an event of the context if the stream is or may become mortal; otherwise null.
   stream_timeline(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context,
                   CUstream handle, pooled_event* last);
 
-  // Adds or removes one promise that the handle lives. Under the registry's lock.
+  // Adds or removes one promise that the handle lives. Called under the lock of the timeline_registry.
   void adopt(bool promised) noexcept;
 
   // The three questions about epochs that most callers ask; epochs() has the others.
@@ -54,18 +56,20 @@ public:
   bool ordered_after(stream_timeline const& other, epoch e) const;
   inline stream_order& order() noexcept { return order_; }
 
-  // Record an event on the handle that the call got, or that the stream owns. record_at_free(): a precise event (see
-  // event_ring); closes an epoch of its own and returns it, and the caller tags the block that it frees with it.
-  // record_later(): a late event; closes the current epoch and returns it. Both return 0 if nothing could be recorded:
-  // a capture, no room, no spare event, an error. They allocate no host memory.
+  // These two functions record an event on the handle that the call got, or that the stream owns. record_at_free()
+  // records a precise event: it covers no work after the free, so other streams may wait for it. (On the null and
+  // legacy streams it is late instead.) It closes an epoch of its own and returns it. The caller tags the block that it
+  // frees with this epoch. record_later() records a late event, which is only queried. It closes the current epoch and
+  // returns it. Both return 0 if nothing could be recorded: a capture, no room, no spare event, an error. They allocate
+  // no host memory.
   inline epoch record_at_free(CUstream caller_handle) noexcept { return record(caller_handle, true); }
   inline epoch record_later(CUstream caller_handle) noexcept { return record(caller_handle, false); }
 
   // Ends a use on a mortal stream: returns the epoch with which the caller tags the memory. Records the last event at
   // each of the stream's first 64 frees, then more and more rarely, down to every 64th free and every 64 MiB. Records
   // always if `always`, or once lost_events_seen is set. `caller_handle`: the handle, if the call got it; without it no
-  // event is recorded. Allocates no host memory. The epoch is read before the free is counted: see
-  // stream_epochs::close().
+  // event is recorded. Allocates no host memory. The epoch is read before the free is counted. So an event that takes
+  // over the count of this free also covers this epoch.
   [[gnu::always_inline]] inline epoch end_use(std::optional<CUstream> caller_handle, std::size_t bytes,
                                               bool always) noexcept {
     auto const e = epochs_.current();
@@ -79,16 +83,17 @@ public:
   // more; this event then covers later frees as well.
   void record_last_event(CUstream caller_handle, bool final) noexcept;
 
-  // Covers all frees so far. Records a late event if it may use a handle: `caller_handle`, or that of a stream which is
-  // known to live. For the legacy stream, asks the driver whether it is idle. Otherwise requests an event of the next
-  // free.
+  // Lets an event cover all frees so far, now or later. Records a late event if it may use a handle: `caller_handle`,
+  // or the handle of a stream which is known to live. For the legacy stream, asks the driver whether it is idle.
+  // Otherwise requests an event of the next free.
   void cover(std::optional<CUstream> caller_handle) noexcept;
   // Requests an event that covers all frees so far, because memory waits for it. The next call of any kind that gets
   // the stream's handle calls record_requested().
   inline request_flag& cover_request() noexcept { return cover_request_; }
-  // Records the event, drops the request, and calls `on_requested_recorded`.
+  // Records the event that cover_request() asks for, drops the request, and calls `on_requested_recorded`.
   void record_requested(CUstream caller_handle) noexcept;
-  // Requests an event of the current epoch for another stream. The next free that gets the stream's handle records it.
+  // Requests an event of the current epoch, because another stream needs it. The next free that gets the stream's
+  // handle records it.
   inline request_flag& event_request() noexcept { return event_request_; }
 
   // Queries events and publishes what is complete. Returns the time at which the oldest open event was recorded; null
@@ -96,15 +101,15 @@ public:
   std::optional<sync::time_point> poll() noexcept;
   // Returns whether an event is open: it was recorded, and is not known to be complete.
   bool has_event() const noexcept;
-  // Returns whether the oldest event was open at the last poll although it was recorded 5 us before: the stream's work
-  // takes longer than the host takes to come back.
+  // Returns whether the stream is behind the host: at the last poll its oldest event was still open, although it had
+  // been recorded more than 5 us before.
   inline bool is_behind() const noexcept { return behind_.load(std::memory_order_relaxed); }
   // Returns whether polling, or cover() without a handle, can show that the epoch is complete.
   inline bool can_complete(epoch e) const noexcept {
     return newest_recorded() >= e || owns_handle() || kind() == stream_kind::legacy || completed(e);
   }
-  // Waits on the host until the epoch is complete, without a time limit. Returns false at once if polling cannot show
-  // that.
+  // Waits on the host until the epoch is complete, without a time limit. Returns false immediately if polling cannot
+  // show that.
   bool wait(epoch e) noexcept;
 
   // Returns whether the epoch has a precise event that is still open.
@@ -118,11 +123,12 @@ public:
     if (!spares_low.load(std::memory_order_relaxed) && prepared_.load(std::memory_order_relaxed)) [[likely]]
       return;
     prepared_.store(true, std::memory_order_relaxed);
-    if (context()) make_spare_events(context()); // the host has none
+    if (context()) make_spare_events(context()); // the host's timeline has no context
   }
 
-  // Count the objects outside the pools that keep this timeline, to free with it or to wait for one of its events.
-  // Timelines that are never reused for another stream count nothing.
+  // These two functions count the objects that keep this timeline for later: to free memory with it, or to wait for one
+  // of its events. While an object keeps it, the timeline is not reused for another stream. Timelines that are never
+  // reused count nothing.
   inline void retain() noexcept {
     if (may_die_) retained_.fetch_add(1, std::memory_order_relaxed);
   }
@@ -130,16 +136,17 @@ public:
     if (may_die_) retained_.fetch_sub(1, std::memory_order_release);
   }
   // Returns whether the timeline of a dead stream may be reused: events cover all frees, all are complete, and no
-  // object keeps it. Polls. Under the registry's lock.
+  // object keeps it. Polls. Called under the lock of the timeline_registry.
   bool is_reusable() noexcept;
-  // Makes this the timeline of another stream of the same context, which has not been used yet.
+  // Makes this the timeline of another stream of the same context, which has no timeline yet.
   void rebind(stream_kind kind, std::uint64_t id, CUstream handle) noexcept;
 
 private:
   friend class intrusive_list<stream_timeline>;
   friend class timeline_registry; // these two use only links_
   friend class timeline_store;
-  // `promised`: the handle lives by its owner's promise. If that has ended meanwhile, records nothing and returns 0.
+  // `promised`: the handle is valid only while its owner promises that it lives. If the promise has ended meanwhile,
+  // records nothing and returns 0.
   epoch record(CUstream handle, bool precise, bool promised = false) noexcept;
   epoch end_use_with_event(epoch e, std::optional<CUstream> caller_handle, std::size_t bytes) noexcept;
 
@@ -152,7 +159,7 @@ private:
   alignas(64) mutable sync::mutex events_mutex_;
   event_ring ring_ __attribute__((guarded_by(events_mutex_)));
   last_event last_ __attribute__((guarded_by(events_mutex_)));
-  // The epoch of the last event once nothing is enqueued on the stream any more; before that 0.
+  // The epoch of the last event, once no more work is enqueued on the stream; before that 0.
   std::atomic<epoch> final_epoch_{0};
   std::atomic<bool> behind_{false};
   std::atomic<int> retained_{0};

@@ -67,18 +67,20 @@ public:
   [[clang::assert_capability]] inline void assert_held() const noexcept {}
 
 private:
-  // The slow path. With preserve_most this function saves the registers, so that the inlined fast path need not; other
-  // slow paths do so too. Hidden visibility avoids the linker's lazy-binding stub, which would not save them.
+  // The slow path. With preserve_most this function saves the registers, so that the inlined fast path need not save
+  // them. Hidden visibility avoids the linker's lazy-binding stub, which would not save them.
   [[clang::preserve_most, gnu::visibility("hidden"), clang::acquire_capability]] void lock_taken() noexcept;
   std::atomic<bool> taken_{false};
 };
 
 using spin_lock = scoped_lock<spin_mutex>;
 
-/// A condition variable for spin mutexes and long waits. A wait may end early. The notifying thread holds a mutex.
+/// A condition variable for spin mutexes and long waits. A wait can end early, so callers check their condition. A
+/// thread that calls notify_all() holds at least one of the mutexes that the waiting thread unlocks.
 class spin_condition {
 public:
-  /// Locks `mutex_` before it unlocks the others, so that no notification in between is lost.
+  /// Unlocks `held`, one or several mutexes, waits, and locks `held` again. Locks `mutex_` before it unlocks `held`, so
+  /// that no notification in between is lost.
   template <class Locks> void wait(Locks& held) {
     {
       std::unique_lock inner{mutex_};
@@ -137,7 +139,8 @@ private:
   spin_mutex others_;
 };
 
-/// Holds a biased_mutex for a scope. It only has a reference to the mutex, since it is inlined on the hottest paths.
+/// Holds a biased_mutex for a scope. Unlike scoped_lock, it cannot unlock early: it has only a reference to the mutex,
+/// so that it costs less on the hottest paths.
 class [[clang::scoped_lockable]] biased_lock {
 public:
   [[gnu::always_inline]] inline explicit biased_lock(biased_mutex& held) noexcept
@@ -171,7 +174,8 @@ private:
   std::thread native_;
 };
 
-/// The index of an exiting thread that has given its index back: destructors of its last thread_local objects see it.
+/// The value of thread_index() in a thread that is ending and has given its index back. Destructors of the thread's
+/// last thread_local objects see this value.
 inline constexpr unsigned no_index = 1u << 31;
 
 namespace detail {
@@ -186,8 +190,8 @@ inline unsigned thread_index() noexcept {
 }
 
 /// Registers a function that runs when the calling thread ends, before the destructors of thread_local objects that
-/// were constructed earlier. If such a destructor registers the function, it runs after that destructor. Throws
-/// std::bad_alloc.
+/// were constructed earlier. If the destructor of a thread_local object registers the function, the function runs after
+/// that destructor. Throws std::bad_alloc.
 void at_thread_exit(void (*function)() noexcept);
 
 /// Sleeps for about `span`.

@@ -1,4 +1,5 @@
-// The registry of all timelines: one per stream, reused for another stream after its own has died.
+// The registry of all timelines. A timeline is gpumem's record of one stream. After the stream has died (was
+// destroyed), its timeline is reused for another stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <unordered_map>
@@ -13,39 +14,44 @@ import :timeline_store;
 
 namespace gpumem::detail {
 
-/// Keeps the timelines of all streams that gpumem has seen. A foreign stream has died when the driver gives its
-/// handle's value to another stream, whose id differs; a thread's default streams die with the thread. Leaked on
-/// purpose, since tags keep pointers to timelines. Any thread.
+/// Keeps the timelines of all streams that gpumem has seen. A foreign stream is one that gpumem neither made nor
+/// adopted. It has died when the driver gives its handle's value to another stream, whose id differs. A thread's
+/// default streams die with the thread. The registry is never destroyed, since freed memory is tagged with pointers to
+/// timelines. Any thread.
 export class timeline_registry {
 public:
   static timeline_registry& instance() noexcept;
 
   inline stream_timeline& host() noexcept { return host_; }
-  /// Returns the timeline of the stream that now has this handle, as its id tells. If there is none, makes one or
-  /// reuses that of a dead stream. Throws std::bad_alloc, cuda_error.
+  /// Returns the timeline of the stream that now has this handle. Compares the driver's id of the stream, since a dead
+  /// stream may have had the handle before. If the stream has no timeline, makes one or reuses that of a dead stream.
+  /// Throws std::bad_alloc, cuda_error.
   stream_timeline& of_handle(CUstream handle);
-  /// Returns the timeline of the last stream seen with this handle; if there is none, makes one without an id. For a
-  /// stream that captures: the driver refuses its id and ends the capture. Throws std::bad_alloc, cuda_error.
+  /// Returns the timeline of the last stream seen with this handle; if there is none, makes one without an id. This is
+  /// for a stream that captures a graph: a query of its id would fail and end the capture. Throws std::bad_alloc,
+  /// cuda_error.
   stream_timeline& of_capturing(CUstream handle, device where);
-  /// Returns the timeline of the last stream seen with this handle, if the table of handles has no room for it;
-  /// otherwise null.
+  /// Returns the timeline of the last stream seen with this handle, if the table `seen_handles`, whose size is fixed,
+  /// had no room for it. Otherwise returns null.
   stream_timeline* find_beyond_table(CUstream handle) const noexcept;
-  /// Returns the timeline of a default stream of the device, which must be current. All threads share that of the
-  /// legacy stream; the others belong to the calling thread. Throws std::bad_alloc, cuda_error.
+  /// Returns the timeline of a default stream of the device, which must be current. All threads share the timeline of
+  /// the legacy stream; those of the per-thread stream and of handle 0 belong to the calling thread. Throws
+  /// std::bad_alloc, cuda_error.
   stream_timeline& of_default(stream_kind kind, device where, CUstream handle, bool capturing = false);
   /// Records events that cover the frees on the calling thread's default streams, whose handles this thread may use at
   /// any time.
   static void cover_own_defaults() noexcept;
-  /// Whether the timeline is one of the calling thread's default streams.
+  /// Returns whether the timeline is that of one of the calling thread's default streams.
   static bool is_own_default(stream_timeline const& timeline) noexcept;
-  /// Returns the timeline of an own stream that is not in use; makes a stream if there is none. Throws cuda_error,
-  /// std::bad_alloc.
+  /// Returns the timeline of an own stream, one that gpumem made, that is not in use; makes a stream if there is none.
+  /// Throws cuda_error, std::bad_alloc.
   stream_timeline& acquire_own(device where, int priority);
   void release_own(stream_timeline& timeline) noexcept;
-  /// Adds or removes one promise that the stream lives.
+  /// Adds or removes one promise of the owner that the stream lives. While there is one, the stream counts as adopted.
   void adopt(stream_timeline& timeline, bool promised) noexcept;
-  /// While a capture scope is open, own and adopted streams are not found by their handle alone, so that each call
-  /// asks the driver whether the stream captures. Their timelines stay the same. Each open needs a close.
+  /// While a capture scope is open, own and adopted streams are not found by their handle alone, so that each call asks
+  /// the driver whether the stream captures. Their timelines stay the same. Each open_capture_scope() needs a
+  /// close_capture_scope().
   void open_capture_scope() noexcept { change_capture_scopes(1); }
   void close_capture_scope() noexcept { change_capture_scopes(-1); }
   /// Returns the number of timelines.
@@ -56,18 +62,18 @@ private:
   stream_timeline* find(CUstream handle) const noexcept __attribute__((requires_capability(mutex_)));
   void put(CUstream handle, stream_timeline& timeline) __attribute__((requires_capability(mutex_)));
   void change_capture_scopes(int by) noexcept;
-  // Lets the stream be found by its handle alone, if it is own or adopted and no capture scope is open.
+  // Lets an own or adopted stream be found by its handle alone, if no capture scope is open. Otherwise hides it.
   void publish_owned(stream_timeline& timeline) noexcept __attribute__((requires_capability(mutex_)));
   static void end_thread() noexcept;
 
   mutable sync::mutex mutex_;
   timeline_store store_ __attribute__((guarded_by(mutex_)));
-  // Those for which the table of handles has no room.
+  // The timelines of streams for which the table `seen_handles` has no room, by handle.
   std::unordered_map<CUstream, stream_timeline*> others_ __attribute__((guarded_by(mutex_)));
   std::atomic<bool> any_others_{false};
   int capture_scopes_ __attribute__((guarded_by(mutex_))) = 0;
   std::vector<stream_timeline*> legacy_ __attribute__((guarded_by(mutex_))); // by device
-  std::vector<stream_timeline*> idle_ __attribute__((guarded_by(mutex_)));   // of own streams
+  std::vector<stream_timeline*> idle_ __attribute__((guarded_by(mutex_)));   // of own streams that are not in use
   stream_timeline host_{stream_kind::host, 0, 0, -1, nullptr, nullptr, nullptr};
 };
 

@@ -1,4 +1,5 @@
-// All timelines of the process. Those of dead streams are reused.
+// Keeps all timelines of the process. A timeline is gpumem's record of one stream; those of dead (destroyed) streams
+// are reused.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:timeline_store;
 import :cuda;
@@ -10,7 +11,7 @@ import :stream_timeline;
 namespace gpumem::detail {
 
 /// Makes timelines and keeps them. The timeline of a dead stream serves another stream of the same context once all
-/// work of the dead stream is known to be complete. Not thread-safe: guarded by the lock of the registry.
+/// work of the dead stream is known to be complete. Not thread-safe: guarded by the lock of the timeline_registry.
 export class timeline_store {
 public:
   // Returns a timeline for a stream that may die: one of a dead stream if a few tries find one that can be reused,
@@ -31,8 +32,8 @@ private:
   std::vector<std::unique_ptr<stream_timeline>> timelines_;
   intrusive_list<stream_timeline> dead_;  // newest first
   intrusive_list<stream_timeline> spare_; // never used, for a stream that comes while the host has no memory
-  std::size_t stranded_ = 0;              // dead streams with frees that no event covers, and the bytes of these frees
-  std::size_t stranded_bytes_ = 0;
+  std::size_t stranded_ = 0;              // number of dead streams with frees that no event covers
+  std::size_t stranded_bytes_ = 0;        // bytes of these frees
 };
 
 } // namespace gpumem::detail

@@ -12,7 +12,8 @@ import :sync;
 /// Terms: the memory of a pool lies in shards, each with a lock and free lists of its own. The lists hold ranges: free
 /// blocks from which requests are split off. A freed block first goes to the cache of the thread that freed it. Such a
 /// thread cache has stream caches, each for the small and medium blocks of one stream, and a large cache. A budget
-/// limits the bytes of all thread caches together.
+/// limits the bytes of all thread caches together. The memory of some pools is made of pages: physical memory that is
+/// mapped as a whole. A page can move: it is unmapped, and mapped at another address where memory is needed.
 ///
 /// Utilization is the peak of the live bytes divided by the peak of the reserved bytes. "Utilization" below says how
 /// half and double the value change it on ten recorded traces of one stream, on the simulated device. It gives the
@@ -43,7 +44,7 @@ export inline constexpr std::size_t small_cache_fraction = 100, max_cache_fracti
 /// the medium requests of 16 threads; now they serve a tenth.
 /// Utilization: no change.
 export inline constexpr std::size_t medium_cache_factor = 4;
-/// Bytes of the budget that a thread cache claims at once.
+/// Bytes of the budget that a thread cache claims in one step.
 /// Utilization: no change.
 export inline constexpr std::int64_t claimed_bytes = 64 << 10;
 /// The largest block that is cached, as a part of the budget for large blocks. Without this bound, the utilization of
@@ -83,7 +84,7 @@ export inline constexpr unsigned first_close_class = 8;
 /// Most blocks of one size on a quick list: freed small blocks that are not joined with their neighbours yet.
 /// Utilization: no change.
 export inline constexpr std::size_t max_quick_blocks = 64;
-/// If a range has room for at least this many blocks of the request's size, several are split off at once.
+/// If a range has room for at least this many blocks of the request's size, several are split off in one step.
 /// Utilization: half -.044, double -.044 to +.009.
 export inline constexpr std::size_t min_blocks_for_run = 16;
 
@@ -92,7 +93,7 @@ export inline constexpr std::size_t min_blocks_for_run = 16;
 /// Frees that a thread cache, or a stream's free list, counts before it adds their number to the count of the stream.
 /// Utilization: half none, double +.005.
 export inline constexpr std::uint32_t frees_per_batch = 64;
-/// After this many frees of a stream one of them records an event, if several streams use the pool.
+/// If several streams use the pool, one free in this many frees of a stream records an event.
 /// Utilization: no change.
 export inline constexpr std::uint32_t frees_per_event = 1024;
 /// A stream's free records an event when this part of the reserved bytes was freed since its last event. Near the
@@ -117,7 +118,7 @@ export inline constexpr int spare_events = 4;
 /// Utilization: half -.014 to +.006, double +.004 to +.006.
 export inline constexpr sync::duration behind_after = 5us;
 /// The least part of the time that polls (queries of events) may take. Without polls streams would share no memory. The
-/// option `effort` can raise it.
+/// pool option `effort` can raise this part.
 /// Utilization: no change.
 export inline constexpr double min_poll_share = 1.0 / 16;
 /// The longest burst of polls. After a burst, polls are limited to their part of the time.
@@ -142,7 +143,8 @@ export inline constexpr std::size_t max_join_factor = 16;
 /// A pool is near its limit if less than this part of the limit is left.
 /// Utilization: half +.006, double none.
 export inline constexpr std::size_t near_limit_fraction = 4;
-/// Memory pressure ends when this part of the pool is free.
+/// A pool that finds no memory for a request is under memory pressure: freed blocks do not stay in thread caches. The
+/// pressure ends when this part of the pool is free.
 /// Utilization: no change.
 export inline constexpr std::size_t pressure_fraction = 16;
 /// A new chunk (memory from the upstream in one piece) has this part of the bytes that its shard has, between
@@ -165,8 +167,8 @@ export inline constexpr std::size_t limit_page_fraction = 4096;
 /// A page is worth moving if it has at least this many quarters of the usual page size.
 /// Utilization: half -.096 to +.014, double -.078 to -.006.
 export inline constexpr std::size_t min_moved_quarters = 3;
-/// A thread waits for the work of its own stream only if pages can then be moved instead of at least this part of the
-/// new pages.
+/// Before a thread makes new pages, it can wait for the work of its own stream, so that pages that this work uses can
+/// move. It waits only if such pages replace at least this part of the bytes of the new pages.
 /// Utilization: no change.
 export inline constexpr std::size_t own_work_fraction = 2;
 /// A block of at least this part of its shard's bytes is split off the upper end of its range: the next pages are
@@ -185,7 +187,8 @@ export inline constexpr sync::duration max_move_burst = 50ms;
 /// page, since that would mean two reads of the clock.
 /// Utilization: no change.
 export inline constexpr sync::duration page_cost = 40us;
-/// The time of the polls before a move, which is charged even if no page moves.
+/// The time that the polls before a move are assumed to take. It counts against the limit on moves even if no page
+/// moves.
 /// Utilization: no change.
 export inline constexpr sync::duration move_poll_cost = page_cost / 4;
 /// Background release of memory begins when the reserved bytes exceed the release threshold by this part of the

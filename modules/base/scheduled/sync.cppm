@@ -1,5 +1,6 @@
-// Locks, threads, thread indices and the clock in the form of the library for tests. Only the thread that holds the
-// baton runs. At each schedule point (a lock, a wait, a driver call) a seed decides which thread gets the baton.
+// Locks, threads, thread indices and the clock for the library's tests. Only one thread at a time runs: the thread that
+// holds a token, the baton. At each schedule point (a lock, a wait, a driver call) a seed decides which thread gets the
+// baton.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>
@@ -76,7 +77,8 @@ private:
   std::uint64_t served_ = 0;
 };
 
-/// Has the functions of the shipped biased_mutex, but its owner locks it as other threads do.
+/// In the shipped library, a mutex that one thread, its owner, locks faster than others. This form has the same
+/// functions, but all threads lock it in the same way.
 class [[clang::capability("mutex")]] biased_mutex {
 public:
   void enable_bias() noexcept {}
@@ -115,7 +117,8 @@ private:
 inline constexpr unsigned no_index = 1u << 31;
 unsigned thread_index() noexcept;
 
-/// The function runs within the schedule when a thread ends that the schedule has started; never for other threads.
+/// Sets the function that runs, within the schedule, when the calling thread ends. If the schedule has not started that
+/// thread, the function never runs.
 void at_thread_exit(void (*function)() noexcept);
 
 void sleep_for(duration span);
@@ -131,8 +134,8 @@ struct result {
 };
 
 /// Runs the bodies as threads until all have returned. The seed chooses the next thread at each wait and, on average,
-/// at one schedule point in `switch_one_in`. Rare switches cost less, and find errors that take long to develop. If all
-/// threads wait for each other, prints the seed and aborts. Must not be called within a run.
+/// at one schedule point in `switch_one_in`. Rarer switches make a run faster, and find errors that need many steps
+/// without a switch. If all threads wait for each other, prints the seed and aborts. Must not be called within a run.
 result run(std::uint64_t seed, std::vector<std::function<void()>> bodies, unsigned switch_one_in = 1);
 
 /// Chooses the thread that goes on if more than one can: returns a number below `candidates`. If `may_stay`, number 0
