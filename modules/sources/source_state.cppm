@@ -1,5 +1,5 @@
-// source_state, the base of the states of all resources without an upstream. Aligns their blocks, and keeps live blocks
-// and deferred frees.
+// source_state, the base of the states of all resources without an upstream. Aligns blocks, records the live ones, and
+// keeps deferred frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
@@ -16,7 +16,8 @@ import :sync;
 
 namespace gpumem::detail {
 
-// Returns whether the handle is that of a default stream, which means a different stream in each context.
+// Returns whether the handle is CU_STREAM_LEGACY or CU_STREAM_PER_THREAD, which mean a different stream in each
+// context.
 bool is_default_handle(CUstream handle) noexcept;
 // Returns success if the stream does not capture, otherwise an error.
 CUresult refuse_capture(stream_key const& key, CUstream on) noexcept;
@@ -60,8 +61,8 @@ protected:
   // events instead of waiting. Returns false if the block cannot be freed yet.
   bool free_after_wait(stream_key const& key, block const& returned) noexcept;
 
-  // Tries the deferred frees that a call on the stream `now` is allowed to try (see may_free_inside()). If `now` is the
-  // host's key, tries all deferred frees.
+  // Tries the deferred frees for which may_free_inside() returns true; by default it does for all. `now` is the key of
+  // the call that tries them.
   void run_deferred_frees(stream_key const& now) noexcept __attribute__((locks_excluded(mutex_)));
 
   // Removes and returns the deferred frees on the streams for which `which(stream_key)` is true. The caller passes each

@@ -81,9 +81,9 @@ bool stream_timeline::is_reusable() noexcept {
   return !has_event() && epochs_.uncovered_frees() == 0;
 }
 
-// Gives the timeline to a new stream. Memory that is still tagged with epochs (numbered sections of work) of the
-// earlier stream stays correct, since those epochs are complete. Notes of other streams that they are ordered after
-// such an epoch stay correct too. The identity comes last: a call that sees the new id sees all other members as well.
+// Gives the timeline to a new stream. Memory can still be tagged with epochs (numbered sections of work) of the earlier
+// stream, and other streams can be noted as ordered after them. Both stay true, since these epochs are complete. The
+// identity comes last: a call that sees the new id sees all other members as well.
 void stream_timeline::rebind(stream_kind kind, std::uint64_t id, CUstream handle) noexcept {
   order_.clear();
   epochs_.restart();
