@@ -128,7 +128,8 @@ private:
   // Records the event of a stream after a free. Throws cuda_error, std::bad_alloc.
   void record_free(freed_stream& freed, stream_key const& key, CUstream on)
       __attribute__((requires_capability(frees_mutex_)));
-  // Returns false if a free has no event, or if a wait was refused because of a capture or a lost device.
+  // Waits on the host for all frees. Returns false if a free has no event, or if a wait was refused because of a
+  // capture or a lost device.
   bool wait_for_frees() noexcept;
   void return_events() noexcept;
   // If this pool is still current, makes the default pool current again.

@@ -14,7 +14,7 @@ device_source& managed_source(device where);
 
 /// Managed memory, attached to all streams: it has the same address for the host and all devices. Its pages move to the
 /// processor that touches them. The host, and work on any stream, may touch the memory as soon as an allocation
-/// returns. On devices without concurrent managed access the host may not touch the memory while work runs. For
+/// returns. On devices without concurrent managed access the host must not touch the memory while work runs. For
 /// alignments above 256 bytes more bytes are allocated than requested.
 ///
 /// The host may reuse freed memory immediately, so a stream-ordered free waits on the host for its stream. Frees on

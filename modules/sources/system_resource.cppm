@@ -13,7 +13,7 @@ namespace gpumem {
 
 /// Options of a system_resource.
 export struct system_options {
-  /// Bytes of device memory that blocks should leave free; 0: no advice is given. See system_resource.
+  /// Bytes of device memory that blocks should leave free; 0: blocks get no advice (cuMemAdvise). See system_resource.
   std::size_t headroom = 0;
 };
 

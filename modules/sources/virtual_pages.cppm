@@ -109,7 +109,8 @@ public:
 
   /// Maps new pages, readable and writable by the device and its peers, at a run of unmapped addresses. Rounds `bytes`
   /// up to the granularity. Pages have next_page_size() bytes, or `page` bytes if that is not 0; the last one may be
-  /// smaller. `page` is a multiple of the granularity; one page is made if it covers the run. Maps all or nothing.
+  /// smaller. `page` is a multiple of the granularity; if it is not less than the run, one page covers the run. Maps
+  /// all or nothing.
   expected<page_extent, failure> map(std::size_t offset, std::size_t bytes, std::size_t page = 0) noexcept;
 
   /// Unmaps a run of whole pages and releases their memory, unless it is also mapped at another offset. Returns false,

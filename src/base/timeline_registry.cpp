@@ -137,7 +137,8 @@ bool timeline_registry::is_own_default(stream_timeline const& timeline) noexcept
   return false;
 }
 
-// An event that is recorded at the end of a thread still completes after the thread is gone (as seen on an H200).
+// Records the last event of each default stream of the ending thread, and retires the stream's timeline. Such an event
+// still completes after the thread is gone (as seen on an H200).
 void timeline_registry::end_thread() noexcept {
   auto list = std::exchange(own_defaults, {});
   if (forked() || !driver_alive()) return;
