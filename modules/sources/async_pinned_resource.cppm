@@ -1,4 +1,4 @@
-// async_pinned_resource: page-locked host memory from a driver pool of its own.
+// async_pinned_resource: page-locked host memory from a driver pool (a memory pool of the CUDA driver) of its own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:async_pinned_resource;
 import :async_options;
@@ -14,13 +14,13 @@ namespace gpumem {
 /// `options.peers` can access the memory, and the host may touch it as soon as an allocation returns. So an allocation
 /// waits on the host until its memory is ready; a free does not wait.
 ///
-/// Copies of the CUDA runtime that name their direction fail on such memory (driver 580). So do Thrust's algorithms,
-/// which use such copies. Copies by cudaMemcpyDefault and driver copies work. All other properties are those of
-/// async_resource.
+/// A copy by the CUDA runtime fails on this memory if the call names the direction of the copy (driver 580). Thrust's
+/// algorithms fail too, since they make such calls. Copies by cudaMemcpyDefault and copies by the driver API work. All
+/// other properties are those of async_resource.
 export class async_pinned_resource
     : public detail::owned_driver_pool<async_pinned_resource, mr::device_accessible, mr::host_accessible> {
 public:
-  /// The memory may be used on every stream at once.
+  /// The memory may be used on every stream immediately, without an order after the allocation.
   static constexpr bool stream_ordered = false;
 
   /// Throws std::invalid_argument for options that contradict each other, and out_of_memory. Throws cuda_error if the

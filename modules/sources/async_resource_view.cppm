@@ -1,4 +1,5 @@
-// async_resource_view: stream-ordered device memory from a driver pool that gpumem does not own.
+// async_resource_view: stream-ordered device memory from a driver pool (a memory pool of the CUDA driver) that gpumem
+// does not own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:async_resource_view;
 import :cuda;
@@ -25,8 +26,8 @@ public:
   explicit async_resource_view(gpumem::device where = gpumem::device{0})
       : async_resource_view{detail::default_driver_pool(where)} {}
 
-  /// Uses the pool of this handle, of memory of the device. Throws std::invalid_argument for a null handle, and
-  /// cuda_error.
+  /// Uses the pool whose handle is `pool`; its memory must lie on the device `where`. Throws std::invalid_argument for
+  /// a null handle, and cuda_error.
   async_resource_view(CUmemoryPool pool, gpumem::device where)
       : async_resource_view{detail::foreign_driver_pool(pool, where)} {}
 

@@ -20,7 +20,8 @@ export using callback_deallocate = std::function<void(stream_ref, void*, std::si
 
 namespace detail {
 
-// Calls the functions. Its handles and live blocks are counted, and it is deleted with the last of them.
+// The state of a callback_resource: calls the two functions of the caller. Counts the handles that refer to the state
+// and its live blocks. The state is deleted when none of them is left.
 class callback_state final : public source_state, public shared_state {
 public:
   callback_state(class device where, callback_allocate allocate, callback_deallocate deallocate);
@@ -56,8 +57,9 @@ private:
 ///
 /// Both functions are called without a lock of gpumem, on any thread and on several threads at once. The device is
 /// current meanwhile. A stream-ordered call passes the caller's stream. `allocate_sync` passes a stream of the resource
-/// and then waits on the host for that stream. `deallocate_sync` passes the same stream and does not wait. A free whose
-/// stream may not be used any more also passes it, after the host has seen the work on the block complete.
+/// and then waits on the host for that stream. `deallocate_sync` passes the resource's stream too and does not wait. If
+/// the stream of a free may not be used any more, the free passes the resource's stream, after the host has seen the
+/// work on the block complete.
 ///
 /// Failures of an allocation: null or std::bad_alloc is outcome::exhausted. A cuda_error is device_lost if it is
 /// sticky, otherwise driver_error, with its code. A std::invalid_argument, and memory with a smaller alignment, are
@@ -65,9 +67,9 @@ private:
 /// exception is dropped and counted, and the block counts as freed.
 ///
 /// An allocation on a capturing stream fails. A free on a capturing stream is deferred to a later call outside the
-/// capture, as in cuda_resource. Misuse is reported, and the functions are not called for it. Neither function is
-/// called after the device is lost, at process exit, and in a forked child. The statistics have the same figures as
-/// those of cuda_resource, for this resource alone.
+/// capture, as in cuda_resource. Misuse (for example a free of an unknown pointer) is reported, and the functions are
+/// not called for it. Neither function is called after the device is lost, at process exit, and in a forked child. The
+/// statistics have the same figures as those of cuda_resource, for this resource alone.
 ///
 /// An object is a shared handle of 8 bytes: copies refer to the same functions and compare equal. The functions live
 /// until the last handle is gone and the last block is freed. If a deferred free still cannot be done then, it is never

@@ -12,21 +12,22 @@ namespace detail {
 device_source& cuda_source(device where);
 } // namespace detail
 
-/// Calls cuMemAlloc and cuMemFree on one device. The memory may be used on every stream at once; a call takes tens of
-/// microseconds. The driver aligns to 256 bytes. For larger alignments more bytes are allocated than requested.
+/// Calls cuMemAlloc and cuMemFree on one device. The memory may be used on every stream immediately. A call takes tens
+/// of microseconds. The driver aligns to 256 bytes. For larger alignments more bytes are allocated than requested.
 ///
 /// A free waits on the host for its stream. It does not rely on a wait inside cuMemFree: the driver does not promise
 /// that wait for every kind of memory. `deallocate_sync` only calls cuMemFree, and waits only as long as that does.
 ///
 /// A free on a capturing stream is deferred: a later call outside a capture frees the block. If gpumem made or adopted
-/// the stream, any such call does. Otherwise a call on the same stream does, or any call after an event shows that the
-/// stream's work is complete. After the device is lost, a free makes no driver call and only updates the statistics.
+/// the stream (adopted: its owner promises that it lives), any call outside a capture does. Otherwise a call on the
+/// stream of the free does, or any call after an event shows that the stream's work is complete. After the device is
+/// lost, a free makes no driver call and only updates the statistics.
 ///
 /// Statistics: live and reserved bytes and their peaks, allocations, frees, failures. All cuda_resource objects of a
 /// device share them. A value type; all objects of one device are equal. Any thread.
 export class cuda_resource : public resource_base<cuda_resource, detail::device_source, mr::device_accessible> {
 public:
-  /// The memory may be used on every stream at once.
+  /// The memory may be used on every stream immediately, without an order after the allocation.
   static constexpr bool stream_ordered = false;
 
   /// Throws std::invalid_argument if the device does not exist, and cuda_error.

@@ -19,8 +19,8 @@ struct driver_memory {
 };
 
 // Makes a driver call while the device is current, and returns its result. If the device was reset or is lost, or in a
-// forked child, does not make the call and returns the error for that state. The call belongs to no graph. Without
-// relaxed_capture it would nevertheless invalidate a global-mode capture of another thread.
+// forked child, does not make the call and returns the error for that state. The call belongs to no graph. Nevertheless
+// it would invalidate a global-mode graph capture of another thread; relaxed_capture prevents that.
 template <class Call> CUresult call_on(class device where, Call call) noexcept {
   try {
     where.require();

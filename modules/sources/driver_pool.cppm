@@ -1,4 +1,4 @@
-// The state and the base classes of the resources that use a memory pool of the driver.
+// The state and the base classes of the resources that use a memory pool of the CUDA driver ("driver pool").
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
@@ -28,7 +28,8 @@ char const* name_of(driver_pool_kind kind) noexcept;
 struct driver_pool {
   CUmemoryPool handle = nullptr;
   class device where;
-  // Whether the host may touch an allocation at once. If so, an allocation waits on the host until its memory is ready.
+  // Whether the host may touch an allocation immediately. If so, an allocation waits on the host until its memory is
+  // ready.
   bool host_ready = false;
   std::size_t limit = 0;
 };
@@ -44,8 +45,9 @@ void set_current_driver_pool(driver_pool const& pool);
 driver_pool foreign_driver_pool(CUmemoryPool handle, class device where, bool host_ready = false);
 
 // Allocates and frees in stream order. For handle 0, which means the legacy or the per-thread stream, the driver gets
-// the legacy stream: it is ordered with both. A free on a foreign stream (one that gpumem neither made nor adopted)
-// without its handle is deferred to the next call on that stream.
+// the legacy stream: the legacy stream is ordered with both. A foreign stream is one that gpumem neither made nor
+// adopted. If a free on a foreign stream does not get the stream's handle, it is deferred to the next call on that
+// stream.
 class driver_pool_state : public source_state {
 public:
   class device where() noexcept { return pool_.where; }
@@ -64,7 +66,8 @@ protected:
   driver_pool_state(char const* name, driver_pool const& pool);
   ~driver_pool_state() = default;
 
-  // Allocates `bytes` and frees them at once, so that the pool reserves them. Throws as throw_failure.
+  // Allocates `bytes` and frees them immediately, so that the pool reserves them. If the allocation fails, throws the
+  // exception for the failure (see throw_failure).
   void reserve(std::size_t bytes);
   // If a wait in allocate_ready() has failed, waits for the free that allocate_ready() then enqueued.
   CUresult wait_for_allocations() noexcept;
@@ -125,7 +128,8 @@ private:
   // Records the event of a stream after a free. Throws cuda_error, std::bad_alloc.
   void record_free(freed_stream& freed, stream_key const& key, CUstream on)
       __attribute__((requires_capability(frees_mutex_)));
-  // Returns false if a free has no event, or if a wait was refused because of a capture or a lost device.
+  // Waits on the host for all frees. Returns false if a free has no event, or if a wait was refused because of a
+  // capture or a lost device.
   bool wait_for_frees() noexcept;
   void return_events() noexcept;
   // If this pool is still current, makes the default pool current again.
@@ -155,7 +159,7 @@ public:
   /// Returns the driver's handle, which is valid as long as the pool lives.
   CUmemoryPool handle() const { return pool().handle(); }
 
-  /// Asks the driver for the reserved and the used bytes. Throws cuda_error.
+  /// Asks the driver for the reserved and the used bytes of the pool. Throws cuda_error.
   driver_pool_usage usage() const { return pool().usage(); }
   /// Sets the peaks to the current values. Throws cuda_error.
   void reset_peaks() { pool().reset_peaks(); }

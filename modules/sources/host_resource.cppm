@@ -33,12 +33,12 @@ private:
 /// Pageable host memory by aligned operator new. allocate_sync() and deallocate_sync() need no device and no driver.
 /// The host may touch the memory as soon as an allocation returns, and work on any stream may copy from and to it.
 ///
-/// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. A free on a
+/// The host may reuse freed memory immediately, so a stream-ordered free waits on the host for its stream. A free on a
 /// capturing stream is deferred to a later call, as in cuda_resource. The statistics have the same figures as those of
 /// cuda_resource. A value type; all objects are equal. Any thread.
 export class host_resource : public resource_base<host_resource, detail::host_state, mr::host_accessible> {
 public:
-  /// The memory may be used on every stream at once.
+  /// The memory may be used on every stream immediately, without an order after the allocation.
   static constexpr bool stream_ordered = false;
 
   /// Refers to the one state of the process.

@@ -14,10 +14,10 @@ device_source& managed_source(device where);
 
 /// Managed memory, attached to all streams: it has the same address for the host and all devices. Its pages move to the
 /// processor that touches them. The host, and work on any stream, may touch the memory as soon as an allocation
-/// returns. On devices without concurrent managed access the host may not touch the memory while work runs. For
+/// returns. On devices without concurrent managed access the host must not touch the memory while work runs. For
 /// alignments above 256 bytes more bytes are allocated than requested.
 ///
-/// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. Frees on
+/// The host may reuse freed memory immediately, so a stream-ordered free waits on the host for its stream. Frees on
 /// capturing streams, loss of the device and statistics are as for cuda_resource. A value type; all objects of one
 /// device are equal. Any thread.
 export class managed_resource
@@ -25,7 +25,7 @@ export class managed_resource
   using base = resource_base<managed_resource, detail::device_source, mr::device_accessible, mr::host_accessible>;
 
 public:
-  /// The memory may be used on every stream at once.
+  /// The memory may be used on every stream immediately, without an order after the allocation.
   static constexpr bool stream_ordered = false;
 
   /// Throws std::invalid_argument if the device does not exist, and cuda_error.

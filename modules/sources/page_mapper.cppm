@@ -17,7 +17,7 @@ namespace gpumem::detail {
 /// thread-safe.
 export class page_mapper {
 public:
-  // Reserves the addresses. Throws as virtual_pages does.
+  // Reserves the addresses. Throws the same exceptions as the constructor of virtual_pages.
   page_mapper(device where, virtual_pages_options options);
   page_mapper(page_mapper const&) = delete;
   page_mapper& operator=(page_mapper const&) = delete;
@@ -34,13 +34,14 @@ public:
   // Returns whether driver calls are of no use: the device is lost, or the process exits.
   bool is_gone() const noexcept;
 
-  // Maps the pages, which cover the run, creates the memory that they lack, and calls on_mapped. Returns null if all is
-  // mapped. Otherwise undoes all, leaves in `made` the pages that the driver refused to unmap or release, and returns
-  // the failure.
+  // Creates memory for the pages of `made` that have none, maps all pages of `made`, which cover the run, and calls
+  // on_mapped. Returns null if all is mapped. Otherwise undoes all, leaves in `made` the pages that the driver refused
+  // to unmap or release, and returns the failure, in which `requested` is the number of bytes.
   std::optional<failure> map(page_map& made, page_extent run, std::size_t requested) noexcept;
   // Calls on_unmapping, before the pages of the run are unmapped.
   void announce_unmapping(page_extent run) const noexcept;
-  // Unmaps pages, and releases memory after its last mapping. Leaves in `leaving` the pages that the driver refused.
+  // Unmaps pages, and releases memory after its last mapping. Leaves in `leaving` the pages that the driver refused to
+  // unmap or release.
   void unmap(page_map& leaving) noexcept;
   // Tries again to unmap and release pages that the driver has refused, and removes those that succeed.
   void retry(unreleased_map& refused) noexcept;

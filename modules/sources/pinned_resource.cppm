@@ -17,7 +17,7 @@ device_source& pinned_source(device where);
 /// alignments above 256 bytes more bytes are allocated than requested. For memory on one NUMA node see
 /// async_pinned_resource.
 ///
-/// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. Frees on
+/// The host may reuse freed memory immediately, so a stream-ordered free waits on the host for its stream. Frees on
 /// capturing streams, loss of the device and statistics are as for cuda_resource. A value type; all objects of one
 /// device are equal. Any thread.
 export class pinned_resource
@@ -25,7 +25,7 @@ export class pinned_resource
   using base = resource_base<pinned_resource, detail::device_source, mr::device_accessible, mr::host_accessible>;
 
 public:
-  /// The memory may be used on every stream at once.
+  /// The memory may be used on every stream immediately, without an order after the allocation.
   static constexpr bool stream_ordered = false;
 
   /// Allocates in the device's primary context. Throws std::invalid_argument if the device does not exist, and

@@ -1,4 +1,5 @@
-// source_state, the base of the states of all sources: live blocks, alignment, and deferred frees.
+// source_state, the base of the states of all resources without an upstream. Aligns blocks, records the live ones, and
+// keeps deferred frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
@@ -15,7 +16,8 @@ import :sync;
 
 namespace gpumem::detail {
 
-// Returns whether the handle means another stream in each context.
+// Returns whether the handle is CU_STREAM_LEGACY or CU_STREAM_PER_THREAD, which mean a different stream in each
+// context.
 bool is_default_handle(CUstream handle) noexcept;
 // Returns success if the stream does not capture, otherwise an error.
 CUresult refuse_capture(stream_key const& key, CUstream on) noexcept;
@@ -24,12 +26,12 @@ CUresult refuse_capture(stream_key const& key, CUstream on) noexcept;
 // waits for that work, unless a derived class overrides free_in_order(). The key that a call gets names a stream, or
 // the host. Live blocks are recorded, to detect misuse and for the statistics. Any thread.
 //
-// A deferred free is one that cannot be done at once. A free on a capturing stream cannot wait for the stream, so it is
-// deferred to the next call outside a capture. A free on another thread's default stream is deferred until an event of
-// that stream is complete. No free allocates host memory.
+// A deferred free is a free that cannot be done in the call that asks for it. A free on a capturing stream cannot wait
+// for the stream, so it is deferred to the next call outside a capture. A free on another thread's default stream is
+// deferred until an event of that stream is complete. No free allocates host memory.
 class source_state {
 public:
-  // `natural`: the alignment that allocate_memory() gives to all blocks. For larger ones a block gets more bytes.
+  // `natural`: the alignment that allocate_memory() gives to all blocks. For larger alignments a block gets more bytes.
   source_state(char const* name, std::size_t natural) noexcept : name_{name}, natural_{natural} {}
   source_state(source_state const&) = delete;
   source_state& operator=(source_state const&) = delete;
@@ -59,7 +61,8 @@ protected:
   // events instead of waiting. Returns false if the block cannot be freed yet.
   bool free_after_wait(stream_key const& key, block const& returned) noexcept;
 
-  // Tries those deferred frees that a call on the stream `now` may try; for the host's key, all of them.
+  // Tries the deferred frees for which may_free_inside() returns true; by default it does for all. `now` is the key of
+  // the call that tries them.
   void run_deferred_frees(stream_key const& now) noexcept __attribute__((locks_excluded(mutex_)));
 
   // Removes and returns the deferred frees on the streams for which `which(stream_key)` is true. The caller passes each
@@ -81,7 +84,7 @@ protected:
 
 private:
   // Returns memory that work enqueued on the stream from now on may use. For the host's key, all streams and the host
-  // may use it at once.
+  // may use it immediately.
   virtual expected<void*, failure> allocate_memory(stream_key const& key, std::size_t bytes,
                                                    std::size_t alignment) noexcept = 0;
   // Frees a block that no work uses any more. Returns false if a capture forbids that now.

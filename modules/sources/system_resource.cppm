@@ -13,7 +13,7 @@ namespace gpumem {
 
 /// Options of a system_resource.
 export struct system_options {
-  /// Bytes of device memory that blocks should leave free; 0: no advice is given. See system_resource.
+  /// Bytes of device memory that blocks should leave free; 0: blocks get no advice (cuMemAdvise). See system_resource.
   std::size_t headroom = 0;
 };
 
@@ -53,7 +53,7 @@ private:
 /// with advice are whole pages of the host, and a free takes the advice back. If the driver refuses the advice, the
 /// allocation fails with the driver's error.
 ///
-/// The host may reuse freed memory at once, so a stream-ordered free waits on the host for its stream. Frees on
+/// The host may reuse freed memory immediately, so a stream-ordered free waits on the host for its stream. Frees on
 /// capturing streams, loss of the device and statistics are as for cuda_resource. A value type; objects with the same
 /// device and headroom are equal. Any thread.
 export class system_resource
@@ -61,7 +61,7 @@ export class system_resource
   using base = resource_base<system_resource, detail::system_source, mr::device_accessible, mr::host_accessible>;
 
 public:
-  /// The memory may be used on every stream at once.
+  /// The memory may be used on every stream immediately, without an order after the allocation.
   static constexpr bool stream_ordered = false;
 
   /// Throws std::invalid_argument if the device does not exist. Throws cuda_error, with CUDA_ERROR_NOT_SUPPORTED if the

@@ -17,16 +17,17 @@ namespace gpumem {
 
 namespace extend {
 /// An upstream from which a pool maps single pages. Offsets are bytes from base(), in multiples of granularity(). All
-/// mapped memory may be used by every stream at once.
+/// mapped memory may be used by every stream immediately.
 ///
-/// - To grow by `n` bytes, call `map(*find_extent(n), n)`. find_extent() returns the smallest hole of at least `n`
-///   bytes; without one it returns mapped_end(), so that the mapped addresses stay together. If the last range of the
-///   pool is free and ends at mapped_end(), the pool maps only the missing bytes there, and both form one range.
+/// - To grow by `n` bytes, call `map(*find_extent(n), n)`. find_extent() returns the smallest hole (unmapped addresses
+///   below a mapped page) of at least `n` bytes; without one it returns mapped_end(), so that the mapped addresses stay
+///   together. If the last range of the pool is free and ends at mapped_end(), the pool maps only the missing bytes
+///   there, and both form one range.
 /// - Memory is unmapped in whole pages. page_of() returns the page that holds an address; a page that is only partly
 ///   free stays mapped.
 /// - Free pages can be moved to where memory is needed. alias() maps a wholly free page at a second offset, without a
-///   wait; unmap() of the first offset follows once the host has seen all use of the page there complete. The stream
-///   uses of the page stay with it.
+///   wait; unmap() of the first offset follows once the host has seen all use of the page there complete. The record of
+///   the streams that have used the page (its stream uses) moves with the page.
 /// - mapped_bytes() is the physical memory that the source holds.
 export template <class S>
 concept page_source = requires(S& source, S const& seen, std::size_t n, void const* address) {
@@ -44,7 +45,7 @@ concept page_source = requires(S& source, S const& seen, std::size_t n, void con
 } // namespace extend
 
 namespace detail {
-/// The granularity of pages on all known devices; rounded up on a device with a larger one. Bytes.
+/// The granularity of pages on all known devices, in bytes. A device with a larger granularity rounds this size up.
 export inline constexpr std::size_t smallest_page = std::size_t{2} << 20;
 /// The largest page that virtual_pages chooses by itself: larger pages are rarely free as a whole. Bytes.
 export inline constexpr std::size_t largest_page = std::size_t{32} << 20;
@@ -58,8 +59,9 @@ namespace extend {
 /// No call waits for the device. Before it unmaps or moves pages, the caller must make sure that the *host* has seen
 /// all work on their addresses complete; an order between streams is not enough.
 ///
-/// Not thread-safe: the owner makes one call at a time, and no call at all during map(), unmap(), alias(), move(),
-/// pin() or unpin(). It needs no lock for that if only one of its threads grows and shrinks the source.
+/// Not thread-safe: the owner makes one call at a time. Other calls, even those that only read, must not run during
+/// map(), unmap(), alias(), move(), pin() or unpin(). The owner needs no lock for that if only one of its threads calls
+/// the source.
 ///
 /// A call that fails changes nothing. Failures: exhausted (no memory), too_large (no addresses), device_lost,
 /// driver_error, and invalid_argument for wrong arguments. On a lost device, and while the process exits, unmap() and
@@ -107,7 +109,8 @@ public:
 
   /// Maps new pages, readable and writable by the device and its peers, at a run of unmapped addresses. Rounds `bytes`
   /// up to the granularity. Pages have next_page_size() bytes, or `page` bytes if that is not 0; the last one may be
-  /// smaller. `page` is a multiple of the granularity; one page is made if it covers the run. Maps all or nothing.
+  /// smaller. `page` is a multiple of the granularity; if it is not less than the run, one page covers the run. Maps
+  /// all or nothing.
   expected<page_extent, failure> map(std::size_t offset, std::size_t bytes, std::size_t page = 0) noexcept;
 
   /// Unmaps a run of whole pages and releases their memory, unless it is also mapped at another offset. Returns false,
@@ -115,14 +118,15 @@ public:
   /// refuses to unmap or release still count as mapped; the next call tries them again. Allocates no host memory.
   bool unmap(std::size_t offset, std::size_t bytes) noexcept;
 
-  /// Maps the page that starts at `offset` at `to` as well: both addresses show the same bytes.
+  /// Maps the page that starts at the offset `offset` a second time, at the offset `to`: both addresses show the same
+  /// bytes.
   expected<page_extent, failure> alias(std::size_t offset, std::size_t to) noexcept;
 
   /// Moves the memory of runs of whole pages to adjacent addresses from `to` on, in the order of the runs; all or
   /// nothing. The runs may not overlap, and no page may be pinned. The host must have seen all work on their old
   /// addresses complete.
   expected<page_extent, failure> move(std::span<page_extent const> runs, std::size_t to) noexcept;
-  /// Moves the page that starts at `offset` to the address at `to`, in the same way.
+  /// Moves the page that starts at `offset` to the offset `to`, as the function above moves runs.
   expected<page_extent, failure> move(std::size_t offset, std::size_t to) noexcept;
 
   /// Returns the page that holds the address, if one is mapped there.

@@ -17,8 +17,8 @@ export struct virtual_pages_options {
   bool rdma = false;              ///< network devices may reach the memory
 
   /// `on_mapped` is called after each mapping, `on_unmapping` before each unmapping: for libraries that register memory
-  /// (NCCL, UCX). If on_mapped returns false or throws, the mapping is undone; on_unmapping may not throw. Both run
-  /// inside map(), alias(), move(), unmap() and the destructor, so they may not call the source or take the lock that
+  /// (NCCL, UCX). If on_mapped returns false or throws, the mapping is undone; on_unmapping must not throw. Both run
+  /// inside map(), alias(), move(), unmap() and the destructor, so they must not call the source or take the lock that
   /// guards it. They are not called on a lost device.
   std::function<bool(void* address, std::size_t bytes)> on_mapped = {};
   /// Called before each unmapping; see `on_mapped`.

@@ -12,7 +12,8 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-// The last failed attempt of this thread; its request may begin to wait next.
+// The last failed attempt to allocate on this thread. `at` is the adaptor's state, and `refused` says whether the
+// adaptor refused the attempt. The request can begin to wait next.
 struct failed_attempt {
   refusals const* at = nullptr;
   bool refused = false;
@@ -68,9 +69,9 @@ bool refusals::refuse_next() noexcept {
 
 void refusals::note_failed(bool refused) noexcept { last_failed = {this, refused}; }
 
-// Returns whether the request that begins to wait is refused. If its attempt here has just failed on this thread, the
-// decision is that of the attempt. Otherwise an outer adaptor let it wait without an attempt here, and a new decision
-// is made.
+// Returns whether the request that begins to wait is refused. If an attempt of the request at this adaptor has just
+// failed on this thread, the decision of the attempt holds. Otherwise an outer adaptor let the request wait without an
+// attempt at this one, and a new decision is made.
 bool refusals::refuse_waiting() noexcept {
   auto const last = std::exchange(last_failed, {});
   return last.at == this ? last.refused : refuse_next();

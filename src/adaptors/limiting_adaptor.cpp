@@ -1,4 +1,6 @@
-// limiting_adaptor: passes requests to the upstream, or parks them until they fit under the limit.
+// limiting_adaptor: passes requests to the upstream, or parks them until they fit under the limit. A parked request
+// waits in a queue. A *turn* is its right to try again; its bytes are *set aside* meanwhile, so that no other request
+// takes them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -98,7 +100,7 @@ void limiter::end_use(std::size_t bytes) noexcept {
   wake_next(woken);
 }
 
-// Returns why a request of this size must fail, even if other blocks are freed; none if it may wait.
+// Returns why a request of this size must fail, even if other blocks are freed; none if it can still be granted.
 std::optional<outcome> limiter::refusal(std::size_t bytes) const noexcept {
   if (closed_) return outcome::closed;
   if (bytes > limit_) return outcome::too_large;
@@ -111,9 +113,9 @@ bool limiter::fits(std::size_t bytes, std::size_t its_own) const noexcept {
   return bytes <= limit_ - std::min(limit_, in_use_ + queue_.set_aside() - its_own);
 }
 
-// Gives turns to the next requests in the queue. A request that must fail gets a turn to end. A request that fits gets
-// one if a block was freed since its last attempt, or if nothing is in use or set aside: then no free can come, and it
-// ends.
+// Gives turns to the next requests in the queue. A request that must fail gets a turn in which it ends. A request that
+// fits gets a turn if a block was freed since its last attempt. It also gets one if nothing is in use or set aside:
+// then no free can come, so the request tries a last time, and ends.
 void limiter::wake_next(woken_waiters& woken) noexcept {
   auto const may = [this](waiter const& item) {
     mutex_.assert_held();
@@ -131,8 +133,8 @@ void limiter::give_turn(waiter& item, woken_waiters& woken) noexcept {
   woken.add(item);
 }
 
-// Parks a new request, or goes on with one that was woken. A new request gets its turn at once if no other request
-// waits and it fits. A woken request must fit once more, since the limit may have been lowered meanwhile.
+// Parks a new request, or goes on with a parked request that was woken. A new request gets its turn immediately if no
+// other request waits and it fits. A woken request must fit once more, since the limit may have been lowered meanwhile.
 limiter::turn limiter::begin(waiter& item, bool upstream_waits, later& calls) noexcept {
   if (item.has_passed(*this)) return {waiting::passed};
   if (auto const why = refusal(item.bytes())) return end(item, refused(item, *why), calls);
@@ -155,8 +157,8 @@ limiter::turn limiter::begin(waiter& item, bool upstream_waits, later& calls) no
 }
 
 // Decides how a request goes on after the upstream was tried. If the upstream was exhausted and a block was freed since
-// the turn began, the request tries again at once: a free wakes no request that has its turn. If no block is left that
-// could be freed, the request ends. Otherwise it waits again.
+// the turn began, the request tries again immediately, since a free wakes no request that has its turn. If no block is
+// left that could be freed, the request ends. Otherwise it waits again.
 limiter::turn limiter::go_on(waiter& item, turn const& mine, expected<void*, failure> const& result,
                              later& calls) noexcept {
   if (result || result.error().reason != outcome::exhausted) return end(item, result, calls);
@@ -177,7 +179,7 @@ limiter::turn limiter::wait_again(waiter& item, later& calls) noexcept {
   return {waiting::parked};
 }
 
-// Answers the request and removes it from the queue. Later requests that waited for its end may get turns.
+// Answers the request and removes it from the queue. Requests behind it in the queue can then get turns.
 limiter::turn limiter::end(waiter& item, expected<void*, failure> const& result, later& calls) noexcept {
   queue_.remove(item);
   if (result && *result) in_use_ += item.bytes(); // *result is null if the request asked only for a turn

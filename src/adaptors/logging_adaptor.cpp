@@ -1,4 +1,4 @@
-// logging_adaptor: formats rows, buffers them and writes them to the sinks.
+// logging_adaptor: formats a row for each event, buffers the rows and writes them to the outputs ("sinks").
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>
@@ -117,7 +117,8 @@ void allocation_log::write_binary(trace_record const& record) noexcept {
   ring->push(row);
 }
 
-// Returns the ring of the calling thread, made at the first call; null if the thread has none.
+// Returns the ring (a buffer of rows) of the calling thread, which is made at the first call. Returns null if too many
+// threads run, or if the host has no memory.
 log_ring* allocation_log::ring_of_thread() noexcept {
   auto const index = sync::thread_index();
   if (index >= max_rings) return nullptr;
@@ -129,7 +130,7 @@ log_ring* allocation_log::ring_of_thread() noexcept {
   return ring;
 }
 
-// Allocates nothing: the constructor reserved the capacity of the buffer.
+// Appends the row to the buffer. That allocates nothing, since the constructor reserved the capacity of the buffer.
 void allocation_log::append(std::string_view row) noexcept {
   gathered_.append(row);
   if (options_.auto_flush) {

@@ -1,4 +1,6 @@
-// statistics_adaptor: threads count in slots of their own, and publish the counts under a lock.
+// statistics_adaptor: threads count in slots of their own (all but 64 threads share one). To publish a slot is to add
+// its new counts to the sums of all threads, under a lock. A level is one set of counters; push() starts a nested
+// level.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

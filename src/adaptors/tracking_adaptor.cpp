@@ -118,8 +118,9 @@ void tracked_blocks::insert(live_map::node_type node, void const* pointer) noexc
   live_.insert(std::move(node));
 }
 
-// Makes room for `more` nodes, besides all prepared ones, so that no insertion makes the table grow. Reserves twice the
-// count, since the standard library's reserve() may also shrink the table, and then moves all nodes.
+// Makes room in the table of live blocks for `more` nodes (records of blocks), so that no insertion makes the table
+// grow. Room for the prepared nodes, those of requests that still wait, is added. Reserves twice the count, since the
+// standard library's reserve() may also shrink the table, and then moves all nodes.
 void tracked_blocks::reserve(std::size_t more) {
   auto const count = live_.size() + prepared_ + more;
   if (count > live_.bucket_count()) live_.reserve(2 * count);
@@ -152,8 +153,8 @@ void tracked_blocks::reserve(std::size_t more) {
   return true;
 } catch (std::bad_alloc const&) { return false; }
 
-// Parts are granted in the order of the request, so the first prepared node belongs to `part`. The last part ends the
-// request.
+// Records the block that a waiting request has got for its `part`. Parts are granted in the order of the request, so
+// the first prepared node of the request belongs to `part`. The last part ends the request.
 void tracked_blocks::add_prepared(waiter const& item, request_part const& part) noexcept {
   sync::lock const held{mutex_};
   auto const found = waiting_.find(&item);

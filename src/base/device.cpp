@@ -80,8 +80,8 @@ bool device::was_reset() const noexcept {
   return answer == CUDA_ERROR_CONTEXT_IS_DESTROYED || (answer == CUDA_SUCCESS && now != state_->context_id);
 }
 
-// After a reset, the handles of the old context are invalid or name other objects. So all errors but not-ready and
-// out-of-memory may come from one.
+// After a reset, the handles of the old context are invalid or name other objects. So a reset can cause all errors
+// except not-ready and out-of-memory.
 CUresult device::interpret(CUresult answer) const noexcept {
   if (answer == CUDA_SUCCESS || answer == CUDA_ERROR_NOT_READY || answer == CUDA_ERROR_OUT_OF_MEMORY) return answer;
   if (is_sticky(answer)) {
@@ -120,7 +120,8 @@ int device::count() {
   return count;
 }
 
-// After a reset of a device, its old context is still the current one, and the driver's answer is an error.
+// Throws if the context belongs to a device that was reset or is lost. After a reset, the old context is still the
+// thread's current one, and the driver's `answer` is an error.
 void device::throw_if_context_lost(CUcontext context, CUresult answer) {
   for (auto& state : devices.states) {
     if (!state.known.load(std::memory_order_acquire) || state.primary != context) continue;

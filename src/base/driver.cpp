@@ -27,12 +27,14 @@ namespace {
 
 inline constexpr std::size_t function_count = std::size(driver_function_names);
 
-// Newer drivers give these names to functions with one more argument; the headers have other names for those functions.
+// Returns whether newer drivers give this name to a function with one more argument. The headers have another name for
+// that function.
 bool newer_form(std::string_view name) noexcept {
   return name == "cuStreamGetCtx" || name == "cuCtxGetDevice" || name == "cuCtxSynchronize";
 }
 
-// The counters of one thread index. They stay when the thread ends: the next thread with this index adds to them.
+// The counters of one thread index (the number of a running thread). They stay when the thread ends: the next thread
+// with this index adds to them.
 struct alignas(64) call_counters {
   std::array<std::atomic<std::uint64_t>, function_count> calls{};
   call_counters* next = nullptr;
@@ -111,7 +113,8 @@ private:
   std::runtime_error text_; // its copies do not throw, as an exception's must not
 };
 
-// Returns the text of an error. After a sticky error, the text says that the process has to be restarted.
+// Returns the text of an error. After a sticky error (one after which the device is lost), the text says that the
+// process has to be restarted.
 std::string text_of(CUresult result, char const* what) {
   auto const text = std::string{what};
   if (forked()) {

@@ -1,4 +1,5 @@
-// Events of the user. An order is published only after the driver has accepted it.
+// Events of the user. A wait of one stream for an event of another is noted as an order of the two streams, but only
+// after the driver has accepted the wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -53,8 +54,8 @@ void event::record(stream_ref stream) {
   device_.throw_if_lost();
   auto const key = identify(stream, device_);
   auto& timeline = key.timeline();
-  // Two kinds of events tell pools of no order: an event on the null or legacy stream, since it also covers work of
-  // other streams, and a captured event, since it never runs.
+  // Pools cannot derive an order of streams from two kinds of events: an event on the null or legacy stream, since it
+  // also covers work of other streams, and a captured event, since it never runs.
   bool const captured = detail::is_capturing(key.handle());
   bool const tells =
       !captured && timeline.kind() != detail::stream_kind::null && timeline.kind() != detail::stream_kind::legacy;

@@ -1,4 +1,5 @@
-// Records and queries the events of one stream.
+// Records and queries the events of one stream. An epoch is the number of a section of the stream's work; an event ends
+// ("closes") the epoch and covers its frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -36,9 +37,9 @@ epoch event_ring::record(CUstream caller_handle, bool precise, request_flag& req
   auto* const event = acquire();
   if (!event) return 0;
   if (size_ == max_events) retire_completed(in_last);
-  // There is no room for another while max_events are open. The request is dropped, and a stream that still needs an
-  // event requests it again. Otherwise each free of the stream would come here until its work ends, and none would stay
-  // in the thread cache.
+  // There is no room for another event while max_events events are not known to be complete. The request for an event
+  // is dropped, and a stream that still needs one requests it again. With the request kept, each free of the stream
+  // would call this function, and no freed block would stay in the thread cache, until the work ends.
   bool const full = size_ == max_events;
   auto const on = stream_.recorded_on(caller_handle);
   if (full) request.drop();
@@ -48,7 +49,8 @@ epoch event_ring::record(CUstream caller_handle, bool precise, request_flag& req
   }
   request.drop(); // a request from here on means a later epoch
   auto const closed = epochs_.close(precise);
-  // Another thread may have begun a capture meanwhile, which a query of its event would end.
+  // Another thread may have begun a capture on the stream meanwhile. The event then belongs to the capture, and a query
+  // of the event would end the capture.
   auto const result = interpret(stream_.device(), driver().event_record(event->handle, on));
   if (result != CUDA_SUCCESS || stream_.captures(on)) {
     epochs_.not_covered(closed);
@@ -78,7 +80,8 @@ bool event_ring::complete(recorded_event const& one) noexcept {
   return driver().event_query(one.event->handle) == CUDA_SUCCESS;
 }
 
-// A stream completes its events in order: if the oldest is complete, asks the newest, which speaks for all between.
+// A stream completes its events in order: if the oldest one is complete, queries the newest one. If that one is
+// complete too, all between are.
 void event_ring::retire_completed(epoch in_last) noexcept {
   std::size_t done = 0;
   epoch seen = 0;

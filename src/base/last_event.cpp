@@ -1,4 +1,5 @@
-// Records and queries the last event of a stream that may die.
+// Records and queries the last event of a stream that may be destroyed at any time. The last event is one event that
+// frees of the stream record again and again.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -22,8 +23,8 @@ epoch last_event::record(CUstream caller_handle, epoch in_ring) noexcept {
   auto const result = interpret(stream_.device(), driver().event_record(event_->handle, on));
   if (result != CUDA_SUCCESS || stream_.captures(on)) {
     epochs_.not_covered(closed);
-    // Another thread has begun a capture meanwhile, which took the event. After an error the event still covers what it
-    // covered before.
+    // If the record succeeded, another thread has begun a capture meanwhile, and the event belongs to that capture now.
+    // If the record failed, the event still covers the frees that it covered before.
     if (result == CUDA_SUCCESS) lose(in_ring);
     return 0;
   }

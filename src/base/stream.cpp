@@ -1,4 +1,5 @@
-// gpumem's own streams, and the identification of all streams.
+// The streams that gpumem makes, and the identification of all streams. An adopted stream is one whose owner promises
+// that it lives.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -62,8 +63,9 @@ bool captures_default(stream_timeline const& timeline, CUstream handle) noexcept
   } catch (...) { return true; }
 }
 
-// Returns whether a stream that gpumem made or adopted captures. While a capture scope is open, asks the driver;
-// otherwise gpumem's own record is enough. Returns true on an error too.
+// Returns whether a stream that gpumem made or adopted captures. A capture scope is the time in which a pool serves a
+// capture from graph memory. While one is open, asks the driver; otherwise gpumem's own record is enough. Returns true
+// on an error too.
 bool captures_owned(stream_timeline const& timeline, CUstream handle) noexcept {
   if (!detail::owned_handles_hidden.load(std::memory_order_relaxed)) return timeline.capturing();
   try {
@@ -161,7 +163,8 @@ stream_key extend::identify(stream_ref stream) {
   return identify(stream, device::current());
 }
 
-// Handle 0 means the legacy or the per-thread stream, depending on how the caller was compiled. So this waits for both.
+// Handle 0 means the legacy or the per-thread stream, depending on how the caller was compiled. So the function waits
+// for both streams.
 CUresult stream_key::wait_on_host() const noexcept {
   if (is_host()) return CUDA_SUCCESS;
   if (!has_handle_ && timeline_->is_mortal()) return CUDA_ERROR_NOT_READY;

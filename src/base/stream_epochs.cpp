@@ -1,4 +1,5 @@
-// Counts of a stream's frees, and the epochs that its events close.
+// Counts a stream's frees and numbers its epochs. An epoch is the number of a section of the stream's work; an event
+// closes the epoch and covers its frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -30,8 +31,9 @@ void stream_epochs::reset_unrecorded() noexcept {
 // A free reads its epoch before it counts itself. So the event covers each free whose count is taken here, since the
 // epoch is closed afterwards; a free that counts itself later stays counted.
 //
-// A precise epoch is the number after the current epoch. Both are closed at once, so no thread can have read it: a free
-// of another thread may come before work that the event covers too.
+// A precise epoch is the number after the current epoch. The current and the precise epoch are closed in one step, so
+// no other thread can have read the precise number. Otherwise a free of another thread could get that number, and the
+// event would also cover work that follows that free.
 closed_epoch stream_epochs::close(bool precise) noexcept {
   auto const frees = uncovered_frees_.exchange(0, std::memory_order_relaxed);
   return {precise ? now_.fetch_add(2, std::memory_order_acq_rel) + 1 : advance(), frees};

@@ -1,4 +1,5 @@
-// Vector clocks, and the order of one stream after others.
+// Notes after which epochs (numbered sections of work) of other streams one stream is ordered. A vector clock holds
+// these epochs.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Records and polls events of streams, and makes streams wait for events of others.
+// Records and polls events of streams, and makes streams wait for events of other streams. A timeline is gpumem's
+// record of one stream. An epoch is the number of a section of its work, which an event ends.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -32,7 +33,7 @@ stream_timeline::stream_timeline(stream_kind kind, std::uint32_t index, std::uin
 
 void stream_timeline::adopt(bool promised) noexcept {
   if (kind() == stream_kind::own) return;
-  sync::lock const held{events_mutex_}; // when the promise ends, no other thread is using the handle in record()
+  sync::lock const held{events_mutex_}; // so no thread uses the handle in record() while the promise ends
   change_promises(promised);
 }
 
@@ -78,7 +79,8 @@ std::optional<sync::time_point> stream_timeline::poll() noexcept {
   return since;
 }
 
-// A wait on handle 0 would be a wait on the legacy stream: a barrier between all blocking streams.
+// Returns false if the waiting stream is known only by handle 0 (kind null): the driver would make the legacy stream
+// wait, which is a barrier between all blocking streams.
 bool stream_timeline::insert_wait(stream_timeline& waiting, CUstream caller_handle, epoch e) noexcept {
   if (waiting.kind() == stream_kind::null) return false;
   {

@@ -1,4 +1,5 @@
-// Timelines of mortal streams: the last event, the end of a stream, and the reuse for the next one.
+// Timelines (gpumem's records of streams) of mortal streams, which can be destroyed at any time. Records the last event
+// of a stream, and reuses the timeline of a destroyed stream for a new one.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -20,8 +21,9 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-// Asks the driver whether the legacy stream is idle, and publishes that. Asks nothing while a blocking stream captures,
-// since that would end the capture. A capture that another thread begins at the same moment is not seen.
+// Asks the driver whether the legacy stream is idle. If so, publishes that all its work so far is complete. Asks
+// nothing while a blocking stream captures, since that would end the capture. A capture that another thread begins at
+// the same moment is not seen.
 void query_legacy(stream_timeline& legacy) noexcept {
   if (!legacy.is_usable()) return;
   relaxed_capture const relaxed;
@@ -79,8 +81,9 @@ bool stream_timeline::is_reusable() noexcept {
   return !has_event() && epochs_.uncovered_frees() == 0;
 }
 
-// Old tags and orders of the earlier stream name epochs that are complete, so they stay true. The identity comes last:
-// a call that sees the new id sees all other members as well.
+// Gives the timeline to a new stream. Memory can still be tagged with epochs (numbered sections of work) of the earlier
+// stream, and other streams can be noted as ordered after them. Both stay true, since these epochs are complete. The
+// identity comes last: a call that sees the new id sees all other members as well.
 void stream_timeline::rebind(stream_kind kind, std::uint64_t id, CUstream handle) noexcept {
   order_.clear();
   epochs_.restart();

@@ -77,7 +77,8 @@ struct number_holder {
   }
 };
 
-// Returns whether the kernel can stop the owners of biased mutexes. Asks the kernel once.
+// Returns whether the kernel can interrupt the owner threads of biased mutexes (membarrier). A biased mutex is cheap
+// for its owner thread, as long as no other thread requests it. Asks the kernel once.
 bool owners_can_be_stopped() noexcept {
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
@@ -91,13 +92,13 @@ bool owners_can_be_stopped() noexcept {
 } // namespace
 
 void spin_mutex::lock_taken() noexcept {
-  // Waits by reading only: so the cache line stays shared while another thread holds the lock.
+  // Waits by reading only, so that the cache line stays shared while another thread holds the lock.
   do wait_while(taken_);
   while (!try_lock());
 }
 
-// A waiting thread locks `mutex_` before it unlocks the outer mutexes. Since this locks `mutex_` too, it cannot come
-// between, and no notification is lost.
+// A waiting thread locks `mutex_` before it unlocks the outer mutexes. Since notify_all() locks `mutex_` too, it cannot
+// run between that unlock and the wait, and no notification is lost.
 void spin_condition::notify_all() noexcept {
   std::scoped_lock const inner{mutex_};
   native_.notify_all();
@@ -105,7 +106,8 @@ void spin_condition::notify_all() noexcept {
 
 void biased_mutex::enable_bias() noexcept { biased_ = owners_can_be_stopped(); }
 
-// After this, each owner either sees the request, or is seen to hold the lock.
+// After the call, each owner thread sees the request of the calling thread, or the calling thread sees that the owner
+// holds the lock.
 void biased_mutex::fence_owner_threads() noexcept {
   if (!owners_can_be_stopped()) return;
   while (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0)

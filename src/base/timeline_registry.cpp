@@ -1,4 +1,4 @@
-// Finds the timelines of streams, and of the default streams of threads.
+// Finds the timelines (gpumem's records) of streams, by handle and id, and of the default streams of threads.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -81,7 +81,8 @@ stream_timeline& timeline_registry::of_handle(CUstream handle) {
   sync::lock const held{mutex_};
   auto* const before = find(handle);
   if (before && before->id() == id) return *before; // another thread was faster
-  // Usually all work of the previous stream is complete: then only the timeline's id changes.
+  // If `before` is not null, the handle belonged to a stream that was destroyed. Usually all work of that stream is
+  // complete: then the new stream takes over its timeline.
   if (before && before->context() == context && before->kind() == stream_kind::foreign && before->is_reusable()) {
     before->rebind(stream_kind::foreign, id, handle);
     return *before;
@@ -92,7 +93,8 @@ stream_timeline& timeline_registry::of_handle(CUstream handle) {
   return timeline;
 }
 
-// Its work belongs to the graph, so only the order of calls depends on which stream it is.
+// Returns the timeline that has the handle, even if it is that of an earlier stream; the driver is not asked for the
+// id. The work of a capturing stream belongs to the graph, so only the order of calls depends on which stream it is.
 stream_timeline& timeline_registry::of_capturing(CUstream handle, device where) {
   sync::lock const held{mutex_};
   if (auto* const found = find(handle)) return *found;
@@ -113,7 +115,8 @@ stream_timeline& timeline_registry::of_default(stream_kind kind, device where, C
   for (auto* each = own_defaults.first(); each; each = each->links_.next) {
     if (each->kind() == kind && each->device() == where.ordinal() && (each->id() == id || capturing)) return *each;
   }
-  // This happens again after end_thread() if the destructor of a thread_local object uses a default stream.
+  // end_thread() is registered again if it has already run, and the destructor of a thread_local object then uses a
+  // default stream.
   if (own_defaults.empty()) sync::at_thread_exit(end_thread);
   sync::lock const held{mutex_};
   auto& timeline = store_.take(kind, id, where.ordinal(), where.context(), handle);
@@ -134,7 +137,8 @@ bool timeline_registry::is_own_default(stream_timeline const& timeline) noexcept
   return false;
 }
 
-// An event that is recorded at the end of a thread still completes after the thread is gone (as seen on an H200).
+// Records the last event of each default stream of the ending thread, and retires the stream's timeline. Such an event
+// still completes after the thread is gone (as seen on an H200).
 void timeline_registry::end_thread() noexcept {
   auto list = std::exchange(own_defaults, {});
   if (forked() || !driver_alive()) return;
@@ -210,7 +214,7 @@ void timeline_registry::change_capture_scopes(int by) noexcept {
   bool const hidden = capture_scopes_ > 0;
   if (owned_handles_hidden.exchange(hidden, std::memory_order_relaxed) == hidden) return;
   for (auto const& each : store_.timelines()) {
-    // A handle may have belonged to another stream before.
+    // A handle may have belonged to an earlier stream. So only the timeline that the handle finds now is published.
     if (each->owns_handle() && find(each->handle()) == each.get()) publish_owned(*each);
   }
 }

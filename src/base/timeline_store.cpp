@@ -1,4 +1,4 @@
-// Makes timelines, and reuses those of dead streams.
+// Makes timelines (gpumem's records of streams), and reuses those of dead (destroyed) streams.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -19,7 +19,9 @@ namespace {
 
 inline constexpr std::size_t wanted_spare_timelines = 2;
 inline constexpr int max_tries = 2; // dead timelines that are tried for a new stream; each try is a poll
-// From either of these limits on, lost_events_seen is set: too many streams die with frees that no event covers.
+// From either of these limits on, lost_events_seen is set, so that each free on a stream that can be destroyed at any
+// time records an event. The limits count dead streams with frees that no event covers ("stranded"), and the bytes of
+// these frees.
 inline constexpr std::size_t max_stranded = 64, max_stranded_bytes = std::size_t{32} << 20;
 
 } // namespace
@@ -64,8 +66,9 @@ void timeline_store::retire(stream_timeline& dead) noexcept {
   }
 }
 
-// Tries the newest first: a program that makes a stream for each request next asks for the memory that the newest dead
-// stream freed. A timeline that is not reusable yet moves to the end, so that one with long work does not block others.
+// Returns a reusable dead timeline of the context; null if a few tries find none. Tries the newest first: a program
+// that makes a stream for each request next asks for the memory that the newest dead stream freed. A timeline that is
+// not reusable yet moves to the end, so that one with long work does not block others.
 stream_timeline* timeline_store::take_dead(CUcontext context) noexcept {
   for (int tries = 0; tries < max_tries && !dead_.empty(); ++tries) {
     auto& newest = *dead_.first();

@@ -31,8 +31,8 @@ static_assert(GPUMEM_DEVICE_LOST == static_cast<int>(outcome::device_lost));
 static_assert(GPUMEM_INVALID_ARGUMENT == static_cast<int>(outcome::invalid_argument));
 static_assert(GPUMEM_DRIVER_ERROR == static_cast<int>(outcome::driver_error));
 
-// An array, because a std::string could run out of memory itself. It would also be destroyed before other thread-local
-// objects, whose destructors may still call this library.
+// An array, because a std::string could run out of memory itself. The string would also be destroyed before other
+// thread-local objects, whose destructors may still call this library.
 thread_local std::array<char, 1024> sentence{};
 thread_local gpumem_failure figures{};
 

@@ -12,9 +12,9 @@
 
 namespace gpumem::c {
 
-/// The pools that have a reference. A pool over another one is newer than the other. Its first block may begin at the
-/// address of a chunk, and that chunk is a block of the other pool. So the newest pools are searched first. Any thread,
-/// but not in a child process after fork().
+/// Lists the pools to which a caller still has a reference. A pool can get its chunks as blocks of another pool; it is
+/// then newer than that pool. The first block in such a chunk can have the same address as the chunk. So the newest
+/// pools are searched first: they own the inner block. Any thread, but not in a child process after fork().
 class made_pools {
 public:
   /// Returns the one instance of the process; never destroyed, since programs free blocks until the process ends.

@@ -31,8 +31,8 @@ public:
   std::optional<std::size_t> take(void const* block) noexcept { return visit(block, true); }
 
 private:
-  // The free of a block is ordered after its allocation. So a count of 0 that is read here is not out of date for this
-  // block.
+  // The free of a block is ordered after its allocation. So if `blocks_`, the count of records, reads 0 here, this
+  // block has no record.
   std::optional<std::size_t> visit(void const* block, bool forget) noexcept {
     if (blocks_.load(std::memory_order_acquire) == 0) [[likely]]
       return std::nullopt;

@@ -1,4 +1,4 @@
-// PyTorch's memory on one device.
+// PyTorch's memory on one device. Graph memory is memory that captured graphs use at each launch.
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_device.hpp"
 
@@ -67,7 +67,7 @@ torch_device::torch_device(int ordinal, gpumem_pool& pool, std::optional<std::si
     : ordinal_{ordinal}, pool_{pool}, limit_of_options_{limit ? *limit : pool_statistics().limit},
       limit_{pool, pool_statistics().limit}, mem_pools_{ordinal, pool, limit_} {}
 
-// Returns the statistics of the pool; zeros if it is a stack that keeps none.
+// Returns the statistics of the pool. Returns zeros if the pool is a stack of resources that keeps no statistics.
 gpumem::statistics torch_device::pool_statistics() {
   try {
     return pool_.statistics();
@@ -197,7 +197,7 @@ std::optional<std::size_t> torch_device::try_free(void* pointer, std::vector<rec
 }
 
 // Frees a block on its stream. If the stream captures and the block is graph memory, gpumem asks the driver how far the
-// captured work of the stream is; the stream still lives, so it may.
+// captured work of the stream is. gpumem may use the handle for that, since the stream still lives.
 void torch_device::free_on(void* stream, void* pointer, torch_mem_pools::memory const& owner) {
   stream_ref const on{static_cast<CUstream>(stream)};
   if (!owner.graph || !captures(on.get())) {

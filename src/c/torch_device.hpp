@@ -1,4 +1,5 @@
-// PyTorch's memory on one device: its pool, the keys of its streams, its counters.
+// PyTorch's memory on one device: allocates and frees blocks, and counts them. Graph memory is memory that captured
+// graphs use at each launch.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -29,9 +30,9 @@ public:
   gpumem_pool& pool() const noexcept { return pool_; }
   torch_counters& counters() noexcept { return counters_; }
   torch_mem_pools& mem_pools() noexcept { return mem_pools_; }
-  /// Limits the reserved memory to a fraction of the device's memory, and at most to the limit of the options. Memory
-  /// that PyTorch's pools get from functions of the caller counts. Throws std::invalid_argument if the outermost
-  /// resource is not a pool.
+  /// Limits the reserved memory to a fraction of the device's memory, and at most to the limit of the options. The
+  /// limit includes memory that PyTorch's pools get from functions of the caller. Throws std::invalid_argument if the
+  /// outermost resource is not a pool.
   void set_fraction(double fraction);
   /// Returns a fraction of the device's memory as a limit in bytes; 0 (no limit) for the whole memory.
   static std::size_t limit_of(double fraction, int ordinal);

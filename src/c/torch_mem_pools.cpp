@@ -1,4 +1,5 @@
-// The memory pools that PyTorch makes on one device: their uses, their memory, and which one serves a stream.
+// The memory pools that PyTorch makes on one device. Counts their uses, makes their memory, and finds the pool that
+// serves a stream. Graph memory is memory that captured graphs use at each launch.
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_mem_pools.hpp"
 
@@ -112,7 +113,7 @@ std::shared_ptr<gpumem_pool> torch_mem_pools::serving(void* stream) {
 }
 
 // Returns the memory of the pool that serves the stream. Once the pool has graph memory, the graph memory serves all
-// requests: so captures can use memory that was freed outside a capture.
+// requests, so that captures can use memory that was freed outside a capture.
 std::shared_ptr<gpumem_pool> torch_mem_pools::memory_for(mem_pool& of, void* stream) {
   if (!of.graph && captures(stream)) {
     auto upstream = of.segments ? make_ordered(of)->resource() : parent_.resource();
@@ -123,8 +124,8 @@ std::shared_ptr<gpumem_pool> torch_mem_pools::memory_for(mem_pool& of, void* str
   return of.ordered;
 }
 
-// Makes the memory for streams that do not capture. It keeps its memory as long as the pool has uses. A graph may still
-// use memory that was allocated outside the capture and freed since, such as that of its inputs.
+// Makes the memory for streams that do not capture. That memory stays with the pool as long as the pool has uses, since
+// a graph may still use freed blocks: for example its inputs, which were allocated outside the capture and freed since.
 std::unique_ptr<gpumem_pool> torch_mem_pools::make_ordered(mem_pool const& of) const {
   constexpr std::size_t chunk = std::size_t{2} << 20;
   if (of.segments) {
@@ -191,8 +192,8 @@ std::vector<torch_mem_pools::mem_pool> torch_mem_pools::take_ended(id only) {
   return ended;
 }
 
-// Waits for the device first, since launched graphs may still use their memory. That wait would break a capture, so
-// captures_ keeps a pool from beginning to serve one meanwhile.
+// Waits for the device first, since launched graphs may still use their memory. That wait would break a capture, so the
+// lock captures_ is held: no pool can begin to serve a capture meanwhile.
 bool torch_mem_pools::reclaim(id only) noexcept {
   std::vector<mem_pool> ended; // destroyed without the locks
   auto const done = outcome_of([&] {

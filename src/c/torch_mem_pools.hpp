@@ -22,8 +22,9 @@
 namespace gpumem::c {
 
 /// The memory pools that PyTorch makes on one device. A pool gets its memory in whole chunks from the device's pool, or
-/// from functions of the caller. Memory that a capturing stream gets belongs to the graph until the pool has no uses
-/// and no blocks. Functions throw exceptions; outcome_of() turns them into outcomes. Any thread.
+/// from functions of the caller. Memory that a capturing stream gets is graph memory: it belongs to the graph, which
+/// uses it at each launch, until the pool has no uses and no blocks. Functions throw exceptions; outcome_of() turns
+/// them into outcomes. Any thread.
 class torch_mem_pools {
 public:
   using id = gpumem_torch_pool_id;

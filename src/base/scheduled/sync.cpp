@@ -1,5 +1,6 @@
-// The scheduler of the form for tests. One participant (a thread) holds the baton and runs; the others sleep on a
-// futex. The holder of the baton picks the next participant by the seed, or by a chooser.
+// The scheduler of the form of `sync` for tests, in which only one thread runs at a time. One participant (a thread)
+// holds the baton, the right to run; all others sleep on a futex. The holder of the baton picks the next participant by
+// random numbers from a seed, or by a function of the test (the chooser).
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <linux/futex.h>
@@ -48,14 +49,15 @@ struct participant {
   }
 };
 
-// Only the holder of the baton uses this state. The list of participants is also used by a thread that joins it.
+// Only the holder of the baton uses this state. A thread that adds itself to the list of participants also uses that
+// list.
 struct baton {
   native_mutex joining;
   std::vector<participant*> participants;
   std::vector<unsigned> free_numbers;
   std::vector<participant*> candidates;
   std::minstd_rand random;
-  schedule::chooser choose; // in place of the seed
+  schedule::chooser choose; // if set, picks the next participant instead of `random`
   std::uint64_t seed = 0;
   unsigned switch_one_in = 1;
   time_point now{};
@@ -96,8 +98,8 @@ participant& own() {
 
 bool can_run(participant const& p, time_point now) { return !p.ready || p.deadline <= now || (*p.ready)(); }
 
-// Fills `candidates`. If no thread can run, advances the clock to the next deadline. Returns false if still none can
-// run.
+// Fills `candidates` with the participants that can run. If no thread can run, advances the clock to the next deadline.
+// Returns false if still none can run.
 bool find_candidates() {
   auto& b = the_baton();
   for (bool advanced = false;; advanced = true) {
