@@ -11,7 +11,7 @@
 
 namespace simulated {
 
-/// Sizes, addresses and offsets must be multiples of this number of bytes.
+/// Sizes of physical allocations, and sizes and addresses of their mappings, must be multiples of this number of bytes.
 inline constexpr std::size_t page_granularity = std::size_t{2} << 20;
 
 /// One physical allocation. It lives while its handle has references or it is mapped.

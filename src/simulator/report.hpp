@@ -9,7 +9,7 @@
 
 namespace simulated {
 
-/// In the same order as gpumem::simulator::finding_kind.
+/// Kinds of findings, in the same order as gpumem::simulator::finding_kind.
 enum class finding_kind {
   unordered_access,
   unordered_reuse,

@@ -28,9 +28,10 @@ import :virtual_pages_options;
 namespace gpumem::detail {
 namespace {
 
-// Reserved addresses as a multiple of the device's memory, since moved pages leave holes. Addresses cost no memory. A
-// reservation takes 5 us on an H200, whether for 1 or for 64 times the device's memory. With 2 times, and two thirds of
-// the memory live, a recorded trace found no hole for its largest blocks after 30 passes.
+// At most this many times the device's memory is reserved in addresses, since moved pages leave unmapped ranges
+// (holes). Addresses cost no memory. A reservation takes 5 us on an H200, whether for 1 or for 64 times the device's
+// memory. With 2 times, and two thirds of the memory live, a recorded trace of allocations found no hole for its
+// largest blocks after 30 passes.
 inline constexpr std::size_t max_times = 8;
 
 bool has(device where, CUdevice_attribute what) {
@@ -112,7 +113,8 @@ page_mapper::page_mapper(device where, virtual_pages_options options)
   check(status, "cuMemAddressReserve");
 }
 
-// No driver call may be made while the process exits, and on a lost device every call fails.
+// Returns whether driver calls are useless: while the process exits they are forbidden, and on a lost device every call
+// fails.
 bool page_mapper::is_gone() const noexcept { return !driver_alive() || device_.lost(); }
 
 std::size_t page_mapper::round_up(std::size_t bytes) const noexcept {
@@ -202,7 +204,7 @@ void page_mapper::retry(unreleased_map& refused) noexcept {
   if (!refused.empty()) unmap_each(refused);
 }
 
-// Returns false if the driver refuses.
+// Unmaps one page, and releases its memory if it is mapped nowhere else. Returns false if the driver refuses.
 bool page_mapper::unmap_page(std::size_t offset, mapped_page& at) noexcept {
   auto& of = *at.of;
   auto const done = [this](CUresult result) { return device_.interpret(result) == CUDA_SUCCESS; };

@@ -101,7 +101,7 @@ CUresult system_source::advise(void* base, std::size_t bytes) noexcept {
   });
 }
 
-// Otherwise the advice would still apply to the next block at these addresses.
+// Takes the advice for the block back. Otherwise it would still apply to the next block at these addresses.
 void system_source::take_advice_back(void* base, std::size_t bytes) noexcept {
   if (device_.lost()) return;
   device_.interpret(call_on(device_, [&] {

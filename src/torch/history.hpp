@@ -26,8 +26,9 @@ struct block_description {
 };
 
 /// Records the last actions (allocations, frees, and others) and, for live blocks, the context of the allocation.
-/// PyTorch's recorder gathers contexts, for instance a stack of Python. Records are never destroyed at exit, since
-/// contexts belong to Python. Any thread; the recorder and the trackers are called without a lock of gpumem.
+/// PyTorch's recorder gathers contexts, for instance a stack of Python. A tracker is a function of PyTorch that gets
+/// each action. Records are never destroyed at exit, since contexts belong to Python. Any thread; the recorder and the
+/// trackers are called without a lock of gpumem.
 class history {
 public:
   using context = std::shared_ptr<c10::GatheredContext>;
@@ -54,7 +55,7 @@ public:
 
   /// Returns the context in which a live block was allocated; null if none was recorded.
   context context_of(void const* pointer);
-  /// Returns the entries of each device, the oldest first, with times since the epoch in microseconds.
+  /// Returns the entries of each device, the oldest first, with times in microseconds since 1970.
   std::vector<std::vector<torch_cuda::TraceEntry>> traces(int devices);
   std::vector<annotation_entry> annotations();
 
