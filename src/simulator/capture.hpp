@@ -65,7 +65,7 @@ struct capture {
   /// Adds an operation to the graph instead of enqueuing it.
   void add(const stream_ptr& on, operation&& node, graph_nodes& all);
 
-  /// Adds these nodes to those on which the stream's next node depends.
+  /// Adds `nodes` to the nodes on which the stream's next node depends.
   void depend(const stream_ptr& on, const std::vector<CUgraphNode>& nodes);
 
   /// Returns the first clash between `node`, which the stream is about to add, and an earlier node. When the graph

@@ -1,5 +1,5 @@
-// The start of every entry point of the driver: calls the hook of tests that schedule their threads, locks, counts the
-// call, checks the rules, and runs some device work.
+// The start of every entry point of the driver. Runs the function by which a test schedules its threads, takes the lock
+// and counts the call. Then checks the rules and runs some device work.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

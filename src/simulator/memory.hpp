@@ -32,7 +32,7 @@ public:
   /// Reserves the address spaces; `capacity` is the memory of one device, in bytes.
   void configure(int devices, std::size_t capacity);
 
-  /// Frees all allocations and drops all pages.
+  /// Frees all allocations and gives their pages back to the system.
   void clear();
 
   /// Allocates memory. `number` is the block's number in findings. Returns null if the device is full or, for memory on

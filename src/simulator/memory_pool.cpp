@@ -150,7 +150,7 @@ bool memory_pool::draw(simulation& all, std::size_t bytes) {
   return true;
 }
 
-/// Returns whether two ranges may be joined at a free without making either of them harder to reuse. They may if the
+/// Returns whether two ranges can be joined at a free without making either of them harder to reuse. That holds if the
 /// frees of both are complete, or if both were freed on the same stream.
 bool memory_pool::alike(const range& lower, const range& upper) {
   if (all_done(lower.frees) && all_done(upper.frees)) return true;

@@ -18,7 +18,7 @@ namespace simulated {
 
 class simulation;
 
-/// A stream-ordered free. The memory may be reused only after it.
+/// A stream-ordered free. The memory must not be reused before it.
 struct pool_free {
   position at;
   std::uint32_t component;
@@ -59,8 +59,8 @@ public:
   /// Returns the device of the memory; 0 for host memory.
   [[nodiscard]] int device() const noexcept;
 
-  /// Allocates for the stream. If the allocation must wait for frees on other streams, sets `behind` to them. Returns
-  /// null if the pool is at its limit or the device is full.
+  /// Allocates for the stream. If the allocation must wait for frees on other streams, sets `behind` to a record of
+  /// these frees. Returns null if the pool is at its limit or the device is full.
   const pool_block* take(simulation& all, const stream& on, std::size_t bytes, std::shared_ptr<record>& behind);
 
   /// Frees the block at `address`. Its memory can be reused after the free `ended` in stream order, or immediately if

@@ -18,14 +18,15 @@ inline constexpr std::size_t page_granularity = std::size_t{2} << 20;
 struct physical {
   CUmemAllocationProp properties;
   std::size_t bytes;
-  std::uint64_t offset; // of the bytes in the memory file; no offset is used twice
+  std::uint64_t offset; // of the bytes in the memory file; not used again before clear()
   std::uint64_t number; // block number in findings
   CUmemGenericAllocationHandle handle = 0;
   unsigned references = 1; // references to the handle
   unsigned mappings = 0;
 
   [[nodiscard]] int device() const noexcept { return properties.location.id; }
-  /// Returns the number by which the checker knows the first byte. It is larger than all addresses of the host.
+  /// Returns the key of the first byte in the map of the checker of accesses. It is larger than all addresses of the
+  /// host.
   [[nodiscard]] std::uint64_t key() const noexcept { return (std::uint64_t{1} << 62) + offset; }
 };
 

@@ -1,4 +1,4 @@
-// Text of findings, and the output at exit of findings that were not taken.
+// Makes the text of findings. At exit, prints the findings that the program has not taken.
 // SPDX-License-Identifier: Apache-2.0
 #include "report.hpp"
 

@@ -99,7 +99,7 @@ public:
   [[nodiscard]] vector_clock order_now(const stream& on) const;
   [[nodiscard]] std::uint64_t pending() const;
 
-  // Points at which memory is touched
+  // Points: places in the order of a stream or of the host at which memory is touched
   /// Returns a new point of a stream, at which no device work is enqueued.
   actor point(const stream_ptr& on, const char* action);
   /// Returns the point of the stream's newest operation.
@@ -128,7 +128,8 @@ public:
 
   // Capture
   void invalidate(capture& broken) const { broken.invalid = true; }
-  /// Invalidates the captures that forbid an unsafe call on this thread. Returns whether there were any.
+  /// Invalidates the captures that forbid a call with the rule `unsafe_in_capture` on this thread. Returns whether
+  /// there were any.
   bool forbidden_by_capture();
   /// Invalidates the captures of all streams of a context, as the driver does at a call for the whole context. Returns
   /// whether there were any.

@@ -1,4 +1,4 @@
-// simulation: calls that stream captures forbid, and the nodes of captures.
+// simulation: finds the stream captures that a call invalidates, and adds work to captures.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <string>

@@ -44,7 +44,8 @@ struct record {
   }
 };
 
-/// A wait of a stream for a value in memory; it models a kernel that spins on a flag. Such a wait creates no order.
+/// A wait of a stream for a value in memory; it models a kernel that spins on a flag. The checker of accesses derives
+/// no order from such a wait.
 struct flag_wait {
   const void* address;
   std::uint64_t value;
@@ -54,7 +55,7 @@ struct flag_wait {
   [[nodiscard]] bool satisfied() const noexcept;
 };
 
-/// Bytes that an operation reads or writes. If `early` is true, the access may happen before earlier work of the
+/// Bytes that an operation reads or writes. If `early` is true, the access can happen before earlier work of the
 /// stream.
 struct touched {
   std::uint64_t address;

@@ -1,4 +1,4 @@
-// Allocations from a driver pool, frees to it, and the end of a pool.
+// Allocates from and frees to a driver pool (a memory pool of the CUDA driver), and ends a pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -131,7 +131,7 @@ driver_pool_view_state& driver_pool_view_state::of(driver_pool const& pool) {
 
 async_state::owned_pool::~owned_pool() {
   if (kept) return;
-  // The free that a failed allocation has enqueued on this stream must run first.
+  // The free that a failed allocation has enqueued on this stream must run before the destruction.
   call_on(pool.where, [&] { return driver().stream_synchronize(ready_stream(pool.where).get()); });
   destroy(pool.handle, pool.where);
 }

@@ -105,7 +105,7 @@ page_mapper::page_mapper(device where, virtual_pages_options options)
   }
   auto status = CUDA_ERROR_OUT_OF_MEMORY;
   auto times = options_.address_space != 0 ? 1 : max_times;
-  relaxed_capture const relaxed; // a pool may make its pages while a thread captures
+  relaxed_capture const relaxed; // a thread may capture a graph while a pool is made
   for (; times > 0 && status == CUDA_ERROR_OUT_OF_MEMORY; times /= 2) {
     address_space_ = round_up(times * once);
     status = driver().mem_address_reserve(&base_, address_space_, 0, 0, 0);
@@ -138,7 +138,8 @@ std::optional<failure> page_mapper::map(page_map& made, page_extent run, std::si
   if (complete) return std::nullopt;
   if (entered != CUDA_SUCCESS) result = entered;
   result = device_.interpret(result);
-  if (result == CUDA_SUCCESS) return failure{outcome::driver_error, CUDA_SUCCESS, requested}; // on_mapped refused it
+  // If the driver reported no error, the user's function on_mapped has refused the pages.
+  if (result == CUDA_SUCCESS) return failure{outcome::driver_error, CUDA_SUCCESS, requested};
   return refusal_of(result, requested);
 }
 

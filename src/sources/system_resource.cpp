@@ -1,4 +1,5 @@
-// system_resource: its state, memory by aligned operator new, and the advice that leaves device memory free.
+// system_resource: its state, memory by aligned operator new, and the advice that keeps `headroom` bytes of device
+// memory free.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
