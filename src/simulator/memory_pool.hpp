@@ -1,4 +1,4 @@
-// memory_pool: a memory pool of the driver. Its segments are memory from the device, and consist of live blocks and
+// memory_pool: a memory pool of the driver. The pool allocates its memory in segments, which consist of live blocks and
 // free ranges.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
