@@ -207,7 +207,7 @@ public:
       throw std::invalid_argument{"gpumem: no bin of the binning_resource records uses of this block"};
   }
 
-  /// Returns the upstream; another handle to it is a copy.
+  /// Returns the upstream. A copy of the result is another handle to it.
   Upstream const& upstream() const { return static_cast<detail::held_bin<Upstream>&>(state_->upstream()).value; }
 
   friend bool operator==(binning_resource const& a, binning_resource const& b) noexcept { return a.state_ == b.state_; }

@@ -112,7 +112,7 @@ public:
   /// std::bad_alloc; after an exception some of these ranges can be free.
   void restore(std::span<memory_range const> live) { state_->restore(live); }
 
-  /// Returns the upstream; another handle to it is a copy.
+  /// Returns the upstream. A copy of the result is another handle to it.
   Upstream const& upstream() const {
     return static_cast<detail::held_upstream<Upstream> const&>(state_->upstream()).value;
   }

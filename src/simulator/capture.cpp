@@ -1,4 +1,4 @@
-// capture: adds streams and nodes, and keeps the order between streams.
+// Stream capture: adds streams and their work (the nodes of a graph), and keeps the order between the streams.
 // SPDX-License-Identifier: Apache-2.0
 #include "capture.hpp"
 

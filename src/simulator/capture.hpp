@@ -32,7 +32,7 @@ struct capture {
   struct member {
     stream_ptr on;
     std::uint64_t nodes = 0;
-    vector_clock order;                    // component i counts the nodes of members[i]
+    vector_clock order;                    // component i: how many nodes of members[i] come before the next node
     std::vector<CUgraphNode> dependencies; // dependencies of the stream's next node
     std::vector<CUgraphEdgeData> edges;    // one for each of these dependencies
   };
@@ -65,11 +65,11 @@ struct capture {
   /// Adds an operation to the graph instead of enqueuing it.
   void add(const stream_ptr& on, operation&& node, graph_nodes& all);
 
-  /// Adds these nodes to those on which the stream's next node depends.
+  /// Adds `nodes` to the nodes on which the stream's next node depends.
   void depend(const stream_ptr& on, const std::vector<CUgraphNode>& nodes);
 
-  /// Returns the first clash of a node that the stream is about to add. When the graph runs, such nodes may run at the
-  /// same time.
+  /// Returns the first clash between `node`, which the stream is about to add, and an earlier node. When the graph
+  /// runs, two nodes that clash can run at the same time.
   [[nodiscard]] std::optional<clash> clash_of(const stream_ptr& on, const operation& node);
 
   /// Returns whether the stream on which the capture began is ordered after all nodes of all members.

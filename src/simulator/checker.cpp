@@ -1,4 +1,6 @@
-// checker: a map from intervals of bytes to accesses; accesses that the host has seen complete are removed.
+// checker: a map from intervals of bytes (segments) to accesses; accesses that the host has seen complete are removed.
+// The keys of the map are addresses, or physical locations for mapped virtual memory. A run is a range of addresses
+// that lies in one mapping, or in none.
 // SPDX-License-Identifier: Apache-2.0
 #include "checker.hpp"
 
@@ -37,8 +39,8 @@ void checker::clear(bool all_memory) {
   blocks_made_ = 0;
 }
 
-/// Returns the segment that starts at `key`, after splitting one that spans it. If there is none, returns the next one
-/// above, or end().
+/// Returns the segment that starts at `key`. If a segment spans `key`, splits it there first. If no segment starts at
+/// `key`, returns the next one above, or end().
 checker::segment_map::iterator checker::split_at(std::uint64_t key) {
   auto above = segments_.lower_bound(key);
   if (above != segments_.end() && above->first == key) return above;
@@ -74,7 +76,8 @@ template <class Visit> void checker::runs(std::uint64_t address, std::uint64_t b
   });
 }
 
-/// The top bit keeps these ids apart from the buffer ids of allocations.
+/// Returns the id of physical memory in `tracked_`. The top bit keeps it apart from the ids of allocations, which are
+/// their buffer ids.
 std::uint64_t checker::tracking_id(const physical& which) noexcept { return (std::uint64_t{1} << 63) | which.number; }
 
 checker::holder checker::holder_of(const run& at) const {
@@ -84,7 +87,7 @@ checker::holder checker::holder_of(const run& at) const {
   return held == nullptr ? holder{} : holder{{held->number, held->address, held->bytes}, held->buffer_id};
 }
 
-/// Notes a use of a mapping, which may not be unmapped before the host has seen the use complete.
+/// Notes a use of a mapping. The mapping must not be unmapped before the host has seen the use complete.
 void checker::count_use(const actor& who, const run& at) {
   if (at.through != nullptr && who.component != host_component)
     at.through->uses.insert_or_assign(who.component, mapping::use{who.number, who.name});
@@ -104,8 +107,8 @@ void checker::report_unordered(finding_kind kind, const party& earlier, const pa
   findings_.add_unordered({kind, earlier, later, block, missing_order(earlier, later), {}}, before, after);
 }
 
-/// Reports the accesses that `who` is not ordered after. Removes reported accesses, and those that this access
-/// replaces.
+/// Reports the accesses to the segment that `who` is not ordered after, except the uses in `declared` (null: none).
+/// Removes the reported accesses, and those that the new access of `who` replaces.
 void checker::check_order(segment& part, const actor& who, bool write, finding_kind kind, const block_name& block,
                           const std::vector<declared_use>* declared) {
   prune(part);
@@ -240,8 +243,8 @@ void checker::grant_run(const actor& who, const run& at, const block_name& made)
   segments_.erase(std::next(first), last);
 }
 
-/// Returns the blocks of the owner if they hold `address`, otherwise those of the resource with the newest block there;
-/// null if there are none. An equal resource may free another's block.
+/// Returns the blocks of the resource `owner` if one of them starts at `address`. Otherwise another resource that
+/// compares equal can have granted the block: returns the blocks of the resource with the newest block there, or null.
 checker::block_map* checker::map_of(std::uint64_t owner, std::uint64_t address) {
   auto own = blocks_.find(owner);
   if (own != blocks_.end() && own->second.contains(address)) return &own->second;

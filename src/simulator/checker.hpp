@@ -21,10 +21,10 @@ struct run;
 
 /// The point of a stream, or of the host, at which memory is touched.
 struct actor {
-  std::uint32_t component;
-  std::uint64_t number;      // in the count of the vector clocks
+  std::uint32_t component;   // the stream, or the host, as a number in vector clocks
+  std::uint64_t number;      // which of the component's points this is
   party name;                // as messages show it
-  const vector_clock* order; // what is ordered before it
+  const vector_clock* order; // how many points of each component are ordered before this point
   int device = -1;           // the device that reads or writes; -1: the host
 };
 
@@ -35,14 +35,16 @@ public:
   checker(report& findings, const memory& allocations, virtual_memory& mappings, const vector_clock& host)
       : findings_(findings), allocations_(allocations), mappings_(mappings), host_(host) {}
 
-  /// `all_memory`: the devices can access all memory of the host.
+  /// Forgets all accesses and blocks. `all_memory` means that the devices can access all memory of the host; then
+  /// accesses to any address are checked.
   void clear(bool all_memory);
 
-  /// Checks work that reads or writes bytes. For `own` work of a resource only the order is checked, since a resource
-  /// may use its memory without a grant.
+  /// Checks work that reads or writes bytes. `own` means work of a resource on its own memory, which needs no grant:
+  /// then neither a missing grant nor a use after a free is reported.
   void touch(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write, bool own = false);
 
-  /// Called when a checked resource has granted a block; counts as a write to the whole block.
+  /// Called when a checked resource (one that reports its blocks here) has granted a block. The grant counts as a write
+  /// to the whole block. `owner` is the number of the resource.
   void granted(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
 
   /// Called before a checked resource frees a block.
@@ -51,7 +53,8 @@ public:
   /// Reports a free of an address that is not a live block: a double free, or a free of an unknown address.
   void reject_free(const actor& who, std::uint64_t address, std::uint64_t bytes);
 
-  /// Called before a block returns to a driver pool. Reports the live blocks that other resources granted in it.
+  /// Called before a block returns to the driver pool `owner`. Reports the live blocks in it that resources with
+  /// another owner number have granted.
   void lent_back(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
 
   /// Declares all uses of the block at `address` up to the point `who`, as record_use() does. The free of the block
@@ -59,6 +62,7 @@ public:
   void use_declared(const actor& who, std::uint64_t address);
 
   /// Called when the driver has allocated (`fresh`) or is about to free (`gone`) memory: drops the accesses to it.
+  /// gone() also drops the live blocks in the memory, and reports them if `report_live` is true.
   void fresh(std::uint64_t address, std::uint64_t bytes);
   void gone(const actor& who, std::uint64_t address, std::uint64_t bytes, bool report_live);
 

@@ -15,7 +15,8 @@
 
 #include "gpumem/simulator.hpp"
 
-// Defined in programs that link the target gpumem::simulator, in cmake/simulator_path.cpp; null in other programs.
+// The path of the library, in programs that link the target gpumem::simulator: cmake/simulator_path.cpp defines it.
+// Other programs lack the symbol, so its address is null.
 extern "C" [[gnu::weak]] const char* const gpumem_simulator_path;
 
 namespace gpumem::simulator::detail {

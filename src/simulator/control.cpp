@@ -12,16 +12,16 @@ using namespace simulated;
 
 namespace {
 
-/// Returns whether the thread runs a function of device work, and reports that. Such a function must not allocate, free
-/// or enqueue, just as it must not call the driver.
+/// Returns whether the calling thread runs a function that a stream runs as its work, such as a host function. If so,
+/// reports the call. Such a function must not allocate, free or enqueue, just as it must not call the driver.
 bool refused_in_function(simulation& device, const char* what) {
   if (!this_host_thread().in_function) return false;
   device.find(finding_kind::call_in_host_function, std::string(what) + " by a function that runs as device work");
   return true;
 }
 
-/// Sets `who` to a new point of the stream or of the host, to which an access to memory belongs. Returns false if the
-/// stream does not exist.
+/// Sets `who` to a new point of the stream, or of the host if `by_host` is not 0. The access that the caller is about
+/// to check happens at this point. Returns false if the stream does not exist.
 bool actor_of(simulation& device, void* stream, int by_host, const char* action, actor& who) {
   if (by_host != 0) {
     who = device.host_point(action);

@@ -14,7 +14,8 @@ extern "C" {
 /* The version of this interface; it increases with each change. The client accepts only its own version. */
 #define GPUMEM_SIMULATOR_INTERFACE 5
 
-/* The values of the enumeration `stepping` in simulator.hpp, which describes them. */
+/* When device work runs. AUTOMATIC: a random part of it in each driver call. MANUAL: only in step(), run_until_idle()
+ * and calls that wait. IMMEDIATE: in each driver call all work that can run. */
 enum gpumem_simulator_stepping { GPUMEM_STEPPING_AUTOMATIC, GPUMEM_STEPPING_MANUAL, GPUMEM_STEPPING_IMMEDIATE };
 
 struct gpumem_simulator_options {
@@ -34,7 +35,7 @@ struct gpumem_simulator_touch {
   int write;
 };
 
-/* One side of a finding. Stream 0 is the host. */
+/* One side of a finding (an error of the program that the device has detected). Stream 0 is the host. */
 struct gpumem_simulator_party {
   uint64_t stream;
   uint64_t operation;
@@ -83,7 +84,7 @@ void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void*
 void gpumem_simulator_freed(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes);
 void gpumem_simulator_use_recorded(void* stream, void* pointer);
 /* Between own_work(1) and own_work(0), work that the calling thread enqueues counts as a resource's own work on its
- * memory. Such work may touch bytes of which no block was allocated from the resource. */
+ * memory. Such work may touch bytes that the resource has not granted as a block. */
 void gpumem_simulator_own_work(int begins);
 
 void gpumem_simulator_on_call(void (*hook)(void*), void* context);

@@ -1,5 +1,5 @@
-// The start of every entry point of the driver: calls the hook of tests that schedule their threads, locks, counts the
-// call, checks the rules, and runs some device work.
+// The start of every entry point of the driver. Runs the function by which a test schedules its threads, takes the lock
+// and counts the call. Then checks the rules and runs some device work.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,7 +18,8 @@ template <std::size_t Size> struct entry_name {
   constexpr entry_name(const char (&name)[Size]) { std::copy_n(name, Size, text); }
 };
 
-/// Runs `body(device)` as the entry point `Name`, if the `Rules` allow the call.
+/// Runs `body(device)` as the entry point `Name`. If the call is not allowed (by `Rules`, values of `rule`) or a
+/// failure was injected for it, returns the error instead.
 template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter(Body&& body) noexcept try {
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   on_call.run();
@@ -42,8 +43,8 @@ CUresult enter_on(CUstream handle, Body&& body) noexcept {
 /// Returns the allocation or the block of a pool that holds the address; none if there is none.
 std::optional<allocation> known_at(const simulation& device, std::uint64_t address);
 
-/// cuMemcpyBatchAsync in its first form, with the parameter `failed`. If that is not null, sets it to the index of the
-/// copy that failed, or to the maximum of its type if none failed.
+/// Performs cuMemcpyBatchAsync in its first form, which has the parameter `failed`. If `failed` is not null, sets it to
+/// the index of the copy that failed, or to the maximum of its type if no copy failed.
 CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count, CUmemcpyAttributes* attributes,
                     size_t* first_copies, size_t attribute_count, size_t* failed, CUstream stream);
 

@@ -57,8 +57,9 @@ CUresult instantiate(simulation& device, CUgraphExec* made, CUgraph handle) {
   return CUDA_SUCCESS;
 }
 
-/// Returns a list in the way of the driver's functions for graphs. If `to` is null, returns only its length. Otherwise
-/// copies as many elements as the caller has room for, and fills the rest of the room with zeros.
+/// Copies `list` to the caller, as the driver's functions for graphs do. If `to` is null, only sets `count` to the
+/// length of the list. Otherwise `count` is the room at `to`: copies as many elements as fit, and fills the rest of the
+/// room with zeros.
 template <class T> void tell(const std::vector<T>& list, T* to, std::size_t* count) {
   const std::size_t room = to == nullptr ? 0 : *count;
   *count = to == nullptr ? list.size() : std::min(room, list.size());

@@ -52,8 +52,9 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
       });
 }
 
-/// Resets the context. It stays current on its threads, and calls in it fail as in a destroyed context. Calls that wait
-/// in it fail too. Handles of its objects stay invalid even after the context is active again.
+/// Resets the context: its streams, events and memory are destroyed. The context stays current on its threads, but
+/// calls in it fail as in a destroyed context, and so do calls that wait now. Handles of its objects stay invalid even
+/// after the context is active again.
 CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) {
   return enter<"cuDevicePrimaryCtxReset", before_init>([&](simulation& device) {
     context* home = primary_of(device, ordinal);

@@ -82,8 +82,8 @@ CUresult cuGetErrorString(CUresult code, const char** text) {
   return found == texts->end() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-/// NVIDIA's own runtime library calls a real driver through private tables, which this function returns. They are not
-/// public, so none are simulated.
+/// Finds no table. A real driver returns private tables here, through which NVIDIA's own runtime library calls it. The
+/// tables are not public, so none are simulated.
 CUresult cuGetExportTable(const void** table, const CUuuid*) {
   static std::atomic_flag told;
   if (!told.test_and_set())

@@ -6,7 +6,8 @@ using namespace simulated;
 
 namespace {
 
-/// Allocates in the current context. Returns null and sets `why` if there is no memory or a fault is injected.
+/// Allocates in the current context. Returns null and sets `why` if `bytes` is 0, there is no memory, or a failure was
+/// injected.
 const allocation* take(simulation& device, memory_kind kind, std::size_t bytes, CUresult& why) {
   context& home = *device.current();
   why = bytes == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
@@ -25,8 +26,8 @@ const allocation* take(simulation& device, memory_kind kind, std::size_t bytes, 
   return made;
 }
 
-/// Frees as the driver does: first waits for all work of the context. Programs must not rely on that wait, so it orders
-/// the host after no work.
+/// Frees as the driver does: first waits for all work of the context. Programs must not rely on that wait, so for the
+/// checker it does not order the host after the work.
 CUresult give_back(simulation& device, std::uint64_t address, bool host_kind, const char* call)
     __attribute__((requires_capability(simulation_mutex))) {
   const allocation* held = device.allocations.find(address);

@@ -11,8 +11,8 @@ template <class T> CUresult put(void* place, T value) {
   return CUDA_SUCCESS;
 }
 
-/// Stores one attribute of a reserved address. Most attributes come from the mapping, if there is one. No context owns
-/// the memory.
+/// Stores one attribute of a reserved address in `place`. Most attributes describe the memory that is mapped at the
+/// address, if there is any. The context is null, because no context owns virtual memory.
 CUresult describe_virtual(const simulation& device, CUpointer_attribute attribute, CUdeviceptr pointer, void* place) {
   const mapping* const at = device.mappings.find(pointer);
   const bool mapped = at != nullptr;

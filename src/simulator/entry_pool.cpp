@@ -6,8 +6,8 @@ using namespace simulated;
 
 namespace {
 
-/// Runs `body(device, pool)` for a live pool. Real drivers end a capture at calls for a pool's attributes (cccl#11360).
-/// The simulated driver does so at each call for a pool.
+/// Runs `body(device, pool)` for a live pool. Real drivers invalidate a capture at a call for a pool's attributes
+/// (cccl#11360). The simulated driver invalidates it at each call for a pool.
 template <entry_name Name, class Body> CUresult enter_pool(CUmemoryPool handle, Body&& body) noexcept {
   return enter<Name, (quiet | unsafe_in_capture)>(
       [&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
@@ -21,7 +21,8 @@ CUresult set_policy(bool& policy, const void* value) {
   return CUDA_SUCCESS;
 }
 
-/// Resets a peak to its current value, as the driver does if the caller sets it to 0. Other values are errors.
+/// Sets the peak `mark` to the current value `now`. As with a real driver, the caller asks for that by the value 0; all
+/// other values are errors.
 CUresult reset_mark(std::uint64_t& mark, std::uint64_t now, const void* value) {
   if (*static_cast<const cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
   mark = now;
@@ -82,8 +83,9 @@ CUresult cuMemPoolCreate(CUmemoryPool* made, const CUmemPoolProps* properties) {
 CUresult cuMemPoolDestroy(CUmemoryPool handle) {
   return enter_pool<"cuMemPoolDestroy">(handle, [](simulation& device, memory_pool& pool) {
     if (device.pools.is_default(pool)) return CUDA_ERROR_INVALID_VALUE;
-    if (device.current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT; // the real driver may not require a context
-    // CUDA's documentation allows a destruction at this time, but driver 580 crashes, in this call or a later one.
+    if (device.current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT; // a real driver perhaps needs no context here
+    // CUDA's documentation allows the destruction of a pool before the host has waited for all frees to it. But driver
+    // 580 crashes then, in this call or a later one.
     if (!pool.unawaited.empty())
       device.find(finding_kind::early_pool_destroy,
                   "a memory pool is destroyed before the host has synchronized with each stream that freed to it, with "

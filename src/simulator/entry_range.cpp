@@ -126,7 +126,7 @@ CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUm
       return CUDA_SUCCESS;
     };
     memory_advice& noted = device.advice;
-    switch (advice) { // these three ignore the location
+    switch (advice) { // the three cases ignore the location `to`
     case CU_MEM_ADVISE_SET_READ_MOSTLY: return note(noted.read_mostly, any_location);
     case CU_MEM_ADVISE_UNSET_READ_MOSTLY: return note(noted.read_mostly, no_location);
     case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: return note(noted.preferred, no_location);

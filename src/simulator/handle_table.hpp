@@ -1,4 +1,5 @@
-// handle_table: handles of objects. The value of a freed handle is reused at once, the value that was freed last first.
+// handle_table: handles of objects. The value of a freed handle is reused immediately: the next object gets the value
+// that was freed last.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -48,7 +49,7 @@ public:
     free_.push_back(place);
   }
 
-  /// Destroys all objects. Later handles get the same values as those of a new table.
+  /// Destroys all objects. Later handles get the same values, in the same order, as the first handles of this table.
   void clear() {
     free_.clear();
     for (slot& place : slots_) {

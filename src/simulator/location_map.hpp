@@ -21,7 +21,7 @@ public:
     if (where.type != CU_MEM_LOCATION_TYPE_INVALID) ranges_.emplace(address, range{bytes, where});
   }
 
-  /// Returns the location of the bytes, if all of them have the same location.
+  /// Returns the location of the bytes, or no location if they do not all have the same one.
   [[nodiscard]] CUmemLocation of(std::uint64_t address, std::size_t bytes) const {
     auto at = ranges_.upper_bound(address);
     if (at == ranges_.begin()) return none;

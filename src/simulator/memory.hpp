@@ -32,10 +32,11 @@ public:
   /// Reserves the address spaces; `capacity` is the memory of one device, in bytes.
   void configure(int devices, std::size_t capacity);
 
-  /// Frees all allocations and drops all pages.
+  /// Frees all allocations and gives their pages back to the system.
   void clear();
 
-  /// Returns null if the device is full; for memory on the host, if the address space of the host is full.
+  /// Allocates memory. `number` is the block's number in findings. Returns null if the device is full or, for memory on
+  /// the host, if the address space of the host is full.
   const allocation* allocate(memory_kind kind, int device, context* home, std::size_t bytes, std::uint64_t number);
   const allocation* register_host(void* pointer, std::size_t bytes, int device, context* home, std::uint64_t number);
   void release(std::uint64_t address);

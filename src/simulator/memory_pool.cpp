@@ -63,8 +63,8 @@ memory_pool::way memory_pool::way_to(const range& part, const stream& on) const 
   return furthest;
 }
 
-/// Returns the range for which the stream needs the cheapest tier, up to `furthest`; among several the smallest that
-/// fits. Returns end() if there is none.
+/// Returns the range that the stream can get in the cheapest way (see `way`), if that is not beyond `furthest`. Among
+/// several such ranges, returns the smallest that fits. Returns end() if there is none.
 memory_pool::range_map::iterator memory_pool::best(const stream& on, std::size_t need, way furthest) {
   auto chosen = free_.end();
   way cheapest = way::none;
@@ -90,7 +90,7 @@ template <class May> void memory_pool::join(range_map::iterator lower, May may) 
   }
 }
 
-/// Joins neighbouring ranges that the stream may both reuse, then searches like best().
+/// Joins neighbouring ranges if the stream can get both of them in ways up to `furthest`, then searches like best().
 memory_pool::range_map::iterator memory_pool::best_joined(const stream& on, std::size_t need, way furthest) {
   for (auto at = free_.begin(); at != free_.end(); ++at)
     join(at, [&](const range& lower, const range& upper) {
@@ -150,7 +150,7 @@ bool memory_pool::draw(simulation& all, std::size_t bytes) {
   return true;
 }
 
-/// Returns whether two ranges may be joined at a free without making either of them harder to reuse. They may if the
+/// Returns whether two ranges can be joined at a free without making either of them harder to reuse. That holds if the
 /// frees of both are complete, or if both were freed on the same stream.
 bool memory_pool::alike(const range& lower, const range& upper) {
   if (all_done(lower.frees) && all_done(upper.frees)) return true;

@@ -1,4 +1,5 @@
-// memory_pool: a memory pool of the driver, with its segments, its blocks and its free ranges.
+// memory_pool: a memory pool of the driver. The pool allocates its memory in segments, which consist of live blocks and
+// free ranges.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -17,7 +18,7 @@ namespace simulated {
 
 class simulation;
 
-/// A stream-ordered free. The memory may be reused only after it.
+/// A stream-ordered free. The memory must not be reused before it.
 struct pool_free {
   position at;
   std::uint32_t component;
@@ -58,16 +59,17 @@ public:
   /// Returns the device of the memory; 0 for host memory.
   [[nodiscard]] int device() const noexcept;
 
-  /// Allocates for the stream. If the allocation must wait for frees on other streams, sets `behind` to them. Returns
-  /// null if the pool is at its limit or the device is full.
+  /// Allocates for the stream. If the allocation must wait for frees on other streams, sets `behind` to a record of
+  /// these frees. Returns null if the pool is at its limit or the device is full.
   const pool_block* take(simulation& all, const stream& on, std::size_t bytes, std::shared_ptr<record>& behind);
 
-  /// Frees a block after the free `ended`; at once if `ended` is null.
+  /// Frees the block at `address`. Its memory can be reused after the free `ended` in stream order, or immediately if
+  /// `ended` is null.
   void put(std::uint64_t address, const pool_free* ended);
 
   /// Gives idle segments back to the device while more than `most` bytes are reserved; at least `least` bytes stay. A
-  /// segment is idle if all frees in it are complete. With `seen_by_host` the host must also be ordered after these
-  /// frees.
+  /// segment is idle if it holds no block and all frees in it are complete. With `seen_by_host` the host must also be
+  /// ordered after these frees.
   void release(simulation& all, std::uint64_t most, std::uint64_t least, bool seen_by_host);
 
   /// Returns the live block that holds the address; null if there is none.
@@ -77,11 +79,13 @@ public:
   [[nodiscard]] bool empty() const noexcept { return segments_.empty(); }
 
 private:
-  /// How a stream may get a free range, the cheapest way first. `none`: it may not get the range.
+  /// How a stream can get a free range, the cheapest way first. `own`: it freed the range itself. `ordered`: it is
+  /// ordered after the frees. `completed`: the frees are complete. `wait`: it waits for the frees. `none`: it must not
+  /// get the range.
   enum class way { own, ordered, completed, wait, none };
   struct range {
     std::size_t bytes;
-    std::vector<pool_free> frees; // at most one per component of the clock
+    std::vector<pool_free> frees; // at most one per stream
   };
   using range_map = std::map<std::uint64_t, range>;
 

@@ -14,7 +14,7 @@ namespace simulated {
 
 namespace {
 
-constexpr off_t file_size = off_t{1} << 52; // sparse; large enough that no offset is used twice
+constexpr off_t file_size = off_t{1} << 52; // sparse; large enough that no offset must be reused
 
 const void* as_key(CUmemGenericAllocationHandle handle) { return reinterpret_cast<const void*>(handle); }
 

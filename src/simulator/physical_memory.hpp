@@ -11,21 +11,22 @@
 
 namespace simulated {
 
-/// Sizes, addresses and offsets must be multiples of this number of bytes.
+/// Sizes of physical allocations, and sizes and addresses of their mappings, must be multiples of this number of bytes.
 inline constexpr std::size_t page_granularity = std::size_t{2} << 20;
 
 /// One physical allocation. It lives while its handle has references or it is mapped.
 struct physical {
   CUmemAllocationProp properties;
   std::size_t bytes;
-  std::uint64_t offset; // of the bytes in the memory file; no offset is used twice
+  std::uint64_t offset; // of the bytes in the memory file; not used again before clear()
   std::uint64_t number; // block number in findings
   CUmemGenericAllocationHandle handle = 0;
   unsigned references = 1; // references to the handle
   unsigned mappings = 0;
 
   [[nodiscard]] int device() const noexcept { return properties.location.id; }
-  /// Returns the number by which the checker knows the first byte. It is larger than all addresses of the host.
+  /// Returns the key of the first byte in the map of the checker of accesses. It is larger than all addresses of the
+  /// host.
   [[nodiscard]] std::uint64_t key() const noexcept { return (std::uint64_t{1} << 62) + offset; }
 };
 

@@ -12,7 +12,8 @@ namespace simulated {
 
 namespace {
 
-constexpr std::uint64_t pool_owners = std::uint64_t{1} << 63; // the top bit: no checked resource has it
+// This bit is set in the owner numbers of all pools, and in those of no other resource.
+constexpr std::uint64_t pool_owners = std::uint64_t{1} << 63;
 
 bool of_host(CUmemLocationType type) {
   return type == CU_MEM_LOCATION_TYPE_HOST || type == CU_MEM_LOCATION_TYPE_HOST_NUMA;

@@ -38,8 +38,8 @@ public:
   bool set_current(const CUmemLocation& location, CUmemAllocationType type, memory_pool* which);
   [[nodiscard]] bool is_default(const memory_pool& which) const;
 
-  /// Called after a wait of the host. `covered` returns whether the wait has covered a free. Forgets these frees as
-  /// unawaited, and trims each pool to its release threshold.
+  /// Called after a wait of the host. `covered(at)` returns whether the wait included the free at the position `at`.
+  /// Removes these frees from the list `unawaited` of each pool, and trims each pool to its release threshold.
   void after_wait(simulation& all, const std::function<bool(const position&)>& covered);
   /// Gives unused memory of destroyed pools back to the devices, and removes the pools that hold none.
   void collect(simulation& all);

@@ -1,4 +1,4 @@
-// Text of findings, and the output at exit of findings that were not taken.
+// Makes the text of findings. At exit, prints the findings that the program has not taken.
 // SPDX-License-Identifier: Apache-2.0
 #include "report.hpp"
 
@@ -19,7 +19,8 @@ std::string hexadecimal(std::uint64_t value) {
 
 bool same(const party& a, const party& b) { return a.stream == b.stream && a.operation == b.operation; }
 
-/// Adds the block to the range that a finding names. Returns false if it is another block.
+/// Extends the range `named` of a finding by `block`, if `block` is the page after the range. Returns true also if the
+/// range holds the block already, and false if the block is elsewhere.
 bool join(block_name& named, const block_name& block) {
   if (named.number == block.number) return true;
   if (!named.page || !block.page) return false;
@@ -60,7 +61,8 @@ void report::add(finding found) {
     ++dropped_;
 }
 
-/// The findings of one operation are the last ones.
+/// Searches backwards only through the findings of the same later operation, because findings of one operation are
+/// added one after another.
 void report::add_unordered(finding found, const std::string& before, const std::string& after) {
   for (auto old = findings_.rbegin(); old != findings_.rend() && same(old->later, found.later); ++old) {
     if (old->kind != found.kind || !same(old->earlier, found.earlier) || !join(old->block, found.block)) continue;

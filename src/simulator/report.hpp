@@ -9,7 +9,7 @@
 
 namespace simulated {
 
-/// In the same order as gpumem::simulator::finding_kind.
+/// Kinds of findings, in the same order as gpumem::simulator::finding_kind.
 enum class finding_kind {
   unordered_access,
   unordered_reuse,
@@ -43,7 +43,7 @@ struct block_name {
   std::uint64_t number = 0; // of the first page, if several pages were joined
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
-  bool page = false;      // mapped memory that no resource granted as a block
+  bool page = false;      // a page of mapped memory, not a block that a resource granted
   std::uint64_t more = 0; // pages that were joined after the first
 };
 
@@ -68,7 +68,8 @@ public:
   /// two operations that names the same block, or the page before it, is extended instead.
   void add_unordered(finding found, const std::string& before, const std::string& after);
 
-  /// Prints the findings that were not taken; called at the end of the process. Returns whether there are any.
+  /// Prints the findings that the program has not taken, as take_findings() does. Called at the end of the process.
+  /// Returns whether there are any.
   bool last_word() const;
 
   void clear() noexcept {

@@ -1,4 +1,4 @@
-// simulation: reset, admission of calls, streams and contexts.
+// simulation: resets the simulation, checks whether a call is allowed, and makes and destroys streams and contexts.
 // SPDX-License-Identifier: Apache-2.0
 #include "simulation.hpp"
 
@@ -173,8 +173,8 @@ void simulation::find(finding_kind kind, const std::string& text, party later) {
   findings.add({kind, {}, later, {}, {}, text});
 }
 
-/// Sets the component of the vector clocks that counts the operations of a new stream. Reuses the component of an ended
-/// stream if the host has seen all work of that stream complete.
+/// Chooses the component that counts the operations of the new stream `made` in vector clocks. Reuses the component of
+/// an ended stream if the host has seen all work of that stream complete.
 void simulation::take_component(stream& made) {
   std::erase_if(retired_, [&](const stream_ptr& gone) {
     if (!host.covers(gone->component, gone->number)) return false;

@@ -41,10 +41,10 @@ using unlocked = gpumem::support::scoped_unlock;
 /// The lock that guards the simulation of the process.
 extern gpumem::support::guarded_mutex simulation_mutex;
 
-/// Conditions that admit() checks before an entry point runs.
+/// Rules for a driver call. admit() and enter() apply them before the call runs.
 enum rule : unsigned {
   plain = 0,
-  before_init = 1,       // allowed before cuInit and after a sticky error
+  before_init = 1,       // allowed before cuInit, and while an injected error makes all other calls fail
   needs_context = 2,     // fails with CUDA_ERROR_INVALID_CONTEXT (201) without a current context
   unsafe_in_capture = 4, // if a capture forbids the call: invalidates the capture and fails
   quiet = 8,             // runs no device work
@@ -78,24 +78,28 @@ public:
   /// Runs all operations that can run, and waits for operations that other threads run. Returns the number still
   /// pending.
   std::uint64_t run_until_idle() __attribute__((requires_capability(simulation_mutex)));
-  /// Runs device work until `done()` returns true. Fails if no operation can run and no other host thread can change
-  /// that. `what` describes the call in the finding.
+  /// Runs device work until `done()` returns true. Fails with a finding if no operation can run and no other host
+  /// thread can change that, or nothing has changed for the time `stall_timeout_ms`. `what` describes the call in the
+  /// finding.
   CUresult block_until(const std::string& what, const std::function<bool()>& done)
       __attribute__((requires_capability(simulation_mutex)));
-  /// Called when a query has found work that is not done. Warns once, with stepping::manual, if queries have found so
-  /// for the stall timeout, and no work was enqueued or run meanwhile.
+  /// Called when a query has found work that is not done. With the option GPUMEM_STEPPING_MANUAL, work runs only on
+  /// request, so such queries can go on forever. Prints a warning, once, if queries have found work not done for the
+  /// time `stall_timeout_ms`, and no work was enqueued or run meanwhile.
   void queried_in_vain();
   /// Waits for all work enqueued on a stream so far, and orders the host after it.
   CUresult wait_for(const stream_ptr& on, const char* call) __attribute__((requires_capability(simulation_mutex)));
   /// Waits for all work of a context. Does not order the host after the work.
   CUresult wait_for_all(context& home, const char* call) __attribute__((requires_capability(simulation_mutex)));
-  /// Returns whether all work of a stream is done. For a legacy stream, the work of all blocking streams counts too.
+  /// Returns whether all work of a stream is done. For a legacy stream, the work of all blocking streams (those without
+  /// CU_STREAM_NON_BLOCKING) of its context counts too.
   [[nodiscard]] bool idle(const stream& on) const;
-  /// Returns the clock of a stream now. For a legacy stream, it is joined with the clocks of all blocking streams.
+  /// Returns the vector clock of a stream: the work after which its next operation is ordered. For a legacy stream,
+  /// that includes the work of all blocking streams of its context.
   [[nodiscard]] vector_clock order_now(const stream& on) const;
   [[nodiscard]] std::uint64_t pending() const;
 
-  // Points at which memory is touched
+  // Points: places in the order of a stream or of the host at which memory is touched
   /// Returns a new point of a stream, at which no device work is enqueued.
   actor point(const stream_ptr& on, const char* action);
   /// Returns the point of the stream's newest operation.
@@ -124,7 +128,8 @@ public:
 
   // Capture
   void invalidate(capture& broken) const { broken.invalid = true; }
-  /// Invalidates the captures that forbid an unsafe call on this thread. Returns whether there were any.
+  /// Invalidates the captures that forbid a call with the rule `unsafe_in_capture` on this thread. Returns whether
+  /// there were any.
   bool forbidden_by_capture();
   /// Invalidates the captures of all streams of a context, as the driver does at a call for the whole context. Returns
   /// whether there were any.
@@ -194,7 +199,7 @@ private:
   unsigned calls_at_this_pace_ = 0;
   std::uint64_t progress_ = 0;
   struct vain_queries {
-    std::optional<std::uint64_t> progress; // at the first of them
+    std::optional<std::uint64_t> progress; // `progress_` at the first of these queries
     std::chrono::steady_clock::time_point since;
     bool told = false;
   } vain_;

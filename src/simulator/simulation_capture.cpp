@@ -1,4 +1,4 @@
-// simulation: calls that stream captures forbid, and the nodes of captures.
+// simulation: finds the stream captures that a call invalidates, and adds work to captures.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <string>
@@ -23,7 +23,7 @@ bool simulation::forbidden_by_capture() {
   return found;
 }
 
-// Driver 580 does so too, in every capture mode of the capture and of the thread.
+// Driver 580 also invalidates these captures, in every capture mode of the capture and of the thread.
 bool simulation::breaks_captures_of(const context& home) {
   bool found = false;
   for (const auto& open : captures) {

@@ -41,7 +41,8 @@ CUresult simulation::block_until(const std::string& what, const std::function<bo
   return leave(CUDA_SUCCESS);
 }
 
-/// A thread that waits elsewhere for what the queries ask, as in sync_wait, would hang in silence.
+/// Warns, because the program could otherwise hang in silence. For example, a thread in sync_wait waits outside the
+/// driver for the work that the queries find not done.
 void simulation::queried_in_vain() {
   if (options_.stepping != GPUMEM_STEPPING_MANUAL || vain_.told) return;
   const auto now = std::chrono::steady_clock::now();

@@ -44,7 +44,8 @@ struct record {
   }
 };
 
-/// A wait of a stream for a value in memory; it models a kernel that spins on a flag. Such a wait creates no order.
+/// A wait of a stream for a value in memory; it models a kernel that spins on a flag. The checker of accesses derives
+/// no order from such a wait.
 struct flag_wait {
   const void* address;
   std::uint64_t value;
@@ -54,7 +55,7 @@ struct flag_wait {
   [[nodiscard]] bool satisfied() const noexcept;
 };
 
-/// Bytes that an operation reads or writes. If `early` is true, the access may happen before earlier work of the
+/// Bytes that an operation reads or writes. If `early` is true, the access can happen before earlier work of the
 /// stream.
 struct touched {
   std::uint64_t address;
@@ -76,9 +77,9 @@ struct operation {
   std::function<void()> run;
   std::vector<touched> touches;
   bool is_kernel = false;
-  bool may_overlap = false; // programmatic launch: may run together with the kernel before it
+  bool may_overlap = false; // programmatic launch: can run together with the kernel before it
 
-  /// Returns whether all that it waits for is done.
+  /// Returns whether the operation can run: all for which it waits is done.
   [[nodiscard]] bool ready() const noexcept;
 };
 
@@ -93,10 +94,10 @@ struct stream {
   int priority = 0;
   bool alive = true;
 
-  std::uint32_t component = 0;
-  std::uint64_t number = 0; // number of the newest operation
-  std::uint64_t base = 0;   // `number` at which the component's previous stream ended
-  vector_clock order;       // clock of the newest operation
+  std::uint32_t component = 0; // index of the stream in vector clocks; a later stream can get it
+  std::uint64_t number = 0;    // number of the newest operation
+  std::uint64_t base = 0;      // `number` at the start; an ended stream with the same component has counted to it
+  vector_clock order;          // vector clock: all work after which the newest operation is ordered, and itself
 
   std::deque<operation> queue;
   bool running = false; // whether a function of the front operation runs now, without the lock
@@ -107,7 +108,7 @@ struct stream {
   std::vector<CUgraphNode> told_dependencies;
   std::vector<CUgraphEdgeData> told_edges;
 
-  /// Clears these lists, so that a program that still reads them finds nothing.
+  /// Overwrites both lists with zeros, so that a program that still reads them finds nothing.
   void end_told_lists();
 
   [[nodiscard]] bool blocking() const noexcept { return (flags & CU_STREAM_NON_BLOCKING) == 0; }

@@ -17,10 +17,11 @@ namespace simulated {
 ///   CCCL relies on that.
 enum class source_access { usual, in_stream_order, during_call, at_any_time };
 
-/// Copies in stream order. A copy from pageable to device memory reads the source during the call. A copy to pageable
-/// memory waits for the stream. Both are not so if the devices can access pageable memory, because then a program may
-/// rely on the order of the stream alone. `wait` means a synchronous copy: it waits unless both sides are device
-/// memory.
+/// Copies in stream order. Pageable memory is host memory that the driver does not know. A copy from it to device
+/// memory reads the source during the call; a copy to it waits for the stream. `wait` means a synchronous copy: it
+/// waits unless both sides are device memory.
+/// If the option `pageable_memory` gives the devices access to all host memory, no memory counts as pageable, because a
+/// program may then rely on the order of the stream alone.
 CUresult transfer(simulation& device, const stream_ptr& on, std::uint64_t to, std::uint64_t from, std::size_t bytes,
                   bool wait, const char* call, source_access how = source_access::usual)
     __attribute__((requires_capability(simulation_mutex)));

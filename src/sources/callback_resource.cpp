@@ -1,4 +1,4 @@
-// callback_resource: calls the functions, and converts their exceptions into failures.
+// callback_resource: calls the user's functions, and converts their exceptions into failures.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -24,7 +24,7 @@ import :stream;
 namespace gpumem::detail {
 namespace {
 
-inline constexpr std::size_t any_alignment = std::size_t{1} << 63; // so blocks are never over-allocated
+inline constexpr std::size_t any_alignment = std::size_t{1} << 63; // the functions align, so no padding is added
 
 template <class Function> Function required(Function given, char const* name) {
   if (given) return given;
@@ -85,8 +85,8 @@ expected<void*, failure> callback_state::allocate_ready(std::size_t bytes, std::
   return unexpected<failure>{refusal_of(where_.interpret(waited), bytes)};
 }
 
-// The functions may make driver calls, which belong to no graph. Without relaxed_capture, such a call would invalidate
-// a global-mode capture of another thread.
+// The user's functions may make driver calls, which belong to no graph. Without relaxed_capture, such a call would
+// invalidate a global-mode capture of another thread.
 expected<void*, failure> callback_state::call_allocate(stream_ref on, std::size_t bytes,
                                                        std::size_t alignment) noexcept {
   void* given = nullptr;

@@ -1,4 +1,4 @@
-// Allocations from a driver pool, frees to it, and the end of a pool.
+// Allocates from and frees to a driver pool (a memory pool of the CUDA driver), and ends a pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -33,7 +33,8 @@ namespace {
 
 inline constexpr std::size_t driver_alignment = 256;
 
-// Returns the stream for allocations that the host waits for. One stream per device, never destroyed.
+// Returns the device's stream for allocations that any stream can use immediately, because the host waits for them. The
+// stream is never destroyed.
 stream& ready_stream(device where) {
   static auto* const mutex = new sync::mutex;
   static auto* const streams = new std::map<int, stream>;
@@ -41,7 +42,7 @@ stream& ready_stream(device where) {
   return streams->try_emplace(where.ordinal(), where).first->second;
 }
 
-// Destroys the pool while its device is current, as it is for every other change of a pool.
+// Destroys the pool. Makes its device current for that, as all functions that change a pool do.
 void destroy(CUmemoryPool pool, device where) noexcept {
   call_on(where, [pool] { return driver().mem_pool_destroy(pool); });
 }
@@ -130,7 +131,7 @@ driver_pool_view_state& driver_pool_view_state::of(driver_pool const& pool) {
 
 async_state::owned_pool::~owned_pool() {
   if (kept) return;
-  // The free that a failed allocation has enqueued on this stream must run first.
+  // The free that a failed allocation has enqueued on this stream must run before the destruction.
   call_on(pool.where, [&] { return driver().stream_synchronize(ready_stream(pool.where).get()); });
   destroy(pool.handle, pool.where);
 }
@@ -172,8 +173,8 @@ void async_state::end_being_current() noexcept try {
 } catch (cuda_error const&) { // the pool then stays current until the driver destroys it
 }
 
-// Allocates host memory only at the first free on a stream. If the host has none, or no event can be recorded, the pool
-// is never destroyed.
+// Notes a free on the stream, so that the destructor can wait for it. Allocates host memory only at the first free on a
+// stream. If the host has no memory, or no event can be recorded, the pool is never destroyed.
 void async_state::freed_in_order(stream_key const& key) noexcept try {
   auto const on = usable_handle(key); // the stream that free_in_order() has used
   if (!on || where().lost()) return;
@@ -188,9 +189,9 @@ void async_state::freed_in_order(stream_key const& key) noexcept try {
   }
 } catch (...) { free_without_event_.store(true, std::memory_order_relaxed); }
 
-// Since the last free, the timeline (gpumem's record of a stream) may have passed to another stream. The host must
-// synchronize with the event before the event is recorded on that stream. A free must not wait for that, so an event
-// that is not complete is kept in `dead_`.
+// Records an event after the free. Since the last free, the timeline (gpumem's record of a stream) may have passed to
+// another stream. The old event must not be recorded on that stream before the host has synchronized with it. A free
+// must not wait, so an old event that is not complete is kept in `dead_`, and a new one is recorded.
 void async_state::record_free(freed_stream& freed, stream_key const& key, CUstream on) {
   auto const context = key.timeline().context();
   auto const id = on == CU_STREAM_LEGACY ? 0 : key.id();
@@ -209,7 +210,8 @@ void async_state::record_free(freed_stream& freed, stream_key const& key, CUstre
   context_guard const here{is_default_handle(on) ? context : nullptr};
   check(here.result(), "cuCtxPushCurrent");
   check(where().interpret(driver().event_record(freed.event->handle, on)), "cuEventRecord");
-  // If another thread has begun a capture meanwhile, the event may belong to its graph.
+  // If another thread has begun a capture on the stream meanwhile, the event may belong to its graph, and then does not
+  // show when the free has run.
   if (is_capturing(on)) free_without_event_.store(true, std::memory_order_relaxed);
 }
 

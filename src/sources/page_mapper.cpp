@@ -28,9 +28,10 @@ import :virtual_pages_options;
 namespace gpumem::detail {
 namespace {
 
-// Reserved addresses as a multiple of the device's memory, since moved pages leave holes. Addresses cost no memory. A
-// reservation takes 5 us on an H200, whether for 1 or for 64 times the device's memory. With 2 times, and two thirds of
-// the memory live, a recorded trace found no hole for its largest blocks after 30 passes.
+// At most this many times the device's memory is reserved in addresses, since moved pages leave unmapped ranges
+// (holes). Addresses cost no memory. A reservation takes 5 us on an H200, whether for 1 or for 64 times the device's
+// memory. With 2 times, and two thirds of the memory live, a recorded trace of allocations found no hole for its
+// largest blocks after 30 passes.
 inline constexpr std::size_t max_times = 8;
 
 bool has(device where, CUdevice_attribute what) {
@@ -104,7 +105,7 @@ page_mapper::page_mapper(device where, virtual_pages_options options)
   }
   auto status = CUDA_ERROR_OUT_OF_MEMORY;
   auto times = options_.address_space != 0 ? 1 : max_times;
-  relaxed_capture const relaxed; // a pool may make its pages while a thread captures
+  relaxed_capture const relaxed; // a thread may capture a graph while a pool is made
   for (; times > 0 && status == CUDA_ERROR_OUT_OF_MEMORY; times /= 2) {
     address_space_ = round_up(times * once);
     status = driver().mem_address_reserve(&base_, address_space_, 0, 0, 0);
@@ -112,7 +113,8 @@ page_mapper::page_mapper(device where, virtual_pages_options options)
   check(status, "cuMemAddressReserve");
 }
 
-// No driver call may be made while the process exits, and on a lost device every call fails.
+// Returns whether driver calls are useless: while the process exits they are forbidden, and on a lost device every call
+// fails.
 bool page_mapper::is_gone() const noexcept { return !driver_alive() || device_.lost(); }
 
 std::size_t page_mapper::round_up(std::size_t bytes) const noexcept {
@@ -136,7 +138,8 @@ std::optional<failure> page_mapper::map(page_map& made, page_extent run, std::si
   if (complete) return std::nullopt;
   if (entered != CUDA_SUCCESS) result = entered;
   result = device_.interpret(result);
-  if (result == CUDA_SUCCESS) return failure{outcome::driver_error, CUDA_SUCCESS, requested}; // on_mapped refused it
+  // If the driver reported no error, the user's function on_mapped has refused the pages.
+  if (result == CUDA_SUCCESS) return failure{outcome::driver_error, CUDA_SUCCESS, requested};
   return refusal_of(result, requested);
 }
 
@@ -202,7 +205,7 @@ void page_mapper::retry(unreleased_map& refused) noexcept {
   if (!refused.empty()) unmap_each(refused);
 }
 
-// Returns false if the driver refuses.
+// Unmaps one page, and releases its memory if it is mapped nowhere else. Returns false if the driver refuses.
 bool page_mapper::unmap_page(std::size_t offset, mapped_page& at) noexcept {
   auto& of = *at.of;
   auto const done = [this](CUresult result) { return device_.interpret(result) == CUDA_SUCCESS; };

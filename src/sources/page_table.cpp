@@ -1,4 +1,4 @@
-// Finds pages and holes.
+// Finds mapped pages, and the unmapped ranges between them (holes).
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Allocations and frees of a source, and its deferred frees.
+// Allocations and frees of a source: a resource that gets each block by a call of its own. A free that is not possible
+// during its call is deferred to a later call.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -88,8 +89,9 @@ source_state::block_map::node_type source_state::retire(stream_key const& key, v
   return {};
 }
 
-// If the stream may die and its handle may not be used, only an event can show that the work on the block is complete.
-// So the free gets an epoch before it is tried: once an event of this epoch is complete, the block can be freed.
+// A mortal stream can be destroyed at any time. If the call brings no handle of the stream, only an event can show that
+// the work on the block is complete. So the free gets an epoch before it is tried. An epoch is a number for the work up
+// to an event: once an event of this epoch is complete, the block can be freed.
 void source_state::dispose(stream_key const& key, block_map::node_type returned) noexcept {
   auto& freed = returned.mapped();
   if (!key.has_handle() && key.timeline().is_mortal() && freed.freed_at == 0)
@@ -130,7 +132,8 @@ bool source_state::free_after_wait(stream_key const& key, block const& returned)
   return free_memory(returned);
 }
 
-// If a deferred free is on the stream of this call, it may use the handle of this call. Other deferred frees use none.
+// A deferred free on the stream of this call can use the stream handle that the call has brought. The handles of other
+// streams must not be used, since these streams may be destroyed.
 void source_state::run_deferred_frees(stream_key const& now) noexcept {
   if (!any_deferred_.load(std::memory_order_relaxed)) return;
   auto waiting = take_deferred([&](stream_key const& freed_on) { return may_free_inside(freed_on, now); });
@@ -169,7 +172,9 @@ std::optional<CUstream> usable_handle(stream_key const& key) noexcept {
   }
 }
 
-// For a stream that gpumem neither made nor adopted, identify() has already asked the driver whether it captures.
+// Returns success if the stream does not capture, otherwise an error. For a stream that gpumem neither made nor
+// adopted, a key gets a handle only after the driver was asked whether the stream captures, as in identify(). A key
+// that captures does not come here, so the driver is not asked again.
 CUresult refuse_capture(stream_key const& key, CUstream on) noexcept {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   bool const known = key.has_handle() && !key.timeline().owns_handle();

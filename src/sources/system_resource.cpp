@@ -1,4 +1,5 @@
-// system_resource: its state, memory by aligned operator new, and the advice that leaves device memory free.
+// system_resource: its state, memory by aligned operator new, and the advice that keeps `headroom` bytes of device
+// memory free.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -101,7 +102,7 @@ CUresult system_source::advise(void* base, std::size_t bytes) noexcept {
   });
 }
 
-// Otherwise the advice would still apply to the next block at these addresses.
+// Takes the advice for the block back. Otherwise it would still apply to the next block at these addresses.
 void system_source::take_advice_back(void* base, std::size_t bytes) noexcept {
   if (device_.lost()) return;
   device_.interpret(call_on(device_, [&] {

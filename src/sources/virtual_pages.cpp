@@ -1,4 +1,5 @@
-// virtual_pages: maps, unmaps, aliases, moves, pins and exports pages. A call that fails midway is undone.
+// virtual_pages: maps, unmaps, moves and exports pages. An alias maps a page at a second address; a pin forbids to
+// unmap, move or alias a page. A call that fails midway is undone.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

@@ -21,12 +21,13 @@ namespace {
 
 using c10::cuda::CUDAStream;
 
-// The deleter of all blocks. PyTorch compares deleters to find out which allocator made a tensor. Tensors keep this one
-// when the allocator is disabled.
+// Frees a block; the deleter of all blocks. PyTorch compares deleters to find out which allocator made a tensor.
+// Tensors keep this deleter when the allocator is disabled.
 void delete_block(void* pointer) { allocator::instance().free(pointer); }
 
-// Returns the promises for an allocation on the stream. PyTorch destroys none of its own streams. If the id of a stream
-// is its handle, the stream is not PyTorch's. All allocations are for the current device.
+// Returns what this allocator promises gpumem about an allocation on the stream (GPUMEM_TORCH_…). The device is always
+// the current one. PyTorch never destroys its own streams, so they live as long as the process. A stream whose id is
+// its handle is not PyTorch's, and may end earlier.
 int promises_of(CUDAStream stream) {
   bool const outside = stream.id() == static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream.stream()));
   return GPUMEM_TORCH_DEVICE_CURRENT + (outside ? 0 : GPUMEM_TORCH_STREAM_LIVES);
@@ -152,7 +153,7 @@ void allocator::free(void* pointer) {
 }
 
 void allocator::recordStream(c10::DataPtr const& data, CUDAStream stream) {
-  // Memory that this allocator has not made, such as that of another process, has another deleter.
+  // Memory that this allocator has not made, such as that of another process, has another deleter and is ignored.
   if (data.get() && data.get_deleter() == &delete_block)
     check(gpumem_torch_record_block_stream(data.get(), stream.stream(), stream.device_index()));
 }
@@ -193,8 +194,8 @@ void allocator::setMemoryFraction(double fraction, DeviceIndex device) {
 
 namespace {
 
-// Sets the allocator in libtorch_cuda.so, which Python asks for it. Returns false if that library is not loaded: a C++
-// program may have only c10.
+// Sets the allocator in libtorch_cuda.so, which Python asks for the allocator. Returns false if that library is not
+// loaded or lacks the function: a C++ program may use only PyTorch's core library, c10.
 bool tell_python(std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> const& made) {
   using change = void (*)(std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> const&);
   auto* const library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
@@ -223,7 +224,8 @@ extern "C" __attribute__((visibility("default"))) char const* gpumem_torch_insta
     gpumem_torch::read_settings();
     std::shared_ptr<torch_cuda::CUDAAllocator> const shared{&mine, [](auto*) {}}; // never destroys the allocator
     if (!tell_python(shared)) torch_cuda::allocator.store(&mine);
-    // torch.accelerator uses this allocator. PyTorch's own has priority 0 up to version 2.11, and 1 in 2.15.
+    // torch.accelerator uses the allocator of the highest priority. PyTorch's own has priority 0 up to version 2.11,
+    // and 1 in 2.15.
     c10::SetAllocator(c10::DeviceType::CUDA, &mine, std::numeric_limits<std::uint8_t>::max());
     return nullptr;
   } catch (c10::Error const& error) { failure = error.what_without_backtrace(); } catch (std::exception const& error) {

@@ -24,7 +24,7 @@
 namespace gpumem_torch {
 
 /// PyTorch's allocator of CUDA memory over gpumem's pools, one per device. It is made once and never destroyed, since
-/// tensors are freed until the process ends. Any thread. Its functions throw c10::Error.
+/// tensors are freed until the process ends. Any thread can call it. Its functions throw c10::Error.
 class allocator final : public torch_cuda::CUDAAllocator {
 public:
   /// Returns the one instance of the process.

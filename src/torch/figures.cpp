@@ -47,7 +47,8 @@ StatArray undivided(gpumem_torch_figure const& figure) {
   return made;
 }
 
-// Returns the bytes that PyTorch's memory pools have and that none of their blocks uses; 0 if a stack cannot tell.
+// Returns the bytes of PyTorch's memory pools that none of their blocks uses. Returns 0 if a stack of resources serves
+// the device in place of gpumem's pool, and does not know its ranges.
 std::size_t free_in_pools(DeviceIndex device) {
   std::size_t sum = 0;
   static_cast<void>(gpumem_torch_visit_ranges(
@@ -73,7 +74,7 @@ DeviceStats allocator::getDeviceStats(DeviceIndex device) {
   check_device(device);
   auto const now = statistics_of(device);
   DeviceStats stats;
-  // A freed block counts as free at once, even if work on other streams still uses its memory.
+  // A freed block counts as free immediately, even if work on other streams still uses its memory.
   stats.allocation = stats.active = stats_of(now.blocks);
   stats.allocated_bytes = stats.active_bytes = stats_of(now.bytes);
   stats.requested_bytes = stats_of(now.requested);
@@ -119,8 +120,8 @@ void allocator::report(void* pointer, std::int64_t bytes, DeviceIndex device) {
                                    c10::Device(c10::DeviceType::CUDA, device));
 }
 
-// Runs the callbacks that PyTorch has registered to free memory, and tries once more if one has freed some. The pool
-// itself has waited for memory in use before.
+// Runs the callbacks that PyTorch has registered to free memory. If one has freed some, tries the allocation once more.
+// Before this function is called, the pool itself has already waited for memory in use.
 void* allocator::retry(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises) {
   ++states_[device].retries;
   bool freed = false;

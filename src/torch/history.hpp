@@ -26,13 +26,15 @@ struct block_description {
 };
 
 /// Records the last actions (allocations, frees, and others) and, for live blocks, the context of the allocation.
-/// PyTorch's recorder gathers contexts, for instance a stack of Python. Records are never destroyed at exit, since
-/// contexts belong to Python. Any thread; the recorder and the trackers are called without a lock of gpumem.
+/// PyTorch's recorder gathers contexts, for instance a stack of Python. A tracker is a function of PyTorch that gets
+/// each action. Records are never destroyed at exit, since contexts belong to Python. Any thread can call all
+/// functions. The recorder and the trackers are called without a lock of gpumem.
 class history {
 public:
   using context = std::shared_ptr<c10::GatheredContext>;
 
-  /// Returns whether actions must be reported: a recording is on, trackers are attached, or recorded blocks are live.
+  /// Returns whether actions must be told to this object: a recording is on, trackers are attached, or recorded blocks
+  /// are live.
   bool active() const { return active_.load(std::memory_order_relaxed); }
   bool recording() const { return recording_.load(std::memory_order_relaxed); }
 
@@ -54,7 +56,7 @@ public:
 
   /// Returns the context in which a live block was allocated; null if none was recorded.
   context context_of(void const* pointer);
-  /// Returns the entries of each device, the oldest first, with times since the epoch in microseconds.
+  /// Returns the entries of each device, the oldest first, with times in microseconds since 1970.
   std::vector<std::vector<torch_cuda::TraceEntry>> traces(int devices);
   std::vector<annotation_entry> annotations();
 

@@ -29,7 +29,8 @@ struct segment_source {
       return self.from->raw_alloc(bytes);
     } catch (std::exception const&) { return nullptr; }
   }
-  // The allocator knows no stream order, so waits until the stream's work no longer uses the memory.
+  // The allocator `from` knows no stream order. So this function waits until the stream's work no longer uses the
+  // memory.
   static void free(void* context, void* stream, void* pointer, std::size_t, std::size_t) {
     auto const& self = *static_cast<segment_source*>(context);
     try {

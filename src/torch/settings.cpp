@@ -22,8 +22,8 @@ void read_settings() {
   torch_cuda::CUDAAllocatorConfig::instance();
 }
 
-// Divides each range between two powers of two into as many equal steps as the setting says, and rounds up to the next
-// step. Steps of less than 512 bytes would change nothing.
+// Divides each range between two powers of two into as many equal steps as the setting roundup_power2_divisions says,
+// and rounds up to the next step. Steps of less than 512 bytes would change nothing.
 std::size_t room_for(std::size_t bytes) {
   constexpr std::size_t least_step = 512;
   if (bytes <= 2 * least_step || bytes > std::numeric_limits<std::size_t>::max() / 2) return bytes;

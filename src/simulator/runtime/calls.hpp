@@ -62,7 +62,7 @@ cudaError_t refuse_kernel(const char* call) noexcept;
 
 inline CUdeviceptr address(const void* pointer) noexcept { return reinterpret_cast<CUdeviceptr>(pointer); }
 
-/// Converts a pointer to a type of the runtime to one of the driver with the same layout.
+/// Converts a pointer from a type of the runtime to the driver's type with the same layout.
 template <class To, class From> To* as(From* given) noexcept {
   static_assert(sizeof(To) == sizeof(From));
   return reinterpret_cast<To*>(given);

@@ -1,5 +1,6 @@
-// Functions whose stream may be the default stream. This file is compiled twice. With the macro of the per-thread
-// default stream, the runtime's header gives the functions other names (cudaMemcpyAsync_ptsz, cudaMemcpy_ptds).
+// Functions whose stream can be the default stream. This file is compiled twice, once with the macro
+// CUDA_API_PER_THREAD_DEFAULT_STREAM. With it the runtime's header gives the functions other names
+// (cudaMemcpyAsync_ptsz, cudaMemcpy_ptds).
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
 #include <type_traits>
