@@ -92,8 +92,8 @@ allocation buffer::obtain(stream_ref stream, std::size_t bytes, std::size_t alig
   return std::move(*result);
 }
 
-// Frees the old block in the order of the present stream. The handle is passed so that an event can be recorded on it;
-// with the event other streams can reuse the block sooner.
+// Frees the old block in the order of the present stream, and puts `fresh` in its place. reset() gets the handle of the
+// stream, so that it can record an event there. With the event other streams can reuse the block sooner.
 void buffer::replace(allocation fresh) {
   auto old = std::exchange(block_, std::move(fresh));
   old.reset(block_.stream());
