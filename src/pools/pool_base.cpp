@@ -83,8 +83,8 @@ pool_options for_pass_through(pool_options options, bool paged) {
   return options;
 }
 
-// An upstream of device memory, used in place of pages. Its blocks come from a CUDA memory pool, whose stream order
-// tools can follow.
+// The upstream of a pool over device memory that passes its requests on; such a pool uses no pages. Its blocks come
+// from a CUDA memory pool, whose stream order tools can follow.
 class stream_ordered_upstream final : public held_upstream<cuda_resource> {
 public:
   stream_ordered_upstream(cuda_resource instead, gpumem::device where)
@@ -171,8 +171,8 @@ void pool_state::drop_handle() noexcept {
 
 void pool_state::finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                                 cached_free const& cached) noexcept {
-  // A block of a graph memory lies inside a live block of this pool but never at its start. So no live block was found
-  // at the pointer.
+  // A block of a graph memory (memory for captured graphs) lies inside a live block of this pool but never at its
+  // start. So no live block was found at the pointer.
   auto& graphs = captures_.memories();
   if (!cached.freed.that && graphs.any() && graphs.free(key, pointer, bytes)) return; // this pool may be gone
   if (engine_->free_slow(key, pointer, bytes, cached) == free_result::last) dispose();
@@ -270,8 +270,9 @@ bool pool_state::is_too_large(waiter& item) noexcept {
   return is_beyond_device(item);
 }
 
-// Returns whether the request exceeds the device's memory. If the pool has a limit, that decides instead, which saves a
-// driver call. Managed memory, which the host can touch, may be larger than the device's memory.
+// Returns whether the request exceeds the device's memory. If the pool has a limit, returns false without a driver
+// call, since the limit is checked elsewhere. Managed memory, which the host can touch, may be larger than the device's
+// memory.
 bool pool_state::is_beyond_device(waiter const& item) noexcept try {
   auto const& upstream = engine_->upstream();
   bool const of_device = where() && upstream.device_accessible() && !upstream.host_accessible();

@@ -77,7 +77,7 @@ expected<void*, failure> out_of_memory::grow_in_place(allocation_request const& 
 }
 
 // Returns whether the request could succeed after streams have completed their work: from free memory, or from new
-// memory in place of memory that goes back.
+// memory after the pool has given back unused memory.
 bool out_of_memory::sync_could_help(allocation_request const& request) const {
   if (!reuse_rules::may_complete(parts_.everywhere())) return false;
   if (parts_.backend.paged() && parts_.free_bytes() + parts_.chunks.headroom() >= request.bytes) return true;

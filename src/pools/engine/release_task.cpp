@@ -31,9 +31,10 @@ std::size_t release_task::release(std::size_t keep) {
   return parts_.backend.release(keep);
 }
 
-// A pass of the library thread. It serves the requests that wait. It gives complete memory back to the upstream: memory
-// beyond the release threshold, or all memory of a closed pool. If no event covers the uses of a closed pool's memory,
-// it requests such events. The next pass starts when one of them was recorded.
+// A pass, which is one run of this task on the library thread (gpumem's background thread). It serves the requests that
+// wait. It gives complete memory back to the upstream: memory beyond the release threshold, or all memory of a closed
+// pool. If no event covers the uses of a closed pool's memory, it requests such events. The next pass starts when one
+// of these events was recorded.
 void release_task::expire() noexcept {
   requests_.run();
   bool done = false, answered_meanwhile = false;

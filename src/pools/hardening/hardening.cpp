@@ -1,4 +1,6 @@
-// Allocations and frees of hardened pools.
+// Allocations and frees of hardened pools. A block has guards (bytes with a known pattern) before and behind it. A free
+// poisons the block (fills it with a pattern) and puts it into the quarantine, which keeps it from reuse. The engine is
+// the pool without these checks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -128,10 +130,10 @@ expected<void*, failure> hardening::draw(stream_key const& key, std::size_t tota
   return result;
 }
 
-// Fills a new block. If the host can touch the memory, it fills the block at once, because the engine hands out such
-// memory only when no stream uses it. Otherwise the stream of the request fills the block. For a request without a
-// stream, the quarantine's own stream fills the guards alone. A stream of another device fills nothing, since it might
-// not reach the memory.
+// Fills a new block and its guards. If the host can touch the memory, it fills them immediately, because the engine
+// hands out such memory only when no stream uses it. Otherwise the stream of the request fills them. For a request
+// without a stream, a stream that belongs to the quarantine fills only the guards, not the block. A stream of another
+// device fills nothing, since it might not reach the memory.
 void hardening::fill_guards(guarded_block& fresh, stream_key const& key) noexcept {
   auto const runs = fresh.all(layout_);
   if (by_host_) {

@@ -22,7 +22,8 @@ import :tuning;
 namespace gpumem::detail {
 namespace {
 
-// Promotes the complete ranges of one shard. Visits each range once, from the oldest to the newest.
+// Promotes the complete ranges of one shard: moves them to the list of ranges that any stream can take. Visits each
+// range once, from the oldest to the newest.
 [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
 promote_completed_in(pool_shard& in) noexcept {
   auto& all = in.ranges.lists();

@@ -1,4 +1,5 @@
-// Decides for which waiting request to poll, which request ends, and when the library thread passes again.
+// Decides for which waiting request the pool polls, which request ends without memory, and when the library thread
+// (gpumem's background thread) looks again.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
