@@ -55,7 +55,7 @@ void wait_for(int device, void* stream) {
 }
 
 /// Waits on the host until the streams have completed all work, then frees. Used if the free cannot be ordered after
-/// them.
+/// that work.
 gpumem_outcome free_when_idle(gpumem_pool* pool, void* pointer, std::size_t bytes,
                               std::span<recorded_streams::stream const> streams) noexcept {
   auto const waited = outcome_of([&] {

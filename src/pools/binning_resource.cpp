@@ -42,7 +42,7 @@ bool can_serve(services_handle const& of, std::size_t bytes) {
   return block.has_value();
 }
 
-// Returns the number of blocks that the request may get.
+// Returns the number of blocks that a grant gives to the request. A part of 0 bytes gets none.
 std::size_t blocks_of(waiter& item) noexcept {
   std::size_t count = 0;
   for (std::size_t i = 0; i < item.parts(); ++i) count += item.part(i).bytes > 0;
@@ -69,8 +69,8 @@ void bin::on_grant(waiter const&, request_part const& part) noexcept {
 
 void bin::on_refusal(waiter& item) noexcept { given_.cancel(blocks_of(item)); }
 
-// Lets the request wait in the bin. A grant must not allocate host memory, so the first call makes room in `given_`. A
-// request that asks again has that room already.
+// Lets the request wait in the bin. A grant must not allocate host memory, so the first call makes room in `given_`,
+// the set of blocks that the bin has given out. A request that asks again has that room already.
 bool bin::admit(waiter& item) noexcept {
   if (!item.has_passed(*this)) {
     if (!given_.prepare(blocks_of(item))) return false;

@@ -72,8 +72,8 @@ pool_engine* make_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
 
 bool is_special(pool_options const& options) noexcept { return options.hardened.enabled || options.pass_through; }
 
-// Returns the options of a pool that may pass its requests to the upstream. If it does, it reserves no initial size and
-// is not hardened.
+// Returns the options of a pool that may pass its requests to the upstream. If the pool does so, it reserves no initial
+// size and is not hardened.
 pool_options for_pass_through(pool_options options, bool paged) {
   throw_if_child();
   options.pass_through = passes_through(options.pass_through) && !paged;
@@ -191,7 +191,8 @@ expected<void*, failure> pool_state::allocate_uncommon(stream_key const& key, st
   return unexpected<failure>{failure{outcome::closed, 0, bytes}};
 }
 
-// In a hardened pool, compares the size here, because the engine's block is larger by the guards.
+// Allocates in a pool that passes its requests on, is hardened, or shows its blocks to a tool. In a hardened pool,
+// compares the size with `largest_block` here, because the engine's block is larger by the guards.
 expected<void*, failure> pool_state::allocate_special(stream_key const& key, std::size_t bytes,
                                                       std::size_t alignment) noexcept {
   if (pass_through_) return pass_through_->try_allocate(key, bytes, alignment);
@@ -220,8 +221,8 @@ expected<void*, failure> pool_state::allocate_region(stream_key const& key, std:
   return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
 }
 
-// If a tool is told of blocks as regions, the region ends before the free. Afterwards another thread may get the
-// memory, and make it a region.
+// Frees in a pool that passes its requests on, is hardened, or shows its blocks to a tool as regions. A region ends
+// before the free: afterwards another thread may get the memory, and make it a region.
 void pool_state::free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   if (captures_.memories().any() && captures_.memories().free(key, pointer, bytes)) return;
   if (pass_through_) return pass_through_->deallocate(key, pointer, bytes);

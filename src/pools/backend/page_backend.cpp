@@ -99,8 +99,9 @@ bool page_backend::may_move(allocation_request const& request) const noexcept {
 
 // Waits until the work of the request's stream is complete, so that pages that the stream has freed can move. Without
 // the wait, a program that runs ahead of the device would get new pages. Does not wait if other streams use free
-// memory, since the caller could not give work to them meanwhile. The wait counts as time for moves, and leaves enough
-// of that time for the moves themselves. Returns whether it unlocked the shards: then the search begins again.
+// memory, since the caller could not give work to them meanwhile. The wait is charged to the time budget for moves, and
+// leaves enough of the budget for the moves themselves. Returns whether it unlocked the shards: the caller must then
+// search again.
 bool page_backend::wait_for_own_work(allocation_request const& request) {
   auto& own = request.key.timeline();
   if (!request.key.may_wait() || !request.key.has_handle()) return false;
@@ -266,7 +267,7 @@ expected<block*, failure> page_backend::accept(pool_shard& into, expected<page_e
   return unexpected<failure>{made.error()};
 }
 
-// Adds mapped pages to the shard as a free range with these uses. If it throws std::bad_alloc, nothing is changed.
+// Adds mapped pages to the shard as a free range that has `uses`. If it throws std::bad_alloc, nothing is changed.
 block& page_backend::add(pool_shard& into, page_extent const& where, stream_uses const& uses) {
   into.first_address = reinterpret_cast<std::uintptr_t>(into.pages->base());
   into.address_space = into.pages->address_space();

@@ -47,7 +47,8 @@ bool may_ask(stream_key const& key) {
   }
 }
 
-// Asks the driver. Returns nullopt if the driver may not be asked, or on an error.
+// Asks the driver for the stream's place in its capture. Returns nullopt if the driver may not be asked, or on an
+// error.
 std::optional<capture_place> place_of(stream_key const& key) {
   if (!may_ask(key)) return std::nullopt;
   auto status = CU_STREAM_CAPTURE_STATUS_NONE;

@@ -52,8 +52,8 @@ graph_memory::graph_memory(std::unique_ptr<pool_upstream> upstream)
     : shared_state{false}, upstream_{std::move(upstream)}, device_{device_of_upstream(*upstream_)},
       uses_{ranges_, chunks_} {}
 
-// The caller guarantees that no launch of a graph is pending. Leaves the list first: until then other threads may look
-// for a block here.
+// The caller guarantees that no launch of a graph is pending. Leaves the pool's list of graph memories first: until
+// then other threads may look for a block here.
 graph_memory::~graph_memory() {
   if (listed_in_) listed_in_->remove(*this);
   if (driver_alive()) {

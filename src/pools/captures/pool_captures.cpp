@@ -32,7 +32,7 @@ struct capture_state {
   inline bool is_active() const noexcept { return status == CU_STREAM_CAPTURE_STATUS_ACTIVE; }
 };
 
-// Asks the driver. An error counts as no capture.
+// Asks the driver for the stream's capture. An error counts as no capture.
 capture_state capture_of(stream_key const& key) noexcept {
   capture_state seen;
   // On another thread the handle of this per-thread default stream would mean another stream, so the driver is not

@@ -42,8 +42,8 @@ free_result free_path::finish(stream_key const& key, void* pointer, std::optiona
   free_call const call{key, pointer, bytes, cached.use};
   if (cached.freed.that) return free_uncached(call, cached.freed);
   // A block of another thread's shard goes back to that shard. If this thread cached the block, each later free of it
-  // would search all shards. Near the limit of the pool the thread caches it all the same. The thread may then find no
-  // other block, and an allocation from another shard takes the locks of all shards.
+  // would search all shards. Near the limit of the pool the thread caches the block nevertheless. Otherwise the thread
+  // may find no block of its own, and an allocation from another shard takes the locks of all shards.
   auto const seen = parts_.shards.find_live(pointer);
   if (!seen.that || !parts_.mode.near_limit() || !may_cache(*seen.that, key, bytes)) return free_uncached(call, seen);
   auto const result = parts_.caches.insert(*seen.that, cached.use, sync::thread_index());
@@ -144,7 +144,8 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
     }();
   if (!freed.uses.empty()) [[unlikely]]
     parts_.rules.prune(freed.uses);
-  // A free by the host means that the streams' work on the block is complete, except uses declared by record_use().
+  // A free by the host means that the streams' work on the block is complete, except uses declared by record_use(). So
+  // it adds no use.
   if (!key.is_host()) [[likely]]
     freed.uses.add(events_.record_if_due(key, call.use, freed.bytes, in));
   frees_.free_block(freed);

@@ -29,8 +29,9 @@ import :thread_caches;
 import :tuning;
 
 namespace gpumem::detail {
-// A pool of pages unmaps only the pages that the request lacks, so it does that before the host waits. A pool of chunks
-// gives back all unused chunks, so it does that after the wait.
+// Empties the caches, searches again, waits for streams, and grows in place of unused memory. A pool of pages unmaps
+// only the pages that the request lacks, so it unmaps them before the host waits. A pool of chunks gives back all
+// unused chunks, so it gives them back after the wait.
 expected<void*, failure> out_of_memory::allocate(allocation_request& request, failure const& why) {
   request.growth_failed = true;
   request.drop_rounding(parts_.smallest_block);

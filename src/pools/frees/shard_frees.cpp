@@ -44,7 +44,8 @@ void shard_frees::drain(pool_shard& in) noexcept {
 // long work (is_behind) do not join it.
 [[gnu::always_inline]] inline range_allocator::coalescing
 shard_frees::coalescing_of(block const& freed) const noexcept {
-  // If all blocks have one size, or the pool has a limit, freed blocks leave unused ranges to all streams.
+  // If all blocks have one size, or the pool has a limit, freed blocks do not join unused ranges. Unused ranges then
+  // stay usable by all streams.
   if (parts_.has_one_size()) return range_allocator::coalescing::same_streams;
   if (!parts_.mode.multi_stream()) return range_allocator::coalescing::any;
   if (parts_.chunks.limit() != 0) return range_allocator::coalescing::same_streams;

@@ -51,8 +51,8 @@ std::optional<device> device_for(pool_engine& engine) {
   throw std::invalid_argument{"gpumem: a pool cannot be hardened over memory that neither host nor device can touch"};
 }
 
-// Returns whether the stream captures a graph; true also if the driver's query fails. The key of an own or adopted
-// stream knows only captures that were begun through gpumem. So this function asks the driver, which knows all
+// Returns whether the stream captures a graph; true also if the driver's query fails. If gpumem owns or has adopted the
+// stream, the key knows only captures that were begun through gpumem. So this function asks the driver, which knows all
 // captures. For other streams the key has the driver's answer already.
 bool captures(stream_key const& key) noexcept {
   if (key.capturing() || key.is_host() || !key.has_handle() || !key.timeline().owns_handle()) return key.capturing();
@@ -115,7 +115,7 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
 }
 
 // Allocates from the engine. If the engine has no memory, blocks leave the quarantine early and the allocation is tried
-// again. A request that may not wait gets only blocks that are complete now. Any other request polls for complete
+// again. A request that must not wait gets only blocks that are complete now. Any other request polls for complete
 // blocks for up to `tuning::max_host_wait`.
 expected<void*, failure> hardening::draw(stream_key const& key, std::size_t total, std::size_t alignment) noexcept {
   auto result = engine_.try_allocate(key, total, alignment);

@@ -19,7 +19,7 @@ import :tuning;
 
 namespace gpumem::detail {
 
-// Splits the first bytes of a block off as a block of their own.
+// Splits the first `bytes` of the block `whole` off as a block of their own.
 [[gnu::always_inline]] block& range_allocator::split_front(block& whole, std::size_t bytes) noexcept {
   auto& cut_off = metadata_.allocate();
   cut_off.base = whole.base;
@@ -53,7 +53,8 @@ block& range_allocator::add(chunk& parent, stream_uses const& uses) {
 }
 
 block& range_allocator::extend(chunk& parent, std::size_t bytes, stream_uses const& uses) {
-  // The caller may make a hole in the new bytes, which must not fail then: it needs three records and a free list.
+  // The caller may make a hole in the new bytes afterwards. That must not fail, and needs three records and a free
+  // list.
   metadata_.reserve(4);
   lists().reserve(1);
   auto& more = metadata_.allocate();

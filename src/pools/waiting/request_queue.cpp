@@ -86,7 +86,7 @@ request_queue::turn request_queue::begin_turn(waiter& item) noexcept {
   return {waiting::answered};
 }
 
-// Returns nullopt, and parks nothing, if the pool is closed.
+// Parks the request, or gives it a turn. Returns nullopt, and parks nothing, if the pool is closed.
 std::optional<request_queue::turn> request_queue::park(waiter& item) noexcept {
   woken_waiters woken;
   all_shards_lock const held{parts_.shards};
@@ -134,7 +134,8 @@ request_queue::turn request_queue::end_turn(waiter& item, turn const& mine, expe
 // which then gets a turn.
 request_queue::turn request_queue::wait_again(waiter& item, turn const& mine, woken_waiters& woken) noexcept {
   monitor_.update_work_pending();
-  // In a hardened pool, the parts that a refused request gives back would count as changes.
+  // In a hardened pool, the parts that a refused request gives back would count as changes. So changes do not count for
+  // a request of several parts.
   bool const counts_changes = !(parts_.options.hardened.enabled && item.has_parts());
   if (!counts_changes) monitor_.stall.disregard(waiting_.change_count(item) - mine.since);
   bool const changed = counts_changes && waiting_.change_count(item) != mine.since;
