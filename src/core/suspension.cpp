@@ -1,4 +1,4 @@
-// Posts suspended operations to their executor, and takes them back.
+// Posts suspended operations of coroutines to their executor, and takes them back if they are destroyed first.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <array>

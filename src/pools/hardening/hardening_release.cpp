@@ -1,4 +1,5 @@
-// Blocks of a hardened pool that leave its quarantine, reports of overwritten bytes, and the end of the pool.
+// Blocks of a hardened pool that leave its quarantine (which keeps freed blocks from reuse), reports of overwritten
+// bytes, and the end of the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>

@@ -1,4 +1,5 @@
-// Polls, poisons, copies and compares the blocks in the quarantine of a hardened pool.
+// The quarantine of a hardened pool keeps freed blocks from reuse. Polls for the end of their uses, poisons them (fills
+// them with a pattern), and looks for overwritten bytes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
