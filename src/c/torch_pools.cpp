@@ -25,7 +25,8 @@ import gpumem;
 namespace gpumem::c {
 namespace {
 
-/// PyTorch's handle 0 is the legacy stream on every thread; gpumem takes handle 0 as a different stream on each thread.
+/// Returns gpumem's handle for PyTorch's `stream`. They differ for handle 0: PyTorch means the legacy stream on every
+/// thread, gpumem takes 0 as a different stream on each thread.
 void* named(void* stream) noexcept { return stream ? stream : GPUMEM_STREAM_LEGACY; }
 bool is_default(void* stream) noexcept { return stream == GPUMEM_STREAM_LEGACY || stream == GPUMEM_STREAM_PER_THREAD; }
 
@@ -54,7 +55,7 @@ void wait_for(int device, void* stream) {
 }
 
 /// Waits on the host until the streams have completed all work, then frees. Used if the free cannot be ordered after
-/// them.
+/// that work.
 gpumem_outcome free_when_idle(gpumem_pool* pool, void* pointer, std::size_t bytes,
                               std::span<recorded_streams::stream const> streams) noexcept {
   auto const waited = outcome_of([&] {
@@ -152,7 +153,8 @@ std::unique_ptr<gpumem_pool> torch_pools::make_pages(int device, pool_options op
   });
 }
 
-// Returns the device that has a live block at the address. Only the owner of the block may rely on the result.
+// Returns the device with a live block that starts at `pointer`; null if there is none. Reliable only if the caller
+// owns the block: otherwise another thread can free the block meanwhile.
 torch_device* torch_pools::owner_of(void const* pointer) {
   auto const count = count_.load(std::memory_order_acquire);
   for (int device = 0; device < count; ++device) {
@@ -228,7 +230,7 @@ void torch_pools::record_stream(void* pointer, void* stream, int device) {
   if (auto* const owner = owner_of(pointer))
     return recorded_.add(pointer, {named(stream), device < 0 ? owner->ordinal() : device});
   auto const count = count_.load(std::memory_order_acquire);
-  for (int at = 0; at < count; ++at) { // an address inside a block
+  for (int at = 0; at < count; ++at) { // `pointer` can lie inside a block
     auto* const known = made(at);
     auto const found = known ? known->pool().find(pointer) : gpumem_pool::found_block{};
     if (found.live) return recorded_.add(found.base, {named(stream), device < 0 ? at : device});

@@ -18,7 +18,8 @@
 
 namespace gpumem::c {
 
-/// The pools of all devices. Functions throw exceptions; outcome_of() turns them into outcomes. Any thread.
+/// The pools of all devices. Functions throw exceptions; the C functions that call them return outcomes instead, by
+/// outcome_of(). Any thread may call them.
 class torch_pools {
 public:
   /// Returns the one instance of the process; never destroyed, since PyTorch frees tensors until the process ends.
@@ -37,13 +38,15 @@ public:
   /// Returns the device's memory; null if its pool was not made yet.
   torch_device* made(int device);
 
-  /// Allocates on the device; see torch_device::allocate.
+  /// Allocates `room` bytes on the device for a request of `bytes`, in the order of the stream. `promises` are flags of
+  /// gpumem_torch_allocate_block.
   void* allocate(std::size_t bytes, std::size_t room, int device, void* stream, int promises);
   void free(void* pointer, std::size_t bytes, int device, void* stream) noexcept;
   /// Frees in the order of the stream of the allocation, and returns the bytes of the block. Throws
   /// std::invalid_argument if the pointer is no live block.
   std::size_t free(void* pointer);
-  /// Records a stream for a block. `device` is that of the stream; -1: that of the block.
+  /// Declares that the stream uses the block, so that the free of the block waits for the stream's work. `device` is
+  /// that of the stream; -1: that of the block.
   void record_stream(void* pointer, void* stream, int device);
 
   /// Describes the live block that starts at the address. Its device is -1 if there is none.
@@ -64,7 +67,7 @@ private:
   support::guarded_mutex mutex_; // held while a pool is made, but not while a pool is called
   std::array<std::size_t, max_devices> limits_ __attribute__((guarded_by(mutex_))){};
   std::optional<std::string> options_ __attribute__((guarded_by(mutex_)));
-  bool options_used_ __attribute__((guarded_by(mutex_))) = false; // a pool was made with options, not only shared
+  bool options_used_ __attribute__((guarded_by(mutex_))) = false; // then `options_` can no longer change
   recorded_streams recorded_;
   std::atomic<observer> observer_{nullptr};
 

@@ -92,8 +92,8 @@ allocation buffer::obtain(stream_ref stream, std::size_t bytes, std::size_t alig
   return std::move(*result);
 }
 
-// Frees the old block in the order of the present stream. The handle is passed so that an event can be recorded on it;
-// with the event other streams can reuse the block sooner.
+// Frees the old block in the order of the present stream, and puts `fresh` in its place. reset() gets the handle of the
+// stream, so that it can record an event there. With the event other streams can reuse the block sooner.
 void buffer::replace(allocation fresh) {
   auto old = std::exchange(block_, std::move(fresh));
   old.reset(block_.stream());
@@ -142,14 +142,14 @@ void buffer::clear() {
 void buffer::copy_from(void const* source, std::size_t bytes, std::size_t offset) {
   auto const on = work();
   require_range(bytes, offset);
-  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver may write before earlier work has run
+  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver could write before earlier work has run
   on.copy(static_cast<std::byte*>(block_.data()) + offset, source, bytes);
 }
 
 void buffer::copy_to(void* target, std::size_t bytes, std::size_t offset) const {
   auto const on = work();
   require_range(bytes, offset);
-  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver may read before earlier work has run
+  if (bytes && !detail::device_reaches(resource_)) on.wait(); // the driver could read before earlier work has run
   on.copy(target, static_cast<std::byte const*>(block_.data()) + offset, bytes);
 }
 
@@ -215,8 +215,9 @@ void buffer::fill(std::byte value, std::size_t bytes, std::size_t offset) {
   }
 }
 
-// identify() throws if `stream` is a default stream handle and another device is current. The guard makes the handle of
-// the buffer's own stream mean the same stream as when the buffer got it.
+// Calls identify() before the guard makes another device current: it throws if `stream` is a default stream handle and
+// another device is current. The guard makes the handle of the buffer's own stream mean the same stream as when the
+// buffer got it.
 scoped_use buffer::use_on(stream_ref stream) const {
   identify(stream, home());
   device_guard const scope{home()};

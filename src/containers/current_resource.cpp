@@ -23,7 +23,8 @@ namespace {
 
 inline constexpr int max_devices = 64; // the most devices that class `device` supports
 
-// Slots are never destroyed, because containers with static storage may free into their resources at exit.
+// A device's current resource and its lock. Never destroyed, because containers with static storage may free into their
+// resources at exit.
 struct device_slot {
   sync::mutex mutex;
   std::optional<any_pool> current __attribute__((guarded_by(mutex))); // if empty, `first` is current
@@ -35,8 +36,8 @@ device_slot& slot_of(device where) {
   return (*slots)[static_cast<std::size_t>(where.ordinal())];
 }
 
-// Returns the device's initial pool; makes it at first use. It is made without the lock, since that calls the driver.
-// If two threads make one at once, the pool of the first to finish is kept.
+// Returns the device's initial pool, which the first call makes. The pool is made without the lock, since its
+// constructor calls the driver. If two threads make a pool at the same time, the pool of the first to finish is kept.
 any_pool first_resource(device where) {
   auto& slot = slot_of(where);
   {
@@ -58,8 +59,8 @@ void require_memory_of(device where, any_pool& resource) {
   }
 }
 
-// Sets the current resource (none: the initial pool) and returns the previous one. The caller destroys that one, so
-// that its destructor does not run under the lock.
+// Sets the current resource (none: the initial pool) and returns the previous one. The caller destroys the previous
+// one, so that its destructor does not run under the lock.
 any_pool exchange_current(device where, std::optional<any_pool> next) {
   detail::throw_if_child();
   auto first = first_resource(where);

@@ -20,7 +20,8 @@ namespace gpumem {
 
 namespace {
 
-// Throws nothing. If the driver cannot wait for the stream, the stream runs no work any more.
+// Waits on the host for the stream's work. Throws nothing: if the driver cannot wait for the stream, the stream runs no
+// work any more.
 void wait_for(stream_ref used, device where) noexcept {
   try {
     device_guard const scope{where};
@@ -32,7 +33,8 @@ void wait_for(stream_ref used, device where) noexcept {
 
 } // namespace
 
-// Each stream's device is made current, since the handle may be that of a default stream.
+// Each stream's device is made current. Otherwise the handle of a default stream would mean the default stream of
+// another device.
 scoped_use::~scoped_use() {
   if (!happened_.valid() || !driver_alive()) return;
   try {
@@ -93,8 +95,8 @@ device allocation::where() const {
 }
 
 // An event can be recorded only on streams of its own device, so two events may be needed. The first one belongs to the
-// block's device and is recorded here. The second one belongs to the using stream's device; the guard's destructor
-// records it.
+// block's device and is recorded here. The second one belongs to the using stream's device; the destructor of the
+// returned scoped_use records it.
 scoped_use allocation::use_on(stream_ref stream) const {
   device const used{identify(stream, where()).timeline().device()}, home{timeline_->device()};
   event happened{home};

@@ -1,4 +1,5 @@
-// inline_executor, thread_executor, and the library thread.
+// inline_executor, thread_executor, and the library thread: gpumem's background thread, which is the default executor
+// and runs the timers.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <pthread.h>
@@ -137,7 +138,7 @@ void detail::executor_thread::cancel(timer& item) noexcept {
   timers_.remove(item);
   if (expiring_ != &item) return;
   if (running_on == this) {
-    expiring_ = nullptr; // a later timer may have this address
+    expiring_ = nullptr; // a later timer may have this address, and its cancel() must not wait
   } else {
     while (expiring_ == &item && !detached_) over_.wait(mutex_);
   }
@@ -161,8 +162,8 @@ void detail::executor_thread::run(char const* name) {
   running_on = this;
   sync::lock const held{mutex_};
   while (!stopped_within_) {
-    // Each round runs one timer, then the items that are queued at that moment. So neither can keep the other from
-    // running, even if a timer is always due or each item posts another one.
+    // Each round runs one timer, then the items that are queued at that moment. So timers and items cannot keep each
+    // other from running, even if a timer is always due or each item posts another one.
     bool const expired = expire_first();
     if (!queue_.empty()) {
       end_mark end;
@@ -246,7 +247,7 @@ detail::executor_thread* detail::running_library_thread() noexcept {
 
 void detail::start_timer(timer& item, sync::time_point when) {
   auto& thread = started_library_thread();
-  item.started_ = true; // set first: the started timer may expire and be destroyed at once
+  item.started_ = true; // set first: the started timer may expire and be destroyed immediately
   thread.start(item, when);
 }
 

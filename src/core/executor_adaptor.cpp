@@ -1,4 +1,4 @@
-// The queue of an executor_adaptor, between gpumem and a job system.
+// executor_adaptor: its queue holds the items that gpumem posts, until a user's job system runs them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -69,7 +69,7 @@ bool adapted_queue::run_one() noexcept {
 
 void adapted_queue::rescue(std::shared_ptr<adapted_queue> self) noexcept {
   sync::lock const held{mutex_};
-  if (rescuer_.keeps) return; // the rescuer is posted already
+  if (rescuer_.keeps) return; // the rescuer, the item that runs all queued items, is posted already
   rescuer_.keeps = std::move(self);
   default_executor().post(rescuer_);
 }

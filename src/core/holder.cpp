@@ -1,4 +1,4 @@
-// The ages of holders, and the list of the holders of one resource.
+// Holders (units of work that hold memory of a resource): their ages, and the list of the holders of one resource.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>

@@ -13,8 +13,9 @@ import :sync;
 
 namespace gpumem::detail {
 
-// Makes room, so that insertions of the prepared pointers do not grow the table. The standard library's reserve() may
-// also shrink the table, and then moves all pointers. Room for twice the count makes both rare.
+// Makes room for `count` pointers in all, so that insert_prepared() need not grow the table. The standard library's
+// reserve() may also shrink the table. To grow and to shrink, it moves all pointers. Room for twice the count makes
+// both rare.
 void pointer_set::reserve(std::size_t count) {
   if (count > pointers_.bucket_count()) pointers_.reserve(2 * count);
 }

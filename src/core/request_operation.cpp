@@ -1,4 +1,4 @@
-// Requests in progress: how they try, park, are answered and are cancelled.
+// Requests in progress: how they try to allocate, park (wait in the resource), are answered and are cancelled.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -55,7 +55,7 @@ request_operation::try_part(request_part const& one, bool may_wait, queueing how
   expected<void*, failure> checked = nullptr;
   try {
     checked =
-        checked_request(key, device_of(from_), one.bytes, one.alignment, true); // the resource decides on captures
+        checked_request(key, device_of(from_), one.bytes, one.alignment, true); // true: the resource checks captures
   } catch (...) { checked = unexpected<failure>{current_failure(one.bytes)}; }
   if (!checked) return checked;
   return from_.table->try_allocate_keyed(from_.state, &key, one.bytes, one.alignment);
@@ -96,7 +96,7 @@ bool request_operation::cancel_waiter() noexcept {
 void request_operation::cancel(outcome why) noexcept {
   if (forked() || !set_cancelled(why)) return;
   if (!cancel_waiter()) return;
-  clear_hooks(); // the adaptors have seen the withdrawal
+  clear_hooks(); // the hooks of the adaptors have seen the withdrawal
   cancelled_ = true;
   refuse(failure{why, 0, bytes()});
 }
@@ -108,7 +108,8 @@ bool request_operation::is_late(sync::time_point deadline) noexcept {
 }
 
 // The request may resume on a thread with other default streams, and its stream may be destroyed or capturing by now.
-// If gpumem does not own the handle of the stream, these two cases look alike, and both end the request.
+// In each of these cases the request ends with an error. If gpumem does not own the handle of the stream, it cannot
+// tell a destroyed stream from a capturing one.
 bool request_operation::park_again() noexcept {
   clear_hooks();
   bool usable = true;
@@ -126,7 +127,7 @@ bool request_operation::park_again() noexcept {
   return false;
 }
 
-// Makes the resource forget the request, even if the request has its turn.
+// Makes the resource forget the request, even if the request has its turn (the right to try again).
 void request_operation::end_turn() noexcept {
   set_being_destroyed();
   cancel_waiter();
@@ -222,7 +223,8 @@ bool suspended_operation::conclude() noexcept {
   return answered();
 }
 
-// Frees granted memory and ends a turn. Reads the result only after take_back(): the deciding thread is done by then.
+// Frees granted memory and ends a turn. Reads the result only after take_back(), which waits until the thread that
+// decides the request no longer touches it.
 void suspended_operation::cancel_and_release() noexcept {
   if (forked()) return;
   if (parked() && (was_cancelled() || !cancel_waiter())) {

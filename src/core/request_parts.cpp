@@ -1,4 +1,4 @@
-// Sums the parts of a request.
+// Sums the parts of a request, which asks for one block a part.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -33,7 +33,7 @@ expected<void*, failure> explain_request(stream_key const& key, std::optional<de
 
 namespace {
 
-// Returns outcome::device_lost if the error means that; otherwise `why`.
+// Returns outcome::device_lost if the error of `why` means that the device is lost; otherwise `why`.
 failure lost_or(failure const& why, device where) noexcept {
   auto const code = where.interpret(static_cast<CUresult>(why.code));
   return where.lost() ? failure{outcome::device_lost, code, why.requested} : why;

@@ -1,4 +1,5 @@
-// Counts the live blocks of a shared state, and adds up the slots when the last handle is gone.
+// Counts the live blocks of a pool or adaptor in slots (a counter for one thread or a few). Adds up all slots when the
+// last handle is gone.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>

@@ -1,4 +1,4 @@
-// Posts suspended operations to their executor, and takes them back.
+// Posts suspended operations of coroutines to their executor, and takes them back if they are destroyed first.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <array>
@@ -19,7 +19,8 @@ struct gate {
   sync::condition posted;
 };
 
-// Never destroyed. Suspensions get gates in turn, not by their addresses, so that a test can replay a schedule.
+// The gates: each guards the posts of some suspensions. Never destroyed. Suspensions get gates in turn, not by their
+// addresses, so that a test can replay a schedule.
 class gate_row {
 public:
   unsigned next() noexcept { return next_.fetch_add(1, std::memory_order_relaxed) % size; }
@@ -58,7 +59,7 @@ void suspension::post() noexcept {
   if (needs_flush) where->flush();
 }
 
-// The thread that posts the operation holds the gate's lock: once this function has the lock, the post is over.
+// The thread that posts the operation holds the gate's lock. So once this function has the lock, the post is over.
 void suspension::await_post() noexcept {
   sync::lock const held{gates().at(gate_).mutex};
   posted_ = false;

@@ -15,7 +15,8 @@ import :sync;
 
 namespace gpumem {
 
-// A separate object, so that a forked child can leave it alive: its threads do not exist there.
+// The threads and the queue. They are a separate object, so that a forked child can leave it alive: its threads do not
+// exist there.
 class thread_pool_executor::state {
 public:
   explicit state(std::size_t threads);

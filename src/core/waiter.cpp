@@ -1,4 +1,5 @@
-// Decides waiters, and keeps the list of parked ones.
+// Waiters (requests that can wait for memory): ends them with memory or an error, and keeps the list of those that
+// wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -17,8 +18,8 @@ import :sync;
 
 namespace gpumem {
 
-// Keeps the first holder: that of the outermost scope, which also counts the bytes of inner ones. When the request asks
-// again this must not write: other threads may be reading the holder.
+// Keeps the first holder (unit of work that holds memory): that of the outermost scope, which also counts the bytes of
+// inner scopes. A request that asks again writes nothing here, since other threads may be reading the holder.
 void waiter::set_holder(class holder& of) noexcept {
   if (holder_) return;
   holder_ = &of;
@@ -65,7 +66,8 @@ bool waiter::has_passed(grant_hook const& by) const noexcept {
   return false;
 }
 
-// There are as many entries as hooks, so one is free.
+// Each entry belongs to one hook (the functions of an adaptor that run at the answer). There are as many entries as
+// hooks, so one is free.
 void waiter::mark_passed(grant_hook const& by) noexcept {
   for (auto& each : passed_) {
     if (!each.load(std::memory_order_relaxed)) return each.store(&by, std::memory_order_relaxed);
@@ -116,7 +118,7 @@ bool waiter_list::remove(waiter& item) noexcept {
 
 waiter_list::yielding waiter_list::find_yielding(waiter const& first) const noexcept {
   yielding found;
-  holder const* counted = nullptr; // the requests of a holder are neighbours
+  holder const* counted = nullptr; // the last holder that was added; requests of one holder are neighbours in the list
   for (auto* at = items_.last(); at && at != &first; at = at->links_.previous) {
     auto const* const of = at->holder_;
     if (!of || of == first.holder_ || has_turn(*at) || of->held() == 0) continue;
@@ -167,7 +169,8 @@ void waiter_list::end_turn(waiter& item, bool in_vain) noexcept {
   add_waiting(item);
 }
 
-// Each request is counted at most `max_overtakes` times, which bounds the time of all walks together.
+// Counts one overtaking for each request that should go before `by` (null: for each request). Each request is counted
+// at most `max_overtakes` times, which bounds the time of all these walks together.
 void waiter_list::count_overtaking(waiter const* by) noexcept {
   for (auto* at = first_waiting_; at && (!by || goes_first(*at, *by)); at = at->links_.next) {
     if (!has_turn(*at) && ++at->overtaken_ == max_overtakes_) ++blocked_;

@@ -1,4 +1,4 @@
-// Poll queues and lists of them.
+// A poll queue holds the waits for events that complete in the order of the queue. A list holds such queues.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -45,7 +45,7 @@ poll_request poll_queue::begin_poll() noexcept {
   return {this, polled_oldest_->where_.event, polled_newest_->where_.event};
 }
 
-// If the newest event is complete, all events before it are complete too. An error is given only to the oldest wait.
+// If the newest event is complete, all events before it are complete too. An error goes only to the oldest wait.
 void poll_queue::end_poll(poll_request const& request, completed_waits& completed) noexcept {
   is_polled_ = false;
   auto* const oldest = std::exchange(polled_oldest_, nullptr);

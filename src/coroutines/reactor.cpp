@@ -1,4 +1,4 @@
-// The reactors: polling rounds, and the pauses between them.
+// A reactor polls the driver in rounds for the events that coroutines await. Also computes the pauses between rounds.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <sys/prctl.h>
@@ -35,7 +35,7 @@ inline constexpr auto min_pause = microseconds{10};
 inline constexpr auto max_extra_pause = microseconds{50};
 inline constexpr auto max_pause = microseconds{100};
 inline constexpr auto max_first_pause = microseconds{50};
-inline constexpr auto memory = std::chrono::seconds{1};    // the last wait's duration counts for at most this long
+inline constexpr auto memory = std::chrono::seconds{1};    // how long the last wait's duration sets the first pause
 inline constexpr auto pause_cost = microseconds{6};        // processor time of falling asleep and waking up
 inline constexpr auto spin_before_yield = milliseconds{1}; // time without a completion after which a spin yields
 
@@ -61,7 +61,8 @@ void query(poll_request& request) {
   }
 }
 
-// Marks a complete event in the timeline of its stream. Pools read there which work is complete.
+// Marks a complete event in its stream's timeline (gpumem's record of the stream). Pools read there which work is
+// complete.
 void publish(stream_point const& where, CUresult result) noexcept {
   if (result == CUDA_SUCCESS && where.timeline) where.timeline->epochs().publish_completed(where.covers);
 }
@@ -73,7 +74,7 @@ struct reactor_table {
   bool stops_at_exit __attribute__((guarded_by(mutex))) = false;
   bool stopped __attribute__((guarded_by(mutex))) = false; // no reactor may be made any more: stop_all() has run
   std::array<std::string, max_devices> names __attribute__((guarded_by(mutex))); // of reactor threads
-  std::array<std::atomic<reactor*>, 2 * max_devices> all{}; // two per device: of the library thread, of its own thread
+  std::array<std::atomic<reactor*>, 2 * max_devices> all{}; // per device: one on the library thread, one on its own
 };
 
 reactor_table& reactors() {
@@ -121,7 +122,7 @@ poll_queue& reactor::queue_of(CUevent event) {
 }
 
 // Runs at the exit of the process. Stops all reactors and, within a second, the threads that belong to them. The
-// library thread stops by itself.
+// library thread (gpumem's background thread) stops by itself.
 void reactor::stop_all() noexcept {
   auto const deadline = sync::now() + exit_bound;
   {
@@ -139,7 +140,8 @@ void reactor::stop_all() noexcept {
   }
 }
 
-// Moves the queue to the list where it belongs. While the queue is polled or has no wait, it is in no list.
+// Moves the queue to the list where it belongs: `low_latency_` if a wait of it is urgent, otherwise `balanced_`. While
+// the queue is polled or has no wait, it is in no list.
 void reactor::enlist(poll_queue& item) noexcept {
   auto* const belongs = item.is_polled() || item.empty() ? nullptr : item.urgent() ? &low_latency_ : &balanced_;
   if (poll_queue_list::of(item) != belongs) poll_queue_list::move(item, belongs);
@@ -224,8 +226,8 @@ void reactor::round(sync::time_point begin) {
   if (device_.lost()) fail_all_lost();
 }
 
-// Sets the time of the next poll of the balanced queues. If only waits are left that were added during this poll, the
-// end of their first pause decides.
+// Sets the time of the next poll of the queues without an urgent wait. If all waits that are left were added during
+// this poll, the next poll comes at the end of their first pause.
 void reactor::set_due(sync::time_point end, sync::duration busy, sync::duration quiet) noexcept {
   fair_ = end + fair_pause(busy);
   auto const regular = armed_ > added_ ? end + long_pause(quiet) : sync::time_point::max();

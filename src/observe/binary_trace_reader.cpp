@@ -22,7 +22,7 @@ namespace gpumem {
 namespace detail {
 namespace {
 
-static_assert(std::endian::native == std::endian::little); // a row in memory is a row in the file
+static_assert(std::endian::native == std::endian::little); // so a row of the file can be copied into a row in memory
 inline constexpr std::size_t row_size = sizeof(binary_trace_row);
 
 // Returns the header or the row at this position, which need not be aligned.

@@ -1,4 +1,5 @@
-// Derives the options of a pool whose chunks are arenas.
+// Makes the options of an arena_resource's pool. Its chunks (memory from the upstream) are arenas, of which each thread
+// has its own.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>

@@ -1,4 +1,4 @@
-// Finds the bin of a request and of a block, and sums up the bins.
+// Finds the bin (the resource that serves one range of sizes) of a request and of a block, and sums up the bins.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -30,7 +30,7 @@ namespace {
 bool is_gpumem(services_handle const& of) noexcept { return of.table->try_allocate_behind != nullptr; }
 
 // Returns whether the resource can ever serve a request for `bytes`. A resource of another library does not tell its
-// limit, so it is asked for such a block.
+// limit, so it is asked for a block of `bytes`, which is freed again.
 bool can_serve(services_handle const& of, std::size_t bytes) {
   if (is_gpumem(of)) {
     auto const now = statistics_from(of).value_or(statistics{});
@@ -42,7 +42,7 @@ bool can_serve(services_handle const& of, std::size_t bytes) {
   return block.has_value();
 }
 
-// Returns the number of blocks that the request may get.
+// Returns the number of blocks that a grant gives to the request. A part of 0 bytes gets none.
 std::size_t blocks_of(waiter& item) noexcept {
   std::size_t count = 0;
   for (std::size_t i = 0; i < item.parts(); ++i) count += item.part(i).bytes > 0;
@@ -69,8 +69,8 @@ void bin::on_grant(waiter const&, request_part const& part) noexcept {
 
 void bin::on_refusal(waiter& item) noexcept { given_.cancel(blocks_of(item)); }
 
-// Lets the request wait in the bin. A grant must not allocate host memory, so the first call makes room in `given_`. A
-// request that asks again has that room already.
+// Lets the request wait in the bin. A grant must not allocate host memory, so the first call makes room in `given_`,
+// the set of blocks that the bin has given out. A request that asks again has that room already.
 bool bin::admit(waiter& item) noexcept {
   if (!item.has_passed(*this)) {
     if (!given_.prepare(blocks_of(item))) return false;
@@ -216,7 +216,7 @@ statistics binning_state::read_statistics() {
   return sum;
 }
 
-// Asks the upstream last, since it takes chunks of bins, which are its blocks, for blocks of users.
+// Asks the upstream last. It cannot tell a block of a user from a chunk of a bin, since it has allocated both.
 bool binning_state::record_use(void* pointer, stream_ref stream) {
   throw_if_child();
   for (auto* const each : table()) {

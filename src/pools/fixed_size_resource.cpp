@@ -17,7 +17,7 @@ namespace gpumem::detail {
 
 namespace {
 
-// Returns the size class of the blocks. Throws std::invalid_argument.
+// Returns the block size, rounded up to a size class of the pool. Throws std::invalid_argument.
 std::size_t block_size_of(fixed_size_options const& options) {
   if (options.block_size == 0 || options.block_size > PTRDIFF_MAX / 4)
     throw std::invalid_argument{"gpumem: the block_size of a fixed_size_resource must be 1 byte to 2 EiB"};

@@ -1,4 +1,4 @@
-// Gives out memory of regions, and frees the regions at a reset.
+// Gives out memory of regions (large blocks that are used from start to end), and frees the regions at a reset.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -133,8 +133,8 @@ monotonic_state::region const* monotonic_state::find(void const* pointer) const 
   return found == regions_.end() ? nullptr : &*found;
 }
 
-// Records the stream's use, so that the free of the region need not be ordered after it. If that fails, the host waits
-// for the stream.
+// Records the stream's use of the region in the pool, which orders the reuse of the region after it. So the free of the
+// region need not come after the use. If the recording fails, the host waits for the stream.
 void monotonic_state::record_use(region const& of, stream_key const& key) noexcept {
   if (key.is_host() || key == of.home || key.capturing()) return;
   try {

@@ -72,8 +72,8 @@ pool_engine* make_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
 
 bool is_special(pool_options const& options) noexcept { return options.hardened.enabled || options.pass_through; }
 
-// Returns the options of a pool that may pass its requests to the upstream. If it does, it reserves no initial size and
-// is not hardened.
+// Returns the options of a pool that may pass its requests to the upstream. If the pool does so, it reserves no initial
+// size and is not hardened.
 pool_options for_pass_through(pool_options options, bool paged) {
   throw_if_child();
   options.pass_through = passes_through(options.pass_through) && !paged;
@@ -83,8 +83,8 @@ pool_options for_pass_through(pool_options options, bool paged) {
   return options;
 }
 
-// An upstream of device memory, used in place of pages. Its blocks come from a CUDA memory pool, whose stream order
-// tools can follow.
+// The upstream of a pool over device memory that passes its requests on; such a pool uses no pages. Its blocks come
+// from a CUDA memory pool, whose stream order tools can follow.
 class stream_ordered_upstream final : public held_upstream<cuda_resource> {
 public:
   stream_ordered_upstream(cuda_resource instead, gpumem::device where)
@@ -171,8 +171,8 @@ void pool_state::drop_handle() noexcept {
 
 void pool_state::finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                                 cached_free const& cached) noexcept {
-  // A block of a graph memory lies inside a live block of this pool but never at its start. So no live block was found
-  // at the pointer.
+  // A block of a graph memory (memory for captured graphs) lies inside a live block of this pool but never at its
+  // start. So no live block was found at the pointer.
   auto& graphs = captures_.memories();
   if (!cached.freed.that && graphs.any() && graphs.free(key, pointer, bytes)) return; // this pool may be gone
   if (engine_->free_slow(key, pointer, bytes, cached) == free_result::last) dispose();
@@ -191,7 +191,8 @@ expected<void*, failure> pool_state::allocate_uncommon(stream_key const& key, st
   return unexpected<failure>{failure{outcome::closed, 0, bytes}};
 }
 
-// In a hardened pool, compares the size here, because the engine's block is larger by the guards.
+// Allocates in a pool that passes its requests on, is hardened, or shows its blocks to a tool. In a hardened pool,
+// compares the size with `largest_block` here, because the engine's block is larger by the guards.
 expected<void*, failure> pool_state::allocate_special(stream_key const& key, std::size_t bytes,
                                                       std::size_t alignment) noexcept {
   if (pass_through_) return pass_through_->try_allocate(key, bytes, alignment);
@@ -220,8 +221,8 @@ expected<void*, failure> pool_state::allocate_region(stream_key const& key, std:
   return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
 }
 
-// If a tool is told of blocks as regions, the region ends before the free. Afterwards another thread may get the
-// memory, and make it a region.
+// Frees in a pool that passes its requests on, is hardened, or shows its blocks to a tool as regions. A region ends
+// before the free: afterwards another thread may get the memory, and make it a region.
 void pool_state::free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   if (captures_.memories().any() && captures_.memories().free(key, pointer, bytes)) return;
   if (pass_through_) return pass_through_->deallocate(key, pointer, bytes);
@@ -270,8 +271,9 @@ bool pool_state::is_too_large(waiter& item) noexcept {
   return is_beyond_device(item);
 }
 
-// Returns whether the request exceeds the device's memory. If the pool has a limit, that decides instead, which saves a
-// driver call. Managed memory, which the host can touch, may be larger than the device's memory.
+// Returns whether the request exceeds the device's memory. If the pool has a limit, returns false without a driver
+// call, since the limit is checked elsewhere. Managed memory, which the host can touch, may be larger than the device's
+// memory.
 bool pool_state::is_beyond_device(waiter const& item) noexcept try {
   auto const& upstream = engine_->upstream();
   bool const of_device = where() && upstream.device_accessible() && !upstream.host_accessible();

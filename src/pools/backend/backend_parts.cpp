@@ -1,4 +1,4 @@
-// Makes the parts of a backend, and counts growth.
+// The parts that serve a pool's growth (new memory from the upstream) by pages and by chunks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>

@@ -1,4 +1,5 @@
-// Allocates chunks, moves them between shards, and gives them back.
+// Allocates chunks (memory from the upstream), moves them between shards (parts of the pool with their own locks), and
+// gives them back.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -112,7 +113,7 @@ bool chunk_backend::is_idle_and_complete(chunk const& parent) const noexcept {
   return complete;
 }
 
-// Gives back idle chunks, the largest one first.
+// Gives back idle chunks, the largest one first. A chunk is idle if it is free and all work that used it is complete.
 std::size_t chunk_backend::release(std::size_t keep) noexcept {
   std::size_t given = 0;
   for (;;) {

@@ -1,4 +1,4 @@
-// The size of the next chunk, look-up of chunks by address, and the sums of bytes.
+// The chunks of a pool (pieces of memory from its upstream): size of the next chunk, look-up by address, sums of bytes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -34,7 +34,7 @@ std::size_t whole_pages(virtual_pages const& of, std::size_t bytes) noexcept {
 }
 
 // Returns whether the block belongs to the stream or was last used by it. If so, the addresses beside the block belong
-// to the stream's segment.
+// to the stream's segment, the addresses where that stream's memory grows.
 bool is_of(block const* neighbour, stream_key const& key) noexcept {
   if (!neighbour || neighbour->state() == block_state::hole) return false;
   if (!neighbour->is_free()) return neighbour->stream == &key.timeline();
@@ -59,28 +59,29 @@ bool growth_policy::usable(block const* range, stream_key const& key) const {
   return range && range->is_free() && rules_.classify(range->uses, key, reuse_tier::same_stream) != reuse_tier::none;
 }
 
-// Returns the range at the end of the mapped addresses if the stream may use it at once; otherwise null.
+// Returns the range at the end of the mapped addresses if the stream may use it without a wait; otherwise null.
 block* growth_policy::usable_end(allocation_request const& request, pool_shard const& in) const {
   auto* const last = in.paged ? in.paged->last : nullptr;
   if (!usable(last, request.key)) return nullptr;
   return in.offset_of(last->end()) == in.pages->mapped_end() ? last : nullptr;
 }
 
-// Returns how many bytes to map after the range `end`, in whole pages, so that both hold the request. `end` is a range
-// that the stream may use at once, or null.
+// Returns how many bytes to map after the range `end`, in whole pages, so that the range and the new pages hold the
+// request. `end` is a range that the stream may use without a wait, or null.
 std::size_t growth_policy::shortfall(allocation_request const& request, pool_shard const& in, block const* end,
                                      bool exact) const {
   auto const need = request.bytes + (request.alignment - granule);
   auto const least = need - std::min(need - granule, end ? end->bytes : 0);
   auto const page = exact || !in.pages ? smallest_of(in) : usual_page(*in.pages);
   auto wanted = least;
-  // With several shards each growth adds memory to spare: a thread whose shard lacks memory must lock all shards.
+  // With several shards (parts of the pool with their own locks) each growth adds memory to spare. Otherwise threads
+  // would run out of memory more often, and then lock all shards.
   if (!exact && !shards_.single()) wanted = std::max(wanted, in.reserved / tuning::shard_growth_fraction);
   return wanted > SIZE_MAX - page ? least : round_up(wanted, page);
 }
 
-// Returns the hole in which the fewest bytes must be mapped for the request, at the start or at the end of the hole.
-// Leaves out holes for which the limit allows too few bytes.
+// Returns the hole (range without mapped pages) in which the fewest bytes must be mapped for the request, at the start
+// or at the end of the hole. Leaves out holes for which the limit allows too few bytes.
 std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_request const& request,
                                                                  pool_shard const& in, bool exact) const {
   auto const need = request.bytes + (request.alignment - granule);

@@ -1,4 +1,4 @@
-// Finds free memory whose uses are complete, and takes whole pages of it out of the pool.
+// Finds free memory whose uses are complete (no stream still works on it), and takes whole pages of it out of the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -39,8 +39,8 @@ void append(std::vector<page_run>& runs, page_run const& next) {
 
 } // namespace
 
-// Coalesces adjacent ranges whose uses are complete. With `reuse_policy::ordered`, where memory stays with the streams
-// that freed it, does nothing until the pool is closed.
+// Joins adjacent ranges whose uses are complete. With `reuse_policy::ordered` memory stays with the streams that freed
+// it, so this does nothing until the pool is closed.
 void idle_pages::coalesce_complete(pool_shard& in) {
   if (!in.paged || (parts_.options.cross_stream == reuse_policy::ordered && !parts_.closed)) return;
   auto const complete = [gone = parts_.device_gone()](block const& each) { return gone || each.uses.completed(); };
@@ -49,9 +49,9 @@ void idle_pages::coalesce_complete(pool_shard& in) {
   }
 }
 
-// Coalesces complete ranges. Returns the runs of idle memory by address. Idle memory is free, and the host has seen all
-// its uses complete, except those of the stream `in_use_by`. Leaves out the block that holds the address `excluded`,
-// unless that is 0.
+// Joins complete ranges. Returns the runs of idle memory by address. Idle memory is free, and the host has seen all its
+// uses complete, except those of the stream `in_use_by`. Leaves out the block that holds the address `excluded`, unless
+// that address is 0.
 std::vector<idle_pages::idle_run> idle_pages::find_runs(page_query const& query) {
   std::vector<idle_run> found;
   bool const gone = parts_.device_gone();

@@ -1,4 +1,4 @@
-// The calls of NVTX's memory interface.
+// Shows a pool's chunks and blocks to profiling tools, by NVTX's interface for memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #if __has_include(<nvtx3/nvToolsExtMem.h>)
@@ -90,8 +90,8 @@ void register_region(void*, void const*, std::size_t) noexcept {}
 void unregister_region(void const*) noexcept {}
 #endif
 
-// The heaps of all pools. The chunks of a pool over another pool are blocks of that pool, so they lie in its heaps. A
-// heap must not be made inside a heap.
+// The heaps of all pools. A chunk of a pool that lies over another pool is a block of the other pool, so it lies in a
+// heap already. A heap must not be made inside a heap.
 class heap_ranges {
 public:
   static heap_ranges& instance() {
@@ -133,7 +133,7 @@ void nvtx_heaps::add_heap(void* base, std::size_t bytes) noexcept {
     made = {bytes, register_heap(base, bytes)};
     if (made.handle) return;
     heaps_.erase(begin);
-  } catch (std::bad_alloc const&) {} // then the chunk is no heap
+  } catch (std::bad_alloc const&) {} // then the tool does not see the chunk
   heap_ranges::instance().remove(begin + bytes);
 }
 

@@ -1,4 +1,4 @@
-// Maps, moves and unmaps pages at the end of the mapped addresses or in holes.
+// Maps, moves and unmaps pages, at the end of the mapped addresses or in holes (ranges without mapped pages).
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -55,12 +55,12 @@ void page_backend::charge_moves(std::size_t pages) noexcept {
 void page_backend::poll_for_moves(allocation_request const& request) {
   parts_.rules.poll_young_events(&request.key, shard_list::search_order{parts_.shards, *request.shard});
   if (affordable_pages() > 0)
-    move_budget_.spend(tuning::move_poll_cost); // at the pool's limit it polls even without budget
+    move_budget_.spend(tuning::move_poll_cost); // without budget the poll costs nothing: the pool may be at its limit
 }
 
-// Gets pages for a request: moves idle pages, or maps new pages and unmaps idle ones of the same size. Returns the
-// place of the block in the range that the pages form with their free neighbours. The result is retry() if that range
-// is too small, or after a wait.
+// Gets pages for a request: moves idle pages, or maps new pages and unmaps idle ones of the same size. The pages are
+// joined with their free neighbours to one range. Returns where in that range the request's block starts. The result is
+// retry() if the range is too small, or after a wait.
 attempt<placement> page_backend::grow(allocation_request const& request, bool exact) {
   auto& shard = *request.shard;
   bool moving = !exact && parts_.shards.single() && may_move(request) && affordable_pages() > 0;
@@ -70,8 +70,8 @@ attempt<placement> page_backend::grow(allocation_request const& request, bool ex
   }
   auto plan = parts_.growth.plan(request, shard, exact);
   // Unmaps as many bytes of idle pages as the plan will map. Does not do so at the limit, where move_at_limit() moves
-  // pages after all other steps have failed. If an unmapped page lay beside the hole of the plan, that hole now lacks
-  // more bytes. So each round makes a new plan.
+  // pages after all other steps have failed. If an unmapped page lay beside the hole of the plan, the plan must now map
+  // more bytes there. So each round makes a new plan.
   for (std::size_t given = 0; moving && (!plan || (given < plan->bytes && lacking(plan->bytes) == 0));) {
     auto const more = evict(request, plan, given);
     given += more;
@@ -99,8 +99,9 @@ bool page_backend::may_move(allocation_request const& request) const noexcept {
 
 // Waits until the work of the request's stream is complete, so that pages that the stream has freed can move. Without
 // the wait, a program that runs ahead of the device would get new pages. Does not wait if other streams use free
-// memory, since the caller could not give work to them meanwhile. The wait counts as time for moves, and leaves enough
-// of that time for the moves themselves. Returns whether it unlocked the shards: then the search begins again.
+// memory, since the caller could not give work to them meanwhile. The wait is charged to the time budget for moves, and
+// leaves enough of the budget for the moves themselves. Returns whether it unlocked the shards: the caller must then
+// search again.
 bool page_backend::wait_for_own_work(allocation_request const& request) {
   auto& own = request.key.timeline();
   if (!request.key.may_wait() || !request.key.has_handle()) return false;
@@ -147,15 +148,15 @@ placement page_backend::move_at_limit(allocation_request const& request) {
   return move(request, true);
 }
 
-// Returns the uses of new memory. Memory for a stream counts as used by that stream at epoch 0. This use is complete,
-// since the first epoch is 1. Because of it, the rest of the memory goes to the free list of that stream, in whose
-// segment the memory lies.
+// Returns the uses of new memory. Memory for a stream counts as used by that stream up to epoch 0. Epochs number the
+// sections of a stream's work from 1, so this use is complete. Because of the use, the rest of the memory goes to the
+// free list of that stream, in whose segment the memory lies.
 stream_uses page_backend::fresh_uses(allocation_request const& request) const noexcept {
   return parts_.rules.needs_host(request.key) ? stream_uses{} : stream_uses{stream_use{&request.key.timeline(), 0}};
 }
 
-// Coalesces new memory with free neighbours that the stream may use. Returns the place of the block in the result; an
-// empty place if the result is too small.
+// Joins the new range `fresh` with free neighbours that the stream may use. Returns where in the joined range the
+// request's block starts; an empty placement if that range is too small.
 placement page_backend::placement_in(block& fresh, allocation_request const& request) const {
   auto& ranges = fresh.parent->shard->ranges.free_ranges();
   auto* range = &fresh;
@@ -169,8 +170,8 @@ placement page_backend::placement_in(block& fresh, allocation_request const& req
 }
 
 // Moves idle pages to where memory is missing. A move costs two thirds of the time to unmap a page and make another, or
-// less if the page is large. `at_limit`: otherwise the pool would unmap pages, so the time for moves is not bounded.
-// Returns an empty place if the pages are not enough.
+// less if the page is large. With `at_limit` the time for moves is not bounded: without them the pool would have to
+// unmap pages. Returns an empty placement if the pages are not enough.
 placement page_backend::move(allocation_request const& request, bool at_limit) {
   auto& shard = *request.shard;
   if (!shard.pages) return {};
@@ -221,7 +222,7 @@ expected<block*, failure> page_backend::map(pool_shard& into, growth_plan const&
 }
 
 // Maps pages in the hole of the plan, or after all mapped addresses. If the device has less than `bytes`, maps `least`.
-// make_pages() does not refuse the options, which were checked when the pool was made.
+// Need not catch std::invalid_argument of make_pages(): the options were checked when the pool was made.
 expected<page_extent, failure> page_backend::map_unlocked(pool_shard& into, growth_plan const& plan,
                                                           std::size_t affordable) noexcept {
   try {
@@ -266,7 +267,7 @@ expected<block*, failure> page_backend::accept(pool_shard& into, expected<page_e
   return unexpected<failure>{made.error()};
 }
 
-// Adds mapped pages to the shard as a free range with these uses. If it throws std::bad_alloc, nothing is changed.
+// Adds mapped pages to the shard as a free range that has `uses`. If it throws std::bad_alloc, nothing is changed.
 block& page_backend::add(pool_shard& into, page_extent const& where, stream_uses const& uses) {
   into.first_address = reinterpret_cast<std::uintptr_t>(into.pages->base());
   into.address_space = into.pages->address_space();
@@ -321,7 +322,7 @@ void page_backend::release_for(allocation_request const& request) {
   evict(request, plan, plan ? std::min(plan->bytes, parts_.chunks.headroom()) : 0);
 }
 
-// Returns how many of these bytes exceed the headroom, that is, the bytes that may still be reserved.
+// Returns by how much `bytes` exceeds the headroom, the bytes that may still be reserved.
 std::size_t page_backend::lacking(std::size_t bytes) const noexcept {
   return bytes - std::min(bytes, parts_.chunks.headroom());
 }
@@ -344,9 +345,9 @@ std::size_t page_backend::release_idle(page_query const& query) noexcept {
   return given;
 }
 
-// Unmaps idle pages, so that the pool can map others for a request. Without a plan unmaps enough to make a hole for the
-// request. Keeps the range that the plan extends. `given`: bytes that earlier calls have unmapped for the request.
-// Returns the bytes that this call has unmapped.
+// Unmaps idle pages, so that the pool can map other pages for a request. Without a plan it unmaps enough to make a hole
+// for the request. Keeps the range that the plan extends. `given`: bytes that earlier calls have unmapped for the
+// request. Returns the bytes that this call has unmapped.
 std::size_t page_backend::evict(allocation_request const& request, std::optional<growth_plan> const& plan,
                                 std::size_t given) {
   poll_for_moves(request);

@@ -1,4 +1,4 @@
-// Passes each call to the backend of pages or to that of chunks.
+// A pool gets memory from its upstream as pages or as chunks. Passes each call to the backend for pages or for chunks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Calls of a pool's upstream.
+// Calls the upstream, the resource from which a pool gets its memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -29,8 +29,8 @@ bool pool_upstream::show_to_tool() {
 }
 
 expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::size_t bytes) noexcept {
-  // If the call may not use the stream's handle, asks for memory that is valid at once. If the upstream is a pool where
-  // requests wait, this request does not queue behind them.
+  // If the call may not use the stream's handle, asks for memory that any stream can use immediately. If the upstream
+  // is a pool where requests wait, this request does not queue behind them.
   auto const key = (stream.has_handle() ? stream : stream_key::host()).queueing_as(queueing::none);
   auto const drawn = services_.table->try_allocate_keyed(services_.state, &key, bytes, granule);
   if (heaps_ && drawn && device_source::any_has_block(*drawn, bytes)) heaps_->add_heap(*drawn, bytes);

@@ -1,4 +1,4 @@
-// Claims shares of the budget of the thread caches, and gives them back.
+// The budget is the bytes that all thread caches may hold. Each cache claims a share of it and gives the share back.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -38,7 +38,8 @@ void cache_budget::set_total(std::size_t bytes, std::size_t max_share) noexcept 
 }
 
 void cache_budget::usage::add(share const& one) noexcept {
-  // Reads `claimed` before the allowance: in the other order a claim between both would count as bytes in use.
+  // Reads `claimed` before the allowance. In the other order, a claim between the two reads would count as bytes in
+  // use.
   auto const claimed = one.claimed.load(std::memory_order_acquire);
   std::int64_t const spare = one.allowance;
   in_use += static_cast<std::size_t>(std::max(claimed - spare, std::int64_t{0}));

@@ -1,4 +1,4 @@
-// Finds the largest block of a stream cache, and counts the frees of its stream.
+// stream_cache, which keeps blocks that one thread freed on one stream: finds the largest block, and counts the frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -24,8 +24,8 @@ bool stream_cache::bind_if_empty(stream_timeline& next, std::size_t threshold) n
   return true;
 }
 
-// Adds the counts of frees to those of the timeline. If these reach its threshold, requests an event, which the current
-// free then records.
+// Adds this cache's counts of frees without an event to the counts of the stream. If the sums reach `threshold`,
+// requests an event, which the current free then records.
 void stream_cache::flush_counters(stream_timeline& stream, std::size_t threshold) noexcept {
   if (stream.epochs().count_unrecorded(unrecorded_frees, unrecorded_bytes, threshold)) stream.event_request().raise();
   unrecorded_frees = 0;

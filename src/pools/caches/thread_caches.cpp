@@ -1,4 +1,4 @@
-// Flushes all thread caches, and sums their counts.
+// Takes all blocks out of the caches of all threads, and sums the counts of the caches.
 // SPDX-License-Identifier: Apache-2.0
 module gpumem:thread_caches.impl;
 import :thread_caches;

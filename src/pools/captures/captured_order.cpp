@@ -34,8 +34,8 @@ struct capture_place {
 };
 
 // Returns whether to ask the driver about the stream. A question about the legacy stream would end captures. A stream
-// that may be destroyed at any time was already asked when this call identified it. So it is asked again only if it
-// captured then.
+// that may be destroyed at any time was already asked about when this call identified it. So it is asked about again
+// only if it captured then.
 bool may_ask(stream_key const& key) {
   if (!key.has_handle() || !driver_alive()) return false;
   switch (key.timeline().kind()) {
@@ -47,7 +47,8 @@ bool may_ask(stream_key const& key) {
   }
 }
 
-// Asks the driver. Returns nullopt if the driver may not be asked, or on an error.
+// Asks the driver for the stream's place in its capture. Returns nullopt if the driver may not be asked, or on an
+// error.
 std::optional<capture_place> place_of(stream_key const& key) {
   if (!may_ask(key)) return std::nullopt;
   auto status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -142,7 +143,8 @@ captured_order::position* captured_order::enter(stream_timeline& timeline, std::
   return &known->second;
 }
 
-// Notes the end of a capture. If no capture is open any more, all ends so far come before the captures that follow.
+// Notes the end of a capture. If no capture is open any more, all uses that have ended so far come before the captures
+// that follow.
 void captured_order::close(std::uint64_t capture) noexcept {
   if (open_.erase(capture) == 0 || !open_.empty()) return;
   ++era_;
@@ -175,7 +177,8 @@ bool captured_order::is_worked_on_here(std::uint64_t capture) const noexcept {
   return found != open_.end() && found->second == sync::thread_index();
 }
 
-// Asks the driver for the stream's nodes only if no other thread is known to work on the capture or the stream.
+// Asks the driver for the stream's last captured nodes, after which the use ends. Does so only if no other thread is
+// known to work on the capture or the stream. Returns own_end if the order of the use is not known.
 epoch captured_order::end_use(stream_key const& key, std::uint64_t allocated_in) {
   if (!is_worked_on_here(allocated_in)) return own_end;
   auto const known = streams_.find(&key.timeline());

@@ -52,8 +52,8 @@ graph_memory::graph_memory(std::unique_ptr<pool_upstream> upstream)
     : shared_state{false}, upstream_{std::move(upstream)}, device_{device_of_upstream(*upstream_)},
       uses_{ranges_, chunks_} {}
 
-// The caller guarantees that no launch of a graph is pending. Leaves the list first: until then other threads may look
-// for a block here.
+// The caller guarantees that no launch of a graph is pending. Leaves the pool's list of graph memories first: until
+// then other threads may look for a block here.
 graph_memory::~graph_memory() {
   if (listed_in_) listed_in_->remove(*this);
   if (driver_alive()) {
@@ -80,8 +80,8 @@ expected<void*, failure> graph_memory::try_allocate(stream_key const& key, std::
   return result;
 }
 
-// Returns null if no range fits. Prefers ranges that this stream has freed, then ranges whose uses the graph orders
-// before the stream's next work, then ranges without any use.
+// Takes a block for the request; returns null if no range fits. Prefers ranges that this stream has freed, then ranges
+// whose uses the graph orders before the stream's next work, then ranges without any use.
 void* graph_memory::take(stream_key const& key, std::size_t bytes, std::size_t alignment) {
   auto const rounded = (bytes + granule - 1) & ~(granule - 1);
   auto& timeline = key.timeline();
@@ -133,7 +133,7 @@ expected<void*, failure> graph_memory::grow(stream_key const& key, std::size_t b
   return refuse(outcome::exhausted);
 }
 
-// Returns false, and changes nothing, if the host is out of memory.
+// Adds the chunk `drawn`. Returns false, and changes nothing, if the host is out of memory.
 bool graph_memory::add(chunk const& drawn) noexcept try {
   sync::lock const held{mutex_};
   chunks_.add(drawn, ranges_);
@@ -241,10 +241,11 @@ void graph_memory::restore(std::span<memory_range const> live) {
     before -= static_cast<std::int64_t>(counts_.allocations - counts_.frees);
   }
   for (; before < 0; ++before) add_live();
-  for (; before > 0; --before) drop_live(); // not the end: the caller has a handle
+  for (; before > 0; --before) drop_live(); // cannot destroy this object: the caller has a handle
 }
 
-// Makes each chunk one free range without uses: the captures that used it are launched before later captures.
+// Makes each chunk one free range without uses. It needs none: the captures that used the chunk are launched before
+// later captures.
 void graph_memory::free_everything() {
   uses_.forget_all_blocks();
   chunks_.visit([&](chunk const& each) {

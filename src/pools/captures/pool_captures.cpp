@@ -1,4 +1,5 @@
-// Opens and closes capture scopes, and finds the scope of a capturing stream.
+// Opens and closes capture scopes (in which a pool serves the streams of a capture from a graph memory), and finds the
+// scope of a stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -31,10 +32,11 @@ struct capture_state {
   inline bool is_active() const noexcept { return status == CU_STREAM_CAPTURE_STATUS_ACTIVE; }
 };
 
-// Asks the driver. An error counts as no capture.
+// Asks the driver for the stream's capture. An error counts as no capture.
 capture_state capture_of(stream_key const& key) noexcept {
   capture_state seen;
-  // The handle of a per-thread default stream means another stream on another thread.
+  // On another thread the handle of this per-thread default stream would mean another stream, so the driver is not
+  // asked.
   bool const elsewhere =
       key.timeline().kind() == stream_kind::per_thread && !timeline_registry::is_own_default(key.timeline());
   if (elsewhere || !key.has_handle()) return seen;

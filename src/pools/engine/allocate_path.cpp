@@ -1,4 +1,5 @@
-// Allocation of one block from the thread's shard, from all shards, or from new memory.
+// Allocates a block from the thread's shard (a part of the pool with its own lock), from all shards, or from new
+// memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -56,8 +57,8 @@ allocate_path::try_allocate(stream_key const& key, size_class size, std::size_t 
   try {
     request.key.timeline().prepare();
   } catch (...) {
-    // No spare event could be made. Frees on this stream record none until a later call makes one. The stream itself
-    // still reuses its memory.
+    // No spare event could be made. So frees on this stream record no event until a later call makes one. The stream
+    // itself still reuses its memory.
   }
   try {
     if (auto* const p = allocator_.allocate_from_own(request)) [[likely]]
@@ -71,8 +72,8 @@ allocate_path::try_allocate(stream_key const& key, size_class size, std::size_t 
 expected<void*, failure> allocate_path::allocate_from_all(allocation_request& request) {
   all_shards_lock const held{parts_.shards};
   enter(request);
-  // A thread that has often allocated from other threads' shards first searches and grows its own shard. With the
-  // option `shard_per_thread` each thread does so.
+  // If a thread has often allocated from the shards of other threads, it searches and grows its own shard first. With
+  // the option `shard_per_thread` each thread does so.
   for (bool own = parts_.options.shard_per_thread || allocator_.steals_too_often(*request.shard);;) {
     deferred_.run(&request.key);
     if (auto* const p = own ? allocator_.search_own(request) : allocator_.search_all(request)) return p;
@@ -91,8 +92,8 @@ expected<void*, failure> allocate_path::allocate_from_all(allocation_request& re
   }
 }
 
-// Prepares a request under the locks of all shards. A thread that has often found the lock of its shard taken first
-// gets a shard of its own.
+// Prepares a request under the locks of all shards. If a thread has often found the lock of its shard taken, it gets a
+// shard of its own here.
 void allocate_path::enter(allocation_request& request) {
   // While requests wait, each call takes the locks of all shards, so a new shard would not help.
   if (parts_.shards.contended() && !parts_.requests.has_waiting()) {

@@ -1,4 +1,4 @@
-// Visits every block and every list of a pool.
+// Visits every block and every list of a pool, and checks that they and the pool's counts agree.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -63,7 +63,7 @@ std::size_t checked_bytes(free_list const& one, bool& consistent) {
       not_free += !unused;
       if (!each.is_free()) consistent = consistent && parent.shard->find_live(each.pointer()) == &each;
       if (each.state() == block_state::cached) (each.bytes <= size_class::largest_small ? small : larger) += each.bytes;
-      auto const state = each.state(); // read once: a remote free may change it meanwhile
+      auto const state = each.state(); // read once: a free by another thread may change it meanwhile
       bool const counted_live =
           state == block_state::allocated || state == block_state::evicted || state == block_state::remote_freed;
       if (counted_live) live += static_cast<std::int64_t>(each.requested);

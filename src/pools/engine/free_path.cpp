@@ -1,4 +1,5 @@
-// Frees under the lock of one shard, under the locks of all shards, and as remote frees.
+// Frees under the lock of one shard (a part of the pool), under the locks of all shards, and as remote frees: the next
+// holder of a taken lock completes them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -32,7 +33,8 @@ import :waiting_requests;
 
 namespace gpumem::detail {
 
-// Frees the evicted block before the caller's block. The second free then returns `last` if the pool has no block left.
+// Completes a free after the attempt to put the block into a thread cache. Frees the block that the cache has evicted
+// before the caller's block. The second free then returns `last` if the pool has no block left.
 free_result free_path::finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                               cached_free const& cached) noexcept {
   auto const evicted = cached.result.evicted ? free_evicted_block(*cached.result.evicted) : free_result::done;
@@ -40,8 +42,8 @@ free_result free_path::finish(stream_key const& key, void* pointer, std::optiona
   free_call const call{key, pointer, bytes, cached.use};
   if (cached.freed.that) return free_uncached(call, cached.freed);
   // A block of another thread's shard goes back to that shard. If this thread cached the block, each later free of it
-  // would search all shards. Near the limit of the pool the thread caches it all the same. The thread may then find no
-  // other block, and an allocation from another shard takes the locks of all shards.
+  // would search all shards. Near the limit of the pool the thread caches the block nevertheless. Otherwise the thread
+  // may find no block of its own, and an allocation from another shard takes the locks of all shards.
   auto const seen = parts_.shards.find_live(pointer);
   if (!seen.that || !parts_.mode.near_limit() || !may_cache(*seen.that, key, bytes)) return free_uncached(call, seen);
   auto const result = parts_.caches.insert(*seen.that, cached.use, sync::thread_index());
@@ -53,7 +55,7 @@ free_result free_path::free_uncached(free_call const& call, shard_list::lookup c
   return free_to_shard(call, seen) ? free_result::done : free_with_all_locks(call);
 }
 
-// Frees under the lock of the block's shard alone. Returns false, and frees nothing, if the call needs the locks of all
+// Frees under the lock of the block's shard only. Returns false, and frees nothing, if the call needs the locks of all
 // shards, or if its pointer or size is wrong.
 [[gnu::always_inline]] bool free_path::free_to_shard(free_call const& call, shard_list::lookup const& seen) noexcept {
   if (!seen.that || call.key.capturing() || parts_.caches.budget_exhausted()) [[unlikely]]
@@ -74,8 +76,8 @@ free_result free_path::free_uncached(free_call const& call, shard_list::lookup c
 }
 
 // Another thread holds the lock of the block's shard, so the next holder of that lock completes this free. Returns
-// false if no thread cache may hold the block, if caching is off, or if only one stream has used the pool: then frees
-// record no events.
+// false if no thread cache may hold the block, or if caching is off. Returns false also if only one stream has used the
+// pool, since frees record no events then.
 bool free_path::push_remote_free(free_call const& call, shard_list::lookup const& seen) noexcept {
   auto const threshold = parts_.caches.event_threshold_bytes();
   if (!seen.that || !may_cache(*seen.that, call.key, call.bytes) || threshold == SIZE_MAX) return false;
@@ -142,7 +144,8 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
     }();
   if (!freed.uses.empty()) [[unlikely]]
     parts_.rules.prune(freed.uses);
-  // A free by the host means that the streams' work on the block is complete, except uses declared by record_use().
+  // A free by the host means that the streams' work on the block is complete, except uses declared by record_use(). So
+  // it adds no use.
   if (!key.is_host()) [[likely]]
     freed.uses.add(events_.record_if_due(key, call.use, freed.bytes, in));
   frees_.free_block(freed);

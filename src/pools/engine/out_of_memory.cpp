@@ -29,8 +29,9 @@ import :thread_caches;
 import :tuning;
 
 namespace gpumem::detail {
-// A pool of pages unmaps only the pages that the request lacks, so it does that before the host waits. A pool of chunks
-// gives back all unused chunks, so it does that after the wait.
+// Empties the caches, searches again, waits for streams, and grows in place of unused memory. A pool of pages unmaps
+// only the pages that the request lacks, so it unmaps them before the host waits. A pool of chunks gives back all
+// unused chunks, so it gives them back after the wait.
 expected<void*, failure> out_of_memory::allocate(allocation_request& request, failure const& why) {
   request.growth_failed = true;
   request.drop_rounding(parts_.smallest_block);
@@ -77,7 +78,7 @@ expected<void*, failure> out_of_memory::grow_in_place(allocation_request const& 
 }
 
 // Returns whether the request could succeed after streams have completed their work: from free memory, or from new
-// memory in place of memory that goes back.
+// memory after the pool has given back unused memory.
 bool out_of_memory::sync_could_help(allocation_request const& request) const {
   if (!reuse_rules::may_complete(parts_.everywhere())) return false;
   if (parts_.backend.paged() && parts_.free_bytes() + parts_.chunks.headroom() >= request.bytes) return true;

@@ -1,4 +1,5 @@
-// The calls of a pool that take the locks of all shards and have no class of their own.
+// The calls of a pool that take the locks of all its shards (parts with their own locks) and have no class of their
+// own.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -47,7 +48,7 @@ pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
       allocate_path_{parts_, frees_, deferred_, queue_, allocator_, out_of_memory_}, uses_{parts_, deferred_},
       pages_{parts_, queue_}, statistics_{parts_, frees_, queue_},
       release_{parts_, frees_, deferred_, monitor_, request_passes_, *this} {
-  default_executor(); // started now: frees and destructors use it, but must not start it
+  default_executor(); // starts the library thread: frees and destructors use it, but must not start it
   deferred_release::retry_releases();
   reserve(parts_.options.initial_size);
 }

@@ -1,4 +1,4 @@
-// Reads the counts of shards and thread caches, and describes blocks.
+// Reads the counts of thread caches and of shards (parts of the pool with their own locks), and describes blocks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -164,7 +164,8 @@ live_blocks pool_statistics::find_live() {
   return found;
 }
 
-// A hole, which has no mapped pages, ends the region of the ranges before it.
+// Returns all ranges, and for each the region of mapped memory in which it lies. A hole, which has no mapped pages,
+// ends a region.
 std::vector<memory_range> pool_statistics::memory_map() {
   all_shards_lock const held{parts_.shards};
   frees_.drain_all_remote_frees();

@@ -1,4 +1,4 @@
-// Adds uses to live blocks, and makes room for them.
+// Adds uses (work of streams on a block, which its reuse must await) to live blocks, and makes room for them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

@@ -31,9 +31,10 @@ std::size_t release_task::release(std::size_t keep) {
   return parts_.backend.release(keep);
 }
 
-// A pass of the library thread. It serves the requests that wait. It gives complete memory back to the upstream: memory
-// beyond the release threshold, or all memory of a closed pool. If no event covers the uses of a closed pool's memory,
-// it requests such events. The next pass starts when one of them was recorded.
+// A pass, which is one run of this task on the library thread (gpumem's background thread). It serves the requests that
+// wait. It gives complete memory back to the upstream: memory beyond the release threshold, or all memory of a closed
+// pool. If no event covers the uses of a closed pool's memory, it requests such events. The next pass starts when one
+// of these events was recorded.
 void release_task::expire() noexcept {
   requests_.run();
   bool done = false, answered_meanwhile = false;
@@ -61,7 +62,7 @@ void release_task::expire() noexcept {
 
 release_task::held_by release_task::release_pass() noexcept {
   try {
-    frees_.flush_thread_caches(); // up to an eighth beyond the threshold, frees still fill caches and quick lists
+    frees_.flush_thread_caches(); // frees fill caches and lists of spare blocks up to an eighth beyond the threshold
     parts_.rules.poll_streams(nullptr, parts_.everywhere());
     parts_.backend.release(parts_.backend.closed() ? 0 : parts_.options.release_threshold);
     bool const open = reuse_rules::may_complete(parts_.everywhere());
@@ -72,7 +73,8 @@ release_task::held_by release_task::release_pass() noexcept {
   } catch (std::bad_alloc const&) { return held_by::open_events; } // the next pass tries again
 }
 
-// Called by request_events() while this thread holds the locks of all shards.
+// Returns the streams that use free memory without an event. Called by request_events() while this thread holds the
+// locks of all shards.
 std::vector<stream_timeline*> release_task::streams_without_event() {
   assert_all_shards_held();
   return reuse_rules::streams_in_use(true, parts_.everywhere());

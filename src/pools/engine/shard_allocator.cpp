@@ -1,4 +1,4 @@
-// Searches of shards, growth, and the split of a block off its range.
+// Searches of shards (parts of the pool with their own locks), growth, and the split of a block off its range.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -31,7 +31,7 @@ import :tuning;
 namespace gpumem::detail {
 namespace {
 
-// The statistics that count the allocations of each reuse tier, in the order of `reuse_tier`.
+// The statistics that count the allocations by each way to reuse memory, in the order of `reuse_tier`.
 inline constexpr std::array<std::uint64_t statistics::*, 4> reuses{
     &statistics::reuse_same_stream, &statistics::reuse_ordered, &statistics::reuse_completed,
     &statistics::reuse_waited};
@@ -82,8 +82,9 @@ void* shard_allocator::search_all(allocation_request const& request) {
   return nullptr;
 }
 
-// Does not coalesce the small blocks on quick lists: that halved the speed of threads that allocate what other threads
-// free.
+// Searches the thread's own shard, and then the idle chunks of the other shards. Leaves the small blocks on quick
+// lists, which keep them for requests of their size. To coalesce them here halved the speed of threads that allocate
+// what other threads free.
 void* shard_allocator::search_own(allocation_request const& request) {
   request.shard->steals = 0;
   auto place = search_.find(request, {&request.shard, 1});

@@ -1,4 +1,4 @@
-// Defers frees inside a capture, and completes them later.
+// Defers frees inside a graph capture, and completes them in a later call outside of the capture.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

@@ -1,4 +1,5 @@
-// Puts freed blocks on the free lists, and starts the release of memory beyond the threshold.
+// Puts freed blocks on the free lists of their shard (a part of the pool), and starts the release of memory beyond the
+// threshold.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -43,7 +44,8 @@ void shard_frees::drain(pool_shard& in) noexcept {
 // long work (is_behind) do not join it.
 [[gnu::always_inline]] inline range_allocator::coalescing
 shard_frees::coalescing_of(block const& freed) const noexcept {
-  // If all blocks have one size, or the pool has a limit, freed blocks leave unused ranges to all streams.
+  // If all blocks have one size, or the pool has a limit, freed blocks do not join unused ranges. Unused ranges then
+  // stay usable by all streams.
   if (parts_.has_one_size()) return range_allocator::coalescing::same_streams;
   if (!parts_.mode.multi_stream()) return range_allocator::coalescing::any;
   if (parts_.chunks.limit() != 0) return range_allocator::coalescing::same_streams;
@@ -58,7 +60,7 @@ void shard_frees::free_block(block& freed) noexcept {
   if (parts_.mode.fast_path()) [[likely]]
     return;
   [&] {
-    assert_all_shards_held(); // off the fast path each call holds all locks
+    assert_all_shards_held(); // without the fast path (one lock per call) each call holds all locks
     check_thresholds(range);
   }();
 }
@@ -89,8 +91,8 @@ void shard_frees::flush_beyond_threshold() noexcept {
   if (!parts_.caches.enabled()) flush_thread_caches();
 }
 
-// Ends memory pressure when enough memory is free. Schedules a pass of the library thread if the range can go back to
-// the upstream, and more than the release threshold is reserved.
+// Ends memory pressure (the state after a request found no memory) when enough memory is free. Makes the library thread
+// release memory if the range can go back to the upstream, and more than the release threshold is reserved.
 void shard_frees::check_thresholds(block const& range) noexcept {
   parts_.requests.count_change();
   auto const reserved = parts_.chunks.reserved();

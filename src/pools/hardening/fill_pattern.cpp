@@ -1,4 +1,4 @@
-// Writes, copies and compares the patterns of hardened pools.
+// Writes, copies and compares the patterns with which hardened pools fill guards and freed memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

@@ -1,4 +1,6 @@
-// Allocations and frees of hardened pools.
+// Allocations and frees of hardened pools. A block has guards (bytes with a known pattern) before and behind it. A free
+// poisons the block (fills it with a pattern) and puts it into the quarantine, which keeps it from reuse. The engine is
+// the pool without these checks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -49,8 +51,8 @@ std::optional<device> device_for(pool_engine& engine) {
   throw std::invalid_argument{"gpumem: a pool cannot be hardened over memory that neither host nor device can touch"};
 }
 
-// Returns whether the stream captures a graph; true also if the driver's query fails. The key of an own or adopted
-// stream knows only captures that were begun through gpumem. So this function asks the driver, which knows all
+// Returns whether the stream captures a graph; true also if the driver's query fails. If gpumem owns or has adopted the
+// stream, the key knows only captures that were begun through gpumem. So this function asks the driver, which knows all
 // captures. For other streams the key has the driver's answer already.
 bool captures(stream_key const& key) noexcept {
   if (key.capturing() || key.is_host() || !key.has_handle() || !key.timeline().owns_handle()) return key.capturing();
@@ -113,7 +115,7 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
 }
 
 // Allocates from the engine. If the engine has no memory, blocks leave the quarantine early and the allocation is tried
-// again. A request that may not wait gets only blocks that are complete now. Any other request polls for complete
+// again. A request that must not wait gets only blocks that are complete now. Any other request polls for complete
 // blocks for up to `tuning::max_host_wait`.
 expected<void*, failure> hardening::draw(stream_key const& key, std::size_t total, std::size_t alignment) noexcept {
   auto result = engine_.try_allocate(key, total, alignment);
@@ -128,10 +130,10 @@ expected<void*, failure> hardening::draw(stream_key const& key, std::size_t tota
   return result;
 }
 
-// Fills a new block. If the host can touch the memory, it fills the block at once, because the engine hands out such
-// memory only when no stream uses it. Otherwise the stream of the request fills the block. For a request without a
-// stream, the quarantine's own stream fills the guards alone. A stream of another device fills nothing, since it might
-// not reach the memory.
+// Fills a new block and its guards. If the host can touch the memory, it fills them immediately, because the engine
+// hands out such memory only when no stream uses it. Otherwise the stream of the request fills them. For a request
+// without a stream, a stream that belongs to the quarantine fills only the guards, not the block. A stream of another
+// device fills nothing, since it might not reach the memory.
 void hardening::fill_guards(guarded_block& fresh, stream_key const& key) noexcept {
   auto const runs = fresh.all(layout_);
   if (by_host_) {

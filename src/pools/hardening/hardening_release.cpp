@@ -1,4 +1,5 @@
-// Blocks of a hardened pool that leave its quarantine, reports of overwritten bytes, and the end of the pool.
+// Blocks of a hardened pool that leave its quarantine (which keeps freed blocks from reuse), reports of overwritten
+// bytes, and the end of the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -31,8 +32,8 @@ import :tuning;
 
 namespace gpumem::detail {
 
-// Checks blocks in the quarantine, and frees those that leave it. Frees all blocks without a check after the driver's
-// end. It does the same if the pool ends on a lost device, since no use becomes complete there.
+// Checks blocks in the quarantine, and frees those that leave it. After the driver's end it frees all blocks without a
+// check. If the pool ends on a lost device, it also frees all without a check, since no use becomes complete there.
 void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {
   guarded_block* outgoing = nullptr;
   {
@@ -48,7 +49,7 @@ void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {
 }
 
 // Reports overwritten bytes, erases the block's record, and then frees the block to the engine. The record goes first,
-// because the engine may allocate the memory again at once.
+// because after the free the engine may allocate the memory again immediately.
 void hardening::release(guarded_block& outgoing) noexcept {
   auto* const base = outgoing.base();
   auto const allocated = outgoing.allocated;

@@ -76,8 +76,8 @@ expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::
   return unexpected<failure>{failure{result.error().reason, result.error().code, bytes}};
 }
 
-// Checks a free and removes the block's record. The caller frees the block only afterwards, because another thread may
-// then get the same address.
+// Checks a free and removes the block's record. The caller frees the block only afterwards, because after the free
+// another thread can get the same address.
 pass_through::block_map::node_type pass_through::take(stream_key const& key, void* pointer,
                                                       std::optional<std::size_t> bytes) noexcept {
   misuse wrong{misuse::kind::foreign_pointer, pointer, bytes.value_or(0), 0, key.id(), engine_.options().name.c_str()};
@@ -148,7 +148,7 @@ void pass_through::record_use(stream_key const& key, void* pointer) {
       uses.prune();
       if (uses.add(end_use(bytes))) return;
       order_after(uses, key);
-      return uses.assign(end_use(bytes)); // read after the stream's waits, so that this use covers the others too
+      return uses.assign(end_use(bytes)); // the end is read after the stream's waits, so this use covers the others too
     }
   }
   report_misuse({misuse::kind::foreign_pointer, pointer, 0, 0, key.id(), engine_.options().name.c_str()});

@@ -1,4 +1,5 @@
-// Polls, poisons, copies and compares the blocks in the quarantine of a hardened pool.
+// The quarantine of a hardened pool keeps freed blocks from reuse. Polls for the end of their uses, poisons them (fills
+// them with a pattern), and looks for overwritten bytes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -31,7 +32,7 @@ std::size_t staging_for(guard_layout const& layout) noexcept {
 
 // Visits the oldest `max_visited` blocks, and calls `take` for those whose uses are complete. Keeps blocks for which
 // `take` returns false. If all visited blocks are still in use, moves them to the end of the list, so that the next
-// call visits others.
+// call visits other blocks.
 template <class List, class Take> void for_each_complete(List& from, Take take) noexcept {
   List staying;
   bool stuck = true;
@@ -248,8 +249,8 @@ std::vector<stream_timeline*> quarantine::streams_in_use(bool without_event) con
   return found;
 }
 
-// No stream waits for this fill. Users must not touch the guards, and the quarantine keeps the block until the fill is
-// complete.
+// Fills only the guards, on the quarantine's own stream. No stream waits for this fill: users must not touch the
+// guards, and the quarantine keeps the block until the fill is complete.
 void quarantine::fill_guards_alone(guarded_block& fresh) noexcept {
   fresh.guards_filled = true;
   for (auto const& run : fresh.guards(layout_))

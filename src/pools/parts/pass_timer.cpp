@@ -1,4 +1,4 @@
-// Posts the passes of the library thread.
+// Starts the passes: runs of a pool's background work on the library thread.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

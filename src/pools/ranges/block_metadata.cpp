@@ -31,7 +31,8 @@ block_metadata::~block_metadata() {
 }
 
 // Reserves addresses for the records of all numbers. If the system refuses, tries a 64th of them, and then half of the
-// last count again and again: the rest of a process with so few addresses needs some too.
+// last count again and again. It does not try one half first, since a process with so few addresses needs some for
+// other purposes.
 void block_metadata::reserve_addresses() {
   constexpr auto all = std::size_t{1} << number_bits, few = all / 64;
   for (auto count = all; count >= backed_at_once; count = std::min(count / 2, few)) {

@@ -1,4 +1,4 @@
-// Makes and grows the block table.
+// Makes and grows the block table: a hash table that finds the blocks that are not free by their address.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>

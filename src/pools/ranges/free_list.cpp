@@ -1,4 +1,4 @@
-// Keeps the ranges of a free list in order of their epochs.
+// Keeps the ranges of a free list in order of the epochs of their uses. Epochs number the sections of a stream's work.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -13,8 +13,9 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-// Returns the range after which this one belongs by its epoch; null if it is the oldest. Ranges that are not inserted
-// as the newest come in runs of similar epochs. So the search begins where the last one ended.
+// Returns the range after which `range` belongs by its epoch; null if `range` is the oldest. The newest range is
+// inserted without this search. Other ranges come in runs of similar epochs, so the search begins where the last search
+// ended.
 block* free_list::insertion_point(block const& range) noexcept {
   auto* at = late_ ? late_ : newest_;
   while (at && epoch_of(*at) > epoch_of(range)) at = at->older;
@@ -28,7 +29,7 @@ bool free_list::in_use(bool without_event) const noexcept {
     for (auto const& use : range->uses) {
       if (!use.completed() && !(without_event && use.has_event())) return true;
     }
-    if (timeline_) return false; // the older uses, of the same stream, are complete or have an event too
+    if (timeline_) return false; // older uses of this one stream are complete, or have an event too
   }
   return false;
 }

@@ -1,4 +1,4 @@
-// Splits, frees and coalesces the blocks of a shard, and makes and fills holes.
+// Splits, frees and joins the blocks of a shard (a part of a pool), and makes and fills holes (ranges without pages).
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -19,7 +19,7 @@ import :tuning;
 
 namespace gpumem::detail {
 
-// Splits the first bytes of a block off as a block of their own.
+// Splits the first `bytes` of the block `whole` off as a block of their own.
 [[gnu::always_inline]] block& range_allocator::split_front(block& whole, std::size_t bytes) noexcept {
   auto& cut_off = metadata_.allocate();
   cut_off.base = whole.base;
@@ -53,7 +53,8 @@ block& range_allocator::add(chunk& parent, stream_uses const& uses) {
 }
 
 block& range_allocator::extend(chunk& parent, std::size_t bytes, stream_uses const& uses) {
-  // The caller may make a hole in the new bytes, which must not fail then: it needs three records and a free list.
+  // The caller may make a hole in the new bytes afterwards. That must not fail, and needs three records and a free
+  // list.
   metadata_.reserve(4);
   lists().reserve(1);
   auto& more = metadata_.allocate();
@@ -90,7 +91,8 @@ void range_allocator::remove(chunk& parent) noexcept {
 
 // Splits a block off a free range. The block is on no list and has the state `allocated`; the caller sets its uses. The
 // rest of the range keeps the range's record and its place on the free list. If bytes are left on both sides, the lower
-// ones are that rest, and the upper ones become a range next to it on the list. always_inline: see chunk::link_below.
+// ones are that rest, and the upper ones become a range next to it on the list. always_inline: each call that no thread
+// cache serves runs this code.
 [[gnu::always_inline]] block& range_allocator::split(block& range, std::size_t offset, std::size_t bytes) {
   metadata_.reserve(2);
   lists().reserve();

@@ -1,4 +1,5 @@
-// Searches of the size bins for aligned blocks, for sizes beyond the exact bins, and for the largest block.
+// Searches of the size bins (free ranges sorted by size) for aligned blocks, for large sizes, and for the largest
+// block.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Adds, joins and drops uses of memory.
+// The uses of memory: a use is the work of one stream on it, up to a certain event. Adds, joins and drops uses.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Decides which stream may use free memory, and polls to learn which uses are complete.
+// Decides which stream may use free memory, and polls to learn which uses (work of streams on the memory) are complete.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -22,7 +22,8 @@ import :tuning;
 namespace gpumem::detail {
 namespace {
 
-// Promotes the complete ranges of one shard. Visits each range once, from the oldest to the newest.
+// Promotes the complete ranges of one shard: moves them to the list of ranges that any stream can take. Visits each
+// range once, from the oldest to the newest.
 [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
 promote_completed_in(pool_shard& in) noexcept {
   auto& all = in.ranges.lists();
@@ -45,8 +46,9 @@ promote_completed_in(pool_shard& in) noexcept {
 
 } // namespace
 
-// A request of the host needs complete memory. So does a request of a stream if the host may touch the memory as soon
-// as it is allocated, since a wait on a stream does not stop the host.
+// Returns the cheapest tier by which a request with `key` can reuse memory with these uses; none if it would be beyond
+// `last_tier`. A request of the host needs complete memory. So does a request of a stream if the host may touch the
+// memory once it is allocated: a wait on a stream does not stop the host.
 reuse_tier reuse_rules::classify(stream_uses const& uses, stream_key const& key, reuse_tier last_tier) const {
   if (needs_host(key)) return uses.completed() ? reuse_tier::completed : reuse_tier::none;
   if (uses.empty()) return reuse_tier::completed;

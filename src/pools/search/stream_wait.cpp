@@ -17,11 +17,12 @@ import :tuning;
 namespace gpumem::detail {
 namespace {
 
-// The epoch of one stream up to which the host must see the work complete.
+// The goal of one stream: the host must see the stream's work complete up to the epoch `newest` (the number of an
+// event).
 struct goal {
   stream_timeline* timeline;
   epoch newest;
-  bool all; // whether `newest` covers all frees on the stream up to now
+  bool all; // whether no free on the stream up to now is later than `newest`
 };
 
 goal goal_of(stream_timeline& timeline) noexcept {

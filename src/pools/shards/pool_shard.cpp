@@ -1,4 +1,4 @@
-// The constructor of a shard.
+// The constructor of a shard, a part of a pool with a lock of its own.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>

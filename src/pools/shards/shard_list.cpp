@@ -1,4 +1,4 @@
-// Adds shards, finds blocks in them, and takes the locks of all of them.
+// Adds shards (parts of a pool with locks of their own), finds blocks in them, and takes the locks of all shards.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>

@@ -26,7 +26,7 @@ thread_local pressure_call const* running = nullptr;
 void pressure_call::post() noexcept {
   bool const needs_flush = where_.needs_flush();
   auto& where = where_;
-  where.post(*this); // another thread may run and destroy this object at once
+  where.post(*this); // another thread may run and destroy this object immediately
   if (needs_flush) where.flush();
 }
 

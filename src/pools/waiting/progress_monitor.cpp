@@ -1,4 +1,5 @@
-// Decides for which waiting request to poll, which request ends, and when the library thread passes again.
+// Decides for which waiting request the pool polls, which request ends without memory, and when the library thread
+// (gpumem's background thread) looks again.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -72,10 +73,11 @@ void progress_monitor::schedule_poll() noexcept {
   schedule_stall_check();
 }
 
-// If the first request lacks memory, requests of younger work that can be rolled back are preempted: they end, and
-// their work is rolled back. The youngest goes first, until the first request has enough. Otherwise a request ends only
-// if work that waits holds all memory, or if the stall detector says so. This is wound-wait: Rosenkrantz, Stearns,
-// Lewis, "System level concurrency control for distributed database systems" (1978).
+// Returns the request that must end without memory; null if there is none. If the first request lacks memory, requests
+// of younger work that can be rolled back are preempted: they end, and their work is rolled back. The youngest goes
+// first, until the first request has enough. Otherwise a request ends only if work that waits holds all memory, or if
+// the stall detector says so. This is wound-wait: Rosenkrantz, Stearns, Lewis, "System level concurrency control for
+// distributed database systems" (1978).
 waiter* progress_monitor::next_to_abort() noexcept {
   auto const& queue = waiting_.queue;
   auto* const first = queue.next_waiting();
@@ -101,7 +103,8 @@ waiter* progress_monitor::next_to_abort() noexcept {
   return last ? last : first;
 }
 
-// If enough bytes are free for all requests, the bytes lie in pieces. Then the result is the size of the first request.
+// Returns the bytes that the waiting requests lack. If enough bytes are free for all requests, the bytes lie in pieces.
+// Then the result is the size of the first request.
 std::size_t progress_monitor::wanted() const noexcept {
   auto const* const first = waiting_.queue.next_waiting();
   if (!first || !parts_.requests.has_waiting()) return 0;

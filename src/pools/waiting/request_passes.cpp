@@ -1,4 +1,5 @@
-// The library thread's work for requests that wait: it polls, calls pressure callbacks, and ends requests.
+// The library thread's work for requests that wait: it polls, calls pressure callbacks (functions of the user that free
+// memory), and ends requests.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -42,8 +43,8 @@ void request_passes::call_pressure() noexcept {
   }
 }
 
-// Ends one request so that others can go on. Returns false if none must end. The work whose request ended may free
-// memory, so the stall detector counts the end as progress.
+// Ends one request so that other requests can go on. Returns false if none must end. The work whose request ended may
+// free memory, so the stall detector counts the end as progress.
 bool request_passes::abort_one() noexcept {
   waiter* ended = nullptr;
   auto why = outcome::stalled;
@@ -64,10 +65,10 @@ bool request_passes::abort_one() noexcept {
   return true;
 }
 
-// Polls, and gives a turn to the next request that may succeed now. In a hardened pool, and with
-// `reuse_policy::ordered`, the count of changes does not show that work has completed. So there a request tries after
-// each poll. Complete ranges are made ready even if no work is pending, since another thread may have seen the work
-// complete.
+// Polls, and gives a turn (the right to try again) to the next request that may succeed now. In a hardened pool, and
+// with `reuse_policy::ordered`, the count of changes does not show that work has completed. So in these pools a request
+// tries after each poll. Complete ranges are made ready even if no work is pending, since another thread may have seen
+// the work complete.
 void request_passes::poll() noexcept {
   woken_waiters woken;
   all_shards_lock const held{parts_.shards};

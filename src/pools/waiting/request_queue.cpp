@@ -28,8 +28,8 @@ import :waiting_requests;
 
 namespace gpumem::detail {
 
-// A request that does not wait overtakes all requests that do. It gets none of the bytes that are set aside for waiting
-// requests.
+// Returns why a request that does not wait is refused before it tries; nullopt if it may try. Such a request overtakes
+// all waiting requests, and gets none of the bytes that are set aside for them.
 std::optional<outcome> request_queue::refusal_at_admission(allocation_request const& request) noexcept {
   if (parts_.requests.is_closed()) return outcome::closed;
   if (request.key.queues() == queueing::admitted) return std::nullopt;
@@ -86,7 +86,7 @@ request_queue::turn request_queue::begin_turn(waiter& item) noexcept {
   return {waiting::answered};
 }
 
-// Returns nullopt, and parks nothing, if the pool is closed.
+// Parks the request, or gives it a turn. Returns nullopt, and parks nothing, if the pool is closed.
 std::optional<request_queue::turn> request_queue::park(waiter& item) noexcept {
   woken_waiters woken;
   all_shards_lock const held{parts_.shards};
@@ -128,13 +128,14 @@ request_queue::turn request_queue::end_turn(waiter& item, turn const& mine, expe
   return {last ? waiting::last : waiting::answered};
 }
 
-// Decides what happens to a refused request. The request tries again at once if the count of changes has grown since
-// its turn began. It waits while memory is live, or while work on memory that it could get is not complete. Otherwise
-// the request ends. Unless it tries again, the bytes set aside for it may be enough for a later request, which then
-// gets a turn.
+// Decides what happens to a refused request. It tries again immediately if the count of changes (such as frees) has
+// grown since its turn began. It waits while memory is live, or while work on memory that it could get is not complete.
+// Otherwise the request ends. Unless it tries again, the bytes set aside for it may be enough for a later request,
+// which then gets a turn.
 request_queue::turn request_queue::wait_again(waiter& item, turn const& mine, woken_waiters& woken) noexcept {
   monitor_.update_work_pending();
-  // In a hardened pool, the parts that a refused request gives back would count as changes.
+  // In a hardened pool, the parts that a refused request gives back would count as changes. So changes do not count for
+  // a request of several parts.
   bool const counts_changes = !(parts_.options.hardened.enabled && item.has_parts());
   if (!counts_changes) monitor_.stall.disregard(waiting_.change_count(item) - mine.since);
   bool const changed = counts_changes && waiting_.change_count(item) != mine.since;

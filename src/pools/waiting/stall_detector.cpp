@@ -1,4 +1,4 @@
-// Decides when requests that wait count as stalled.
+// Decides when requests that wait count as stalled: nothing that could help them has happened for the timeout.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
