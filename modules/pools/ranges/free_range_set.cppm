@@ -81,9 +81,9 @@ private:
   block& merge_into_lower(block& lower, block& by) noexcept;
   block& merge_into_upper(block& upper, block& by) noexcept;
 
-  block_metadata& records_;
   free_lists lists_;
   free_pairs pairs_;
+  block_metadata& records_; // beside the other small members, on the same cache line
   std::uint64_t coalesces_ = 0;
   std::uint64_t refused_coalesces_ = 0;
 };
