@@ -77,7 +77,7 @@ TEST_F(stream_cache_test, counts_of_a_stream_are_passed_on_before_the_next_strea
   EXPECT_FALSE(cache.event_due(of(a), 600, 1000));
   EXPECT_TRUE(cache.bind_if_empty(of(b), 1000));
   EXPECT_EQ(cache.unrecorded_frees, 0u);
-  EXPECT_FALSE(of(a).event_requested());
+  EXPECT_FALSE(of(a).event_request().raised());
   EXPECT_TRUE(stream_cache::event_due_unbound(of(a), 600, 1000)) << "1,200 bytes with those before";
 }
 
@@ -86,9 +86,9 @@ TEST_F(stream_cache_test, event_is_due_after_a_batch_of_frees_or_many_bytes) {
   for (unsigned i = 0; i < 2 * tuning::frees_per_batch; ++i) EXPECT_FALSE(cache.event_due(of(a), 256, SIZE_MAX));
   for (unsigned i = 1; i < tuning::frees_per_batch; ++i) EXPECT_FALSE(cache.event_due(of(a), 256, SIZE_MAX - 1));
   EXPECT_TRUE(cache.event_due(of(a), 256, SIZE_MAX - 1));
-  EXPECT_FALSE(of(a).event_requested());
+  EXPECT_FALSE(of(a).event_request().raised());
   EXPECT_TRUE(cache.event_due(of(a), 1 << 20, 1 << 20));
-  EXPECT_TRUE(of(a).event_requested());
+  EXPECT_TRUE(of(a).event_request().raised());
 }
 
 } // namespace
