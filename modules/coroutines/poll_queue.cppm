@@ -90,9 +90,9 @@ public:
 
   reactor& home() const noexcept { return home_; }
   // A thread locks this mutex before it records an event, and unlocks it when the event's wait is in the queue.
-  // Otherwise two threads could add their waits in another order than they recorded their events. The wait for the
-  // earlier event would then end only after the later event. Work before the later event can depend on the end of this
-  // wait, so that neither would end.
+  // Otherwise two threads could add their waits in another order than they recorded their events. The queue would then
+  // end the wait for the earlier event only after the later event. But work before the later event can depend on the
+  // end of that wait. Then neither would ever end.
   sync::mutex mutex;
 
   void push(pending_wait& point) noexcept;

@@ -22,8 +22,8 @@ namespace gpumem::detail {
 namespace {
 
 // Asks the driver whether the legacy stream is idle. If so, publishes that all its work so far is complete. Asks
-// nothing while a blocking stream captures, since that would end the capture. A capture that another thread begins at
-// the same moment is not seen.
+// nothing while a blocking stream captures, since the question would end the capture. A capture that another thread
+// begins at the same moment is not seen.
 void query_legacy(stream_timeline& legacy) noexcept {
   if (!legacy.is_usable()) return;
   relaxed_capture const relaxed;
