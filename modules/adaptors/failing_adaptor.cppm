@@ -11,7 +11,7 @@ import :waiter;
 
 namespace gpumem {
 
-/// The rules of a failing_adaptor: it refuses each request that at least one rule selects. Requests are numbered from
+/// The rules of a failing_adaptor: it refuses each request that at least one rule selects. The first request has number
 /// 1.
 export struct failing_options {
   std::uint64_t every = 0; ///< refuses each request whose number is a multiple of `every`; 0: no request

@@ -34,7 +34,8 @@ public:
 
   // Returns the epoch of memory that is freed now.
   inline epoch current() const noexcept { return now_.load(std::memory_order_acquire); }
-  // Closes the current epoch and returns it. Called before the record or the query that shall cover the epoch.
+  // Closes the current epoch and returns it. Called before an event is recorded, or the stream is queried, to cover the
+  // epoch.
   inline epoch advance() noexcept { return now_.fetch_add(1, std::memory_order_acq_rel); }
   // Returns whether the host has seen all work of the epoch complete.
   inline bool completed(epoch e) const noexcept { return completed_.load(std::memory_order_acquire) >= e; }

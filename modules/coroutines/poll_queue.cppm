@@ -103,7 +103,7 @@ public:
   bool urgent() const noexcept { return urgent_waits_ > 0; }
 
   // begin_poll() returns the events to query. The reactor queries the driver without its lock, and stores the results
-  // in the poll_request. end_poll() then moves the waits that the results end to `completed`.
+  // in the poll_request. end_poll() then moves waits to `completed`: those that end by these results.
   poll_request begin_poll() noexcept;
   void end_poll(poll_request const& request, completed_waits& completed) noexcept;
   bool is_polled() const noexcept { return is_polled_; }

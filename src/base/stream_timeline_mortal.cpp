@@ -83,7 +83,7 @@ bool stream_timeline::is_reusable() noexcept {
 
 // Gives the timeline to a new stream. Memory can still be tagged with epochs (numbered sections of work) of the earlier
 // stream, and other streams can be noted as ordered after them. Both stay true, since these epochs are complete. The
-// identity comes last: a call that sees the new id sees all other members as well.
+// identity comes last: a call that sees the new id also sees the new values of all other members.
 void stream_timeline::rebind(stream_kind kind, std::uint64_t id, CUstream handle) noexcept {
   order_.clear();
   epochs_.restart();

@@ -112,8 +112,8 @@ void work(cuda::stream_ref stream, const std::vector<touch>& touches, std::chron
 /// The errors that the simulated device finds.
 enum class finding_kind {
   unordered_access,           ///< work on two streams touches the same bytes, and no order makes that safe
-  unordered_reuse,            ///< a block was granted before its last use was complete
-  unordered_free,             ///< a block was freed before a use on another stream was complete
+  unordered_reuse,            ///< memory was granted again without an order after its last use
+  unordered_free,             ///< a block was freed without an order after a use on another stream
   use_after_free,             ///< work touches a block that was freed before
   unallocated_access,         ///< work touches bytes that no allocation holds
   double_free,                ///< a block was freed twice

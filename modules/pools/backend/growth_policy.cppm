@@ -68,7 +68,8 @@ public:
   /// Returns the size of the pages for a growth by `bytes`. Each page costs the same time, whatever its size. So
   /// without a limit there are at most `max_pages` pages, unless each would have to be larger than 32 MiB.
   std::size_t page_size(virtual_pages const& of, std::size_t bytes, std::size_t max_pages) const noexcept;
-  /// Returns the page size for a small growth, which follows from the mapped bytes or from the limit.
+  /// Returns the page size for a small growth. This size follows from the mapped bytes, or from the limit if there is
+  /// one.
   std::size_t usual_page(virtual_pages const& of) const noexcept { return page_size(of, 0, 1); }
 
 private:

@@ -28,8 +28,8 @@ export enum class block_state : std::uint8_t {
   hole,         ///< its pages are unmapped
 };
 
-/// The record of a part of a chunk that has one state. Allocations and frees touch mostly the first two cache lines of
-/// a record, which processors fetch together.
+/// The record of a block: a part of a chunk, all of it in one state. Allocations and frees touch mostly the first two
+/// cache lines of a record; processors fetch these two together.
 export struct alignas(128) block {
   relaxed_atomic<std::uintptr_t> base; // atomic: searches for other blocks read it without a lock
   std::size_t bytes = 0;

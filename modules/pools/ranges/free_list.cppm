@@ -1,5 +1,5 @@
-// A free list: the free ranges of a shard that one stream still uses. Two further lists hold the free ranges that no
-// stream uses, and those that several streams use.
+// A free list of a shard. Each stream has one, with the free ranges that it alone still uses. Two further lists hold
+// the free ranges that no stream uses, and those that several streams use.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:free_list;
 import :block;
@@ -45,8 +45,8 @@ public:
     unlink(range);
     bins_.remove(range);
   }
-  /// Updates the list after one of its ranges has grown by memory whose uses are `by`. The range has uses of the same
-  /// streams.
+  /// Updates the list after one of its ranges has grown by other memory. `by`: the uses of that memory, by the same
+  /// streams as the uses of the range.
   [[gnu::always_inline]] inline void grow(block& range, stream_uses const& by) noexcept {
     bins_.resized(range);
     bool const later = timeline_ && epoch_of(range) < by.begin()->newest;
