@@ -11,7 +11,7 @@ import :waiter;
 
 namespace gpumem {
 
-/// The rules of a failing_adaptor: it refuses each request that at least one rule selects. Requests are numbered from
+/// The rules of a failing_adaptor: it refuses each request that at least one rule selects. The first request has number
 /// 1.
 export struct failing_options {
   std::uint64_t every = 0; ///< refuses each request whose number is a multiple of `every`; 0: no request
@@ -68,8 +68,8 @@ public:
     return result;
   }
 
-  // A request that waits calls admit() repeatedly, but is numbered at the first call only. A request that asks only for
-  // its turn in the upstream's queue, and not for memory, gets no number.
+  // A request that waits calls admit() repeatedly, but is numbered at the first call only. with_retry makes requests
+  // that ask only for a turn in the upstream's queue, and not for memory. These get no number.
   bool admit(waiter& item) noexcept
     requires requires(base& b) { b.admit(item); }
   {
@@ -104,8 +104,9 @@ private:
 /// program with a refusal at each of its requests, run it with `first` = 1, 2, … until a run has no refusal.
 ///
 /// Each `allocate` and `try_allocate` counts as one request, and so does each block of an `acquire_all`. Each `acquire`
-/// counts as one too; if it is refused, it ends without waiting. Requests of 0 bytes do not count. with_retry waits for
-/// its turn in the upstream's queue before it runs its work again. That wait does not count either.
+/// counts as one too; if it is refused, it ends without waiting. Requests of 0 bytes do not count. with_retry runs work
+/// again that the pool has preempted. Before that, it waits for a turn in the upstream's queue; that wait does not
+/// count either.
 ///
 /// Copies are handles to the same adaptor; see adaptor_base. Any thread. Threads that run concurrently get their
 /// request numbers in an order that varies from run to run.

@@ -39,8 +39,8 @@ public:
 protected:
   ~limiter() override = default;
 
-  // Counts the bytes of a request that goes to the upstream without a wait here as in use, and returns none. If the
-  // request is refused, returns the reason. `how`: whether the request may overtake waiting requests.
+  // Called for a request that does not wait here. If it may go to the upstream, counts its bytes as in use and returns
+  // none. Otherwise returns the reason of the refusal. `how`: whether the request may overtake waiting requests.
   std::optional<outcome> enter(std::size_t bytes, queueing how) noexcept;
   // Must be called after the upstream has refused a request for which enter() returned none.
   void leave(std::size_t bytes) noexcept;
@@ -61,9 +61,9 @@ protected:
   };
   turn begin_turn(waiter& item, bool upstream_waits) noexcept;
   turn end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept;
-  // Removes a parked request and returns true. Returns false if the request is not parked here, or has its turn and its
-  // waiter is not being destroyed. Returns none if the request went to the upstream; the caller must then withdraw it
-  // there.
+  // Removes a parked request and returns true. Returns false if the request is not parked here. Returns false also if
+  // the request has its turn, unless its waiter is being destroyed. Returns none if the request went to the upstream;
+  // the caller must then withdraw it there.
   std::optional<bool> take_back(waiter& item) noexcept;
   // Runs when a request that went to the upstream ends without memory.
   void on_refusal(waiter& item) noexcept final;
@@ -123,9 +123,9 @@ public:
     this->drop_live(); // may destroy *this
   }
 
-  // Parks the request, answers it, or passes it to the upstream. Gives the waiter a hook: this adaptor, which is told
-  // when the request is granted or refused. A waiter has room for 8 hooks. If more adaptors are stacked, returns false,
-  // and the request ends as exhausted.
+  // Parks the request, answers it, or passes it to the upstream. Adds this adaptor to the waiter's hooks: the objects
+  // that are told when the request is granted or refused. A waiter has room for 8 hooks. If there is no room for this
+  // one, returns false, and the request ends as exhausted.
   bool admit(waiter& item) noexcept {
     if (!item.add_hook(*this)) return false;
     auto now = begin_turn(item, upstream_.can_wait());

@@ -20,11 +20,12 @@ namespace detail {
 // Prefetches blocks and counts the prefetches. Any thread.
 class prefetcher {
 public:
-  // Throws std::invalid_argument if the options name no location and `upstream`, the device of the upstream, is none.
-  // Throws cuda_error.
+  // `upstream`: the device of the adaptor's upstream. Throws std::invalid_argument if that is none and the options name
+  // no location. Throws cuda_error.
   prefetcher(prefetch_options const& options, std::optional<device> upstream);
 
-  // Enqueues the prefetch on the stream of `key`; if `key` stands for the host, on a stream of this object.
+  // Enqueues the prefetch on the stream of `key`; if `key` stands for the host (allocate_sync), on a stream of this
+  // object.
   void move(stream_key const& key, void const* pointer, std::size_t bytes) noexcept;
   std::uint64_t prefetches() const noexcept { return moved_.load(std::memory_order_relaxed); }
   std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }

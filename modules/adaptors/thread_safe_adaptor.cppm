@@ -62,7 +62,8 @@ class thread_safe_adaptor
 
 public:
   using base::deallocate;
-  /// Frees the block at `pointer` under the lock. The caller names no size: find() returns it.
+  /// Frees the block at `pointer` under the lock. The caller names no size; find() of the upstream returns the block's
+  /// size.
   void deallocate(stream_ref stream, void* pointer) noexcept
     requires requires(base& b) { b.deallocate(stream, pointer); }
   {

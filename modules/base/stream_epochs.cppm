@@ -20,12 +20,12 @@ export struct closed_epoch {
   std::uint32_t frees = 0;
 };
 
-/// The epochs of one stream, and two counts of its frees.
-/// - *Unrecorded* frees are those since the newest event in the stream's event_ring, which has all its events but one.
-///   Their number tells when the next event is due.
-/// - *Uncovered* frees are those that no event covers. They are counted for a stream that may die at any time. Its
-///   frees record one more event again and again, the last_event. A free that is counted and records no event is called
-///   *silent*.
+/// The epochs of one stream, and two counts of its frees. The stream's events are in its event_ring. A stream that may
+/// be destroyed at any time has one event more, the last_event, which its frees record again and again.
+/// - *Unrecorded* frees are those since the newest event in the event_ring. Their number tells when the next event
+///   there is due.
+/// - *Uncovered* frees are those that no event covers. They are counted only for a stream with a last_event. A free
+///   that is counted here, but does not record the last_event, is called *silent*.
 /// Any thread may call all functions, but only one thread at a time may call close(), covered(), not_covered(),
 /// lose_event() and restart().
 export class stream_epochs {
@@ -34,7 +34,8 @@ public:
 
   // Returns the epoch of memory that is freed now.
   inline epoch current() const noexcept { return now_.load(std::memory_order_acquire); }
-  // Closes the current epoch and returns it. Called before the record or the query that shall cover the epoch.
+  // Closes the current epoch and returns it. Called before an event is recorded, or the stream is queried, to cover the
+  // epoch.
   inline epoch advance() noexcept { return now_.fetch_add(1, std::memory_order_acq_rel); }
   // Returns whether the host has seen all work of the epoch complete.
   inline bool completed(epoch e) const noexcept { return completed_.load(std::memory_order_acquire) >= e; }
@@ -93,7 +94,7 @@ private:
   std::atomic<std::uint32_t> uncovered_frees_{0};
   std::atomic<std::size_t> uncovered_bytes_{0};
   std::atomic<std::uint32_t> silent_frees_{0};  // how many silent frees may precede the next event
-  std::atomic<std::uint32_t> covered_frees_{0}; // covered by all events so far; the more, the more may be silent
+  std::atomic<std::uint32_t> covered_frees_{0}; // covered by events so far; a larger number allows more silent frees
 };
 
 } // namespace detail

@@ -17,7 +17,9 @@ public:
   /// The type of the value.
   using value_type = T;
 
-  /// Leaves the value uninitialised. Throws what the constructor of `buffer` throws.
+  /// Leaves the value uninitialised. Throws what `allocate` of the resource throws, and std::invalid_argument for an
+  /// empty resource. Also throws the latter for a default stream handle if the current device is not that of the
+  /// resource.
   template <mr::resource R> scalar(stream_ref stream, R resource) : element_{stream, std::move(resource), 1} {}
   /// Sets the value in the stream's order; `value` may be destroyed when this returns.
   template <mr::resource R>
@@ -57,9 +59,10 @@ public:
   /// Sets all bytes of the value to zero, in the stream's order.
   void set_value_to_zero_async() { element_.set_element_to_zero_async(0); }
 
-  /// Calls buffer::use_on().
+  /// Makes `stream` wait for the scalar's stream, so that it may use the value. When the returned guard is destroyed,
+  /// the scalar's stream waits for `stream`.
   scoped_use use_on(stream_ref stream) const { return element_.use_on(stream); }
-  /// Calls buffer::set_stream().
+  /// Makes `stream` wait for the present stream of the scalar; from then on the scalar belongs to `stream`.
   void set_stream(stream_ref stream) { element_.set_stream(stream); }
 
 private:

@@ -98,14 +98,14 @@ private:
 /// A request for memory that has not begun: a small movable description. `co_await` it, or call one of its functions.
 /// `co_await` completes when memory is granted that is valid in the stream's order; it never waits for the GPU. If
 /// memory is free, the coroutine does not suspend and nothing is allocated on the host. Otherwise the request waits if
-/// the resource lets requests wait: by priority and order of arrival, at most until its deadline. The executor of the
-/// options then resumes the coroutine.
+/// the resource lets requests wait: by priority and order of arrival, at most until its deadline. The executor that
+/// acquire_options name then resumes the coroutine.
 ///
 /// Throws the exception that belongs to the failure (see `throw_failure`): out_of_memory, cuda_error, acquire_error or
-/// std::invalid_argument. After a passed deadline that is an acquire_error; only a stop calls unhandled_stopped(). The
-/// resource and the stream must live until the request has ended. If the stream captures a graph when the coroutine
-/// resumes, the outcome is capture_unsupported. A request that begins on a capturing stream never waits: if no memory
-/// is free, it ends with outcome::exhausted.
+/// std::invalid_argument. If the deadline has passed, that is an acquire_error. After a stop, unhandled_stopped() of
+/// the promise is called instead, if the promise has that function. The resource and the stream must live until the
+/// request has ended. If the stream captures a graph when the coroutine resumes, the outcome is capture_unsupported. A
+/// request that begins on a capturing stream never waits: if no memory is free, it ends with outcome::exhausted.
 export template <stoppable_token Token = never_stop_token, std::size_t N = 1> class [[nodiscard]] acquire_awaitable {
 public:
   /// One allocation, or an array of N.

@@ -12,7 +12,7 @@ struct block_event {
   enum class kind : std::uint8_t { allocated, freed };
   kind what = kind::allocated;   ///< allocation or free
   unsigned thread = 0;           ///< number of the calling thread; the number of an ended thread is reused
-  std::uint64_t sequence = 0;    ///< number of the call in the pool, or of the allocation in the adaptor; from 1
+  std::uint64_t sequence = 0;    ///< in a pool: number of the call; in an adaptor: number of allocations so far; from 1
   std::uint64_t stream = 0;      ///< id of the stream; 0: the host
   void const* pointer = nullptr; ///< start of the block
   std::size_t bytes = 0;         ///< size of the block

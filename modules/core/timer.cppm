@@ -19,8 +19,8 @@ public:
   timer(timer const&) = delete;
   timer& operator=(timer const&) = delete;
 
-  /// Called at the given time or later, without a lock, on the library thread, or on the thread of the executor_thread
-  /// whose start() was called. That thread does not touch the timer afterwards.
+  /// Called at the given time or later, without a lock. start_timer() makes the library thread call it; start() of an
+  /// executor_thread makes that thread call it. The thread does not touch the timer afterwards.
   virtual void expire() noexcept = 0;
 
 protected:

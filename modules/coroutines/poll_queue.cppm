@@ -90,9 +90,9 @@ public:
 
   reactor& home() const noexcept { return home_; }
   // A thread locks this mutex before it records an event, and unlocks it when the event's wait is in the queue.
-  // Otherwise two threads could add their waits in another order than they recorded their events. The wait for the
-  // earlier event would then end only after the later event. Work before the later event can depend on the end of this
-  // wait, so that neither would end.
+  // Otherwise two threads could add their waits in another order than they recorded their events. The queue would then
+  // end the wait for the earlier event only after the later event. But work before the later event can depend on the
+  // end of that wait. Then neither would ever end.
   sync::mutex mutex;
 
   void push(pending_wait& point) noexcept;
@@ -103,7 +103,7 @@ public:
   bool urgent() const noexcept { return urgent_waits_ > 0; }
 
   // begin_poll() returns the events to query. The reactor queries the driver without its lock, and stores the results
-  // in the poll_request. end_poll() then moves the waits that the results end to `completed`.
+  // in the poll_request. end_poll() then moves waits to `completed`: those that end by these results.
   poll_request begin_poll() noexcept;
   void end_poll(poll_request const& request, completed_waits& completed) noexcept;
   bool is_polled() const noexcept { return is_polled_; }

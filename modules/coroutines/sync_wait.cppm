@@ -17,7 +17,7 @@ namespace detail {
 
 class sync_signal final : public join_counter {
 public:
-  // Throws cuda_error in a child process after fork(), which lacks the threads that would signal.
+  // Throws cuda_error in a forked child: the threads that would signal do not exist there.
   sync_signal();
   void child_failed(std::exception_ptr error) noexcept override { error_ = std::move(error); }
   std::coroutine_handle<> child_finished() noexcept override;

@@ -9,8 +9,11 @@ import :resource;
 namespace gpumem {
 
 /// Allocates as async_managed_resource does, but from a pool that gpumem does not own. This is the driver's default
-/// pool of managed memory without a preferred location, or any such pool by its handle. For ownership, copies and
-/// thread-safety see async_resource_view.
+/// pool of managed memory without a preferred location, or a pool that is named by its handle. The pool must outlive
+/// the view's blocks, and may be destroyed only after the host has seen their frees complete. A block must be freed
+/// through a view of the same pool.
+///
+/// A value type: all views of the same pool are equal. Any thread.
 export class async_managed_resource_view
     : public detail::driver_pool_base<async_managed_resource_view, detail::driver_pool_view_state,
                                       mr::device_accessible, mr::host_accessible> {

@@ -68,8 +68,8 @@ namespace extend {
 /// the destructor make no driver calls.
 export class virtual_pages {
 public:
-  /// Throws std::invalid_argument for a peer that cannot access the device or too large an address space, and
-  /// cuda_error (CUDA_ERROR_NOT_SUPPORTED if the device lacks virtual memory or an option's feature).
+  /// Throws std::invalid_argument if a peer cannot access the device, or if the address space is too large. Throws
+  /// cuda_error: CUDA_ERROR_NOT_SUPPORTED if the device lacks virtual memory or a feature that an option needs.
   explicit virtual_pages(gpumem::device where = gpumem::device{0}, virtual_pages_options options = {});
   virtual_pages(virtual_pages const&) = delete;
   virtual_pages& operator=(virtual_pages const&) = delete;

@@ -1,4 +1,5 @@
-// The module gpumem.thrust: Thrust for C++ files, on a host backend of Thrust and memory that the host can access.
+// The module gpumem.thrust: Thrust for C++ files. Algorithms run on a host backend of Thrust, on memory that the host
+// can access.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/thrust.hpp>

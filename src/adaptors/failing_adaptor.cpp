@@ -13,7 +13,7 @@ namespace gpumem::detail {
 namespace {
 
 // The last failed attempt to allocate on this thread. `at` is the adaptor's state, and `refused` says whether the
-// adaptor refused the attempt. The request can begin to wait next.
+// adaptor refused the attempt. The request of that attempt can begin to wait next.
 struct failed_attempt {
   refusals const* at = nullptr;
   bool refused = false;

@@ -1,6 +1,6 @@
-// statistics_adaptor: threads count in slots of their own (all but 64 threads share one). To publish a slot is to add
-// its new counts to the sums of all threads, under a lock. A level is one set of counters; push() starts a nested
-// level.
+// statistics_adaptor: each of 64 threads counts in a slot of its own, and all other threads share one slot. To publish
+// a slot is to add its new counts to the sums of all threads, under a lock. A level is one set of counters; push()
+// starts a nested level.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -118,9 +118,9 @@ void tracked_blocks::insert(live_map::node_type node, void const* pointer) noexc
   live_.insert(std::move(node));
 }
 
-// Makes room in the table of live blocks for `more` nodes (records of blocks), so that no insertion makes the table
-// grow. Room for the prepared nodes, those of requests that still wait, is added. Reserves twice the count, since the
-// standard library's reserve() may also shrink the table, and then moves all nodes.
+// Makes room in the table of live blocks for `more` nodes (records of blocks), and for the prepared nodes of requests
+// that still wait. So no insertion makes the table grow. The standard library's reserve() may shrink the table, which
+// moves all nodes. To avoid that, this reserves only if room is missing, and then twice the count.
 void tracked_blocks::reserve(std::size_t more) {
   auto const count = live_.size() + prepared_ + more;
   if (count > live_.bucket_count()) live_.reserve(2 * count);

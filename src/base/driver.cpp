@@ -27,8 +27,8 @@ namespace {
 
 inline constexpr std::size_t function_count = std::size(driver_function_names);
 
-// Returns whether newer drivers give this name to a function with one more argument. The headers have another name for
-// that function.
+// Returns whether the name means a function with one more argument if a newer version of it is asked for. gpumem calls
+// the old function, so load() asks for version 12.4.
 bool newer_form(std::string_view name) noexcept {
   return name == "cuStreamGetCtx" || name == "cuCtxGetDevice" || name == "cuCtxSynchronize";
 }

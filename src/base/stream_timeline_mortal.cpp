@@ -22,8 +22,8 @@ namespace gpumem::detail {
 namespace {
 
 // Asks the driver whether the legacy stream is idle. If so, publishes that all its work so far is complete. Asks
-// nothing while a blocking stream captures, since that would end the capture. A capture that another thread begins at
-// the same moment is not seen.
+// nothing while a blocking stream captures, since the question would end the capture. A capture that another thread
+// begins at the same moment is not seen.
 void query_legacy(stream_timeline& legacy) noexcept {
   if (!legacy.is_usable()) return;
   relaxed_capture const relaxed;
@@ -83,7 +83,7 @@ bool stream_timeline::is_reusable() noexcept {
 
 // Gives the timeline to a new stream. Memory can still be tagged with epochs (numbered sections of work) of the earlier
 // stream, and other streams can be noted as ordered after them. Both stay true, since these epochs are complete. The
-// identity comes last: a call that sees the new id sees all other members as well.
+// identity comes last: a call that sees the new id also sees the new values of all other members.
 void stream_timeline::rebind(stream_kind kind, std::uint64_t id, CUstream handle) noexcept {
   order_.clear();
   epochs_.restart();

@@ -1,4 +1,4 @@
-// Sums the parts of a request, which asks for one block a part.
+// Sums the bytes of a request's parts. Each part asks for one block.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

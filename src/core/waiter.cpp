@@ -66,8 +66,8 @@ bool waiter::has_passed(grant_hook const& by) const noexcept {
   return false;
 }
 
-// Each entry belongs to one hook (the functions of an adaptor that run at the answer). There are as many entries as
-// hooks, so one is free.
+// A hook has functions of an adaptor that run when the request is answered. Each hook takes at most one entry, and
+// there are as many entries as hooks. So one entry is free.
 void waiter::mark_passed(grant_hook const& by) noexcept {
   for (auto& each : passed_) {
     if (!each.load(std::memory_order_relaxed)) return each.store(&by, std::memory_order_relaxed);

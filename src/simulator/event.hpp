@@ -18,8 +18,8 @@ struct event {
   unsigned flags = 0;
   std::shared_ptr<record> last;      // null if the event was never recorded; a query then returns success
   std::shared_ptr<capture> captured; // the capture in which the event was last recorded
-  vector_clock captured_order;       // clock that covers the nodes of that capture before the record
-  std::vector<CUgraphNode> covered;  // the newest of these nodes; the next node of a waiting stream depends on them
+  vector_clock captured_order;       // the nodes of that capture that come before the record
+  std::vector<CUgraphNode> covered;  // a stream that waits for the event: its next node depends on these nodes
   bool never_next = false;           // injected fault: the next record never completes
 };
 

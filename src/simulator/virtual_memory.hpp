@@ -29,7 +29,7 @@ struct mapping {
   std::size_t bytes;
   std::shared_ptr<physical> of;
   std::map<int, CUmemAccess_flags> access; // by device
-  std::map<std::uint32_t, use> uses;       // the newest use of each component
+  std::map<std::uint32_t, use> uses;       // the newest use by each component of vector clocks: a stream, or the host
 
   [[nodiscard]] CUmemAccess_flags access_of(int device) const {
     const auto found = access.find(device);
@@ -41,7 +41,7 @@ struct mapping {
 struct run {
   std::uint64_t address;
   std::uint64_t bytes;
-  std::uint64_t key; // number of the first byte in the checker: its address, or its physical location if it is mapped
+  std::uint64_t key; // the checker's number of the first byte: its address, or its physical location if mapped
   mapping* through = nullptr;
 };
 

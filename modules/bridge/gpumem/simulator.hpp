@@ -112,8 +112,8 @@ void work(cuda::stream_ref stream, const std::vector<touch>& touches, std::chron
 /// The errors that the simulated device finds.
 enum class finding_kind {
   unordered_access,           ///< work on two streams touches the same bytes, and no order makes that safe
-  unordered_reuse,            ///< a block was granted before its last use was complete
-  unordered_free,             ///< a block was freed before a use on another stream was complete
+  unordered_reuse,            ///< memory was granted again without an order after its last use
+  unordered_free,             ///< a block was freed without an order after a use on another stream
   use_after_free,             ///< work touches a block that was freed before
   unallocated_access,         ///< work touches bytes that no allocation holds
   double_free,                ///< a block was freed twice
@@ -221,7 +221,8 @@ concept gpumem_resource = requires(Resource& r) {
   r.services();
 };
 
-// Only the module declares observed_base_of(). It is found in the namespace of a base class of the module's resources.
+// Only the module declares observed_base_of(). Argument-dependent lookup finds it in the namespace of a base class of
+// the module's resources.
 template <class Self, class Resource>
 using checked_base = decltype(observed_base_of(std::type_identity<Self>{}, std::declval<const Resource&>(),
                                                std::declval<const block_teller&>()));
@@ -292,7 +293,7 @@ public:
     resource_.deallocate(stream, pointer);
   }
 
-  /// Declares that all uses of the block on `stream` are enqueued, so the free need not be ordered after them.
+  /// Declares the uses of the block that are enqueued on `stream` now. The caller need not order the free after them.
   void record_use(void* pointer, cuda::stream_ref stream)
     requires requires(Resource& r) { r.record_use(pointer, stream); }
   {
@@ -332,7 +333,7 @@ public:
   /// Wraps the resource. Throws std::bad_alloc.
   explicit checked(Resource resource) : base(std::move(resource), detail::block_teller::of<Resource>()) {}
 
-  /// Declares all uses of the block so far on `stream`: its free need not be ordered after them.
+  /// Declares the uses of the block that are enqueued on `stream` now. The caller need not order the free after them.
   void record_use(void* pointer, cuda::stream_ref stream)
     requires requires(Resource& r) { r.record_use(pointer, stream); }
   {

@@ -44,7 +44,7 @@ export struct backend_parts {
 
   inline bool lost() const noexcept { return where && where->lost(); }
   // Returns whether the pool is closed and its device is lost. Such a pool gives back all memory: no work runs any
-  // more, and the host would wait in vain to see it complete.
+  // more, and a wait of the host for its work would never end.
   [[clang::requires_shared_capability(all_shards)]] inline bool device_gone() const noexcept {
     return closed && lost();
   }

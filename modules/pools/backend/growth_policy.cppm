@@ -53,8 +53,9 @@ public:
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<growth_plan>
   plan(allocation_request const& request, pool_shard const& in, bool exact) const;
   /// Returns whether to split a block of these bytes off the upper end of its range. Large blocks go there, because the
-  /// next pages are mapped above them: after the free, the block and the pages form one range. Under a limit blocks do
-  /// not go there: that left more pages partly in use, and some requests of a recorded trace failed.
+  /// next pages are mapped above them: once the block is freed, its memory and the pages form one range. If the pool
+  /// has a limit, blocks go to the lower end. There they leave fewer pages partly in use; at the upper end, some
+  /// requests of a recorded trace failed.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] inline bool
   place_high(std::size_t bytes, pool_shard const& in) const noexcept {
     return !chunks_.limit() && bytes >= in.reserved / tuning::high_block_fraction;
@@ -67,7 +68,8 @@ public:
   /// Returns the size of the pages for a growth by `bytes`. Each page costs the same time, whatever its size. So
   /// without a limit there are at most `max_pages` pages, unless each would have to be larger than 32 MiB.
   std::size_t page_size(virtual_pages const& of, std::size_t bytes, std::size_t max_pages) const noexcept;
-  /// Returns the page size for a small growth, which follows from the mapped bytes or from the limit.
+  /// Returns the page size for a small growth. This size follows from the mapped bytes, or from the limit if there is
+  /// one.
   std::size_t usual_page(virtual_pages const& of) const noexcept { return page_size(of, 0, 1); }
 
 private:

@@ -1,4 +1,4 @@
-// The uses of graph memory on the streams of captures.
+// The uses, by capturing streams, of graph memory: memory that captured graphs use at each launch.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <set>
@@ -16,8 +16,8 @@ import :stream_uses;
 namespace gpumem::detail {
 
 /// Ends the uses of blocks of a graph memory, and finds the free ranges whose uses come before the next work of a
-/// stream. In each stream_use of a block, the epoch is the number of an end in captured_order. Guarded by the lock of
-/// the graph memory.
+/// stream. In the stream_uses here, `newest` is no epoch: it is the number that captured_order gives to the end of the
+/// use. Guarded by the lock of the graph memory.
 export class graph_uses {
 public:
   /// Keeps references to the memory whose uses these are.
@@ -26,10 +26,12 @@ public:
   graph_uses& operator=(graph_uses const&) = delete;
   ~graph_uses();
 
-  /// See captured_order::note_request. Keeps the stream's timeline until the end of this object: a timeline that is
-  /// kept serves no other stream after the end of its own. Throws std::bad_alloc.
+  /// Notes that the calling thread requests memory on the stream. Returns the id of the stream's capture; 0 if the
+  /// stream does not capture. Until the end of this object it keeps the stream's timeline, the library's record of the
+  /// stream. So no other stream gets that timeline after the end of this one. Throws std::bad_alloc.
   std::uint64_t note_request(stream_key const& key);
-  /// Notes in which capture a block was allocated; 0: in none. If the host has no memory, it counts as in none.
+  /// Notes in which capture a block was allocated; 0: in none. If the host has no memory for the note, the block counts
+  /// as allocated in none.
   void note_allocation(block const& live, std::uint64_t capture) noexcept;
   /// Forgets the capture in which a block was allocated that is freed now.
   void forget(block const& freed) noexcept { allocated_in_.erase(&freed); }
@@ -60,7 +62,7 @@ private:
 
   range_allocator& ranges_;
   graph_chunks const& chunks_;
-  std::set<stream_timeline*> timelines_; // retained: none serves another stream
+  std::set<stream_timeline*> timelines_; // retained, so that no other stream gets one of them
   captured_order order_;
   // The captures in which live blocks were allocated. A block that was allocated outside a capture is not here.
   std::unordered_map<block const*, std::uint64_t> allocated_in_;

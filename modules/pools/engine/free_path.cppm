@@ -33,7 +33,7 @@ export enum class free_result : std::uint8_t {
 
 /// The result of an attempt to put a freed block into the calling thread's cache.
 export struct cached_free {
-  stream_use use; ///< the stream of the free, and its epoch at that time (see end_use)
+  stream_use use; ///< the stream of the free, and its epoch then: a number that grows with each event
   thread_cache::result result;
   shard_list::lookup freed; ///< the block, if it lies in the thread's own shard
   inline bool done() const noexcept { return result.inserted && !result.evicted; }

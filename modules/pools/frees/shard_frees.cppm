@@ -24,9 +24,9 @@ public:
   explicit shard_frees(pool_parts& parts) noexcept : parts_{parts} {}
 
   // The next functions are called under the lock of the block's shard.
-  /// Puts a small block on a quick list, where it is not coalesced yet, that is, joined with free neighbours. Puts all
-  /// other blocks on a free list, and coalesces them. The block's uses stay with the memory, so that a later use is
-  /// ordered after them.
+  /// Puts a small block on a quick list, and does not coalesce it yet. Puts any other block on a free list, and
+  /// coalesces it: joins it with free neighbours. The record of the streams that use the block stays with the memory.
+  /// So later uses are ordered after theirs.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   free_block(block& freed) noexcept;
   /// Frees a block that was in a thread cache. The cache has counted the free, so this does not.
@@ -34,7 +34,7 @@ public:
   free_cached_block(block& cached) noexcept;
   /// Returns whether a freed block goes to a quick list, where it is not coalesced yet.
   [[clang::requires_shared_capability(all_shards)]] inline bool goes_to_quick_list(block const& freed) const noexcept {
-    // If the host can touch the memory, no stream may still use it.
+    // Memory that the host can touch goes there only if no stream may still use it.
     auto const max_streams = parts_.rules.host_accessible() ? 0u : 1u;
     return freed.bytes <= size_class::largest_small && parts_.mode.fast_path() && freed.uses.size() <= max_streams;
   }

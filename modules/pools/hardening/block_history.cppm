@@ -16,8 +16,8 @@ public:
   /// Records an allocation or a free by the calling thread. `stream`: the stream's id.
   void record(block_event::kind what, void const* pointer, std::size_t bytes, std::uint64_t stream) noexcept;
 
-  /// Writes the newest events, at most `capacity`, of blocks that held the address, the oldest first. Returns the
-  /// number of events written.
+  /// Writes the newest events of blocks that held the address: at most `capacity` events, the oldest of them first.
+  /// Returns the number of events written.
   std::size_t newest(void const* address, block_event* into, std::size_t capacity) const noexcept;
   /// Returns all events of blocks that held the address, the oldest first. Throws std::bad_alloc.
   std::vector<block_event> all(void const* address) const;

@@ -28,8 +28,8 @@ export enum class block_state : std::uint8_t {
   hole,         ///< its pages are unmapped
 };
 
-/// The record of a part of a chunk that has one state. Allocations and frees touch mostly the first two cache lines of
-/// a record, which processors fetch together.
+/// The record of a block: a part of a chunk, all of it in one state. Allocations and frees touch mostly the first two
+/// cache lines of a record; processors fetch these two together.
 export struct alignas(128) block {
   relaxed_atomic<std::uintptr_t> base; // atomic: searches for other blocks read it without a lock
   std::size_t bytes = 0;
@@ -37,12 +37,12 @@ export struct alignas(128) block {
   block* upper = nullptr;
   block* next = nullptr;                 ///< free: next block in its size bin; otherwise next in the list that holds it
   block** bin_link = nullptr;            ///< free: the pointer to this block in its size bin
-  relaxed_atomic<std::size_t> requested; ///< while live; bytes
+  relaxed_atomic<std::size_t> requested; ///< bytes that its last allocation asked for
   relaxed_atomic<block_state> state_ = block_state::free;
   relaxed_atomic<std::uint8_t>
       class_number; ///< live or cached: number of its size class; size_class::count if it has none
   std::uint16_t bin = 0;
-  std::uint32_t table_slot = 0; ///< not free: index in the block table
+  std::uint32_t table_slot = 0; ///< index of its entry in the block table, which finds blocks by address
 
   chunk* parent = nullptr;
   free_list* list = nullptr; ///< while free
@@ -52,7 +52,7 @@ export struct alignas(128) block {
       stream;       ///< the stream that the block was allocated on; deferred: the stream that freed it
   stream_uses uses; ///< free or cached: uses after which it may be reused; live: uses that record_use() has declared
 
-  block* pair_prev = nullptr; ///< neighbours in free_pairs, if this block and its upper neighbour are free
+  block* pair_prev = nullptr; ///< links of the list free_pairs, if this block and its upper neighbour are free
   block* pair_next = nullptr;
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }

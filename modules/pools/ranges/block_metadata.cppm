@@ -42,8 +42,8 @@ public:
   }
 
   inline std::uint32_t number_of(block const& one) const noexcept { return static_cast<std::uint32_t>(&one - base_); }
-  /// Returns the record with this number. Without the lock only for a thread that has got the number by an atomic load
-  /// with memory_order_acquire, from a store after the record's allocation.
+  /// Returns the record with this number. A thread without the lock may pass only a number that it has loaded with
+  /// memory_order_acquire, and that was stored after the record's allocation.
   inline block& at(std::uint32_t number) const noexcept { return base_[number]; }
 
 private:

@@ -1,5 +1,5 @@
-// A free list: the free ranges of a shard that one stream still uses. Two further lists hold the free ranges that no
-// stream uses, and those that several streams use.
+// A free list of a shard. Each stream has one, with the free ranges that it alone still uses. Two further lists hold
+// the free ranges that no stream uses, and those that several streams use.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:free_list;
 import :block;
@@ -12,9 +12,9 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// Free ranges by size, and quick lists of small blocks that wait for the same streams. A range has the epoch of its
-/// last use: epochs number the sections of a stream's work. If all ranges wait for one stream, they are also in order
-/// of their epochs. Guarded by the lock of the shard (a part of a pool) that owns the list.
+/// Free ranges by size, and quick lists: small freed blocks that are not joined with their neighbours. A range has the
+/// epoch of its last use: epochs number the sections of a stream's work. If all ranges wait for one stream, they are
+/// also in order of their epochs. Guarded by the lock of the shard (a part of a pool) that owns the list.
 export class free_list {
 public:
   /// Returns the one stream for which all ranges here wait; null if they wait for none or for several.
@@ -45,8 +45,8 @@ public:
     unlink(range);
     bins_.remove(range);
   }
-  /// Updates the list after one of its ranges has grown by memory whose uses are `by`. The range has uses of the same
-  /// streams.
+  /// Updates the list after one of its ranges has grown by other memory. `by`: the uses of that memory, by the same
+  /// streams as the uses of the range.
   [[gnu::always_inline]] inline void grow(block& range, stream_uses const& by) noexcept {
     bins_.resized(range);
     bool const later = timeline_ && epoch_of(range) < by.begin()->newest;
@@ -61,8 +61,8 @@ public:
   bool in_use(bool without_event) const noexcept;
 
   /// Counts a free of the stream for which no event was recorded. Returns whether `frees_per_batch` frees or
-  /// `threshold_bytes` were counted. The caller then adds the counts to those of the stream's timeline, and resets
-  /// them.
+  /// `threshold_bytes` were counted. The caller then adds these counts to those of the stream's timeline (gpumem's
+  /// record of the stream), and resets them here.
   inline bool count_free(std::size_t bytes, std::size_t threshold_bytes) noexcept {
     ++unrecorded_frees;
     unrecorded_bytes += bytes;

@@ -21,9 +21,9 @@ export struct stream_use {
   inline bool may_complete() const noexcept { return !completed() && timeline->can_complete(newest); }
 };
 
-/// The uses of a block: at most four, one for each stream, in whose newest epoch the stream used the block. A block
-/// without uses is ready for all streams. Guarded by the lock that guards the block: that of its shard (a part of a
-/// pool), or that of a thread cache while the block is there.
+/// The uses of a block: at most four, one for each stream. A use has the newest epoch in which its stream used the
+/// block. A block without uses is ready for all streams. Guarded by the lock that guards the block: that of its shard
+/// (a part of a pool), or that of a thread cache while the block is there.
 export class stream_uses {
 public:
   static constexpr std::size_t max_streams = 4;

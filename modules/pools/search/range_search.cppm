@@ -1,4 +1,4 @@
-// Finds a free range for a request, by the cheapest rule that lets the request's stream have it (its reuse tier).
+// Finds a free range for a request. A rule by which the request's stream may get a range is called a reuse tier.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:range_search;
 import :allocation_request;

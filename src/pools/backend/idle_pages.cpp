@@ -49,9 +49,9 @@ void idle_pages::coalesce_complete(pool_shard& in) {
   }
 }
 
-// Joins complete ranges. Returns the runs of idle memory by address. Idle memory is free, and the host has seen all its
-// uses complete, except those of the stream `in_use_by`. Leaves out the block that holds the address `excluded`, unless
-// that address is 0.
+// Joins ranges whose uses are complete. Returns the runs of idle memory, sorted by address. Idle memory is free, and
+// the host has seen all its uses complete, except those of the stream `in_use_by`. Leaves out the block that holds the
+// address `excluded`, unless that address is 0.
 std::vector<idle_pages::idle_run> idle_pages::find_runs(page_query const& query) {
   std::vector<idle_run> found;
   bool const gone = parts_.device_gone();
@@ -87,8 +87,8 @@ std::vector<idle_pages::idle_run> idle_pages::find_runs(page_query const& query)
     }
   }
   std::erase_if(found, [](idle_run const& each) { return each.bytes() < smallest_page; });
-  // The lowest run goes first. When the longest one went first, a recorded trace with blocks as large as most of the
-  // pool moved a quarter more.
+  // The lowest run goes first. When the longest one went first, a quarter more was moved in a recorded trace whose
+  // blocks each take most of the pool.
   std::ranges::sort(found, {}, &idle_run::begin);
   return found;
 }

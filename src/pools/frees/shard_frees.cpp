@@ -91,8 +91,9 @@ void shard_frees::flush_beyond_threshold() noexcept {
   if (!parts_.caches.enabled()) flush_thread_caches();
 }
 
-// Ends memory pressure (the state after a request found no memory) when enough memory is free. Makes the library thread
-// release memory if the range can go back to the upstream, and more than the release threshold is reserved.
+// Ends memory pressure (the state after a request found no memory) when enough memory is free. If the range can go back
+// to the upstream, and more than the release threshold is reserved, makes the library thread (gpumem's background
+// thread) release memory.
 void shard_frees::check_thresholds(block const& range) noexcept {
   parts_.requests.count_change();
   auto const reserved = parts_.chunks.reserved();

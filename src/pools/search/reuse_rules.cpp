@@ -46,9 +46,10 @@ promote_completed_in(pool_shard& in) noexcept {
 
 } // namespace
 
-// Returns the cheapest tier by which a request with `key` can reuse memory with these uses; none if it would be beyond
-// `last_tier`. A request of the host needs complete memory. So does a request of a stream if the host may touch the
-// memory once it is allocated: a wait on a stream does not stop the host.
+// A tier is a rule by which a stream may get free memory. Returns the cheapest tier by which a request with `key` can
+// get memory with these uses; none if that tier would be beyond `last_tier`. A request of the host needs memory whose
+// uses are all complete. So does a request of a stream if the host may touch the memory once it is allocated: a wait on
+// a stream does not stop the host.
 reuse_tier reuse_rules::classify(stream_uses const& uses, stream_key const& key, reuse_tier last_tier) const {
   if (needs_host(key)) return uses.completed() ? reuse_tier::completed : reuse_tier::none;
   if (uses.empty()) return reuse_tier::completed;
