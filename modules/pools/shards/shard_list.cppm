@@ -10,9 +10,9 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// The shards of a pool: one at first. A thread that often finds its shard's lock taken gets a shard of its own.
-/// Threads are told apart by 64 slots: each thread uses the slot of its index modulo 64. A block goes back to the shard
-/// that it came from, whichever thread frees it.
+/// The shards of a pool, which are parts with a lock and free ranges of their own: one at first. A thread that often
+/// finds its shard's lock taken gets a shard of its own. Threads are told apart by 64 slots: each thread uses the slot
+/// of its index modulo 64. A block goes back to the shard that it came from, whichever thread frees it.
 export class shard_list {
 public:
   static constexpr std::size_t max_shards = 65; ///< the first one, and one for each of the 64 slots of threads

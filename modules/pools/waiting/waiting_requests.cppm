@@ -11,8 +11,8 @@ import :waiter;
 
 namespace gpumem::detail {
 
-/// The waiting requests of one pool, and what each of them lacks. Guarded by the locks of all shards, the parts of the
-/// pool.
+/// The waiting requests of one pool, and what each of them lacks. A request of several parts asks for several blocks at
+/// once; if one is refused, it gives the others back. Guarded by the locks of all shards of the pool.
 export class waiting_requests {
 public:
   /// Keeps references to both arguments.
@@ -30,8 +30,8 @@ public:
   std::size_t rounded(waiter const& item) const noexcept;
   /// Returns whether the request can never be met any more.
   [[clang::requires_shared_capability(all_shards)]] bool ends(waiter const& item) const noexcept;
-  /// Returns whether waiting cannot help the request. No later free helps it: no memory is live, set aside for a turn,
-  /// or freed in a graph capture. Nor does it help that streams complete their work.
+  /// Returns whether waiting cannot help the request: neither a free nor the end of work on streams can give it memory.
+  /// No free can come if no memory is live, set aside for a turn, or freed in a graph capture.
   [[clang::requires_capability(one_shard, all_shards)]] bool waits_for_nothing(waiter const& item) const noexcept;
   /// Returns whether the pool has no handle, no live block and no waiting request.
   [[clang::requires_capability(one_shard, all_shards)]] bool is_pool_unused() const noexcept;
@@ -43,10 +43,10 @@ public:
   /// Returns a count of changes that may let a refused request go on: it grows with each free, and with each free range
   /// whose uses a poll finds complete.
   [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t change_count() const noexcept;
-  /// Returns the count for this request. If the request has several parts, the count leaves out memory that requests of
-  /// several parts gave back after a part was refused.
+  /// Returns the count for this request. For a request of several parts, it does not include blocks that such requests
+  /// gave back.
   [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t change_count(waiter const& item) const noexcept;
-  /// Returns the count without the memory that requests of several parts gave back after a part was refused.
+  /// Returns the count without the blocks that requests of several parts gave back.
   [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t frees_of_others() const noexcept {
     return change_count() - returned_parts_;
   }
@@ -67,7 +67,7 @@ private:
   pool_parts& parts_;
   deferred_frees const& deferred_;
   std::size_t upstream_limit_ __attribute__((guarded_by(all_shards))) = SIZE_MAX;
-  std::uint64_t returned_parts_ __attribute__((guarded_by(all_shards))) = 0; // parts that refused requests gave back
+  std::uint64_t returned_parts_ __attribute__((guarded_by(all_shards))) = 0; // by requests of several parts
 };
 
 } // namespace gpumem::detail
