@@ -66,7 +66,7 @@ add_free_statistics(pool_shard& in, statistics& sum, std::vector<stream_timeline
   in.ranges.lists().visit([&](free_list const& one) {
     sum.free_ranges += one.size();
     for (auto const* range = one.newest(); range; range = range->older) {
-      if (add_range(*range) && one.timeline()) break; // the stream's older ranges are complete too
+      if (add_range(*range) && one.timeline()) break; // in the list of one stream, older ranges are complete too
     }
     one.quick().visit([&](block const& spare) {
       ++sum.free_ranges;
