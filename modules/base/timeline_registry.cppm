@@ -14,10 +14,11 @@ import :timeline_store;
 
 namespace gpumem::detail {
 
-/// Keeps the timelines of all streams that gpumem has seen. A foreign stream is one that gpumem neither made nor
-/// adopted (adopted: its owner promises that it lives). It has died when the driver gives its handle's value to another
-/// stream, whose id differs. A thread's default streams die with the thread. The registry is never destroyed, since
-/// freed memory is tagged with pointers to timelines. Any thread.
+/// Keeps the timelines of all streams that gpumem has seen. An own stream is one that gpumem made; the owner of an
+/// adopted stream promises that it lives. Any other stream, except the default streams, is foreign. A foreign stream
+/// has died when the driver gives its handle's value to another stream, whose id differs. A thread's default streams
+/// die with the thread. The registry is never destroyed, since freed memory is tagged with pointers to timelines. Any
+/// thread.
 export class timeline_registry {
 public:
   static timeline_registry& instance() noexcept;
@@ -31,8 +32,8 @@ public:
   /// for a stream that captures a graph: a query of its id would fail and end the capture. Throws std::bad_alloc,
   /// cuda_error.
   stream_timeline& of_capturing(CUstream handle, device where);
-  /// Returns the timeline of the last stream seen with this handle, if the table `seen_handles`, whose size is fixed,
-  /// had no room for it. Otherwise returns null.
+  /// The table `seen_handles` has room for a fixed number of handles. If it had none for this handle, returns the
+  /// timeline of the last stream seen with the handle; otherwise null.
   stream_timeline* find_beyond_table(CUstream handle) const noexcept;
   /// Returns the timeline of a default stream of the device, which must be current. All threads share the timeline of
   /// the legacy stream; those of the per-thread stream and of handle 0 belong to the calling thread. Throws
@@ -43,8 +44,8 @@ public:
   static void cover_own_defaults() noexcept;
   /// Returns whether the timeline is that of one of the calling thread's default streams.
   static bool is_own_default(stream_timeline const& timeline) noexcept;
-  /// Returns the timeline of an own stream, one that gpumem made, that is not in use; makes a stream if there is none.
-  /// Throws cuda_error, std::bad_alloc.
+  /// Returns the timeline of an own stream that is not in use; makes a stream if there is none. Throws cuda_error,
+  /// std::bad_alloc.
   stream_timeline& acquire_own(device where, int priority);
   void release_own(stream_timeline& timeline) noexcept;
   /// Adds or removes one promise of the owner that the stream lives. While there is a promise, the stream counts as

@@ -11,7 +11,8 @@ namespace gpumem::detail {
 /// event. Any thread may read the settings and take bytes from the budgets.
 export class cache_limits {
 public:
-  /// For each kind of size the bytes in use by all caches, and the bytes that they have claimed but do not use.
+  /// For each kind of size: the bytes in use by all caches, and the bytes of the budget that caches have claimed but do
+  /// not use.
   using usage = std::array<cache_budget::usage, size_class::kinds>;
 
   /// Sets whether blocks are cached, the budget of each kind in bytes, and the threshold of event_threshold_bytes().

@@ -188,7 +188,7 @@ private:
     large_blocks.insert(freed);
     return {true, evicted};
   }
-  // Returns whether the stream cache belongs to the stream. An empty one is given to it.
+  // Gives the stream cache to the stream if it is empty. Returns whether it belongs to the stream now.
   static inline bool bind(cache_limits const& limits, stream_cache& one, stream_timeline& timeline) noexcept {
     return one.timeline == &timeline || one.bind_if_empty(timeline, limits.event_threshold_bytes());
   }

@@ -21,11 +21,13 @@ public:
 
   waiter_list queue __attribute__((guarded_by(all_shards)));
 
-  /// Returns the bytes that are free or could be reserved, less those set aside for requests that have a turn: the
-  /// right to try again. Does not subtract `its_own`, the part set aside for the request that asks.
+  /// For a request that has a turn (the right to try again), bytes are set aside. Returns the bytes that are free or
+  /// could be reserved, less those set aside for other requests. `its_own`: the bytes set aside for the request that
+  /// asks.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t headroom(std::size_t its_own = 0) const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] bool fits(waiter const& item) const noexcept;
-  /// Rounds a size up as the pool does when it cannot grow: small sizes to a size class, larger ones to 256 bytes.
+  /// Rounds a size up as the pool does when it cannot grow: small sizes to a size class, larger ones to a multiple of
+  /// 256 bytes.
   std::size_t rounded(std::size_t bytes) const noexcept;
   std::size_t rounded(waiter const& item) const noexcept;
   /// Returns whether the request can never be met any more.
@@ -67,7 +69,8 @@ private:
   pool_parts& parts_;
   deferred_frees const& deferred_;
   std::size_t upstream_limit_ __attribute__((guarded_by(all_shards))) = SIZE_MAX;
-  std::uint64_t returned_parts_ __attribute__((guarded_by(all_shards))) = 0; // by requests of several parts
+  // The changes that count_returned_parts() has counted: blocks that requests of several parts gave back.
+  std::uint64_t returned_parts_ __attribute__((guarded_by(all_shards))) = 0;
 };
 
 } // namespace gpumem::detail
