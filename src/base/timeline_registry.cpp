@@ -81,8 +81,8 @@ stream_timeline& timeline_registry::of_handle(CUstream handle) {
   sync::lock const held{mutex_};
   auto* const before = find(handle);
   if (before && before->id() == id) return *before; // another thread was faster
-  // If `before` is not null, the handle belonged to a stream that was destroyed. Usually all work of that stream is
-  // complete: then the new stream takes over its timeline.
+  // If `before` is not null, the handle belonged to a stream that was destroyed. If all work of that stream is
+  // complete, as is usual, the new stream takes over its timeline.
   if (before && before->context() == context && before->kind() == stream_kind::foreign && before->is_reusable()) {
     before->rebind(stream_kind::foreign, id, handle);
     return *before;

@@ -1,4 +1,4 @@
-// Entry points that allocate and free in stream order.
+// The driver functions that allocate and free in stream order.
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
 #include <string>

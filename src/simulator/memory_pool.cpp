@@ -1,6 +1,6 @@
-// memory_pool: serves a request from the sources that CUDA documents, in that order. They are: memory freed on the same
-// stream, memory after whose free the stream is ordered, memory whose free is complete, new memory of the device, and
-// memory for which the driver inserts a wait.
+// memory_pool: serves a request from several sources, in the order that CUDA documents. They are: memory freed on the
+// same stream, memory after whose free the stream is ordered, memory whose free is complete, new memory of the device,
+// and memory for which the driver inserts a wait.
 // SPDX-License-Identifier: Apache-2.0
 #include "memory_pool.hpp"
 

@@ -28,8 +28,8 @@ import :waiting_requests;
 
 namespace gpumem::detail {
 
-// Returns why a request that does not wait is refused before it tries; nullopt if it may try. Such a request overtakes
-// all waiting requests, and gets none of the bytes that are set aside for them.
+// Returns why a request that does not wait is refused before it tries; nullopt if it may try. A request that may try
+// overtakes all waiting requests, but gets none of the bytes that are set aside for them.
 std::optional<outcome> request_queue::refusal_at_admission(allocation_request const& request) noexcept {
   if (parts_.requests.is_closed()) return outcome::closed;
   if (request.key.queues() == queueing::admitted) return std::nullopt;
@@ -168,7 +168,7 @@ expected<void*, failure> request_queue::may_go_on(waiter const& item) noexcept {
     return unexpected<failure>{failure{outcome::device_lost, parts_.backend.where()->lost_error(), item.bytes()}};
   auto const limit = parts_.chunks.limit();
   bool const too_large = limit && waiting_.rounded(item) > limit;
-  bool const tries = parts_.options.hardened.enabled && item.has_parts(); // an attempt empties the quarantine
+  bool const tries = parts_.options.hardened.enabled && item.has_parts(); // an attempt gets the quarantined memory
   if (!too_large && (tries || waiting_.fits(item))) return nullptr;
   return unexpected<failure>{failure{too_large ? outcome::too_large : outcome::exhausted, 0, item.bytes()}};
 }
