@@ -11,8 +11,8 @@ import :sync;
 
 namespace gpumem {
 
-/// One counted quantity since the last push_counters() or the construction. `value` is negative if more was freed than
-/// allocated since then.
+/// One counted quantity. It starts at 0 when the adaptor is made and at each push_counters(). `value` is negative if
+/// more was freed than allocated since that start.
 export struct counter {
   std::int64_t value = 0; ///< allocated minus freed
   std::int64_t peak = 0;  ///< the highest `value`
@@ -31,9 +31,10 @@ export struct allocation_counts {
 
 namespace detail {
 
-// Up to 64 threads each count in a slot of their own, without a lock. When the amount that a slot has not published yet
-// reaches a threshold, its thread publishes that amount and its peak under the lock. All other threads share one slot
-// under the same lock. Only push() allocates host memory.
+// Up to 64 threads each count in a slot of their own, without a lock. The slot keeps the change (`pending`) that the
+// sums of all threads do not include yet. When that reaches a threshold, the thread publishes it: adds it to the sums
+// under `mutex_`, and raises the peak there. All other threads share one slot, under `mutex_`. Only push() allocates
+// host memory.
 class allocation_counters {
 public:
   allocation_counters() : levels_(1) {}
@@ -49,8 +50,8 @@ private:
   static constexpr std::int64_t publish_count = 64;
   static constexpr unsigned slot_count = 64;
 
-  // One quantity in a slot: all that its thread has allocated and freed, and the balance since the last publication
-  // (`pending`) with its peak.
+  // One quantity in a slot: all that the slot's thread has allocated and freed, and the change since it last published
+  // (`pending`) with the peak of that change.
   struct share {
     std::atomic<std::int64_t> allocated{0};
     std::atomic<std::int64_t> freed{0};

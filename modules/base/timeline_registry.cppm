@@ -14,10 +14,11 @@ import :timeline_store;
 
 namespace gpumem::detail {
 
-/// Keeps the timelines of all streams that gpumem has seen. A foreign stream is one that gpumem neither made nor
-/// adopted. It has died when the driver gives its handle's value to another stream, whose id differs. A thread's
-/// default streams die with the thread. The registry is never destroyed, since freed memory is tagged with pointers to
-/// timelines. Any thread.
+/// Keeps the timelines of all streams that gpumem has seen. An own stream is one that gpumem made; the owner of an
+/// adopted stream promises that it lives. Any other stream, except the default streams, is foreign. A foreign stream
+/// has died when the driver gives its handle's value to another stream, whose id differs. A thread's default streams
+/// die with the thread. The registry is never destroyed, since freed memory is tagged with pointers to timelines. Any
+/// thread.
 export class timeline_registry {
 public:
   static timeline_registry& instance() noexcept;
@@ -31,27 +32,28 @@ public:
   /// for a stream that captures a graph: a query of its id would fail and end the capture. Throws std::bad_alloc,
   /// cuda_error.
   stream_timeline& of_capturing(CUstream handle, device where);
-  /// Returns the timeline of the last stream seen with this handle, if the table `seen_handles`, whose size is fixed,
-  /// had no room for it. Otherwise returns null.
+  /// The table `seen_handles` has room for a fixed number of handles. If it had none for this handle, returns the
+  /// timeline of the last stream seen with the handle; otherwise null.
   stream_timeline* find_beyond_table(CUstream handle) const noexcept;
   /// Returns the timeline of a default stream of the device, which must be current. All threads share the timeline of
   /// the legacy stream; those of the per-thread stream and of handle 0 belong to the calling thread. Throws
   /// std::bad_alloc, cuda_error.
   stream_timeline& of_default(stream_kind kind, device where, CUstream handle, bool capturing = false);
-  /// Records events that cover the frees on the calling thread's default streams, whose handles this thread may use at
-  /// any time.
+  /// Records an event on each default stream of the calling thread that has frees after its last event. Only this
+  /// thread can: on another thread, the same handle means another stream.
   static void cover_own_defaults() noexcept;
   /// Returns whether the timeline is that of one of the calling thread's default streams.
   static bool is_own_default(stream_timeline const& timeline) noexcept;
-  /// Returns the timeline of an own stream, one that gpumem made, that is not in use; makes a stream if there is none.
-  /// Throws cuda_error, std::bad_alloc.
+  /// Returns the timeline of an own stream that is not in use; makes a stream if there is none. Throws cuda_error,
+  /// std::bad_alloc.
   stream_timeline& acquire_own(device where, int priority);
   void release_own(stream_timeline& timeline) noexcept;
-  /// Adds or removes one promise of the owner that the stream lives. While there is one, the stream counts as adopted.
+  /// Adds or removes one promise of the owner that the stream lives. While there is a promise, the stream counts as
+  /// adopted.
   void adopt(stream_timeline& timeline, bool promised) noexcept;
-  /// While a capture scope is open, own and adopted streams are not found by their handle alone, so that each call asks
-  /// the driver whether the stream captures. Their timelines stay the same. Each open_capture_scope() needs a
-  /// close_capture_scope().
+  /// A capture scope is the time in which a pool serves streams that capture a graph. While one is open, own and
+  /// adopted streams are not found by their handle alone. So each call asks the driver whether the stream captures. The
+  /// timelines of the streams stay the same. Each open_capture_scope() needs a close_capture_scope().
   void open_capture_scope() noexcept { change_capture_scopes(1); }
   void close_capture_scope() noexcept { change_capture_scopes(-1); }
   /// Returns the number of timelines.

@@ -83,7 +83,7 @@ private:
 };
 
 /// The holders of a resource, guarded by the list's own lock. A holder that waits for something other than memory is
-/// marked. mark() and unmark() are called under the lock of the resource as well.
+/// marked. The caller of mark() and unmark() holds the lock of the resource.
 export class holder_list {
 public:
   /// Adds a holder, without a mark.

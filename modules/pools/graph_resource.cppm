@@ -33,7 +33,7 @@ void record_graph_use(graph_memory& state, void* pointer, stream_ref stream);
 /// ones. As for each free, the caller orders that stream after all uses of the block, except those that `record_use`
 /// declares. Another stream of the capture gets the memory if the dependencies of the graph's nodes order its next work
 /// after the free and all declared uses. In a later capture the memory serves each stream, once the end of the first
-/// capture is known, unless both graphs have the same handle.
+/// capture is known. That does not hold if both graphs have the same handle, since they may be parts of one graph.
 ///
 /// In three cases a freed block serves only the stream that freed it. In the first, the free was outside the capture of
 /// the allocation. In the second, the free was on another thread than the newest request of the capture. In the third,

@@ -17,9 +17,10 @@ device_source& managed_source(device where);
 /// returns. On devices without concurrent managed access the host must not touch the memory while work runs. For
 /// alignments above 256 bytes more bytes are allocated than requested.
 ///
-/// The host may reuse freed memory immediately, so a stream-ordered free waits on the host for its stream. Frees on
-/// capturing streams, loss of the device and statistics are as for cuda_resource. A value type; all objects of one
-/// device are equal. Any thread.
+/// The host may reuse freed memory immediately, so a stream-ordered free waits on the host for its stream. A free on a
+/// capturing stream is deferred: a later call outside a capture frees the block. After the device is lost, a free makes
+/// no driver call and only updates the statistics. A value type; all objects of one device are equal and share the
+/// statistics. Any thread.
 export class managed_resource
     : public resource_base<managed_resource, detail::device_source, mr::device_accessible, mr::host_accessible> {
   using base = resource_base<managed_resource, detail::device_source, mr::device_accessible, mr::host_accessible>;

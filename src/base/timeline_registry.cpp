@@ -81,8 +81,8 @@ stream_timeline& timeline_registry::of_handle(CUstream handle) {
   sync::lock const held{mutex_};
   auto* const before = find(handle);
   if (before && before->id() == id) return *before; // another thread was faster
-  // If `before` is not null, the handle belonged to a stream that was destroyed. Usually all work of that stream is
-  // complete: then the new stream takes over its timeline.
+  // If `before` is not null, the handle belonged to a stream that was destroyed. If all work of that stream is
+  // complete, as is usual, the new stream takes over its timeline.
   if (before && before->context() == context && before->kind() == stream_kind::foreign && before->is_reusable()) {
     before->rebind(stream_kind::foreign, id, handle);
     return *before;
@@ -94,7 +94,8 @@ stream_timeline& timeline_registry::of_handle(CUstream handle) {
 }
 
 // Returns the timeline that has the handle, even if it is that of an earlier stream; the driver is not asked for the
-// id. The work of a capturing stream belongs to the graph, so only the order of calls depends on which stream it is.
+// id. That does no harm: the work of a capturing stream belongs to the graph, so the timeline only tells which calls
+// belong to one stream.
 stream_timeline& timeline_registry::of_capturing(CUstream handle, device where) {
   sync::lock const held{mutex_};
   if (auto* const found = find(handle)) return *found;
@@ -115,8 +116,8 @@ stream_timeline& timeline_registry::of_default(stream_kind kind, device where, C
   for (auto* each = own_defaults.first(); each; each = each->links_.next) {
     if (each->kind() == kind && each->device() == where.ordinal() && (each->id() == id || capturing)) return *each;
   }
-  // end_thread() is registered again if it has already run, and the destructor of a thread_local object then uses a
-  // default stream.
+  // The destructor of a thread_local object may use a default stream after end_thread() has run. Then this registers
+  // end_thread() again.
   if (own_defaults.empty()) sync::at_thread_exit(end_thread);
   sync::lock const held{mutex_};
   auto& timeline = store_.take(kind, id, where.ordinal(), where.context(), handle);
@@ -137,8 +138,8 @@ bool timeline_registry::is_own_default(stream_timeline const& timeline) noexcept
   return false;
 }
 
-// Records the last event of each default stream of the ending thread, and retires the stream's timeline. Such an event
-// still completes after the thread is gone (as seen on an H200).
+// Records a last event on each default stream of the ending thread, and lets other streams reuse the stream's timeline.
+// Such an event still completes after the thread is gone (as seen on an H200).
 void timeline_registry::end_thread() noexcept {
   auto list = std::exchange(own_defaults, {});
   if (forked() || !driver_alive()) return;

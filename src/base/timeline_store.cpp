@@ -19,9 +19,9 @@ namespace {
 
 inline constexpr std::size_t wanted_spare_timelines = 2;
 inline constexpr int max_tries = 2; // dead timelines that are tried for a new stream; each try is a poll
-// From either of these limits on, lost_events_seen is set, so that each free on a stream that can be destroyed at any
-// time records an event. The limits count dead streams with frees that no event covers ("stranded"), and the bytes of
-// these frees.
+// A dead stream is stranded if no event covers its last frees. These limits are for the number of stranded streams and
+// for the bytes of those frees. When either is reached, lost_events_seen is set. Then each free on a stream that can be
+// destroyed at any time records an event.
 inline constexpr std::size_t max_stranded = 64, max_stranded_bytes = std::size_t{32} << 20;
 
 } // namespace

@@ -36,8 +36,8 @@ struct gpumem_pool {
   virtual void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment) = 0;
   /// Frees in the order of the stream. Checks the size only if `bytes` is given.
   virtual void free(cuda::stream_ref stream, void* pointer, std::optional<std::size_t> bytes) = 0;
-  /// Allocates for the stream whose gpumem::extend::stream_key `key` points to. Returns null if no memory is free
-  /// without a wait on the host. The stream must not capture, and `bytes` must not be more than PTRDIFF_MAX / 2.
+  /// Allocates for a stream; `key` points to its gpumem::extend::stream_key. Returns null if no memory is free without
+  /// a wait on the host. The stream must not capture, and `bytes` must not be more than PTRDIFF_MAX / 2.
   virtual void* try_allocate_keyed(void const* key, std::size_t bytes, std::size_t alignment) noexcept = 0;
   /// Frees a block in the order of the stream of its allocation, and returns the requested bytes. If the address is not
   /// that of a live block, returns none and does nothing.
@@ -47,7 +47,7 @@ struct gpumem_pool {
     std::size_t bytes = 0;  ///< requested bytes
     void* stream = nullptr; ///< stream for which it was allocated; null: the host
     /// Id of the open capture in which the block was allocated, if the calling thread has made the newest request of
-    /// that capture; otherwise 0. The graph then orders the uses of the block by this thread.
+    /// that capture; otherwise 0. If it is not 0, the graph orders the uses of the block by this thread.
     unsigned long long capture = 0;
   };
   virtual std::optional<owned_block> find_owned(void const* pointer) = 0;

@@ -12,8 +12,8 @@
 namespace gpumem::c {
 
 /// The streams that PyTorch has recorded for each live block. They are used only when the block is freed. PyTorch
-/// promises that the reuse waits for the work that these streams have been given by then, not by the time of the
-/// recording. Any thread.
+/// promises that the reuse of the block waits for all work that these streams were given before the free, including
+/// work from after the recording. Any thread.
 class recorded_streams {
 public:
   struct stream {

@@ -45,7 +45,7 @@ struct capture {
   std::shared_ptr<graph> made = std::make_shared<graph>();
   CUgraph handle = nullptr; // handle of the graph `made`
 
-  /// Identifies a node: it is node number `number` of the member.
+  /// Identifies a node: it is node number `number` of members[member].
   struct place {
     std::uint32_t member;
     std::uint64_t number;

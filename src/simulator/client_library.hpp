@@ -1,4 +1,4 @@
-// The control functions of the simulated device's library that this program has loaded.
+// The control functions of the simulated device, from the library that this program has loaded.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,4 +1,4 @@
-// Entry points of initialisation, errors and devices.
+// The driver functions for initialisation, errors and devices.
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Entry points that allocate and free in stream order.
+// The driver functions that allocate and free in stream order.
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
 #include <string>
@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::uint64_t operation_time = 500; // simulated nanoseconds
 
-/// Enqueues an operation that does no work. It stands for the point of an allocation or free in the stream. It waits
-/// for the frees in `behind`.
+/// Enqueues an operation without work, which marks the place of an allocation or free in the stream's order. The
+/// operation waits for the frees in `behind`.
 CUresult enqueue_point(simulation& device, const stream_ptr& on, const char* action, std::shared_ptr<record> behind) {
   operation work;
   work.action = action;

@@ -1,4 +1,4 @@
-// Entry points of prefetch, and of advice for ranges of memory.
+// The driver functions for prefetches of memory, and for advice about ranges of memory.
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 
@@ -10,7 +10,7 @@ using namespace simulated;
 
 namespace {
 
-/// Returns whether a single managed allocation, or block of a pool, holds all of the bytes.
+/// Returns whether one managed allocation, or one block of a managed pool, holds all of the bytes.
 bool is_managed(const simulation& device, CUdeviceptr pointer, size_t bytes) {
   const auto held = known_at(device, pointer);
   return held && held->kind == memory_kind::managed && bytes != 0 && bytes <= held->bytes - (pointer - held->address);
@@ -126,7 +126,7 @@ CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUm
       return CUDA_SUCCESS;
     };
     memory_advice& noted = device.advice;
-    switch (advice) { // the three cases ignore the location `to`
+    switch (advice) { // these three cases ignore the location `to`
     case CU_MEM_ADVISE_SET_READ_MOSTLY: return note(noted.read_mostly, any_location);
     case CU_MEM_ADVISE_UNSET_READ_MOSTLY: return note(noted.read_mostly, no_location);
     case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: return note(noted.preferred, no_location);

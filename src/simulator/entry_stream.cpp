@@ -1,4 +1,4 @@
-// Entry points of streams.
+// The driver functions for streams.
 // SPDX-License-Identifier: Apache-2.0
 #include <utility>
 

@@ -1,4 +1,4 @@
-// Entry points that reserve addresses and map physical memory at them.
+// The driver functions that reserve addresses and map physical memory at them.
 // SPDX-License-Identifier: Apache-2.0
 #include "entry_virtual.hpp"
 #include "stubs.hpp"

@@ -35,7 +35,7 @@ struct host_thread {
   std::uint64_t number = 0;
   context_stack contexts;
   bool in_function = false; // the thread runs a host function or a function of device work
-  bool own_work = false;    // the thread enqueues a resource's own work on its memory
+  bool own_work = false;    // the thread enqueues a fill or copy that a resource itself does
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 };
 

@@ -1,4 +1,4 @@
-// memory: allocations of the driver. Allocations are counted against the capacity of the device. Its address space is
+// memory: allocations of the driver. Those of a device count against its capacity. The address space of a device is
 // larger than the capacity, so that no allocation fails because of fragmentation.
 // SPDX-License-Identifier: Apache-2.0
 #include "memory.hpp"

@@ -1,6 +1,6 @@
-// memory_pool: serves a request from the sources that CUDA documents, in that order. They are: memory freed on the same
-// stream, memory after whose free the stream is ordered, memory whose free is complete, new memory of the device, and
-// memory for which the driver inserts a wait.
+// memory_pool: serves a request from several sources, in the order that CUDA documents. They are: memory freed on the
+// same stream, memory after whose free the stream is ordered, memory whose free is complete, new memory of the device,
+// and memory for which the driver inserts a wait.
 // SPDX-License-Identifier: Apache-2.0
 #include "memory_pool.hpp"
 
@@ -63,8 +63,9 @@ memory_pool::way memory_pool::way_to(const range& part, const stream& on) const 
   return furthest;
 }
 
-/// Returns the range that the stream can get in the cheapest way (see `way`), if that is not beyond `furthest`. Among
-/// several such ranges, returns the smallest that fits. Returns end() if there is none.
+/// Returns the range that the stream can get in the cheapest way, if that way is not beyond `furthest`. The values of
+/// `way` go from cheap to expensive. Among several such ranges, returns the smallest that fits. Returns end() if there
+/// is none.
 memory_pool::range_map::iterator memory_pool::best(const stream& on, std::size_t need, way furthest) {
   auto chosen = free_.end();
   way cheapest = way::none;

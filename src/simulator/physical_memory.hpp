@@ -25,7 +25,7 @@ struct physical {
   unsigned mappings = 0;
 
   [[nodiscard]] int device() const noexcept { return properties.location.id; }
-  /// Returns the key of the first byte in the map of the checker of accesses. It is larger than all addresses of the
+  /// Returns the number by which the checker of accesses knows the first byte. It is larger than all addresses of the
   /// host.
   [[nodiscard]] std::uint64_t key() const noexcept { return (std::uint64_t{1} << 62) + offset; }
 };

@@ -61,8 +61,8 @@ void report::add(finding found) {
     ++dropped_;
 }
 
-/// Searches backwards only through the findings of the same later operation, because findings of one operation are
-/// added one after another.
+/// Extends an earlier finding of the same two operations, if it names this block or the page before it; otherwise adds
+/// the finding. Searches backwards only through the findings of the same later operation, since they stand together.
 void report::add_unordered(finding found, const std::string& before, const std::string& after) {
   for (auto old = findings_.rbegin(); old != findings_.rend() && same(old->later, found.later); ++old) {
     if (old->kind != found.kind || !same(old->earlier, found.earlier) || !join(old->block, found.block)) continue;

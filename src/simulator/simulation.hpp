@@ -205,7 +205,7 @@ private:
   } vain_;
   std::condition_variable_any changed_;
   std::vector<stream_ptr> active_;  // streams with work
-  std::vector<stream_ptr> retired_; // ended streams whose clock component cannot be reused yet
+  std::vector<stream_ptr> retired_; // ended streams whose component of the vector clocks cannot be reused yet
   struct free_component {
     std::uint32_t component;
     std::uint64_t counted;

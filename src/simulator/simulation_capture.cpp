@@ -23,7 +23,7 @@ bool simulation::forbidden_by_capture() {
   return found;
 }
 
-// Driver 580 also invalidates these captures, in every capture mode of the capture and of the thread.
+// As driver 580 does, invalidates the captures whatever their capture mode and that of the thread.
 bool simulation::breaks_captures_of(const context& home) {
   bool found = false;
   for (const auto& open : captures) {

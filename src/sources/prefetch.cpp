@@ -1,4 +1,4 @@
-// prefetch: its driver call.
+// prefetch: enqueues cuMemPrefetchAsync on a stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

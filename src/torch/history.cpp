@@ -53,7 +53,7 @@ void history::record(bool enabled, torch_cuda::CreateContextFn recorder, std::si
   TORCH_CHECK(when == RecordContext::NEVER || recorder, "gpumem: contexts were asked for without a recorder");
   std::unordered_set<int> actions;
   for (auto const& name : skipped) actions.insert(action_of(name));
-  decltype(rings_) old; // destroyed without the lock, since contexts belong to Python
+  decltype(rings_) old; // destroyed without the lock, since contexts may call PyTorch then
   decltype(annotations_) old_annotations;
   {
     std::lock_guard const held{mutex_};

@@ -45,7 +45,7 @@ inline char const* to_string(outcome value) noexcept {
 
 /// The rule that a call broke. It is the `code` of a failure whose reason is outcome::invalid_argument.
 enum class broken_rule : int {
-  other = 0,         ///< a rule that has no value here
+  other = 0,         ///< any rule that is not named here
   alignment = -1,    ///< the alignment is not a power of two
   other_device = -2, ///< a default stream was given while another device is current
   moved_from = -3,   ///< the handle was moved from

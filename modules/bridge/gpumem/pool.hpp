@@ -138,16 +138,16 @@ struct found_block {
 class pool {
 public:
   /// Makes a pool over virtual pages if the device supports them, otherwise over chunks. Throws std::invalid_argument
-  /// also for a device that does not exist. Throws it too for a name or a file with a comma in it, or with a blank at
-  /// its start or end.
+  /// for wrong options and for a device that does not exist. A name or a file in the options must have no comma, and no
+  /// blank at its start or end.
   explicit pool(int device, pool_options const& options = {}) : pool{device, detail::option_text{options}.text()} {}
   /// Makes a pool, or a stack of resources, from the text that gpumem_make_pool takes, such as "limit=8GiB" or
   /// "binning(pool(managed),bins=256KiB:fixed)".
   pool(int device, std::string const& text) { detail::require(gpumem_make_pool(device, text.c_str(), &handle_)); }
   pool(int device, char const* text) { detail::require(gpumem_make_pool(device, text, &handle_)); }
 
-  /// Returns a pool that shares a pool of C or Python, and adds a reference to that. Throws std::invalid_argument for
-  /// null.
+  /// Returns a pool object for a pool that C or Python code has made, and adds a reference to that pool. Throws
+  /// std::invalid_argument for null.
   static pool share(gpumem_pool* handle) {
     detail::require(gpumem_retain(handle));
     return pool{handle};
@@ -197,7 +197,7 @@ public:
                                    std::size_t alignment = GPUMEM_ALIGNMENT);
 
   /// Frees in the order of the stream: work enqueued on it earlier may still use the memory. The stream must be ordered
-  /// after all uses that record_use() did not declare. Null does nothing. For a misuse, prints it to stderr and frees
+  /// after all uses that record_use() did not declare. Null does nothing. A misuse is printed to stderr, and frees
   /// nothing.
   void deallocate(stream_handle stream, void* pointer, std::size_t bytes, std::size_t = GPUMEM_ALIGNMENT) noexcept {
     if (pointer) report(gpumem_free_sized(handle_, stream.value(), pointer, bytes), pointer);
@@ -207,7 +207,7 @@ public:
     if (pointer) report(gpumem_free(handle_, stream.value(), pointer), pointer);
   }
 
-  /// Allocates memory that work on any stream may use immediately, since all its earlier uses are complete.
+  /// Allocates memory that work on any stream may use immediately, since all earlier uses of the memory are complete.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = GPUMEM_ALIGNMENT) {
     void* pointer = nullptr;
     detail::require(gpumem_allocate_sync(handle_, bytes, alignment, &pointer));
@@ -224,12 +224,12 @@ public:
     detail::require(gpumem_record_use(handle_, pointer, stream.value()));
   }
 
-  /// Reserves in one piece the memory that the pool lacks to have `bytes` reserved bytes in all.
+  /// Makes the reserved bytes at least `bytes`. The bytes that are missing come from the device in one piece.
   void reserve(std::size_t bytes) { detail::require(gpumem_reserve(handle_, bytes)); }
   /// Sets the most bytes that may be reserved; 0: no limit.
   void set_limit(std::size_t bytes) { detail::require(gpumem_set_limit(handle_, bytes)); }
-  /// Gives free memory beyond `keep` reserved bytes back to the device. Returns the bytes given back. Waits for
-  /// nothing.
+  /// Gives free memory back to the device, as long as at least `keep` bytes stay reserved. Returns the bytes given
+  /// back. Waits for nothing.
   std::size_t trim(std::size_t keep = 0) {
     std::size_t given_back = 0;
     detail::require(gpumem_trim(handle_, keep, &given_back));

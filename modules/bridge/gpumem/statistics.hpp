@@ -7,7 +7,7 @@
 
 namespace gpumem {
 
-/// Statistics of a resource: bytes, and counts since its creation; 0 if the resource does not keep a number. The
+/// Statistics of a resource: bytes, and counts since its creation. A number that the resource does not keep is 0. The
 /// statistics of a pool are read part by part while other threads go on, so they belong to slightly different times. A
 /// shard is a part of a pool with a lock of its own. A hardened pool finds misuse: it puts guards around blocks, and
 /// keeps freed blocks from reuse in its quarantine.
@@ -20,7 +20,7 @@ struct statistics {
   std::size_t limit = 0;           ///< most bytes that may be reserved; 0: no limit
   std::size_t largest_block = 0;   ///< requests for more bytes are refused as too large; 0: no bound but the limit
   std::size_t peak_live = 0;       ///< highest `live`; with several shards wrong by up to `reserved` / 16 + `cached`
-  std::size_t peak_reserved = 0;   ///< highest `reserved`, taken at growth, before memory is given back
+  std::size_t peak_reserved = 0;   ///< highest `reserved`
   std::size_t reserved_in_all = 0; ///< sum of all bytes that the upstream has ever given to a pool
 
   std::uint64_t allocations = 0;          ///< number of granted requests

@@ -9,8 +9,8 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// A pool's chunks, which are contiguous memory of its upstream, and the limit on their bytes. Changes need the locks
-/// of all shards of the pool, which are its parts with a lock each. Reads need the lock of any shard.
+/// A pool's chunks, each contiguous memory of the upstream, and the limit on their bytes. A pool has one or more parts
+/// with a lock each, the shards. Changes need the locks of all shards. Reads need the lock of any shard.
 export class chunk_list {
 public:
   /// `limit`: the most bytes that may be reserved; 0: no limit. `chunk_bytes`: the size of a chunk, unless the request
@@ -25,7 +25,8 @@ public:
 
   /// Adds a chunk that the upstream has given. Throws std::bad_alloc.
   [[clang::requires_capability(all_shards)]] chunk& add(void* base, std::size_t bytes);
-  /// Removes a chunk from the list, and returns its description. Its bytes count against the limit until end_release().
+  /// Removes a chunk from the list, and returns its description. The chunk's bytes count against the limit until
+  /// end_release().
   [[clang::requires_capability(all_shards)]] chunk begin_release(chunk const& which) noexcept;
   /// Counts bytes of pages that are being unmapped in a chunk that stays. They count against the limit until
   /// end_release().

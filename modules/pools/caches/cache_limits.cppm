@@ -7,22 +7,23 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Says which blocks threads may cache, how many bytes, and after how many freed bytes a stream records an event. Any
-/// thread may read the settings and take bytes from the budgets.
+/// Says which blocks threads may cache, how many bytes of them, and after how many freed bytes a stream records an
+/// event. Any thread may read the settings and take bytes from the budgets.
 export class cache_limits {
 public:
-  /// For each kind of size the bytes in use by all caches, and the bytes that they have claimed but do not use.
+  /// For each kind of size: the bytes in use by all caches, and the bytes of the budget that caches have claimed but do
+  /// not use.
   using usage = std::array<cache_budget::usage, size_class::kinds>;
 
   /// Sets whether blocks are cached, the budget of each kind in bytes, and the threshold of event_threshold_bytes().
-  /// Each thread gets at most its part of the budgets of small and medium blocks, if `threads` threads share them. One
-  /// thread at a time.
+  /// One thread gets at most the budget divided by `threads`, both of small and of medium blocks. Called by one thread
+  /// at a time.
   void set(bool on, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
            std::size_t event_threshold_bytes) noexcept;
 
   inline bool enabled() const noexcept { return enabled_.load(std::memory_order_relaxed); }
-  /// Returns the bytes after which a stream's free is not cached, so that it can record an event; SIZE_MAX: no free
-  /// records an event.
+  /// Returns after how many freed bytes of a stream a block is not cached, so that its free can record an event.
+  /// SIZE_MAX: freed bytes are not counted.
   inline std::size_t event_threshold_bytes() const noexcept {
     return event_threshold_bytes_.load(std::memory_order_relaxed);
   }
@@ -37,7 +38,8 @@ public:
 
   /// Returns whether a cache has called note_exhausted() since the last reset_exhausted().
   inline bool exhausted() const noexcept { return exhausted_.load(std::memory_order_relaxed); }
-  /// Notes that a cache often had no budget for a freed block: other caches hold it for blocks that no request uses.
+  /// Notes that a cache has often had no budget for a freed block: other caches use up the budget with blocks that no
+  /// request takes.
   inline void note_exhausted() noexcept {
     if (!exhausted()) exhausted_.store(true, std::memory_order_relaxed);
   }

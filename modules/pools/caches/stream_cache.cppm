@@ -16,10 +16,10 @@ namespace gpumem::detail {
 export struct stream_cache {
   stream_timeline* timeline = nullptr;
   std::uint32_t count = 0;            ///< number of blocks
-  std::uint32_t unrecorded_frees = 0; ///< frees since flush_counters(), also of large blocks
+  std::uint32_t unrecorded_frees = 0; ///< frees since the last flush_counters(), also of large blocks
   std::size_t unrecorded_bytes = 0;
-  std::uint32_t foreign_frees = 0;               ///< frees of other streams since the last insert
-  std::uint64_t last_insert = 0;                 ///< the thread cache's count of frees over budget at the last insert
+  std::uint32_t foreign_frees = 0; ///< frees of other streams that share this cache, since the last insert
+  std::uint64_t last_insert = 0;   ///< the thread cache's count of frees without budget, at the last insert
   std::array<block*, size_class::count> lists{}; ///< by class number; the newest first
 
   /// Removes and returns the newest block of this class; null if there is none. For classes from `first_close_class` on
@@ -53,8 +53,8 @@ export struct stream_cache {
   /// with these attributes: with preserve_most the function saves the registers, so that its callers need not.
   [[clang::preserve_most, gnu::visibility("hidden")]] bool bind_if_empty(stream_timeline& next,
                                                                          std::size_t threshold) noexcept;
-  /// Counts a free of `stream`, whose cache this is. Returns whether this free should record an event. Then the block
-  /// is not cached, because events are recorded under the lock of a shard.
+  /// Counts a free of `stream`, whose cache this is. Returns whether this free should record an event. If so, the block
+  /// is not cached but freed in its shard (a part of the pool), where an event is recorded under the shard's lock.
   [[gnu::always_inline]] inline bool event_due(stream_timeline& stream, std::size_t bytes,
                                                std::size_t threshold) noexcept {
     if (threshold == SIZE_MAX) return stream.event_request().raised(); // frees are not counted then
@@ -64,7 +64,7 @@ export struct stream_cache {
       flush_counters(stream, threshold);
     return many || stream.event_request().raised();
   }
-  /// Does the same for a stream that has no stream cache, because another stream has the one that both share.
+  /// Like event_due(), but for a stream without a stream cache: another stream has the one that both share.
   [[clang::preserve_most, gnu::visibility("hidden")]] static bool
   event_due_unbound(stream_timeline& stream, std::size_t bytes, std::size_t threshold) noexcept;
 

@@ -1,4 +1,5 @@
-// The cache of one thread: blocks that the thread has freed, which it may allocate again without a shard's lock.
+// The cache of one thread: blocks that the thread has freed. It may allocate them again without the lock of a shard (a
+// part of the pool).
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:thread_cache;
 import :block;
@@ -60,7 +61,7 @@ public:
   /// The result of an insert.
   struct result {
     bool inserted;
-    block* evicted; ///< a block that has left the cache, and that the caller must make free; null if none has
+    block* evicted; ///< a block that has left the cache, for the caller to free in its shard; null: none
   };
   /// Caches a live block whose last use, by the stream of the free, is `use`.
   [[gnu::always_inline]] inline result insert(cache_limits& limits, block& freed, stream_use const& use) noexcept {
@@ -87,7 +88,7 @@ public:
   void add_to(cache_counts& sums) const noexcept;
 
 private:
-  // 16 for users. The library for schedule tests has fewer biased threads, so that streams share stream caches.
+  // 16; in the library for schedule tests 1, so that all streams of a thread share one stream cache.
   static constexpr unsigned stream_cache_count = sync::max_biased_threads / 4;
   // The caches that hold the blocks. Streams whose indices have the same remainder share a stream cache.
   struct alignas(false_sharing_distance) cache_storage {
@@ -116,7 +117,8 @@ private:
   [[gnu::always_inline]] inline block& mark_allocated(block& found, stream_timeline& timeline,
                                                       std::size_t requested) noexcept
       __attribute__((requires_capability(mutex))) {
-    // The shard still counts the bytes of the block's earlier request. So the sum keeps the difference between both.
+    // The shard still counts the bytes of the block's earlier request as live. So `cached_requested_` keeps the earlier
+    // request less the new one, by which the shard counts too much.
     cached_requested_ -= static_cast<std::int64_t>(requested);
     found.uses.clear();
     found.requested = requested;
@@ -125,7 +127,7 @@ private:
     ++allocations_;
     return found;
   }
-  // Marks a block that has left the cache and is still to be made free.
+  // Marks a block that has left the cache, and that the caller has not freed in its shard yet.
   inline block& mark_evicted(block& found) noexcept __attribute__((requires_capability(mutex))) {
     found.set_state(block_state::evicted);
     cached_requested_ -= static_cast<std::int64_t>(found.requested);
@@ -166,8 +168,8 @@ private:
     auto const bytes = freed.bytes;
     bool const keeps = bytes <= limits.largest_block() && large_blocks.enabled();
     if (!keeps && large_blocks.empty()) return {false, nullptr};
-    // Evicts a block even if the freed one is not cached: both may coalesce to a larger range. Without this, two of
-    // four recorded traces used .01 and .05 less of the reserved memory.
+    // Evicts a block even if the freed one is not cached: both may coalesce to a larger range. Without this, the used
+    // part of the reserved memory fell by .01 and .05 in two of four recorded traces.
     if (!keeps) return {false, evict_large(large_blocks)};
     if (bind(limits, in, timeline) ? in.event_due(timeline, bytes, limits.event_threshold_bytes())
                                    : stream_cache::event_due_unbound(timeline, bytes, limits.event_threshold_bytes()))
@@ -186,7 +188,7 @@ private:
     large_blocks.insert(freed);
     return {true, evicted};
   }
-  // Returns whether the stream cache belongs to the stream. An empty one is given to it.
+  // Gives the stream cache to the stream if it is empty. Returns whether it belongs to the stream now.
   static inline bool bind(cache_limits const& limits, stream_cache& one, stream_timeline& timeline) noexcept {
     return one.timeline == &timeline || one.bind_if_empty(timeline, limits.event_threshold_bytes());
   }

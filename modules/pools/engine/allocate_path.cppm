@@ -20,8 +20,8 @@ namespace gpumem::detail {
 
 /// Allocates the blocks that the thread's cache of freed blocks does not have. A pool has one or more shards, each with
 /// a lock and free ranges of its own. The search takes the lock of the thread's own shard. If that shard has nothing,
-/// it takes the locks of all shards. It tries free ranges first, then new memory of the upstream, then the steps of
-/// class out_of_memory.
+/// it takes the locks of all shards. It tries free ranges first, then new memory of the upstream. At last, class
+/// out_of_memory waits for streams and replaces unused memory.
 export class allocate_path {
 public:
   /// Keeps references to all arguments.

@@ -36,12 +36,12 @@ public:
                request_passes& requests, owner& of) noexcept
       : parts_{parts}, frees_{frees}, deferred_{deferred}, monitor_{monitor}, requests_{requests}, owner_{of} {}
 
-  /// Gives back free memory whose uses the host has seen complete, as long as at least `keep` bytes remain. Returns the
-  /// bytes given back. The caller holds the locks of all shards (the parts of the pool); calls of the upstream unlock
-  /// them.
+  /// Gives back free memory whose uses the host has seen complete, as long as at least `keep` bytes stay reserved.
+  /// Returns the bytes given back. The caller holds the locks of all shards (the parts of the pool); they are released
+  /// during calls of the upstream.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep);
   /// Gives back all memory. Called when no handle, live block or request is left. Later passes give back memory that
-  /// streams still use. The pool can be destroyed when this returns.
+  /// streams still use. When this returns, the pool may already be destroyed.
   void close() noexcept;
 
 private:

@@ -12,9 +12,9 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// All free ranges of a shard: its free blocks but those on quick lists, which keep freed small blocks. Each range is
-/// on the free list of the streams that used it last. Joins adjacent ranges to one, and gives the records of joined
-/// blocks back. Guarded by the lock of the shard.
+/// All free ranges of a shard, except the freed small blocks that quick lists keep. A use of a range is the work of one
+/// stream on it. Each range is on the free list of the streams of its uses. Joins adjacent ranges to one, and gives the
+/// records of joined blocks back. Guarded by the lock of the shard.
 export class free_range_set {
 public:
   /// `records`: the memory of the records of all blocks. This object keeps a reference to it.
@@ -44,11 +44,13 @@ public:
     range.set_state(block_state::allocated);
   }
 
-  /// Says which free neighbours a freed block coalesces with: those that the same streams used; also those without uses
-  /// that are at most `tuning::max_join_factor` times as large; or all.
+  /// Says which free neighbours a freed block coalesces with. `same_streams`: those that the same streams used.
+  /// `unused`: also if one of the two has no uses, and is at most `tuning::max_join_factor` times as large as the
+  /// other. `any`: all.
   enum class coalescing : std::uint8_t { same_streams, unused, any };
-  /// Frees a block that is on no list, and coalesces it with these neighbours. Leaves a neighbour apart if the two have
-  /// uses on more than four streams together. Returns the block that holds the freed one. Allocates no host memory.
+  /// Frees a block that is on no list, and coalesces it with the neighbours that `with` names. Leaves a neighbour apart
+  /// if the two have uses on more than four streams together. Returns the block that holds the freed one. Allocates no
+  /// host memory.
   block& coalesce(block& freed, coalescing with) noexcept;
   /// Drops the uses of a free block, all of which the host has seen complete, and coalesces the block with neighbours
   /// without uses. Returns the block that holds it.

@@ -6,10 +6,9 @@ import :std;
 
 namespace gpumem::detail {
 
-/// The size of a block, and the number of its class. Up to 4 KiB the sizes are all multiples of 256 bytes; small and
-/// medium sizes above that are eight for each power of two. So rounding wastes an eighth of a block at most. Large
-/// sizes are all multiples of 256 bytes. The code has no branches, because the processor would mispredict them for
-/// random sizes.
+/// The size of a block, and the number of its class. Up to 4 KiB, and for large blocks, every multiple of 256 bytes is
+/// a size. Between these, each power of two has eight sizes. So above 2 KiB, rounding wastes at most an eighth of a
+/// block. The code has no branches, because the processor would mispredict them for random sizes.
 export struct size_class {
   static constexpr std::size_t largest_small = std::size_t{64} << 10;
   static constexpr std::size_t largest_medium = std::size_t{1} << 20;

@@ -1,4 +1,4 @@
-// The peak of the live bytes of a pool with many shards, the parts of a pool that each have a lock.
+// The peak of the live bytes of a pool with many shards (parts of the pool with a lock each).
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:peak_tracker;
 import :std;
@@ -16,9 +16,9 @@ export struct live_count {
 /// per shard.
 export class peak_tracker {
 public:
-  /// Counts a change. Publishes it, which means adding it to the common count, if the unpublished changes exceed
-  /// `slack`. The caller holds the lock of the count's shard. `nearby`: bytes that count as live although they are
-  /// free, in the calling thread's cache.
+  /// Counts a change. If the shard's changes that the common count does not include exceed `slack`, publishes them:
+  /// adds them to the common count. The caller holds the lock of the count's shard. `nearby`: bytes that count as live
+  /// although they are free, in the calling thread's cache.
   inline void count(live_count& mine, std::int64_t change, std::int64_t nearby, std::int64_t slack) noexcept {
     mine.bytes += change;
     auto const delta = mine.bytes - mine.published;

@@ -10,15 +10,15 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// The shards of a pool: one at first. A thread that often finds its shard's lock taken gets a shard of its own.
-/// Threads are told apart by 64 slots: each thread uses the slot of its index modulo 64. A block goes back to the shard
-/// that it came from, whichever thread frees it.
+/// The shards of a pool, which are parts with a lock and free ranges of their own: one at first. A thread that often
+/// finds its shard's lock taken gets a shard of its own. Threads are told apart by 64 slots: each thread uses the slot
+/// of its index modulo 64. A block goes back to the shard that it came from, whichever thread frees it.
 export class shard_list {
 public:
   static constexpr std::size_t max_shards = 65; ///< the first one, and one for each of the 64 slots of threads
 
-  /// `poll_share`: share of the time that each shard may spend on polls. `shard_per_thread`: each thread gets a shard
-  /// of its own at its first request, even if it has found no lock taken.
+  /// `poll_share`: share of the time that each shard may spend on polls of events. `shard_per_thread`: each thread gets
+  /// a shard of its own at its first request, even if it has found no lock taken.
   explicit shard_list(double poll_share = 1, bool shard_per_thread = false)
       : poll_share_{poll_share}, shard_per_thread_{shard_per_thread} {
     add(false);
@@ -57,7 +57,7 @@ public:
     std::size_t count_ = 0;
   };
 
-  /// Takes the lock of a shard that a try_lock() has found taken, and counts that.
+  /// Takes the lock of a shard that a try_lock() has found taken, and counts that for contended().
   void lock_contended(pool_shard& one) noexcept __attribute__((acquire_capability(one.mutex)));
   /// Waits until another thread notifies `changed`. Unlocks all shards during the wait.
   [[clang::requires_capability(one_shard, all_shards)]] void wait(sync::spin_condition& changed);

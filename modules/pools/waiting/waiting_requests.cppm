@@ -11,8 +11,8 @@ import :waiter;
 
 namespace gpumem::detail {
 
-/// The waiting requests of one pool, and what each of them lacks. Guarded by the locks of all shards, the parts of the
-/// pool.
+/// The waiting requests of one pool, and what each of them lacks. A request of several parts asks for several blocks at
+/// once; if one is refused, it gives the others back. Guarded by the locks of all shards of the pool.
 export class waiting_requests {
 public:
   /// Keeps references to both arguments.
@@ -21,17 +21,19 @@ public:
 
   waiter_list queue __attribute__((guarded_by(all_shards)));
 
-  /// Returns the bytes that are free or could be reserved, less those set aside for requests that have a turn: the
-  /// right to try again. Does not subtract `its_own`, the part set aside for the request that asks.
+  /// For a request that has a turn (the right to try again), bytes are set aside. Returns the bytes that are free or
+  /// could be reserved, less those set aside for other requests. `its_own`: the bytes set aside for the request that
+  /// asks.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t headroom(std::size_t its_own = 0) const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] bool fits(waiter const& item) const noexcept;
-  /// Rounds a size up as the pool does when it cannot grow: small sizes to a size class, larger ones to 256 bytes.
+  /// Rounds a size up as the pool does when it cannot grow: small sizes to a size class, larger ones to a multiple of
+  /// 256 bytes.
   std::size_t rounded(std::size_t bytes) const noexcept;
   std::size_t rounded(waiter const& item) const noexcept;
   /// Returns whether the request can never be met any more.
   [[clang::requires_shared_capability(all_shards)]] bool ends(waiter const& item) const noexcept;
-  /// Returns whether waiting cannot help the request. No later free helps it: no memory is live, set aside for a turn,
-  /// or freed in a graph capture. Nor does it help that streams complete their work.
+  /// Returns whether waiting cannot help the request: neither a free nor the end of work on streams can give it memory.
+  /// No free can come if no memory is live, set aside for a turn, or freed in a graph capture.
   [[clang::requires_capability(one_shard, all_shards)]] bool waits_for_nothing(waiter const& item) const noexcept;
   /// Returns whether the pool has no handle, no live block and no waiting request.
   [[clang::requires_capability(one_shard, all_shards)]] bool is_pool_unused() const noexcept;
@@ -43,10 +45,10 @@ public:
   /// Returns a count of changes that may let a refused request go on: it grows with each free, and with each free range
   /// whose uses a poll finds complete.
   [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t change_count() const noexcept;
-  /// Returns the count for this request. If the request has several parts, the count leaves out memory that requests of
-  /// several parts gave back after a part was refused.
+  /// Returns the count for this request. For a request of several parts, it does not include blocks that such requests
+  /// gave back.
   [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t change_count(waiter const& item) const noexcept;
-  /// Returns the count without the memory that requests of several parts gave back after a part was refused.
+  /// Returns the count without the blocks that requests of several parts gave back.
   [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t frees_of_others() const noexcept {
     return change_count() - returned_parts_;
   }
@@ -67,7 +69,8 @@ private:
   pool_parts& parts_;
   deferred_frees const& deferred_;
   std::size_t upstream_limit_ __attribute__((guarded_by(all_shards))) = SIZE_MAX;
-  std::uint64_t returned_parts_ __attribute__((guarded_by(all_shards))) = 0; // parts that refused requests gave back
+  // The changes that count_returned_parts() has counted: blocks that requests of several parts gave back.
+  std::uint64_t returned_parts_ __attribute__((guarded_by(all_shards))) = 0;
 };
 
 } // namespace gpumem::detail

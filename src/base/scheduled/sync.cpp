@@ -1,5 +1,5 @@
-// The scheduler of the form of `sync` for tests, in which only one thread runs at a time. One participant (a thread)
-// holds the baton, the right to run; all others sleep on a futex. The holder of the baton picks the next participant by
+// The scheduler for tests: a form of `sync` in which only one thread runs at a time. One participant (a thread) holds
+// the baton, the right to run; all others sleep on a futex. The holder of the baton picks the next participant by
 // random numbers from a seed, or by a function of the test (the chooser).
 // SPDX-License-Identifier: Apache-2.0
 module;
@@ -29,7 +29,7 @@ namespace {
 inline constexpr auto no_deadline = time_point::max();
 inline constexpr auto mark_cost = std::chrono::nanoseconds{100};
 
-// A thread that takes part in the schedule. `turn` is 1 while it holds the baton.
+// A thread that takes part in the schedule. `turn` is 1 from when the thread is given the baton until it takes it.
 struct participant {
   std::atomic<std::uint32_t> turn{0};
   std::function<bool()> const* ready = nullptr; // null: the participant may run
@@ -49,8 +49,8 @@ struct participant {
   }
 };
 
-// Only the holder of the baton uses this state. A thread that adds itself to the list of participants also uses that
-// list.
+// Only the holder of the baton uses this state, with one exception: a new thread adds itself to the participants under
+// `joining`, and takes its number there.
 struct baton {
   native_mutex joining;
   std::vector<participant*> participants;
@@ -74,7 +74,7 @@ struct baton {
   }
 };
 
-// Never freed: gpumem's own threads are joined during static destruction.
+// Never freed, because gpumem's own threads still use it when static destruction joins them.
 baton& the_baton() {
   static auto* const instance = new baton;
   return *instance;

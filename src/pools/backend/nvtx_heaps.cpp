@@ -90,8 +90,8 @@ void register_region(void*, void const*, std::size_t) noexcept {}
 void unregister_region(void const*) noexcept {}
 #endif
 
-// The heaps of all pools. A chunk of a pool that lies over another pool is a block of the other pool, so it lies in a
-// heap already. A heap must not be made inside a heap.
+// The heaps of all pools. If one pool is the upstream of another, the chunks of the other are blocks of the first, and
+// lie in a heap already. A heap must not be made inside a heap.
 class heap_ranges {
 public:
   static heap_ranges& instance() {

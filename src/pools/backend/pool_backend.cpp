@@ -1,4 +1,5 @@
-// A pool gets memory from its upstream as pages or as chunks. Passes each call to the backend for pages or for chunks.
+// Passes each call to the backend for pages or to that for chunks: a pool gets memory from its upstream in one of these
+// forms.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -49,7 +50,7 @@ expected<std::size_t, failure> pool_backend::grow_to(std::size_t bytes, pool_sha
 }
 
 placement pool_backend::migrate_chunk(allocation_request const& request) {
-  return paged() ? placement{} : chunks_.migrate(request); // pages stay in the addresses of their shard
+  return paged() ? placement{} : chunks_.migrate(request); // pages stay with their shard (a part of the pool)
 }
 
 std::size_t pool_backend::release(std::size_t keep) noexcept {

@@ -27,8 +27,8 @@ namespace {
 
 enum class group : std::uint8_t { live, cached, free };
 
-// Sums over the blocks of one group and one stream whose sizes round up to one power of two. Free ranges have no
-// stream.
+// Sums over blocks of the same group and stream, and of the same size after rounding up to a power of two. Free ranges
+// have no stream.
 struct row {
   std::size_t blocks = 0;
   std::size_t bytes = 0;

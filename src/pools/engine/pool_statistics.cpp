@@ -50,8 +50,8 @@ inline constexpr std::array<std::uint64_t pool_counters::*, 10> counts_of_shards
     &pool_counters::page_evictions,  &pool_counters::page_moves,   &pool_counters::flushed,
     &pool_counters::promoted};
 
-// Adds the free bytes of a shard, the number of its free ranges, and the free bytes that streams may still use. Appends
-// these streams to `users`; a stream can occur several times.
+// Adds to `sum` the free bytes of a shard, the number of its free ranges, and the free bytes that streams may still
+// use. Appends these streams to `users`; a stream can occur several times.
 [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
 add_free_statistics(pool_shard& in, statistics& sum, std::vector<stream_timeline const*>& users) {
   auto const add_range = [&](block const& free) {
@@ -66,7 +66,7 @@ add_free_statistics(pool_shard& in, statistics& sum, std::vector<stream_timeline
   in.ranges.lists().visit([&](free_list const& one) {
     sum.free_ranges += one.size();
     for (auto const* range = one.newest(); range; range = range->older) {
-      if (add_range(*range) && one.timeline()) break; // the stream's older ranges are complete too
+      if (add_range(*range) && one.timeline()) break; // in the list of one stream, older ranges are complete too
     }
     one.quick().visit([&](block const& spare) {
       ++sum.free_ranges;

@@ -1,4 +1,4 @@
-// Searches of shards (parts of the pool with their own locks), growth, and the split of a block off its range.
+// Searches shards (parts of the pool with a lock each) for a free range, lets the pool grow, and splits a block off.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -83,7 +83,7 @@ void* shard_allocator::search_all(allocation_request const& request) {
 }
 
 // Searches the thread's own shard, and then the idle chunks of the other shards. Leaves the small blocks on quick
-// lists, which keep them for requests of their size. To coalesce them here halved the speed of threads that allocate
+// lists, which keep them for requests of their size. Coalescing them here halved the speed of threads that allocate
 // what other threads free.
 void* shard_allocator::search_own(allocation_request const& request) {
   request.shard->steals = 0;

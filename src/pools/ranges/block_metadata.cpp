@@ -30,9 +30,9 @@ block_metadata::~block_metadata() {
   if (reserved_) munmap(reserved_, bytes_of(end_));
 }
 
-// Reserves addresses for the records of all numbers. If the system refuses, tries a 64th of them, and then half of the
-// last count again and again. It does not try one half first, since a process with so few addresses needs some for
-// other purposes.
+// Reserves addresses for as many records as there are block numbers. If the system refuses, tries a 64th of them, and
+// then half of the last count again and again. It does not begin with one half, since a process with so few addresses
+// needs some for other purposes.
 void block_metadata::reserve_addresses() {
   constexpr auto all = std::size_t{1} << number_bits, few = all / 64;
   for (auto count = all; count >= backed_at_once; count = std::min(count / 2, few)) {

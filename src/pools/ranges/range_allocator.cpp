@@ -169,7 +169,7 @@ bool range_allocator::flush_quick_lists() noexcept {
 }
 
 block& range_allocator::make_hole(block& last, std::uintptr_t base, std::size_t bytes) {
-  metadata_.reserve(3); // each split() reserves two records, but only the first and the last one use one each
+  metadata_.reserve(3); // each split() asks for two records; those before the last use one in all
   lists().reserve();
   auto end = base + bytes;
   for (auto* at = &last;;) {

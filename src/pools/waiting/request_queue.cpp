@@ -28,8 +28,8 @@ import :waiting_requests;
 
 namespace gpumem::detail {
 
-// Returns why a request that does not wait is refused before it tries; nullopt if it may try. Such a request overtakes
-// all waiting requests, and gets none of the bytes that are set aside for them.
+// Returns why a request that does not wait is refused before it tries; nullopt if it may try. A request that may try
+// overtakes all waiting requests, but gets none of the bytes that are set aside for them.
 std::optional<outcome> request_queue::refusal_at_admission(allocation_request const& request) noexcept {
   if (parts_.requests.is_closed()) return outcome::closed;
   if (request.key.queues() == queueing::admitted) return std::nullopt;
@@ -46,7 +46,7 @@ void request_queue::wake_next(woken_waiters& woken) noexcept {
   auto const may = [this](waiter const& item) {
     assert_all_shards_held();
     if (waiting_.ends(item)) return true;
-    if (item.has_parts() && multi_part_) return false; // only one request of several parts has a turn at a time
+    if (item.has_parts() && multi_part_) return false; // only one request for several blocks (parts) at a time
     return (item.seen_changes() != waiting_.change_count(item) && waiting_.fits(item)) ||
            waiting_.waits_for_nothing(item);
   };
@@ -77,9 +77,9 @@ request_queue::turn request_queue::new_turn(waiter const& item) noexcept {
   return {waiting::turn, waiting_.change_count(item)};
 }
 
-// Parks a request so that it misses no free. From the first parked request on, all frees look at the queue. Then the
-// thread caches are flushed, and the request tries once more. A free in between counts as a change, after which the
-// request tries again.
+// Parks a request (adds it to the queue) so that it misses no free. While requests are parked, all frees look at the
+// queue. The first one to be parked then flushes the thread caches, and tries once more. A free in between counts as a
+// change, after which the request tries again.
 request_queue::turn request_queue::begin_turn(waiter& item) noexcept {
   if (auto const begun = park(item)) return *begun;
   item.complete(unexpected<failure>{failure{outcome::closed, 0, item.bytes()}}); // without locks: it calls adaptors
@@ -134,8 +134,8 @@ request_queue::turn request_queue::end_turn(waiter& item, turn const& mine, expe
 // which then gets a turn.
 request_queue::turn request_queue::wait_again(waiter& item, turn const& mine, woken_waiters& woken) noexcept {
   monitor_.update_work_pending();
-  // In a hardened pool, the parts that a refused request gives back would count as changes. So changes do not count for
-  // a request of several parts.
+  // A request of several parts asks for several blocks. If one is refused, it gives the others back, which in a
+  // hardened pool would count as changes. So there changes do not count for such a request.
   bool const counts_changes = !(parts_.options.hardened.enabled && item.has_parts());
   if (!counts_changes) monitor_.stall.disregard(waiting_.change_count(item) - mine.since);
   bool const changed = counts_changes && waiting_.change_count(item) != mine.since;
@@ -168,7 +168,7 @@ expected<void*, failure> request_queue::may_go_on(waiter const& item) noexcept {
     return unexpected<failure>{failure{outcome::device_lost, parts_.backend.where()->lost_error(), item.bytes()}};
   auto const limit = parts_.chunks.limit();
   bool const too_large = limit && waiting_.rounded(item) > limit;
-  bool const tries = parts_.options.hardened.enabled && item.has_parts(); // an attempt empties the quarantine
+  bool const tries = parts_.options.hardened.enabled && item.has_parts(); // an attempt gets the quarantined memory
   if (!too_large && (tries || waiting_.fits(item))) return nullptr;
   return unexpected<failure>{failure{too_large ? outcome::too_large : outcome::exhausted, 0, item.bytes()}};
 }

@@ -56,8 +56,8 @@ template <auto Function, class... Arguments> cudaError_t pass_plain(Arguments...
   return without_context([&](const driver_table& cu) { return (cu.*Function)(arguments...); });
 }
 
-/// Keeps and returns the error of a refused launch. At the first one in the process, says on stderr that kernels do not
-/// run.
+/// Keeps and returns the error of a refused launch. At the first refused launch of the process, says on stderr that
+/// kernels do not run.
 cudaError_t refuse_kernel(const char* call) noexcept;
 
 inline CUdeviceptr address(const void* pointer) noexcept { return reinterpret_cast<CUdeviceptr>(pointer); }
