@@ -32,7 +32,8 @@ void event_ring::give_back(pooled_event* event) noexcept {
   ++spare_count_;
 }
 
-// Closes the epoch before it records the event: all work before a free in that epoch was enqueued before the record.
+// Closes the epoch before it records the event. So each free that has read the epoch's number comes before the event,
+// as does the work on the freed block.
 epoch event_ring::record(CUstream caller_handle, bool precise, request_flag& request, epoch in_last) noexcept {
   auto* const event = acquire();
   if (!event) return 0;
