@@ -38,7 +38,7 @@ struct pool_options {
   std::size_t chunk_size = 0;
   /// Each block takes at least these bytes. So a freed block can serve any request for fewer bytes. 0: no bound.
   std::size_t smallest_block = 0;
-  /// Requests for more bytes, rounded up to a size class, fail as `too_large`. 0: no bound.
+  /// A request fails as `too_large` if its bytes, rounded up to a size class, are more. 0: no bound.
   std::size_t largest_block = 0;
   /// Whether each thread, up to 64 threads, gets a shard of its own at its first request. Otherwise a thread gets one
   /// after it has often found the lock of its shard taken.
