@@ -21,8 +21,8 @@ public:
 
   inline bool empty() const noexcept { return used_ == 0; }
   inline bool full() const noexcept { return used_ == (1u << capacity) - 1; }
-  /// Returns whether the next freed block is to be inserted. It is if cached blocks have been requested lately;
-  /// otherwise every `max_skipped_blocks`th call begins a trial.
+  /// Returns whether the next freed block is to be inserted: whether cached blocks have been requested lately. If they
+  /// have not, every `max_skipped_blocks`th call raises the score, so that some blocks are inserted for a trial.
   inline bool enabled() noexcept {
     if (score_ > 0) [[likely]]
       return true;

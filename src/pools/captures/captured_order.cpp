@@ -33,9 +33,9 @@ struct capture_place {
   CUgraphEdgeData const* edges = nullptr;
 };
 
-// Returns whether to ask the driver about the stream. A question about the legacy stream would end captures. A stream
-// that may be destroyed at any time was already asked about when this call identified it. So it is asked about again
-// only if it captured then.
+// Returns whether to ask the driver about the stream. A question about the legacy stream would end captures. For a
+// stream that may be destroyed at any time, the key says whether it captured when the pool was called. Such a stream is
+// asked about again only if it captured then.
 bool may_ask(stream_key const& key) {
   if (!key.has_handle() || !driver_alive()) return false;
   switch (key.timeline().kind()) {
