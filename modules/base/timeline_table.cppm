@@ -50,7 +50,7 @@ private:
 };
 
 /// The streams that gpumem made or adopted, by handle (adopted: the stream's owner has promised that it lives). If the
-/// table is full, further streams are identified by the slower way of all other streams.
+/// table is full, further streams are identified more slowly, as all other streams are.
 export inline constinit timeline_table<CUstream> owned_handles;
 /// Set while a capture scope is open (the time in which a pool serves a capture from the graph's memory). Meanwhile all
 /// timelines of the table above are null, so its find() returns null, and gpumem asks the driver whether the stream

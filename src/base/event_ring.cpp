@@ -1,5 +1,5 @@
-// Records and queries the events of one stream. An epoch is the number of a section of the stream's work; an event ends
-// ("closes") the epoch and covers its frees.
+// Records and queries the events of one stream. An epoch is the number of a section of the stream's work. An event ends
+// ("closes") the epoch, and is recorded after ("covers") the frees in it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

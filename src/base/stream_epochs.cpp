@@ -1,5 +1,5 @@
-// Counts a stream's frees and numbers its epochs. An epoch is the number of a section of the stream's work; an event
-// closes the epoch and covers its frees.
+// Counts a stream's frees and numbers its epochs. An epoch is the number of a section of the stream's work. An event
+// ends ("closes") the epoch, and is recorded after ("covers") the frees in it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -80,9 +80,9 @@ gpumem_outcome gpumem_torch_share_pool(int device, gpumem_pool* pool) GPUMEM_NOE
 /// MemPool then frees its cached memory and asks again. Also returns NULL for 0 bytes.
 void* gpumem_torch_try_allocate(size_t bytes, int device, struct CUstream_st* stream) GPUMEM_NOEXCEPT;
 
-/// Frees after all work that `stream` has been given so far, and each stream that was declared for the block by
-/// gpumem_torch_record_block_stream. If that order cannot be enqueued, the calling thread waits for the work and then
-/// frees. For a misuse, or if that wait fails, prints a text to stderr and does not free.
+/// Frees after all work given so far to `stream` and to each stream that gpumem_torch_record_block_stream declared for
+/// the block. If that order cannot be enqueued, the calling thread waits for the work and then frees. For a misuse, or
+/// if that wait fails, prints a text to stderr and does not free.
 void gpumem_torch_free(void* pointer, size_t bytes, int device, struct CUstream_st* stream) GPUMEM_NOEXCEPT;
 
 /// Promises by the caller of gpumem_torch_allocate_block, which save driver calls. Their values can be added.
@@ -99,14 +99,14 @@ gpumem_outcome gpumem_torch_allocate_block(size_t bytes, int device, struct CUst
 /// `bytes`.
 gpumem_outcome gpumem_torch_allocate_rounded_block(size_t bytes, size_t room, int device, struct CUstream_st* stream,
                                                    int promises, void** pointer) GPUMEM_NOEXCEPT;
-/// Frees a block, given only its pointer, like gpumem_torch_free, in the order of the stream for which the block was
+/// Frees as gpumem_torch_free does, but needs only the pointer: the stream is the one for which the block was
 /// allocated. That stream must still live. `bytes`, if not NULL, gets the bytes of the block. A pointer that is no live
 /// block of a device's pool gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_torch_free_block(void* pointer, size_t* bytes) GPUMEM_NOEXCEPT;
 
-/// Declares that `stream` uses the block. The block is not reused before all work is complete that the stream has been
-/// given by the time of the free. PyTorch promises this; gpumem_record_use only covers work up to its own call. Ignores
-/// pointers that are not gpumem's, and the block's own stream. `device` is that of the stream; -1: that of the block.
+/// Declares that `stream` uses the block. The block is reused only after all work that the stream is given before the
+/// free. PyTorch promises this; gpumem_record_use only covers work up to its own call. Ignores pointers that are not
+/// gpumem's, and the block's own stream. `device` is that of the stream; -1: that of the block.
 gpumem_outcome gpumem_torch_record_block_stream(void* pointer, struct CUstream_st* stream, int device) GPUMEM_NOEXCEPT;
 
 /// Lets `device` read and write all memory of the pool of device `accessed`, also memory that the pool gets later.
@@ -118,8 +118,8 @@ gpumem_outcome gpumem_torch_open_to(int device, int accessed) GPUMEM_NOEXCEPT;
 /// a stack of resources whose outermost resource is not a pool.
 gpumem_outcome gpumem_torch_set_memory_fraction(double fraction, int device) GPUMEM_NOEXCEPT;
 
-/// Writes the block that starts at the address: the fields that both the library and the caller know. Only the owner of
-/// the block may rely on the result; otherwise another thread may free the block meanwhile.
+/// Describes the block that starts at the address: writes the fields of `block` that both the library and the caller
+/// know. Only the owner of the block may rely on the result; otherwise another thread may free the block meanwhile.
 gpumem_outcome gpumem_torch_describe_block(void const* pointer, gpumem_torch_block* block) GPUMEM_NOEXCEPT;
 
 /// Sets a function that pools over pages call, on all devices: with `mapped` 1 after the bytes at the address were
@@ -135,7 +135,8 @@ gpumem_outcome gpumem_torch_visit_ranges(int device,
                                                        unsigned long long first, unsigned long long second),
                                          void* context) GPUMEM_NOEXCEPT;
 
-/// Writes the fields that both the library and the caller know. They are 0 before the device's first allocation.
+/// Writes the fields of `statistics` that both the library and the caller know. They are 0 before the device's first
+/// allocation.
 gpumem_outcome gpumem_torch_read_statistics(int device, gpumem_torch_statistics* statistics) GPUMEM_NOEXCEPT;
 
 /// Makes the peaks of the statistics begin anew.

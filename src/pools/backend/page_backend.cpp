@@ -70,8 +70,8 @@ attempt<placement> page_backend::grow(allocation_request const& request, bool ex
   }
   auto plan = parts_.growth.plan(request, shard, exact);
   // Unmaps as many bytes of idle pages as the plan will map. Does not do so at the limit, where move_at_limit() moves
-  // pages after all other steps have failed. If an unmapped page lay beside the hole of the plan, the plan must now map
-  // more bytes there. So each round makes a new plan.
+  // pages after all other steps have failed. If a page that was unmapped lay beside the hole that the plan fills, its
+  // bytes are missing there too. So each round makes a new plan.
   for (std::size_t given = 0; moving && (!plan || (given < plan->bytes && lacking(plan->bytes) == 0));) {
     auto const more = evict(request, plan, given);
     given += more;

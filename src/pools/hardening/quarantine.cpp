@@ -115,7 +115,7 @@ guarded_block* quarantine::give_up() noexcept {
   return out.first;
 }
 
-// Polls the streams that still use the oldest blocks. For a use that no event covers, records an event or requests one
+// Polls the streams that still use the oldest blocks. If no event was recorded after a use, records one or requests one
 // from the stream's next free.
 void quarantine::poll(list const& oldest, stream_key const* asking) noexcept {
   stream_timeline const* polled = nullptr;
