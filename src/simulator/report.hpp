@@ -1,4 +1,4 @@
-// The findings of the simulated device: errors of the program that it detected.
+// The findings of the simulated device: errors that it detected in the program.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -203,7 +203,7 @@ captured_order::position const* captured_order::look_at(stream_key const& key) {
   return here;
 }
 
-// Captures into the same graph may be parts of one launch, so their order gives no order of uses.
+// Two captures with the same graph may be parts of one launch. Then the order of the captures gives no order of uses.
 bool captured_order::is_before(epoch end, position const& next) const noexcept {
   auto const found = ends_.find(end);
   if (found == ends_.end()) return false;
