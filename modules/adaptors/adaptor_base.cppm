@@ -49,12 +49,12 @@ public:
                                       inner_alignment::padded(bytes, alignment), inner_alignment::natural);
   }
   inline std::optional<device> where() const noexcept { return device_; }
-  // Says that requests on streams that capture a graph are passed on. The resource's try_allocate_keyed then refuses
-  // them if the resource cannot serve them.
+  // Says that a request on a stream that captures a graph goes to the upstream. If the upstream cannot serve it, the
+  // upstream's try_allocate_keyed refuses it.
   static constexpr bool forwards_captures = true;
 
-  // Returns whether requests can wait at the upstream. If the upstream is type-erased, only its table tells this.
-  // admit() lets a request wait at the upstream; it must be called only if can_wait() returns true.
+  // Returns whether requests can wait at the upstream: whether the table has a function for it. admit() lets a request
+  // wait at the upstream; it must be called only if can_wait() returns true.
   inline bool can_wait() const noexcept { return services_.table->admit != nullptr; }
   bool admit(waiter& item) noexcept { return services_.table->admit(services_.state, &item); }
   bool cancel_waiter(waiter& item) noexcept {
@@ -70,8 +70,8 @@ public:
   Upstream& value() noexcept { return value_; }
 
 private:
-  // Returns whether the upstream itself serves this alignment. The table of a resource of another library has no
-  // function try_allocate_behind, so this function returns false for it above 256 bytes.
+  // Returns whether the upstream itself serves this alignment. Resources of gpumem serve each alignment; only their
+  // tables have try_allocate_behind. Resources of other libraries are trusted up to 256 bytes only.
   inline bool aligns_to(std::size_t alignment) const noexcept {
     return alignment <= inner_alignment::natural || services_.table->try_allocate_behind;
   }
@@ -153,7 +153,8 @@ template <class Derived, class Upstream> class adaptor_state : public shared_sta
 public:
   static constexpr bool forwards_captures = link::forwards_captures;
 
-  /// `long_lived` = false makes construction and destruction cheaper and calls slower; see shared_state.
+  /// If `long_lived` is false, construction and destruction are cheaper and calls are slower, because the threads then
+  /// share the counters of live blocks.
   explicit adaptor_state(Upstream upstream, bool long_lived = true)
       : shared_state{long_lived}, upstream_{std::move(upstream)} {}
 
@@ -175,13 +176,13 @@ public:
 
   inline auto where() noexcept { return upstream_.where(); }
 
-  // Passes a request that must wait to the upstream. Returns whether the request now waits there. Before that, gives
-  // the waiter a hook: this adaptor, whose on_grant() runs when the request gets memory. A waiter has room for 8 hooks.
-  // If more adaptors are stacked, returns false, and the request ends as exhausted.
+  // Lets a request wait at the upstream. Returns whether it waits there now. First adds this adaptor to the request's
+  // hooks, so that on_grant() runs when the request gets memory. A request has room for 8 hooks. If more adaptors are
+  // stacked, returns false, and the request ends as exhausted.
   //
-  // A request can also ask only for its turn in the upstream's queue, without memory. If requests cannot wait at the
-  // upstream, such a request is answered immediately. Any other request then ends as exhausted, because its attempt has
-  // failed already.
+  // If requests cannot wait at the upstream, returns false. A request for memory then ends as exhausted, because its
+  // attempt has failed already. A request that asks only for its turn in the queue, without memory, is answered
+  // immediately.
   bool admit(waiter& item) noexcept
     requires requires(link& up) { up.admit(item); }
   {

@@ -26,7 +26,7 @@ public:
 
 private:
   sync::mutex mutex_;
-  std::unordered_map<void*, void*> bases_ __attribute__((guarded_by(mutex_))); // base by aligned pointer
+  std::unordered_map<void*, void*> bases_ __attribute__((guarded_by(mutex_))); // from aligned pointer to base
 };
 
 } // namespace gpumem::detail

@@ -14,8 +14,8 @@ namespace gpumem::detail {
 /// work of the dead stream is known to be complete. Not thread-safe: guarded by the lock of the timeline_registry.
 export class timeline_store {
 public:
-  // Returns a timeline for a stream that may die: one of a dead stream if a few tries find one that can be reused,
-  // otherwise a new one. Throws std::bad_alloc, cuda_error.
+  // Returns a timeline for a stream that may die. Reuses the timeline of a dead stream if a few tries find one that can
+  // be reused; otherwise makes a timeline. Throws std::bad_alloc, cuda_error.
   stream_timeline& take(stream_kind kind, std::uint64_t id, int device, CUcontext context, CUstream handle);
   // Makes a timeline. `may_die`: whether the stream may die at any time. Throws std::bad_alloc, cuda_error.
   stream_timeline& make(stream_kind kind, std::uint64_t id, int device, CUcontext context, CUstream handle,
@@ -31,8 +31,8 @@ private:
 
   std::vector<std::unique_ptr<stream_timeline>> timelines_;
   intrusive_list<stream_timeline> dead_;  // newest first
-  intrusive_list<stream_timeline> spare_; // never used, for a stream that comes while the host has no memory
-  std::size_t stranded_ = 0;              // number of dead streams with frees that no event covers
+  intrusive_list<stream_timeline> spare_; // not used yet; for a new stream while the host has no memory
+  std::size_t stranded_ = 0;              // number of dead streams with frees after which no event was recorded
   std::size_t stranded_bytes_ = 0;        // bytes of these frees
 };
 

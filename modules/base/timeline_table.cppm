@@ -9,8 +9,8 @@ import :stream_timeline;
 namespace gpumem::detail {
 
 /// A hash table of timelines that is read without a lock. A key is never removed, so a search finds every key that was
-/// written. Its timeline can be replaced or set to null. At least half of the slots stay empty, so that searches are
-/// short.
+/// written. The timeline of a key can be replaced or set to null. At least half of the slots stay empty, so that
+/// searches are short.
 export template <class Key> class timeline_table {
 public:
   /// Returns the timeline of the key; null if there is none. `key` must not be null. Any thread.
@@ -49,14 +49,15 @@ private:
   std::size_t used_ = 0;
 };
 
-/// The streams that gpumem made or adopted, by handle. Streams that do not fit are identified like all others.
+/// The streams that gpumem made or adopted, by handle (adopted: the stream's owner has promised that it lives). If the
+/// table is full, further streams are identified more slowly, as all other streams are.
 export inline constinit timeline_table<CUstream> owned_handles;
-/// Set while a capture scope is open. All timelines of the table above are null meanwhile, so its find() returns null.
-/// For streams that the table does not have, gpumem asks the driver whether they capture. Only the driver knows of a
-/// capture that was begun on a raw handle.
+/// Set while a capture scope is open (the time in which a pool serves a capture from the graph's memory). Meanwhile all
+/// timelines of the table above are null, so its find() returns null, and gpumem asks the driver whether the stream
+/// captures. Only the driver knows of a capture that was begun on a raw handle.
 export inline constinit std::atomic<bool> owned_handles_hidden{false};
 /// All streams seen, by handle. If a stream was destroyed, another stream may have its handle by now, so callers
-/// compare the ids. The timeline_registry finds the streams that do not fit.
+/// compare the ids. If the table is full, the timeline_registry finds further streams.
 export inline constinit timeline_table<CUstream> seen_handles;
 
 } // namespace gpumem::detail

@@ -64,9 +64,9 @@ public:
   /// The alignment in bytes if the caller passes none.
   static constexpr std::size_t default_alignment = 256;
 
-  /// Returns false after a move from this object; a resource whose `Self` has no has_state() stays valid. If this
-  /// returns false, functions throw std::invalid_argument, try_allocate fails with outcome::invalid_argument, and a
-  /// free is a misuse.
+  /// Returns false after a move from this object, unless `Self` has no has_state(): such a resource is always valid. If
+  /// this returns false, functions throw std::invalid_argument, try_allocate fails with outcome::invalid_argument, and
+  /// a free is a misuse.
   bool valid() const noexcept {
     if constexpr (requires(Self const& s) { s.has_state(); }) return static_cast<Self const&>(*this).has_state();
     return true;
@@ -84,8 +84,8 @@ public:
   }
 
   /// Does what allocate() does, but returns the failure instead of throwing it, and does not wait. Force-inlined, as
-  /// deallocate() is: if a thread cache (a thread's own store of freed blocks) serves the request, the function calls
-  /// took 7 % of the time of recorded traces.
+  /// deallocate() is. Without that, calling these functions took 7 % of the time of recorded traces in which a thread
+  /// cache (a thread's own store of freed blocks) serves the requests.
   [[nodiscard, gnu::always_inline]] inline expected<void*, failure>
   try_allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     if (!valid()) [[unlikely]]

@@ -52,8 +52,8 @@ private:
 /// until the pool could give the bytes that the work held and asked for, and runs `body()` again from its start.
 ///
 /// All other exceptions pass through. The oldest work is never preempted, so some work always goes on. The awaiting
-/// coroutine resumes on the thread on which the body ends. `resume_on`: the executor on which with_retry resumes if it
-/// had to wait; null: the library thread, gpumem's background thread.
+/// coroutine resumes on the thread on which the body ends. `resume_on`: the executor on which with_retry resumes after
+/// its wait for these bytes; null: the library thread, gpumem's background thread.
 export template <mr::resource Upstream, std::invocable Body, std::invocable Rollback>
 task<await_result_t<std::invoke_result_t<Body&>>> with_retry(scope<Upstream> work, Body body, Rollback rollback,
                                                              executor* resume_on = nullptr) {

@@ -249,10 +249,10 @@ public:
   ///
   /// The stream must live until the scope is closed. If it is `cudaStreamPerThread`, the scope serves its thread only.
   /// Several scopes may be open on different streams, one per stream and pool. If two streams of one capture have
-  /// scopes, each of the two is served by its own scope, and all other streams by the older one. Throws
+  /// scopes, each of the two is served by its own scope, and the capture's other streams by the older one. Throws
   /// std::invalid_argument for a second scope of the stream, and for a graph memory of another upstream. Throws it also
-  /// for the legacy stream, and for handle 0 unless that means `per_thread`. Throws cuda_error, std::bad_alloc. Any
-  /// thread.
+  /// for the legacy stream, and for handle 0 unless that means the per-thread stream. Throws cuda_error,
+  /// std::bad_alloc. Any thread.
   template <class Memory>
     requires std::same_as<typename Memory::state_type, graph_memory>
   capture_scope capture(Memory& memory, stream_ref stream) {
@@ -291,11 +291,11 @@ public:
   }
 
   /// Registers a function that returns an awaitable of the bytes freed, such as task<std::size_t>. The function starts
-  /// on `where`; the awaitable decides which thread resumes it. The call lasts until the number of bytes is known. The
-  /// function may wait for copies, and for memory of another pool: a small one, reserved in advance, that only such
-  /// functions use. Until the call ends, no waiting request is preempted or ends as stalled. The destructor of the
-  /// result waits for the end of the call. So it must not run on the thread that resumes the function, and not in the
-  /// function itself after its first suspension.
+  /// on `where`; the awaitable decides which thread resumes the function. The call lasts until the number of bytes is
+  /// known. The function may wait for copies, and for memory of another pool: a small one, reserved in advance, that
+  /// only such functions use. Until the call ends, no waiting request is preempted or ends as stalled. The destructor
+  /// of the result waits for the end of the call. So it must not run on the thread that resumes the function, and not
+  /// in the function itself after its first suspension.
   template <std::invocable<std::size_t> F>
     requires(!std::convertible_to<std::invoke_result_t<F&, std::size_t>, std::size_t>)
   pressure_callback on_pressure(executor& where, F free_some) {
@@ -308,9 +308,9 @@ public:
   }
 
   /// Blocks the calling thread, `longest` at most, until all work on streams that may still use free memory of the pool
-  /// is complete. Returns false if the time has passed, or if no event covers a free on a stream that gpumem neither
-  /// made nor adopted. The next call on that stream, or the end of its thread, then records such an event. Throws
-  /// std::bad_alloc.
+  /// is complete. Returns false if the time has passed. Returns false also if no event was recorded after a free on a
+  /// stream that gpumem neither made nor adopted (adopted: its owner promises that it lives). The next call on that
+  /// stream, or the end of its thread, then records such an event. Throws std::bad_alloc.
   bool synchronize(std::chrono::nanoseconds longest) { return state_->synchronize(longest); }
 
   /// Keeps the pages of these bytes mapped where they are, for programs that register memory with a network device or

@@ -45,9 +45,9 @@ void set_current_driver_pool(driver_pool const& pool);
 driver_pool foreign_driver_pool(CUmemoryPool handle, class device where, bool host_ready = false);
 
 // Allocates and frees in stream order. For handle 0, which means the legacy or the per-thread stream, the driver gets
-// the legacy stream: the legacy stream is ordered with both. A foreign stream is one that gpumem neither made nor
-// adopted. If a free on a foreign stream does not get the stream's handle, it is deferred to the next call on that
-// stream.
+// the legacy stream: the legacy stream is ordered with both. A foreign stream is one that gpumem has not made, and
+// whose owner has not promised that it lives. If a free on a foreign stream does not get the stream's handle, it is
+// deferred to the next call on that stream.
 class driver_pool_state : public source_state {
 public:
   class device where() noexcept { return pool_.where; }
@@ -119,7 +119,7 @@ private:
 
   // The newest free on one stream.
   struct freed_stream {
-    stream_timeline* own = nullptr; // the stream if it is gpumem's own; otherwise `event` covers the free
+    stream_timeline* own = nullptr; // the stream if it is gpumem's own; otherwise `event` comes after the free
     pooled_event* event = nullptr;
     std::uint64_t id = 0; // id of the stream on which `event` was recorded
   };

@@ -1,5 +1,5 @@
-// Records and queries the events of one stream. An epoch is the number of a section of the stream's work; an event ends
-// ("closes") the epoch and covers its frees.
+// Records and queries the events of one stream. An epoch is the number of a section of the stream's work. An event ends
+// ("closes") the epoch, and is recorded after ("covers") the frees in it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -32,7 +32,8 @@ void event_ring::give_back(pooled_event* event) noexcept {
   ++spare_count_;
 }
 
-// Closes the epoch before it records the event: all work before a free in that epoch was enqueued before the record.
+// Closes the epoch before it records the event. So each free that has read the epoch's number comes before the event,
+// as does the work on the freed block.
 epoch event_ring::record(CUstream caller_handle, bool precise, request_flag& request, epoch in_last) noexcept {
   auto* const event = acquire();
   if (!event) return 0;

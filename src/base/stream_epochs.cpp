@@ -1,5 +1,5 @@
-// Counts a stream's frees and numbers its epochs. An epoch is the number of a section of the stream's work; an event
-// closes the epoch and covers its frees.
+// Counts a stream's frees and numbers its epochs. An epoch is the number of a section of the stream's work. An event
+// ends ("closes") the epoch, and is recorded after ("covers") the frees in it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -31,9 +31,9 @@ void stream_epochs::reset_unrecorded() noexcept {
 // A free reads its epoch before it counts itself. So the event covers each free whose count is taken here, since the
 // epoch is closed afterwards; a free that counts itself later stays counted.
 //
-// A precise epoch is the number after the current epoch. The current and the precise epoch are closed in one step, so
-// no other thread can have read the precise number. Otherwise a free of another thread could get that number, and the
-// event would also cover work that follows that free.
+// With `precise`, returns the number after the current epoch, which only frees of the calling thread get. Both numbers
+// are closed in one step, so no other thread can have read the returned one. Otherwise a free of another thread could
+// get it, and the event would also cover work that follows that free.
 closed_epoch stream_epochs::close(bool precise) noexcept {
   auto const frees = uncovered_frees_.exchange(0, std::memory_order_relaxed);
   return {precise ? now_.fetch_add(2, std::memory_order_acq_rel) + 1 : advance(), frees};

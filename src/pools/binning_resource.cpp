@@ -96,9 +96,9 @@ binning_state::binning_state(std::unique_ptr<bin> upstream) : device_{device_of(
   table_.store(tables_.back().get(), std::memory_order_seq_cst);
 }
 
-// A bin that is added before the first request gives out all blocks of its sizes, so it need not record them. The order
-// of the accesses to `table_` and `used_` makes sure of one of two things: the first request sees the bin, or this
-// function sees the request.
+// Every block of a bin's sizes came from that bin if the bin was added before the first request. deallocate() then
+// knows this without a record, so such a bin does not record its blocks. The order of the accesses to `table_` and
+// `used_` makes sure of one of two things: the first request sees the bin, or this function sees the request.
 void binning_state::add(std::unique_ptr<bin> added) {
   throw_if_child();
   if (added->size == 0 || added->size > PTRDIFF_MAX)
@@ -182,8 +182,8 @@ void binning_state::on_holder_event(holder& unit, holder_event what) noexcept {
   }
 }
 
-// A bin over the upstream gives its memory back to the upstream. That memory counts only when the upstream gives it
-// back too.
+// A bin over the upstream gives its memory back to the upstream. The result counts that memory only if the upstream
+// gives it back too.
 std::size_t binning_state::trim(std::size_t keep) {
   std::size_t given = 0;
   for (auto* const each : table()) {

@@ -1,4 +1,4 @@
-// The findings of the simulated device: errors of the program that it detected.
+// The findings of the simulated device: errors that it detected in the program.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -68,8 +68,8 @@ public:
   /// two operations that names the same block, or the page before it, is extended instead.
   void add_unordered(finding found, const std::string& before, const std::string& after);
 
-  /// Prints the findings that the program has not taken, as take_findings() does. Called at the end of the process.
-  /// Returns whether there are any.
+  /// Prints the findings that the program has not taken by take_findings(). Called at the end of the process. Returns
+  /// whether there are any.
   bool last_word() const;
 
   void clear() noexcept {

@@ -63,7 +63,7 @@ typedef struct gpumem_torch_block {
 } gpumem_torch_block;
 // NOLINTEND(modernize-use-using)
 
-/// Sets the options of all pools that are made later, in the form of gpumem_make_pool. NULL means the options in the
+/// Sets the options of all pools that are made later, as gpumem_make_pool takes them. NULL means the options in the
 /// environment variable GPUMEM_TORCH_OPTIONS; they also apply if this function is never called. Returns
 /// GPUMEM_INVALID_ARGUMENT once any device has its pool.
 gpumem_outcome gpumem_torch_configure(char const* options) GPUMEM_NOEXCEPT;
@@ -80,9 +80,9 @@ gpumem_outcome gpumem_torch_share_pool(int device, gpumem_pool* pool) GPUMEM_NOE
 /// MemPool then frees its cached memory and asks again. Also returns NULL for 0 bytes.
 void* gpumem_torch_try_allocate(size_t bytes, int device, struct CUstream_st* stream) GPUMEM_NOEXCEPT;
 
-/// Frees after all work that `stream` and the streams recorded for the block have been given so far. If that order
-/// cannot be enqueued, the calling thread waits for the work and then frees. For a misuse, or if that wait fails,
-/// prints a text to stderr and does not free.
+/// Frees after all work given so far to `stream` and to each stream that gpumem_torch_record_block_stream declared for
+/// the block. If that order cannot be enqueued, the calling thread waits for the work and then frees. For a misuse, or
+/// if that wait fails, prints a text to stderr and does not free.
 void gpumem_torch_free(void* pointer, size_t bytes, int device, struct CUstream_st* stream) GPUMEM_NOEXCEPT;
 
 /// Promises by the caller of gpumem_torch_allocate_block, which save driver calls. Their values can be added.
@@ -99,14 +99,14 @@ gpumem_outcome gpumem_torch_allocate_block(size_t bytes, int device, struct CUst
 /// `bytes`.
 gpumem_outcome gpumem_torch_allocate_rounded_block(size_t bytes, size_t room, int device, struct CUstream_st* stream,
                                                    int promises, void** pointer) GPUMEM_NOEXCEPT;
-/// Frees a block, given only its pointer, like gpumem_torch_free, in the order of the stream for which the block was
+/// Frees as gpumem_torch_free does, but needs only the pointer: the stream is the one for which the block was
 /// allocated. That stream must still live. `bytes`, if not NULL, gets the bytes of the block. A pointer that is no live
 /// block of a device's pool gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_torch_free_block(void* pointer, size_t* bytes) GPUMEM_NOEXCEPT;
 
-/// Declares that `stream` uses the block. The block is not reused before all work is complete that the stream has been
-/// given by the time of the free. PyTorch promises this; gpumem_record_use only covers work up to its own call. Ignores
-/// pointers that are not gpumem's, and the block's own stream. `device` is that of the stream; -1: that of the block.
+/// Declares that `stream` uses the block. The block is reused only after all work that the stream is given before the
+/// free. PyTorch promises this; gpumem_record_use only covers work up to its own call. Ignores pointers that are not
+/// gpumem's, and the block's own stream. `device` is that of the stream; -1: that of the block.
 gpumem_outcome gpumem_torch_record_block_stream(void* pointer, struct CUstream_st* stream, int device) GPUMEM_NOEXCEPT;
 
 /// Lets `device` read and write all memory of the pool of device `accessed`, also memory that the pool gets later.
@@ -114,17 +114,17 @@ gpumem_outcome gpumem_torch_open_to(int device, int accessed) GPUMEM_NOEXCEPT;
 
 /// Limits PyTorch's memory to a fraction of the device's memory, from 0 to 1; 1: no limit. The memory of the device's
 /// pool counts, and so does memory that PyTorch's memory pools get from functions of the caller. The smaller of this
-/// limit and the option `limit` applies. If the device already has its pool, and that is a stack whose outermost
-/// resource is not a pool, gives GPUMEM_INVALID_ARGUMENT.
+/// limit and the option `limit` applies. Gives GPUMEM_INVALID_ARGUMENT if the device already has its pool, and that is
+/// a stack of resources whose outermost resource is not a pool.
 gpumem_outcome gpumem_torch_set_memory_fraction(double fraction, int device) GPUMEM_NOEXCEPT;
 
-/// Writes the block that starts at the address: the fields that both the library and the caller know. Only the owner of
-/// the block may rely on the result; otherwise another thread may free the block meanwhile.
+/// Describes the block that starts at the address: writes the fields of `block` that both the library and the caller
+/// know. Only the owner of the block may rely on the result; otherwise another thread may free the block meanwhile.
 gpumem_outcome gpumem_torch_describe_block(void const* pointer, gpumem_torch_block* block) GPUMEM_NOEXCEPT;
 
-/// Sets a function that is called for the pages of all devices. `mapped` is 1 after the bytes at the address were
-/// mapped, 0 before they are unmapped. NULL ends the calls. Pools over chunks, and stacks, do not call it. The calling
-/// thread may hold a lock of gpumem, so the function must not call gpumem.
+/// Sets a function that pools over pages call, on all devices: with `mapped` 1 after the bytes at the address were
+/// mapped, with 0 before they are unmapped. NULL ends the calls. Pools over chunks, and stacks of resources, do not
+/// call it. The calling thread may hold a lock of gpumem, so the function must not call gpumem.
 void gpumem_torch_observe_pages(void (*changed)(int device, void* address, size_t bytes, int mapped)) GPUMEM_NOEXCEPT;
 
 /// Calls `visit` for each range of PyTorch's reserved memory on the device, in the order of addresses. `first` and
@@ -135,7 +135,8 @@ gpumem_outcome gpumem_torch_visit_ranges(int device,
                                                        unsigned long long first, unsigned long long second),
                                          void* context) GPUMEM_NOEXCEPT;
 
-/// Writes the fields that both the library and the caller know. They are 0 before the device's first allocation.
+/// Writes the fields of `statistics` that both the library and the caller know. They are 0 before the device's first
+/// allocation.
 gpumem_outcome gpumem_torch_read_statistics(int device, gpumem_torch_statistics* statistics) GPUMEM_NOEXCEPT;
 
 /// Makes the peaks of the statistics begin anew.
@@ -143,10 +144,10 @@ gpumem_outcome gpumem_torch_reset_peaks(int device) GPUMEM_NOEXCEPT;
 /// Makes the totals of the statistics begin anew.
 gpumem_outcome gpumem_torch_reset_totals(int device) GPUMEM_NOEXCEPT;
 
-/// For set_reset_fn. Gives the unused memory of all devices back. Destroys PyTorch's memory pools that have no uses and
-/// no blocks. Skips a device on which any of PyTorch's memory pools serves allocations, since a capture may have begun
-/// there. Waits up to a second per device, and per destroyed pool, for work that uses the memory. If a pool of the
-/// device has memory of captured graphs, first waits for all work on the device.
+/// For set_reset_fn. Gives the unused memory of all devices back. Destroys PyTorch's memory pools that have no blocks
+/// and no uses (see gpumem_torch_retain_pool). Skips a device on which any of PyTorch's memory pools serves
+/// allocations, since a capture may have begun there. Waits up to a second per device, and per destroyed pool, for work
+/// that uses the memory. If a pool of the device has memory of captured graphs, first waits for all work on the device.
 void gpumem_torch_empty_cache(void) GPUMEM_NOEXCEPT;
 
 #ifdef __cplusplus
@@ -170,9 +171,9 @@ using gpumem_torch_pool_id = std::pair<unsigned long long, unsigned long long>;
 ///
 /// From begin to end, the pool serves the allocations on streams for which the filter returns true. If several pools
 /// could, the pool that began last serves. Memory that is allocated on a capturing stream belongs to the graph as long
-/// as the pool exists: see gpumem::graph_resource. The end does not remove the use that the begin has added. These
-/// functions *throw* for a device number out of range, for a second begin of a pool without an end, and for an end
-/// without a begin. For set_begin_allocate_to_pool, set_end_allocate_to_pool_fn, set_release_pool.
+/// as the pool exists: see gpumem::graph_resource. The end does not remove the use that the begin has added. Begin and
+/// end *throw* for a device number out of range, for a second begin of a pool without an end, and for an end without a
+/// begin. For set_begin_allocate_to_pool, set_end_allocate_to_pool_fn, set_release_pool.
 void gpumem_torch_begin_allocate_to_pool(int device, gpumem_torch_pool_id pool,
                                          std::function<bool(struct CUstream_st*)> filter);
 /// Ends the service that gpumem_torch_begin_allocate_to_pool began.
@@ -181,8 +182,8 @@ void gpumem_torch_end_allocate_to_pool(int device, gpumem_torch_pool_id pool);
 void gpumem_torch_release_pool(int device, gpumem_torch_pool_id pool) GPUMEM_NOEXCEPT;
 
 /// Adds a use of the pool. `segments` are the functions from which a new pool gets its memory; NULL: from the device's
-/// pool. The functions are copied. Their `free` must not return before the memory is unused: after it the limit does
-/// not count the memory any more.
+/// pool. The functions are copied. Their `free` must not return before the memory is unused: when it has returned,
+/// the limit does not count the memory any more.
 gpumem_outcome gpumem_torch_retain_pool(int device, gpumem_torch_pool_id pool,
                                         gpumem_callbacks const* segments) GPUMEM_NOEXCEPT;
 /// Writes the pool's number of uses. A pool that does not exist gives GPUMEM_INVALID_ARGUMENT.
@@ -198,8 +199,8 @@ gpumem_outcome gpumem_torch_set_pool_unsplit(int device, gpumem_torch_pool_id po
 gpumem_outcome gpumem_torch_empty_pool(int device, gpumem_torch_pool_id pool) GPUMEM_NOEXCEPT;
 /// Restores the memory that the pool keeps for graphs: then the `count` ranges in the array `live` are live there, and
 /// no others. An earlier gpumem_torch_visit_ranges has passed them to its `visit`. `changed` is called with each range
-/// that was live before (`now` is 0), then with each that is live now (1). It must not allocate or free memory of the
-/// device. See gpumem::graph_resource::restore.
+/// that was live before (`now` is 0), then with each that is live now (1). `changed` must not allocate or free memory
+/// of the device. See gpumem::graph_resource::restore.
 gpumem_outcome gpumem_torch_restore_pool(int device, gpumem_torch_pool_id pool, gpumem_range const* live, size_t count,
                                          void (*changed)(void* context, gpumem_range const* range, int now),
                                          void* context) GPUMEM_NOEXCEPT;

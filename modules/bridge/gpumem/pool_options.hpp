@@ -38,7 +38,7 @@ struct pool_options {
   std::size_t chunk_size = 0;
   /// Each block takes at least these bytes. So a freed block can serve any request for fewer bytes. 0: no bound.
   std::size_t smallest_block = 0;
-  /// Requests for more bytes, rounded up to a size class, fail as `too_large`. 0: no bound.
+  /// A request fails as `too_large` if its bytes, rounded up to a size class, are more. 0: no bound.
   std::size_t largest_block = 0;
   /// Whether each thread, up to 64 threads, gets a shard of its own at its first request. Otherwise a thread gets one
   /// after it has often found the lock of its shard taken.
@@ -49,11 +49,12 @@ struct pool_options {
   /// that no stream uses any more. This begins when an eighth more than the threshold is reserved. So memory near the
   /// threshold is not given back and allocated again and again.
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
-  /// Share of the time that a pool over virtual pages may spend on moving free pages to where memory is missing, before
-  /// it makes new pages. 0: it makes new pages immediately. 1: no bound, so the pool reserves the least. Each moved
-  /// page is charged with 40 us of this time. The pool starts with 50 ms and saves unspent time, 50 ms at most. New
-  /// pages are charged too, but the pool also makes them when no time is left. Calls that ask the driver for completed
-  /// work of other streams take at most the same share of the time, or 1/16 if that is more.
+  /// A pool over virtual pages moves free pages to where memory is missing, before it makes new pages. This is the most
+  /// that the moves may take, as a share of the elapsed time. 0: the pool makes new pages immediately. 1: no bound, so
+  /// the pool reserves the least. Each moved page is charged with 40 us of this time. The pool starts with 50 ms and
+  /// saves unspent time, 50 ms at most. New pages are charged too, but the pool also makes them when no time is left.
+  /// Calls that ask the driver for completed work of other streams take at most the same share of the time, or 1/16 if
+  /// that is more.
   ///
   /// If only the stream of the request still uses free pages, `allocate` waits for that work before the pool makes new
   /// pages. These waits are charged too. Three kinds of pools move no pages: one over chunks, one whose threads have

@@ -70,7 +70,8 @@ private:
   idle_pages idle_;
   time_budget move_budget_
       __attribute__((guarded_by(all_shards))); // time for moves, for polls and waits before them, and for new pages
-  // Work that was not complete after the longest wait of a request. Until it is complete, no request waits again.
+  // Work for which a request has waited as long as the budget allowed, but which was not complete then. Until it is
+  // complete, no request waits again.
   stream_use given_up_ __attribute__((guarded_by(all_shards)));
 };
 

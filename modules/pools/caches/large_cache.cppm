@@ -21,8 +21,8 @@ public:
 
   inline bool empty() const noexcept { return used_ == 0; }
   inline bool full() const noexcept { return used_ == (1u << capacity) - 1; }
-  /// Returns whether the next freed block is to be inserted. It is if cached blocks have been requested lately;
-  /// otherwise every `max_skipped_blocks`th call begins a trial.
+  /// Returns whether the next freed block is to be inserted: whether cached blocks have been requested lately. If they
+  /// have not, every `max_skipped_blocks`th call raises the score, so that some blocks are inserted for a trial.
   inline bool enabled() noexcept {
     if (score_ > 0) [[likely]]
       return true;
@@ -56,14 +56,13 @@ public:
     fingerprints_ = cell_numbers == i ? fingerprints{} + fingerprint : fingerprints_;
     used_ |= 1u << i;
   }
-  /// Removes and returns the next block in turn; null if the cache is empty. Lowers the score, because no request has
-  /// used the block.
+  /// Removes and returns one block, taking the cells in turn; null if the cache is empty. Lowers the score, because no
+  /// request has used the block.
   inline block* evict() noexcept {
     if (score_ > 0) score_ -= 1;
     return pop_any();
   }
-  /// Removes and returns the next block in turn for a flush: keeps the score, because the block might have been
-  /// requested later. Null if the cache is empty.
+  /// Does what evict() does, but keeps the score: for a flush, since the block might have been requested later.
   block* pop_any() noexcept;
 
 private:

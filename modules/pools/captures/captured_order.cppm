@@ -14,12 +14,12 @@ namespace gpumem::detail {
 
 /// The order between uses of memory in captured graphs, as the dependencies of the graphs' nodes give it. A use on a
 /// capturing stream ends at a set of nodes: those on which the stream's next work would depend. The use comes before
-/// other work if the graph orders all these nodes before that work. Each such set, the end of a use, has a number,
-/// which is stored in place of an epoch.
+/// other work if the graph orders all these nodes before that work. Each such set, the end of a use, has a number.
+/// Blocks store it where they otherwise store an epoch, the number of a section of a stream's work.
 ///
 /// When no capture is open any more, all uses so far come before the work of later captures, because the graphs are
-/// launched in this order. This does not hold for captures into graphs with the same handle, which may be parts of one
-/// graph.
+/// launched in this order. This does not hold if the graphs of two captures have the same handle, because the two
+/// captures may be parts of one graph.
 ///
 /// The driver returns the last nodes of a stream in a list that is valid only until the next call on the stream. So
 /// only the thread that works on the capture may read the list. The library takes that to be the thread that has made
@@ -27,7 +27,7 @@ namespace gpumem::detail {
 ///
 /// A stream's next work must stay ordered after its earlier work. So the program must not replace the dependencies of a
 /// capturing stream (cudaStreamUpdateCaptureDependencies with the flag that sets them). Keeps pointers to timelines
-/// (the library's records of streams), which the caller retains. One thread at a time.
+/// (the library's records of streams); the caller keeps the timelines alive. One thread at a time.
 export class captured_order {
 public:
   /// The end of a use after which no work is known to come, so that the memory serves no stream. It is the largest
@@ -58,14 +58,14 @@ public:
   /// Ends a use of a block on the stream, after all work that the stream has now. `allocated_in`: the capture in which
   /// the block was allocated. Returns the number of the end, which is not below those of the stream's earlier ends.
   ///
-  /// Returns own_end if the graph gives no order for the use. That is so if the stream does not take part in that
-  /// capture, or has no captured work yet. It is also so if the stream's next work need not await the completion of its
-  /// last work. If another thread has made the newest request of the capture or of the stream, returns own_end without
-  /// a driver call. Throws std::bad_alloc.
+  /// Returns own_end if the graph gives no order for the use. That is so if the stream does not take part in the
+  /// capture `allocated_in`, or has no captured work yet. It is also so if the stream's next work need not await the
+  /// completion of its last work. If another thread has made the newest request of the capture or of the stream,
+  /// returns own_end without a driver call. Throws std::bad_alloc.
   epoch end_use(stream_key const& key, std::uint64_t allocated_in);
 
   /// Returns the position of the stream; null if the stream does not capture. The position is valid until the next call
-  /// of this object. Visits each node of a graph at most once for each stream. Throws std::bad_alloc.
+  /// of this object. All calls for a stream together visit each node of a graph at most once. Throws std::bad_alloc.
   position const* look_at(stream_key const& key);
   /// Returns whether the use with this end comes before the next work of the stream at that position.
   bool is_before(epoch end, position const& next) const noexcept;

@@ -1,4 +1,4 @@
-// The chunks of a graph memory.
+// The chunks of a graph memory, from which captured graphs get blocks that stay valid for all launches.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:graph_chunks;
 import :block;
@@ -10,12 +10,13 @@ import :std;
 
 namespace gpumem::detail {
 
-/// The chunks that a graph memory has from its upstream. Guarded by the lock of the graph memory, but for the functions
-/// that call the upstream.
+/// The chunks that a graph memory has from its upstream. All functions that are not static need the lock of the graph
+/// memory.
 export class graph_chunks {
 public:
-  /// Allocates a chunk that has room for a block of this size and alignment. Its first granule is not part of the
-  /// result. Called without a lock, because the upstream may be slow.
+  /// Allocates a chunk that has room for a block of this size and alignment. The chunk begins 256 bytes after the start
+  /// of the upstream's block, so that no block in the chunk has the address of the upstream's block. Called without a
+  /// lock, because the upstream may be slow.
   static expected<chunk, failure> draw(pool_upstream& upstream, std::size_t bytes, std::size_t alignment) noexcept;
   /// Gives a chunk back to the upstream. Called without a lock.
   static void give_back(pool_upstream& upstream, chunk const& drawn) noexcept;

@@ -59,7 +59,7 @@ public:
     return allocate_path_.allocate(key, size, bytes, alignment);
   }
   /// Puts a block into the calling thread's cache, if the cache may hold it. `bytes`: the size that the caller states;
-  /// without it any size is right. Unless the result is done(), the caller then calls free_slow().
+  /// nullopt if the size is not to be checked. Unless the result is done(), the caller then calls free_slow().
   [[gnu::always_inline]] inline cached_free try_cache(stream_key const& key, void* pointer,
                                                       std::optional<std::size_t> bytes) noexcept {
     auto const thread = sync::thread_index();

@@ -46,7 +46,7 @@ export struct guarded_block {
   std::uint64_t stream = 0;            ///< id of the stream on which the block was allocated
   stream_timeline* timeline = nullptr; ///< of the stream on which the block was allocated
   std::uint64_t freed_on = 0;          ///< id of the stream on which the block was freed
-  stream_use granted_use;              ///< the fill at the allocation; without a timeline if `uses` come after it
+  stream_use granted_use;              ///< the fill at the allocation; empty if a use in `uses` comes after it
   stream_uses uses;                    ///< uses that must be complete before the host reads the block
   bool live = false;
   bool has_recorded_uses = false;  ///< record_use() declared uses on other streams

@@ -36,8 +36,8 @@ namespace gpumem::detail {
 /// to 1 ms) and a request that lacks memory wait for the device.
 ///
 /// Fills: the host fills memory that it can touch. Other memory is filled on the stream of the request. In memory that
-/// the host cannot touch, a block of `allocate_sync` gets guards but no fill. A block there for a stream of another
-/// device gets neither.
+/// the host cannot touch, a block of `allocate_sync` gets guards but no fill, and a block for a stream of another
+/// device gets neither guards nor fill.
 ///
 /// Poison: a free without a stream, or without the stream's handle, enqueues no poison. Neither does a free after
 /// `record_use`, in a capture, on a stream of another device, or on a stream with no known order after the allocation.
@@ -49,15 +49,15 @@ namespace gpumem::detail {
 /// driver calls on that stream are made under `mutex_`. Any thread.
 export class hardening final : private deferred_release {
 public:
-  /// Calls `ended(state)` once, after drop_last_handle(), when the last block has gone back to the engine. Throws what
-  /// the constructor of quarantine throws, std::invalid_argument, std::bad_alloc.
+  /// Calls `ended(state)` once, after drop_last_handle(), when the last block has gone back to the engine. Throws
+  /// std::invalid_argument, std::bad_alloc, and the exceptions of making a stream and of allocating pinned memory.
   hardening(pool_engine& engine, void (*ended)(void* state) noexcept, void* state);
 
   /// If the engine has no memory and `key` allows a wait, waits up to one second for blocks that leave the quarantine.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   /// If drop_last_handle() was called before, this object can be gone when the call returns.
   void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  /// Throws what recorded_uses::record() throws.
+  /// Throws cuda_error, std::bad_alloc.
   void record_use(stream_key const& key, void* pointer);
 
   /// Checks the blocks in quarantine that no stream uses any more, and frees them to the engine.

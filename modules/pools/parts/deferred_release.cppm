@@ -8,9 +8,10 @@ import :timer;
 namespace gpumem::detail {
 
 /// Base of objects that give the memory of a closed pool back to its upstream. Each expiry of the timer is a pass: the
-/// library thread tries once to give the memory back. Uses of the memory that no event covers cannot be seen complete,
-/// so passes could go on for ever. The pool then goes to a list of deferred releases, and its passes start again after
-/// an event was recorded. A pool that outlives the driver is leaked on purpose; the list keeps it reachable.
+/// library thread tries once to give the memory back. If no event was recorded after a use of the memory, the use
+/// cannot be seen complete, and passes could go on for ever. So the pool then goes to a list of deferred releases, and
+/// its passes start again after an event was recorded. A pool that outlives the driver is leaked on purpose; the list
+/// keeps it reachable.
 export class deferred_release : public timer {
 public:
   /// Empties the list, and starts a pass of each pool on it. Called when a requested event was recorded, and when a
@@ -26,8 +27,7 @@ protected:
   void request_events() noexcept;
 
 private:
-  /// Returns the streams with a use of the pool's memory that no event covers: none was recorded after the use. Throws
-  /// std::bad_alloc.
+  /// Returns the streams with a use of the pool's memory after which no event was recorded. Throws std::bad_alloc.
   virtual std::vector<stream_timeline*> streams_without_event() = 0;
 
   deferred_release* next_deferred_ = nullptr;

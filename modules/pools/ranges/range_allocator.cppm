@@ -14,9 +14,9 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// The blocks of one shard. Free ranges are on free lists. All other blocks but holes, whose pages are unmapped, are in
-/// the block table, which finds them by address. All functions but `find_live` need the lock of the shard. A call that
-/// throws std::bad_alloc changes nothing.
+/// The blocks of one shard. Free ranges are on free lists. Holes (ranges whose pages are unmapped) are in a list of
+/// their own. All other blocks are in the block table, which finds them by address. All functions but `find_live` need
+/// the lock of the shard. A call that throws std::bad_alloc changes nothing.
 export class range_allocator {
 public:
   range_allocator() = default;

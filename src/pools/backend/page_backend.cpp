@@ -55,7 +55,7 @@ void page_backend::charge_moves(std::size_t pages) noexcept {
 void page_backend::poll_for_moves(allocation_request const& request) {
   parts_.rules.poll_young_events(&request.key, shard_list::search_order{parts_.shards, *request.shard});
   if (affordable_pages() > 0)
-    move_budget_.spend(tuning::move_poll_cost); // without budget the poll costs nothing: the pool may be at its limit
+    move_budget_.spend(tuning::move_poll_cost); // a poll without budget is not charged: at its limit the pool must poll
 }
 
 // Gets pages for a request: moves idle pages, or maps new pages and unmaps idle ones of the same size. The pages are
@@ -70,8 +70,8 @@ attempt<placement> page_backend::grow(allocation_request const& request, bool ex
   }
   auto plan = parts_.growth.plan(request, shard, exact);
   // Unmaps as many bytes of idle pages as the plan will map. Does not do so at the limit, where move_at_limit() moves
-  // pages after all other steps have failed. If an unmapped page lay beside the hole of the plan, the plan must now map
-  // more bytes there. So each round makes a new plan.
+  // pages after all other steps have failed. If a page that was unmapped lay beside the hole that the plan fills, its
+  // bytes are missing there too. So each round makes a new plan.
   for (std::size_t given = 0; moving && (!plan || (given < plan->bytes && lacking(plan->bytes) == 0));) {
     auto const more = evict(request, plan, given);
     given += more;
@@ -150,7 +150,7 @@ placement page_backend::move_at_limit(allocation_request const& request) {
 
 // Returns the uses of new memory. Memory for a stream counts as used by that stream up to epoch 0. Epochs number the
 // sections of a stream's work from 1, so this use is complete. Because of the use, the rest of the memory goes to the
-// free list of that stream, in whose segment the memory lies.
+// free list of that stream, and serves its next requests.
 stream_uses page_backend::fresh_uses(allocation_request const& request) const noexcept {
   return parts_.rules.needs_host(request.key) ? stream_uses{} : stream_uses{stream_use{&request.key.timeline(), 0}};
 }
@@ -221,15 +221,16 @@ expected<block*, failure> page_backend::map(pool_shard& into, growth_plan const&
   return accept(into, made, uses);
 }
 
-// Maps pages in the hole of the plan, or after all mapped addresses. If the device has less than `bytes`, maps `least`.
-// Need not catch std::invalid_argument of make_pages(): the options were checked when the pool was made.
+// Maps pages in the hole of the plan, or after all mapped addresses. If the device has less than the plan's `bytes`,
+// maps its `least`. Need not catch std::invalid_argument of make_pages(): the options were checked when the pool was
+// made.
 expected<page_extent, failure> page_backend::map_unlocked(pool_shard& into, growth_plan const& plan,
                                                           std::size_t affordable) noexcept {
   try {
     if (!into.pages) into.pages = parts_.upstream.make_pages();
     auto const map = [&](std::size_t wanted) {
       auto const end = into.pages->mapped_end();
-      bool const fits_behind = wanted <= into.pages->address_space() - end; // otherwise any large enough hole
+      bool const fits_behind = wanted <= into.pages->address_space() - end; // if not, maps in any large enough hole
       auto const at = plan.hole     ? plan.offset(wanted)
                       : fits_behind ? end
                                     : into.pages->find_extent(wanted).value_or(end);
@@ -289,8 +290,8 @@ block& page_backend::add(pool_shard& into, page_extent const& where, stream_uses
       auto& hole = into.ranges.holes().at(address);
       added = &into.ranges.fill_hole(hole, address - hole.base, where.bytes, uses);
     } else {
-      // The pages may begin after the end of the chunk, for example in a new segment. The addresses between become a
-      // hole.
+      // The pages may begin after the end of the chunk, for example where the memory of a new stream is to grow.
+      // The addresses between become a hole.
       auto const gap = address - parent.end();
       added = &into.ranges.extend(parent, gap + where.bytes, uses);
       if (gap > 0) added = into.ranges.make_hole(*added, address - gap, gap).upper;

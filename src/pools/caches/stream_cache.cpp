@@ -24,8 +24,8 @@ bool stream_cache::bind_if_empty(stream_timeline& next, std::size_t threshold) n
   return true;
 }
 
-// Adds this cache's counts of frees without an event to the counts of the stream. If the sums reach `threshold`,
-// requests an event, which the current free then records.
+// Adds this cache's counts to those of the stream: they count the frees after which no event was recorded. If enough
+// frees, or `threshold` bytes, are counted, requests an event, which the current free then records.
 void stream_cache::flush_counters(stream_timeline& stream, std::size_t threshold) noexcept {
   if (stream.epochs().count_unrecorded(unrecorded_frees, unrecorded_bytes, threshold)) stream.event_request().raise();
   unrecorded_frees = 0;

@@ -33,9 +33,9 @@ struct capture_place {
   CUgraphEdgeData const* edges = nullptr;
 };
 
-// Returns whether to ask the driver about the stream. A question about the legacy stream would end captures. A stream
-// that may be destroyed at any time was already asked about when this call identified it. So it is asked about again
-// only if it captured then.
+// Returns whether to ask the driver about the stream. A question about the legacy stream would end captures. For a
+// stream that may be destroyed at any time, the key says whether it captured when the pool was called. Such a stream is
+// asked about again only if it captured then.
 bool may_ask(stream_key const& key) {
   if (!key.has_handle() || !driver_alive()) return false;
   switch (key.timeline().kind()) {
@@ -203,7 +203,7 @@ captured_order::position const* captured_order::look_at(stream_key const& key) {
   return here;
 }
 
-// Captures into the same graph may be parts of one launch, so their order gives no order of uses.
+// Two captures with the same graph may be parts of one launch. Then the order of the captures gives no order of uses.
 bool captured_order::is_before(epoch end, position const& next) const noexcept {
   auto const found = ends_.find(end);
   if (found == ends_.end()) return false;

@@ -1,5 +1,5 @@
-// Frees under the lock of one shard (a part of the pool), under the locks of all shards, and as remote frees: the next
-// holder of a taken lock completes them.
+// The free of a block takes the lock of one shard (a part of the pool) or the locks of all shards. If the shard's lock
+// is taken, the free can become a remote free, which the next holder of that lock completes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -33,8 +33,8 @@ import :waiting_requests;
 
 namespace gpumem::detail {
 
-// Completes a free after the attempt to put the block into a thread cache. Frees the block that the cache has evicted
-// before the caller's block. The second free then returns `last` if the pool has no block left.
+// Completes a free after the attempt to put the block into a thread cache. First frees the block that the cache has
+// evicted, then the caller's block. The second free returns `last` if the pool has no block left.
 free_result free_path::finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                               cached_free const& cached) noexcept {
   auto const evicted = cached.result.evicted ? free_evicted_block(*cached.result.evicted) : free_result::done;
@@ -77,7 +77,7 @@ free_result free_path::free_uncached(free_call const& call, shard_list::lookup c
 
 // Another thread holds the lock of the block's shard, so the next holder of that lock completes this free. Returns
 // false if no thread cache may hold the block, or if caching is off. Returns false also if only one stream has used the
-// pool, since frees record no events then.
+// pool: its frees are to record no events, but a remote free may record one.
 bool free_path::push_remote_free(free_call const& call, shard_list::lookup const& seen) noexcept {
   auto const threshold = parts_.caches.event_threshold_bytes();
   if (!seen.that || !may_cache(*seen.that, call.key, call.bytes) || threshold == SIZE_MAX) return false;

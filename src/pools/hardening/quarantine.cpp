@@ -115,7 +115,7 @@ guarded_block* quarantine::give_up() noexcept {
   return out.first;
 }
 
-// Polls the streams that still use the oldest blocks. For a use that no event covers, records an event or requests one
+// Polls the streams that still use the oldest blocks. If no event was recorded after a use, records one or requests one
 // from the stream's next free.
 void quarantine::poll(list const& oldest, stream_key const* asking) noexcept {
   stream_timeline const* polled = nullptr;
@@ -152,7 +152,8 @@ void quarantine::take_complete(std::size_t keep, list& out) noexcept {
   if (sent_.first && sent_until_ == 0) sent_until_ = record_epoch();
 }
 
-// Poisons complete blocks that the stream of their free did not poison, and keeps them with the other blocks.
+// Poisons blocks whose uses are complete, if the stream of their free did not poison them. Moves them to the list of
+// the other blocks.
 void quarantine::poison_complete() noexcept {
   for_each_complete(unpoisoned_, [&](guarded_block& each) {
     poison(each);

@@ -1,4 +1,4 @@
-// Makes and grows the block table: a hash table that finds the blocks that are not free by their address.
+// Makes and grows the block table: a hash table that finds by address each block that is not free.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>
