@@ -102,7 +102,7 @@ export template <mr::resource R> any_memory make_any_memory(R resource) {
                 }) {
     return any_memory{std::move(resource)};
   } else {
-    // The resource is type-erased already. It is converted without a held_resource only if find_services() finds
+    // A resource that is type-erased already is converted without a held_resource only if find_services() finds
     // services that belong to the type that it holds. An adaptor of another library may forward the services of its
     // upstream instead; calls to those would bypass the adaptor.
     if constexpr (mr::has_property<R, services> && std::convertible_to<R, any_memory> &&

@@ -24,7 +24,8 @@ export {
   /// calls try_get_property must include <gpumem/services.hpp> (llvm-project#126373).
   using gpumem::any_pool;
 
-  /// A reference to a resource, type-erased as any_pool is: 16 bytes. The resource must outlive it.
+  /// A type-erased reference to a resource, with the properties of any_pool: 16 bytes. The resource must outlive the
+  /// reference.
   using gpumem::pool_ref;
 }
 
@@ -42,8 +43,8 @@ using gpumem::extend::find_services;
 /// - `try_allocate` returns `bytes` > 0 bytes, aligned to a power of two. They are valid in the order of the key's
 ///   stream; for the host's key, immediately. If it fails, it changes nothing.
 /// - `deallocate` takes back what `try_allocate` returned.
-/// - `where` returns a device, or an empty std::optional if the memory belongs to no device. The handle of a default
-///   stream then means that of the current device.
+/// - `where` returns a device, or an empty std::optional if the memory belongs to no device. In the latter case the
+/// handle of a default stream means the default stream of the current device.
 export template <class S>
 concept resource_state = requires(S& s, stream_key const& key, void* pointer, std::size_t n) {
   { s.try_allocate(key, n, n) } noexcept -> std::same_as<expected<void*, failure>>;
@@ -110,7 +111,8 @@ inline expected<void*, failure> checked_request(stream_key const& key, std::opti
   return explain_request(key, where, bytes, alignment, may_capture);
 }
 
-// Calls the function of the state that serves the key's stream. Refuses a capturing stream that the state cannot serve.
+// If the key's stream is capturing and the state has `allocate_in_capture`, calls that; otherwise calls `try_allocate`.
+// Refuses a capturing stream if the state serves none.
 template <resource_state S>
 [[gnu::always_inline]] inline expected<void*, failure>
 allocate_keyed(S& state, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
@@ -270,7 +272,7 @@ template <resource_state S> services_table make_table(std::type_info const& type
 // Reports to the misuse handler that a free was called through a handle that was moved from.
 void report_moved_from(void* pointer, std::size_t bytes) noexcept;
 
-// Returns the table of a handle that was moved from: each of its functions fails and says so.
+// Returns the table of a handle that was moved from. The failures of its functions name this cause.
 inline services_table make_moved_from_table() noexcept {
   services_table table{};
   table.type = &typeid(void);
@@ -366,8 +368,8 @@ export template <class R> std::size_t trim(R& resource, std::size_t keep = 0) {
   return s.table->trim(s.state, keep);
 }
 
-/// Returns the resource's statistics. Empty if it keeps none: a resource of another library does not, and one that is
-/// erased to a type without gpumem's services has lost them. Any thread.
+/// Returns the resource's statistics; empty if it keeps none. A resource of another library keeps none. A gpumem
+/// resource that is erased to a type without gpumem's services cannot return them. Any thread.
 export template <class R> std::optional<statistics> statistics_of(R& resource) {
   return detail::statistics_from(services_of(resource));
 }

@@ -19,7 +19,7 @@ namespace gpumem::detail {
 /// entries share a cache line, and most wrong records are recognized by the hash bits alone.
 export class block_table {
 public:
-  /// Makes a table of blocks whose records are in `metadata`. The table keeps a reference to that.
+  /// Makes a table of blocks whose records are in `metadata`. The table keeps a reference to `metadata`.
   explicit block_table(block_metadata const& metadata);
 
   /// Makes sure that `count` more blocks can be inserted. Throws std::bad_alloc.
