@@ -33,8 +33,8 @@ namespace {
 
 inline constexpr std::size_t driver_alignment = 256;
 
-// Returns the device's stream for allocations that any stream can use immediately, because the host waits for them. The
-// stream is never destroyed.
+// Returns a stream of the device for allocations for which the host waits, so that any stream can use the memory
+// immediately. The stream is never destroyed.
 stream& ready_stream(device where) {
   static auto* const mutex = new sync::mutex;
   static auto* const streams = new std::map<int, stream>;
@@ -190,8 +190,8 @@ void async_state::freed_in_order(stream_key const& key) noexcept try {
 } catch (...) { free_without_event_.store(true, std::memory_order_relaxed); }
 
 // Records an event after the free. Since the last free, the timeline (gpumem's record of a stream) may have passed to
-// another stream. The old event must not be recorded on that stream before the host has synchronized with it. A free
-// must not wait, so an old event that is not complete is kept in `dead_`, and a new one is recorded.
+// another stream. The old stream's event must not be recorded on the new stream before the host has synchronized with
+// the event. A free must not wait, so an old event that is not complete is kept in `dead_`, and a new one is recorded.
 void async_state::record_free(freed_stream& freed, stream_key const& key, CUstream on) {
   auto const context = key.timeline().context();
   auto const id = on == CU_STREAM_LEGACY ? 0 : key.id();

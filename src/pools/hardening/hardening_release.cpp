@@ -32,8 +32,8 @@ import :tuning;
 
 namespace gpumem::detail {
 
-// Checks blocks in the quarantine, and frees those that leave it. After the driver's end it frees all blocks without a
-// check. If the pool ends on a lost device, it also frees all without a check, since no use becomes complete there.
+// Checks blocks in the quarantine, and frees those that leave it. After the driver's end, frees all blocks without a
+// check. Does this also if the pool ends on a lost device, where no use becomes complete.
 void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {
   guarded_block* outgoing = nullptr;
   {
@@ -48,8 +48,8 @@ void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {
   }
 }
 
-// Reports overwritten bytes, erases the block's record, and then frees the block to the engine. The record goes first,
-// because after the free the engine may allocate the memory again immediately.
+// Reports overwritten bytes, erases the block's record, and then frees the block to the engine, which allocates the
+// pool's memory. The record goes first, because the engine may allocate the memory again right after the free.
 void hardening::release(guarded_block& outgoing) noexcept {
   auto* const base = outgoing.base();
   auto const allocated = outgoing.allocated;
