@@ -154,10 +154,10 @@ private:
 /// resource that it came from. While no block of the second resource is live, a free costs one atomic load more than at
 /// the first resource.
 ///
-/// If both resources refuse an `acquire`, it waits at the first. If both refuse an `allocate`, it waits on the host for
-/// memory of the first, or of the second if the request is too large for the first. If both fail, the caller gets the
-/// failure of the first, or of the second if the request is too large for the first. `trim` trims both. If both
-/// resources keep statistics, `statistics()` returns the sums. The sums have a limit only if both resources have one.
+/// If both resources refuse an `acquire`, it waits at the first. If both refuse an `allocate`, the first decides: the
+/// call waits on the host for memory of the first, or fails with the failure of the first. If the request is too large
+/// for the first, the second decides in the same way. `trim` trims both. If both resources keep statistics,
+/// `statistics()` returns the sums. The sums have a limit only if both resources have one.
 ///
 /// A scope (the adaptor that counts the memory of one unit of work) over this adaptor counts the blocks of both
 /// resources. So a pool as the first resource does not know how much of its own memory each scope holds. Without this

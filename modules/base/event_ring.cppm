@@ -40,12 +40,12 @@ public:
   event_ring(event_ring const&) = delete;
   event_ring& operator=(event_ring const&) = delete;
 
-  // Records a precise or a late event on the stream, which closes the current epoch, and drops `request`, since the
-  // event fulfils it. Returns the closed epoch. Returns 0 if no event was recorded: the stream captures, the ring is
-  // full, there is no spare event, or the driver fails. The caller holds a relaxed_capture, so that the driver calls
-  // end no graph capture of another thread. Allocates no host memory. `in_last`: the epoch that the stream's last_event
-  // covers while that event is open, otherwise 0. A stream that may be destroyed has this one event besides the events
-  // of its ring.
+  // Records a precise or a late event on the stream and closes the current epoch. Drops `request`, which the event
+  // fulfils; drops it also if the ring is full. Returns the closed epoch. Returns 0 if no event was recorded: the
+  // stream captures, the ring is full, there is no spare event, or the driver fails. The caller holds a
+  // relaxed_capture, so that the driver calls end no graph capture of another thread. Allocates no host memory.
+  // `in_last`: the epoch that the stream's last_event covers while that event is open, otherwise 0. A stream that may
+  // be destroyed has this one event besides the events of its ring.
   epoch record(CUstream caller_handle, bool precise, request_flag& request, epoch in_last) noexcept;
   // Queries the open events and removes the complete ones. Tells stream_epochs the newest epoch whose event is
   // complete. The caller holds a relaxed_capture. `in_last`: as in record().

@@ -79,8 +79,8 @@ using spin_lock = scoped_lock<spin_mutex>;
 /// thread that calls notify_all() holds at least one of the mutexes that the waiting thread unlocks.
 class spin_condition {
 public:
-  /// `held` holds one or several mutexes: unlocks them, waits, and locks them again. `mutex_` is locked before they are
-  /// unlocked, so that no notification in between is lost.
+  /// `held` has locked one or several mutexes. Unlocks them, waits, and locks them again. Locks `mutex_` before it
+  /// unlocks them, so that no notification in between is lost.
   template <class Locks> void wait(Locks& held) {
     {
       std::unique_lock inner{mutex_};

@@ -106,8 +106,8 @@ export inline constexpr std::size_t event_fraction = 2, event_fraction_near_limi
 /// 63 silent frees of 64 MiB together.
 /// Utilization, covered_frees_per_silent: no change; max_silent_frees: no change.
 export inline constexpr std::uint32_t covered_frees_per_silent = 64, max_silent_frees = 63;
-/// Most bytes of silent frees. On other streams too, a free records no event before this many bytes were freed, except
-/// near the pool's limit.
+/// Most bytes of silent frees. For other streams, this number replaces `event_fraction` of the reserved bytes if that
+/// is less.
 /// Utilization: no change.
 export inline constexpr std::size_t max_silent_bytes = std::size_t{64} << 20;
 /// The most spare events that a stream keeps for itself, and the number of spare events that each context is given.

@@ -44,7 +44,7 @@ using gpumem::extend::find_services;
 ///   stream; for the host's key, immediately. If it fails, it changes nothing.
 /// - `deallocate` takes back what `try_allocate` returned.
 /// - `where` returns a device, or an empty std::optional if the memory belongs to no device. In the latter case the
-/// handle of a default stream means the default stream of the current device.
+///   handle of a default stream means the default stream of the current device.
 export template <class S>
 concept resource_state = requires(S& s, stream_key const& key, void* pointer, std::size_t n) {
   { s.try_allocate(key, n, n) } noexcept -> std::same_as<expected<void*, failure>>;

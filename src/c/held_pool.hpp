@@ -106,7 +106,7 @@ public:
   any_pool resource() override { return resource_; }
 
 private:
-  // False for graph_resource, the memory of captured graphs, which has no limit of its own.
+  // False for graph_resource (the memory of captured graphs), because it has no limit of its own.
   static constexpr bool has_limit = requires(R& resource, std::size_t n) { resource.set_limit(n); };
 
   int ordinal_;

@@ -38,7 +38,7 @@ public:
   /// for the uses of the range that it gets.
   [[clang::requires_capability(one_shard, all_shards)]] void* search_with_wait(allocation_request const& request);
   /// Returns whether the thread of the shard `thief` has lately taken `max_steals` blocks from other threads' shards.
-  /// Then its own shard should grow instead.
+  /// Then that shard should grow instead.
   [[clang::requires_capability(one_shard, all_shards)]] bool steals_too_often(pool_shard const& thief) const noexcept;
   /// Grows the pool by memory of the upstream, and allocates the block there. Unless `exact`, gets more memory than the
   /// request needs. The result is retry() if another thread grew the pool meanwhile, or if the new memory is not

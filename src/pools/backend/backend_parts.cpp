@@ -1,4 +1,4 @@
-// The objects that a pool uses when it grows by pages or by chunks (memory from the upstream).
+// The objects that a pool uses to get memory from its upstream, as pages or as chunks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>

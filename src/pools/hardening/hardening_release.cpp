@@ -152,7 +152,8 @@ void hardening::drop_last_handle() noexcept {
   if (last) close();
 }
 
-// Ends the pool now if all blocks are complete; otherwise the timer calls expire() on the library thread to try again.
+// Ends the pool now if all blocks are complete; otherwise a timer calls expire() on the library thread (gpumem's own)
+// to try again.
 void hardening::close() noexcept {
   retry_releases();
   advance(nullptr, 0);
