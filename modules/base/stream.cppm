@@ -141,7 +141,7 @@ private:
 /// and std::invalid_argument for a default handle while another device is current. Any thread.
 export stream_key identify(stream_ref handle, device where);
 
-/// Identifies a stream without a resource: a default handle is that of the current device.
+/// Identifies a stream without a resource: a default handle means the default stream of the current device.
 export stream_key identify(stream_ref handle);
 } // namespace extend
 
@@ -167,7 +167,7 @@ bool is_capturing(CUstream handle);
 /// look up. Move-only; after a move from it, its functions throw std::invalid_argument. One thread at a time.
 export class stream : public stream_ref {
 public:
-  /// Throws cuda_error, std::bad_alloc. `priority` is that of the driver: lower is more urgent.
+  /// Throws cuda_error, std::bad_alloc. `priority` is the driver's stream priority: a lower number is more urgent.
   explicit stream(gpumem::device where, int priority = 0);
   stream(stream&& other) noexcept;
   stream& operator=(stream&& other) noexcept;
@@ -190,8 +190,8 @@ public:
   void wait(event const& happened);
   using stream_ref::wait;
 
-  /// Begins a capture of which gpumem knows. Allocation on the stream fails until end_capture(), unless a capture_scope
-  /// of the pool covers the stream. Throws cuda_error.
+  /// Begins a capture and makes it known to gpumem. Allocation on the stream fails until end_capture(), unless a
+  /// capture_scope of the pool covers the stream. Throws cuda_error.
   void begin_capture(CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
   /// Ends the capture and returns its graph, which the caller owns. Throws cuda_error.
   [[nodiscard]] CUgraph end_capture();

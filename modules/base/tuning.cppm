@@ -33,7 +33,7 @@ export inline constexpr std::size_t largest_rounded_bytes = std::size_t{256} << 
 /// Most bytes of one kind of size (small, medium or large) in all thread caches of a pool.
 /// Utilization: no change.
 export inline constexpr std::size_t max_cached_bytes = std::size_t{64} << 20;
-/// Bytes of one kind of size that the thread caches may hold for each shard of the pool, within the other limits.
+/// For each shard of the pool, the thread caches may hold this many bytes of one kind of size, within the other limits.
 /// Utilization: half -.010 to +.006, double -.006 to +.014.
 export inline constexpr std::size_t cached_bytes_per_shard = std::size_t{4} << 20;
 /// small_cache_fraction: part of the reserved bytes that thread caches may hold in small blocks. max_cache_fraction:

@@ -23,7 +23,7 @@ export using any_memory = mr::any_resource<services>;
 
 namespace detail {
 
-// Makes a device current during a call to a resource of another library, which may use the current device.
+// Makes a device current while a resource of another library is called: such a resource may use the current device.
 class held_device {
 public:
   explicit held_device(std::optional<device> where) noexcept {

@@ -128,8 +128,8 @@ allocate_keyed(S& state, stream_key const& key, std::size_t bytes, std::size_t a
 // Returns the key of a stream that find_owned_timeline() does not find, or the failure.
 expected<stream_key, failure> identify_other(stream_ref stream, std::optional<device> where,
                                              std::size_t bytes) noexcept;
-// Returns the key of a stream for a free, which must not fail. If the host has no memory to keep track of the stream,
-// waits for the stream on the host and returns the host's key.
+// Returns the key of a stream for a free. Since a free must not fail, this waits for the stream and returns the host's
+// key if the host has no memory to keep track of the stream.
 expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> where,
                                                 std::size_t bytes) noexcept;
 inline expected<stream_key, failure> try_identify(stream_ref stream, std::optional<device> where,
@@ -138,8 +138,8 @@ inline expected<stream_key, failure> try_identify(stream_ref stream, std::option
   return identify_other(stream, where, bytes);
 }
 expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept;
-// Adds the figures of `one` to `sum`. The longest wait and the largest free range become the larger of both. Limits and
-// peaks are left out.
+// Adds the figures of `one` to `sum`. The longest wait and the largest free range become the larger of both. Does not
+// change the limits and peaks of `sum`.
 void add_statistics(statistics& sum, statistics const& one) noexcept;
 // Returns the statistics of the resource; none if it keeps none.
 inline std::optional<statistics> statistics_from(services_handle const& from) {

@@ -33,8 +33,8 @@ namespace {
 
 inline constexpr std::size_t driver_alignment = 256;
 
-// Returns a stream of the device for allocations for which the host waits, so that any stream can use the memory
-// immediately. The stream is never destroyed.
+// Returns the device's stream for allocations that must be ready when the call returns: the host waits for this stream,
+// so any stream can use the memory. The stream is never destroyed.
 stream& ready_stream(device where) {
   static auto* const mutex = new sync::mutex;
   static auto* const streams = new std::map<int, stream>;

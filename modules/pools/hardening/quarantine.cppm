@@ -46,7 +46,7 @@ public:
   /// polling can show that a use of it is complete.
   bool may_advance() const noexcept;
   /// Returns the streams with open uses of blocks in quarantine, each stream once. If `without_event`, returns only
-  /// streams with a use that no event covers, which polling cannot complete. Throws std::bad_alloc.
+  /// streams with a use that no event covers; polling cannot complete such a use. Throws std::bad_alloc.
   std::vector<stream_timeline*> streams_in_use(bool without_event) const;
 
   /// For a block that was allocated without a stream: enqueues the fill of its guards on the quarantine's own stream.
