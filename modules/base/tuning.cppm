@@ -60,12 +60,12 @@ export inline constexpr std::size_t always_cached_bytes = std::size_t{1} << 20;
 /// evict its blocks, to serve another stream.
 /// Utilization: no change.
 export inline constexpr std::uint32_t max_foreign_frees = 16;
-/// After this many frees of one thread for which the budget had no room, the blocks of all thread caches go back to the
-/// shards.
+/// After this many frees of one thread have found no room in the whole budget, the blocks of all thread caches go back
+/// to the shards.
 /// Utilization: no change.
 export inline constexpr std::uint32_t max_budget_misses = 1 << 20;
-/// Every 32nd free for which the budget has no room looks for a stale stream cache: one that got no block in the last
-/// 4,096 such frees.
+/// Every 32nd free that finds no room in its thread's part of the budget looks for a stale stream cache. A stream cache
+/// is stale if it got no block in the last 4,096 such frees.
 /// Utilization, stale_scan_interval: no change; stale_after: no change.
 export inline constexpr std::uint32_t stale_scan_interval = 32, stale_after = 4096;
 /// A large cache takes blocks while its score is above 0. A hit (a request gets a cached block) adds `large_hit_score`,

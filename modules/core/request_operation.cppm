@@ -79,8 +79,8 @@ public:
   first_attempt& operator=(first_attempt const&) = delete;
 
   // Tries to allocate immediately. Returns false if the request must wait and the resource lets requests wait;
-  // refused() then returns true. Also returns false if it could not try: for 0 bytes, a request for a turn, or a
-  // resource of another library.
+  // refused() then returns true. Also returns false if it cannot try: for 0 bytes, a request for a turn, or a resource
+  // of another library.
   inline bool try_now(request const& what) noexcept {
     auto const& table = *what.from.table;
     if (!table.try_allocate_behind || what.asks_for_turn || what.bytes == 0) return false;

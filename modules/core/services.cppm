@@ -61,8 +61,9 @@ concept capturing_state = resource_state<S> && requires(S& s, stream_key const& 
   { s.allocate_in_capture(key, n, n) } noexcept -> std::same_as<expected<void*, failure>>;
 };
 
-/// A state that can let requests wait. admit() answers a request or parks it: keeps it to answer it later.
-/// cancel_waiter() withdraws a parked request. The comment of `waiter` has the rules.
+/// A state that can let requests wait. admit() parks a request (keeps it to answer it later) and returns true, or
+/// answers or refuses it and returns false. cancel_waiter() withdraws a parked request. The class `waiter` has the full
+/// rules.
 export template <class S>
 concept waiting_state = resource_state<S> && requires(S& s, waiter& w) {
   { s.admit(w) } noexcept -> std::same_as<bool>;

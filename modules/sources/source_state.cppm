@@ -61,8 +61,8 @@ protected:
   // events instead of waiting. Returns false if the block cannot be freed yet.
   bool free_after_wait(stream_key const& key, block const& returned) noexcept;
 
-  // Tries the deferred frees for which may_free_inside() returns true; the function of this class always does. `now` is
-  // the key of the call that tries them.
+  // Tries the deferred frees for which may_free_inside() returns true; in this class it always does. `now` is the key
+  // of the call that tries them.
   void run_deferred_frees(stream_key const& now) noexcept __attribute__((locks_excluded(mutex_)));
 
   // Removes and returns the deferred frees on the streams for which `which(stream_key)` is true. The caller passes each

@@ -56,8 +56,8 @@ public:
   void reset_peaks() noexcept;
   /// Describes all memory, in the order of addresses. Throws std::bad_alloc.
   std::vector<memory_range> memory_map();
-  /// Makes exactly these ranges live, and frees all other blocks: see graph_resource::restore. Throws
-  /// std::invalid_argument, std::bad_alloc.
+  /// Makes exactly these ranges live, at their addresses, and frees all other blocks. Throws std::invalid_argument for
+  /// ranges that are not of this memory, and std::bad_alloc. After an exception some of the ranges can be free.
   void restore(std::span<memory_range const> live);
   static char const* resource_name() noexcept { return "graph_resource"; }
   pool_upstream const& upstream() const noexcept { return *upstream_; }

@@ -1,5 +1,5 @@
-// Blocks of a hardened pool that leave its quarantine (which keeps freed blocks from reuse), reports of overwritten
-// bytes, and the end of the pool.
+// Frees blocks of a hardened pool that leave its quarantine (which keeps freed blocks from reuse), reports overwritten
+// bytes, and ends the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
