@@ -47,7 +47,7 @@ std::uint64_t capture_of(void* stream) noexcept {
 }
 
 /// If the caller promises that the stream lives as long as the process, adopts the stream. gpumem may then record
-/// events on it at any time. The stream object is never destroyed.
+/// events on it at any time. The stream object is never destroyed, since its destructor would end the promise.
 void adopt(extend::stream_key const& key, CUstream handle, int promises) {
   bool const lives = (promises & GPUMEM_TORCH_STREAM_LIVES) != 0;
   if (lives && !is_default(handle) && !key.capturing() && !key.timeline().owns_handle())

@@ -164,8 +164,8 @@ void async_state::make_current() {
   set_current_driver_pool({handle(), where()});
 }
 
-// The driver makes the default pool current only when it destroys this pool. The destructor cannot always destroy the
-// pool, so this function makes the default pool current before.
+// If this pool is current, the driver makes the default pool current when it destroys this pool. The destructor cannot
+// always destroy the pool, so this function makes the default pool current first.
 void async_state::end_being_current() noexcept try {
   if (was_current_.load(std::memory_order_relaxed) && current_driver_pool(where()).handle == handle()) {
     set_current_driver_pool(default_driver_pool(where()));
