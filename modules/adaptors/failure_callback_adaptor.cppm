@@ -15,8 +15,8 @@ namespace gpumem {
 export struct allocation_failure {
   std::size_t requested; ///< bytes of the request
   /// The bytes that are missing, according to the statistics of the upstream and the free memory of its device. Equal
-  /// to `requested` in two cases: if they show enough free memory, so that no single free range is large enough, or if
-  /// both are unknown.
+  /// to `requested` in two cases: if these two figures show enough free memory, but no single free range is large
+  /// enough; or if both figures are unknown.
   std::size_t missing;
   unsigned attempt; ///< number of the failed attempt: 1 for the first
   outcome reason;   ///< always outcome::exhausted
@@ -55,7 +55,7 @@ public:
   failure_callback_state(Upstream upstream, failure_callback_options options)
       : base{std::move(upstream)}, calls_{std::move(options)} {}
 
-  // A request that may wait at the upstream has not failed when an attempt fails, so the callback is not called for it.
+  // If the request may wait at the upstream, a failed attempt does not end it, so the callback is not called.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     auto result = base::try_allocate(key, bytes, alignment);
     bool const waits = key.queues() != queueing::none && this->access().can_wait();

@@ -154,17 +154,16 @@ private:
 /// resource that it came from. While no block of the second resource is live, a free costs one atomic load more than at
 /// the first resource.
 ///
-/// An `acquire` that has to wait waits at the first resource, and only if the second has refused it before. `allocate`
-/// waits on the host for the first resource only after the second has failed. It waits for the second only if the
-/// request is too large for the first. If both fail, the caller gets the failure of the first. If the request is too
-/// large for the first, the caller gets the failure of the second. `trim` trims both. If both resources keep
-/// statistics, `statistics()` returns the sums. The sums have a limit only if both resources have one.
+/// If both resources refuse an `acquire`, it waits at the first. If both refuse an `allocate`, the first decides: the
+/// call waits on the host for memory of the first, or fails with the failure of the first. If the request is too large
+/// for the first, the second decides in the same way. `trim` trims both. If both resources keep statistics,
+/// `statistics()` returns the sums. The sums have a limit only if both resources have one.
 ///
 /// A scope (the adaptor that counts the memory of one unit of work) over this adaptor counts the blocks of both
-/// resources. So a pool as the first resource does not know how much of its own memory each scope holds. Without that
-/// it cannot detect that scopes wait for each other's memory in a deadlock. Give such a pool a `stall_timeout`: after
-/// this time without a grant or free, the pool ends a waiting request. Copies are handles to the same adaptor. It lives
-/// until its last handle is gone and its last block is freed. Any thread.
+/// resources. So a pool as the first resource does not know how much of its own memory each scope holds. Without this
+/// knowledge the pool cannot detect that scopes wait for each other's memory in a deadlock. Give such a pool a
+/// `stall_timeout`: after this time without a grant or free, the pool ends a waiting request. Copies are handles to the
+/// same adaptor. The adaptor lives until its last handle is gone and its last block is freed. Any thread.
 export template <class First, class Second>
   requires(!mr::resource<First> || !mr::resource<Second>) ||
           ((mr::has_property<Second, mr::device_accessible> || !mr::has_property<First, mr::device_accessible>) &&

@@ -12,9 +12,9 @@ import :stream;
 
 namespace gpumem::detail {
 
-// `Observer` has two functions that do not throw, granted() and freed(), with the same parameters: the stream's handle,
-// whether the host and not a stream allocates or frees, the pointer and the bytes. granted() is called after the
-// upstream has allocated, freed() before it frees.
+// `Observer` has two functions that do not throw, granted() and freed(), with the same four parameters: the stream's
+// handle; a bool, which is true if the host and not a stream allocates or frees; the pointer; and the bytes. granted()
+// is called after the upstream has allocated, freed() before it frees.
 template <class Upstream, class Observer>
 class observed_state final : public adaptor_state<observed_state<Upstream, Observer>, Upstream> {
   using base = adaptor_state<observed_state, Upstream>;
@@ -32,8 +32,8 @@ private:
   }
   void on_failure(stream_key const&, std::size_t) noexcept {}
 
-  // Returns the handle of the key's stream. A key without a handle stands for a stream that may have been destroyed;
-  // for such a key, returns the handle that the stream had last.
+  // Returns the handle of the stream that the key names. If the key has no handle, the stream may have been destroyed:
+  // returns the handle that it had last.
   static CUstream handle_of(stream_key const& key) noexcept {
     return key.has_handle() ? key.handle() : key.timeline().handle();
   }
@@ -51,8 +51,9 @@ protected:
       : base{new observed_state<Upstream, Observer>{std::move(upstream), std::move(observer)}} {}
 };
 
-// Lets a header name observed_base by the return type of this function, which is never defined. A header cannot import
-// the module, but argument-dependent lookup finds the function in a namespace of the upstream's base classes.
+// A header cannot import this module, but it can name observed_base as the return type of this function.
+// Argument-dependent lookup finds the function in a namespace of the upstream's base classes. The function is only
+// declared.
 export template <class Self, class Upstream, class Observer>
 observed_base<Self, Upstream, Observer> observed_base_of(std::type_identity<Self>, Upstream const&, Observer const&);
 

@@ -7,8 +7,8 @@ import :sync;
 namespace gpumem::detail {
 
 /// Gives the pauses between polls, each longer than the one before by `tuning::pause_step`, up to a maximum. After a
-/// time t the pause is about the square root of 2 t pause_step. So a wait of time t notices its end late by one pause
-/// at most, a small part of t.
+/// time t the pause is about the square root of 2 t pause_step. So a wait of time t notices its end at most one pause
+/// late, which is a small part of t.
 export class backoff {
 public:
   explicit backoff(sync::duration longest) noexcept : longest_{longest} {}

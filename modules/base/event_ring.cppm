@@ -1,4 +1,4 @@
-// Keeps the events of one stream that are not known to be complete, and spare events for the stream.
+// Keeps one stream's open events, which are not known to be complete, and its spare events.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:event_ring;
 import :cuda;
@@ -10,8 +10,8 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// A flag by which one thread requests an event on a stream. A later call of any thread that gets the stream's handle
-/// records that event.
+/// A flag by which one thread requests an event on a stream. A later call that gets the stream's handle, on any thread,
+/// records the event.
 export class request_flag {
 public:
   inline void raise() noexcept { raised_.store(true, std::memory_order_relaxed); }
@@ -30,23 +30,25 @@ private:
 /// covers all work of epochs up to the closed one. A freed block is tagged with the epoch of its free.
 ///
 /// An event is *precise* for a block if it was recorded inside the call that freed the block; other streams may wait
-/// for it. Its epoch tags no other block. Any other event is *late*: it also covers work enqueued after the free. That
-/// work can depend on the very stream that would wait, so a late event is only queried, and no stream waits for it.
-/// Events of the null and legacy streams also cover work of other streams, and are late for every block.
+/// for it. No other block is tagged with its epoch. Any other event is *late*: it also covers work enqueued after the
+/// free. A stream that waited for a late event could deadlock, since that work can depend on the same stream. So late
+/// events are only queried. Events of the null and legacy streams also cover work of other streams, and are late for
+/// every block.
 export class event_ring {
 public:
   event_ring(stream_identity const& stream, stream_epochs& epochs) noexcept : stream_{stream}, epochs_{epochs} {}
   event_ring(event_ring const&) = delete;
   event_ring& operator=(event_ring const&) = delete;
 
-  // Records a precise or a late event on the handle and closes an epoch for it. The event answers `request`, which is
-  // dropped. Returns the epoch; 0 if nothing could be recorded: a capture, no room, no spare event, an error. The
-  // caller holds a relaxed_capture, so that the driver calls end no graph capture of another thread. Allocates no host
-  // memory. `in_last`: see retire_completed().
+  // Records a precise or a late event on the stream and closes the current epoch. Drops `request`, which the event
+  // fulfils; drops it also if the ring is full. Returns the closed epoch. Returns 0 if no event was recorded: the
+  // stream captures, the ring is full, there is no spare event, or the driver fails. The caller holds a
+  // relaxed_capture, so that the driver calls end no graph capture of another thread. Allocates no host memory.
+  // `in_last`: the epoch that the stream's last_event covers while that event is open, otherwise 0. A stream that may
+  // be destroyed has this one event besides the events of its ring.
   epoch record(CUstream caller_handle, bool precise, request_flag& request, epoch in_last) noexcept;
-  // Queries events, publishes what is complete and removes the complete events. The caller holds a relaxed_capture.
-  // `in_last`: the epoch that the stream's last_event covers while that event is open, otherwise 0. A last_event is one
-  // more event that a stream can have; it is not in the ring.
+  // Queries the open events and removes the complete ones. Tells stream_epochs the newest epoch whose event is
+  // complete. The caller holds a relaxed_capture. `in_last`: as in record().
   void retire_completed(epoch in_last) noexcept;
   // Returns the open precise event of the epoch; null if there is none.
   CUevent find_waitable(epoch e) const noexcept;

@@ -1,4 +1,4 @@
-// Streams: those that gpumem makes, which are never destroyed before exit, and the identity of all others.
+// The streams that gpumem makes, and the keys that identify any stream in calls of resources.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream;
 import :cuda;
@@ -31,8 +31,8 @@ export enum class default_stream : std::uint8_t {
   legacy,     ///< the device's legacy stream, `cudaStreamLegacy`: one stream for all threads
   per_thread, ///< the calling thread's stream, `cudaStreamPerThread`
 };
-/// Sets what handle 0 means in all calls of the process from now on; initially `either`. With `legacy`, other threads
-/// can reuse memory sooner; with `per_thread`, other streams can. Any thread.
+/// Sets what handle 0 means in all calls of the process from now on; initially `either`. Memory freed on handle 0 can
+/// then be reused sooner: with `legacy` by other threads, with `per_thread` by other streams. Any thread.
 export void set_default_stream(default_stream means) noexcept;
 
 namespace extend {
@@ -40,14 +40,14 @@ namespace extend {
 export enum class queueing : std::uint8_t {
   none,     ///< the request ignores them, and may overtake them
   behind,   ///< the request gets memory only if none of them waits
-  admitted, ///< the request has waited itself and has its turn now: a refusal does not end it
+  admitted, ///< the request has waited and has its turn now; if it is refused, it goes on waiting
 };
 
 /// Identifies a stream in calls of resources. The outermost call makes the key and passes it on to the upstreams.
 export class stream_key {
 public:
-  /// Returns the key of the host. Memory that is freed with it is no longer used. The host can use memory that is
-  /// allocated with it immediately.
+  /// Returns the key of the host. If memory is freed with this key, all its uses are over. If memory is allocated with
+  /// this key, the host can use it immediately.
   static stream_key host() noexcept;
   /// Returns the key of a stream that gpumem made or adopted (see stream::adopt()), or of another stream that is known
   /// not to capture a graph. `timeline` is the library's record of the stream.
@@ -84,12 +84,12 @@ public:
     key.queueing_ = how;
     return key;
   }
-  /// Returns a key of the same stream. has_handle() of the returned key is true only if gpumem made or adopted the
-  /// stream.
+  /// Returns a key of the same stream for use after the current call, when the stream may have been destroyed.
+  /// has_handle() of the returned key is true only if gpumem made or adopted the stream.
   stream_key by_identity() const noexcept;
   /// Returns the key of a stream for an object that has kept the stream's timeline and handle. The handle must still be
   /// valid. has_handle() of the key is false for a default stream of another thread, and if another stream has the
-  /// handle by now. It can also be false if the device is lost.
+  /// handle by now. On a lost device, has_handle() can also be false.
   static inline stream_key at_end_of(stream_timeline& timeline, CUstream handle) noexcept {
     bool const known = timeline.owns_handle() && !detail::owned_handles_hidden.load(std::memory_order_relaxed);
     return known ? of(timeline, handle) : at_end_of_other(timeline, handle);
@@ -109,7 +109,7 @@ public:
     return timeline_->end_use(may_record ? std::optional{handle_} : std::nullopt, bytes, always);
   }
 
-  /// Waits on the host for all work enqueued on the stream so far; for the host's key there is none. Returns the
+  /// Waits on the host for all work enqueued on the stream so far. For the host's key, does nothing. Returns the
   /// driver's error. If the key has no handle and the stream may have been destroyed, does not wait and returns
   /// CUDA_ERROR_NOT_READY. If the stream captures, does not wait and returns an error of capture. Never throws.
   CUresult wait_on_host() const noexcept;
@@ -135,13 +135,13 @@ private:
 };
 
 /// Identifies a stream for a resource on a device. A stream that gpumem made or adopted is known by its handle, without
-/// a driver call. All others are known by their id: two driver calls, for the id and for a capture. While a
-/// capture_scope is open (a pool then serves a graph capture), all streams are identified by their id. Handle 0 is a
-/// different stream for each device and calling thread. Throws cuda_error, and std::invalid_argument for a default
-/// handle while another device is current. Any thread.
+/// a driver call. All others are known by their id. That takes two driver calls: one returns the id, the other tells
+/// whether the stream captures a graph. While a capture_scope is open (a pool then serves a graph capture), all streams
+/// are identified by their id. Handle 0 is a different stream for each device and calling thread. Throws cuda_error,
+/// and std::invalid_argument for a default handle while another device is current. Any thread.
 export stream_key identify(stream_ref handle, device where);
 
-/// Identifies a stream without a resource: a default handle is that of the current device.
+/// Identifies a stream without a resource: a default handle means the default stream of the current device.
 export stream_key identify(stream_ref handle);
 } // namespace extend
 
@@ -154,9 +154,9 @@ inline stream_timeline* find_owned_timeline(CUstream handle) noexcept {
 // Returns the timeline of a stream that gpumem did not make, if it has been seen before and does not capture. Returns
 // null for all others, and on an error. Compares the id: two driver calls.
 stream_timeline* find_seen_timeline(CUstream handle) noexcept;
-// For a free on a stream for which the host has no memory to keep a timeline: waits for the stream and returns the
-// host's key. If the stream captures, it cannot be waited for: memory freed with the returned key stays in use for
-// ever.
+// Called for a free on a stream that has no timeline, if the host has no memory to make one. Waits for the stream and
+// returns the host's key. If the stream captures, it cannot be waited for: memory freed with the returned key stays in
+// use for ever.
 stream_key wait_without_identity(CUstream handle) noexcept;
 // Returns whether the stream captures a graph, however the capture was begun. Asks the driver. Throws cuda_error.
 bool is_capturing(CUstream handle);
@@ -167,7 +167,7 @@ bool is_capturing(CUstream handle);
 /// look up. Move-only; after a move from it, its functions throw std::invalid_argument. One thread at a time.
 export class stream : public stream_ref {
 public:
-  /// Throws cuda_error, std::bad_alloc. `priority` is that of the driver: lower is more urgent.
+  /// Throws cuda_error, std::bad_alloc. `priority` is the driver's stream priority: a lower number is more urgent.
   explicit stream(gpumem::device where, int priority = 0);
   stream(stream&& other) noexcept;
   stream& operator=(stream&& other) noexcept;
@@ -185,12 +185,13 @@ public:
   /// Waits on the host until all work enqueued so far is complete. Throws cuda_error.
   void synchronize();
 
-  /// Makes work enqueued from now on wait for the event; does nothing if that was never recorded. Throws cuda_error.
+  /// Makes work enqueued from now on wait for the event; does nothing if the event was never recorded. Throws
+  /// cuda_error.
   void wait(event const& happened);
   using stream_ref::wait;
 
-  /// Begins a capture of which gpumem knows. Allocation on the stream fails until end_capture(), unless a capture_scope
-  /// of the pool covers the stream. Throws cuda_error.
+  /// Begins a capture and makes it known to gpumem. Allocation on the stream fails until end_capture(), unless a
+  /// capture_scope of the pool covers the stream. Throws cuda_error.
   void begin_capture(CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
   /// Ends the capture and returns its graph, which the caller owns. Throws cuda_error.
   [[nodiscard]] CUgraph end_capture();

@@ -79,8 +79,8 @@ using spin_lock = scoped_lock<spin_mutex>;
 /// thread that calls notify_all() holds at least one of the mutexes that the waiting thread unlocks.
 class spin_condition {
 public:
-  /// Unlocks `held`, one or several mutexes, waits, and locks `held` again. Locks `mutex_` before it unlocks `held`, so
-  /// that no notification in between is lost.
+  /// `held` has locked one or several mutexes. Unlocks them, waits, and locks them again. Locks `mutex_` before it
+  /// unlocks them, so that no notification in between is lost.
   template <class Locks> void wait(Locks& held) {
     {
       std::unique_lock inner{mutex_};

@@ -25,14 +25,15 @@ using namespace std::chrono_literals;
 // Rounding and caches of freed blocks.
 
 /// In a pool with one shard, sizes up to this are rounded up to a size class, one of the sizes that the caches serve.
-/// With more shards, all sizes up to the largest medium size are rounded: a thread that finds no block in its cache may
-/// have to lock all shards. Rounding of all sizes wasted .01 to .02 of the memory of recorded traces.
+/// With more shards, all sizes up to the largest medium size are rounded. More requests then find a block in the
+/// thread's cache; a thread that finds none may have to lock all shards. Rounding of all sizes wasted .01 to .02 of the
+/// memory of recorded traces.
 /// Utilization: half -.007 to +.008, double -.017 to +.005.
 export inline constexpr std::size_t largest_rounded_bytes = std::size_t{256} << 10;
 /// Most bytes of one kind of size (small, medium or large) in all thread caches of a pool.
 /// Utilization: no change.
 export inline constexpr std::size_t max_cached_bytes = std::size_t{64} << 20;
-/// Bytes of one kind of size that the thread caches may hold for each shard of the pool, within the other limits.
+/// For each shard of the pool, the thread caches may hold this many bytes of one kind of size, within the other limits.
 /// Utilization: half -.010 to +.006, double -.006 to +.014.
 export inline constexpr std::size_t cached_bytes_per_shard = std::size_t{4} << 20;
 /// small_cache_fraction: part of the reserved bytes that thread caches may hold in small blocks. max_cache_fraction:
@@ -59,22 +60,22 @@ export inline constexpr std::size_t always_cached_bytes = std::size_t{1} << 20;
 /// evict its blocks, to serve another stream.
 /// Utilization: no change.
 export inline constexpr std::uint32_t max_foreign_frees = 16;
-/// After this many frees of one thread for which the budget had no room, the blocks of all thread caches go back to the
-/// shards.
+/// After this many frees of one thread have found no room in the whole budget, the blocks of all thread caches go back
+/// to the shards.
 /// Utilization: no change.
 export inline constexpr std::uint32_t max_budget_misses = 1 << 20;
-/// Every 32nd free for which the budget has no room looks for a stale stream cache: one that got no block in the last
-/// 4,096 such frees.
+/// Every 32nd free that finds no room in its thread's part of the budget looks for a stale stream cache. A stream cache
+/// is stale if it got no block in the last 4,096 such frees.
 /// Utilization, stale_scan_interval: no change; stale_after: no change.
 export inline constexpr std::uint32_t stale_scan_interval = 32, stale_after = 4096;
 /// A large cache takes blocks while its score is above 0. A hit (a request gets a cached block) adds `large_hit_score`,
-/// up to `max_large_score`; an eviction subtracts 1. Some time after it is 0, a trial begins with `large_trial_score`.
-/// A hit saves two calls of a shard, and an eviction costs a part of one. That an eviction costs a fifth of what a hit
-/// saves is a guess.
+/// up to `max_large_score`; an eviction subtracts 1. Some time after the score has become 0, a trial begins: the score
+/// is set to `large_trial_score`. A hit saves two calls of a shard, and an eviction costs a part of one. That an
+/// eviction costs a fifth of what a hit saves is a guess.
 /// Utilization, large_hit_score: half -.009 to +.011, double +.004; large_trial_score: half -.004, double -.006 to
 /// +.012; max_large_score: half -.006 to +.023, double -.017 to +.004.
 export inline constexpr int large_hit_score = 5, large_trial_score = 16, max_large_score = 256;
-/// Blocks that a large cache of score 0 does not take before its next trial.
+/// A large cache whose score is 0 begins a trial after it has refused this many blocks.
 /// Utilization: half -.005 to +.009, double -.006 to +.005.
 export inline constexpr std::uint32_t max_skipped_blocks = 1024;
 /// From this size class on, a stream cache also serves a request by a block of the next two classes, which are at most
@@ -96,19 +97,20 @@ export inline constexpr std::uint32_t frees_per_batch = 64;
 /// If several streams use the pool, one free in this many frees of a stream records an event.
 /// Utilization: no change.
 export inline constexpr std::uint32_t frees_per_event = 1024;
-/// A stream's free records an event when this part of the reserved bytes was freed since its last event. Near the
-/// pool's limit, event_fraction_near_limit applies.
+/// A free records an event on its stream if this part of the reserved bytes was freed since the stream's last event.
+/// Near the pool's limit, event_fraction_near_limit applies.
 /// Utilization, event_fraction: half +.005, double +.005; event_fraction_near_limit: no change.
 export inline constexpr std::size_t event_fraction = 2, event_fraction_near_limit = 256;
 /// A free without an event is silent. A stream that gpumem neither made nor adopted may be destroyed at any time.
-/// Between two events of such a stream there may be one silent free for each 64 frees that events have covered. There
-/// may be at most 63 silent frees and 64 MiB.
+/// Between two events of such a stream there may be one silent free for each 64 frees that events have covered, up to
+/// 63 silent frees of 64 MiB together.
 /// Utilization, covered_frees_per_silent: no change; max_silent_frees: no change.
 export inline constexpr std::uint32_t covered_frees_per_silent = 64, max_silent_frees = 63;
-/// Most bytes of silent frees. The other streams of a pool also record no event for fewer bytes, except near the limit.
+/// Most bytes of silent frees. For other streams, this number replaces `event_fraction` of the reserved bytes if that
+/// is less.
 /// Utilization: no change.
 export inline constexpr std::size_t max_silent_bytes = std::size_t{64} << 20;
-/// Spare events that each stream keeps for itself, and that each context keeps at least.
+/// The most spare events that a stream keeps for itself, and the number of spare events that each context is given.
 /// Utilization: no change.
 export inline constexpr int spare_events = 4;
 
@@ -171,8 +173,8 @@ export inline constexpr std::size_t min_moved_quarters = 3;
 /// move. It waits only if such pages replace at least this part of the bytes of the new pages.
 /// Utilization: no change.
 export inline constexpr std::size_t own_work_fraction = 2;
-/// A block of at least this part of its shard's bytes is split off the upper end of its range: the next pages are
-/// mapped beside that end.
+/// A block of at least this part of its shard's bytes is split off the upper end of its range. The next pages are
+/// mapped beside that end, so after its free the block joins them in one range.
 /// Utilization: half -.105 to +.013, double -.018 to +.012.
 export inline constexpr std::size_t high_block_fraction = 16;
 /// A segment is a run of addresses in which the memory of one stream grows. Segments start at multiples of this part of

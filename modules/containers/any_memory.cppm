@@ -23,7 +23,7 @@ export using any_memory = mr::any_resource<services>;
 
 namespace detail {
 
-// Makes a device current during a call to a resource of another library, which may use the current device.
+// Makes a device current while a resource of another library is called: such a resource may use the current device.
 class held_device {
 public:
   explicit held_device(std::optional<device> where) noexcept {
@@ -102,7 +102,7 @@ export template <mr::resource R> any_memory make_any_memory(R resource) {
                 }) {
     return any_memory{std::move(resource)};
   } else {
-    // The resource is type-erased already. It is converted without a held_resource only if find_services() finds
+    // A resource that is type-erased already is converted without a held_resource only if find_services() finds
     // services that belong to the type that it holds. An adaptor of another library may forward the services of its
     // upstream instead; calls to those would bypass the adaptor.
     if constexpr (mr::has_property<R, services> && std::convertible_to<R, any_memory> &&

@@ -38,8 +38,8 @@ private:
 /// The destructor frees in the order of the block's stream. It uses the stream's handle, so the stream must live until
 /// then, as with RMM's device_buffer. A program that destroys the stream earlier first calls reset() or set_stream()
 /// with another stream. A block whose stream is the default stream of a thread can be destroyed on another thread,
-/// which cannot use that stream's handle. Other streams can then reuse the block only after an event that gpumem
-/// records on that default stream later, in a call of the thread to which it belongs.
+/// which cannot use that stream's handle. Other streams can then reuse the block only after an event on that default
+/// stream. gpumem records this event later, in a call of the default stream's own thread.
 export class [[nodiscard]] allocation {
 public:
   allocation() noexcept = default;

@@ -79,8 +79,8 @@ public:
   first_attempt& operator=(first_attempt const&) = delete;
 
   // Tries to allocate immediately. Returns false if the request must wait and the resource lets requests wait;
-  // refused() then returns true. Also returns false if it could not try: for 0 bytes, a request for a turn, or a
-  // resource of another library.
+  // refused() then returns true. Also returns false if it cannot try: for 0 bytes, a request for a turn, or a resource
+  // of another library.
   inline bool try_now(request const& what) noexcept {
     auto const& table = *what.from.table;
     if (!table.try_allocate_behind || what.asks_for_turn || what.bytes == 0) return false;
@@ -105,7 +105,7 @@ private:
 };
 
 // A request in progress: the key of its stream (a stream_key), its answer and, while it waits in the resource, its node
-// in the resource's list. Immovable. To park it is to let it wait in that list.
+// in the resource's list. Immovable. A request that waits in that list is *parked*.
 class request_operation : public waiter {
 public:
   explicit request_operation(request const& what, std::span<request_part> more = {},
@@ -125,7 +125,7 @@ protected:
   // `how` tells how the attempt treats other requests that wait.
   bool try_now(bool may_wait = false, queueing how = queueing::behind) noexcept;
   // Parks the request. Returns false if the resource answered it in this call. A request on a capturing stream is not
-  // parked: it ends without memory, and this returns false. When this returns true, another thread may already have
+  // parked: it ends without memory, and park() returns false. When park() returns true, another thread may already have
   // destroyed the operation.
   bool park() noexcept;
   // Called where the operation resumes: the request is decided, or it has a turn (the resource has set memory aside for

@@ -24,7 +24,8 @@ export {
   /// calls try_get_property must include <gpumem/services.hpp> (llvm-project#126373).
   using gpumem::any_pool;
 
-  /// A reference to a resource, type-erased as any_pool is: 16 bytes. The resource must outlive it.
+  /// A type-erased reference to a resource, with the properties of any_pool: 16 bytes. The resource must outlive the
+  /// reference.
   using gpumem::pool_ref;
 }
 
@@ -42,8 +43,8 @@ using gpumem::extend::find_services;
 /// - `try_allocate` returns `bytes` > 0 bytes, aligned to a power of two. They are valid in the order of the key's
 ///   stream; for the host's key, immediately. If it fails, it changes nothing.
 /// - `deallocate` takes back what `try_allocate` returned.
-/// - `where` returns a device, or an empty std::optional if the memory belongs to no device. The handle of a default
-///   stream then means that of the current device.
+/// - `where` returns a device, or an empty std::optional if the memory belongs to no device. In the latter case the
+///   handle of a default stream means the default stream of the current device.
 export template <class S>
 concept resource_state = requires(S& s, stream_key const& key, void* pointer, std::size_t n) {
   { s.try_allocate(key, n, n) } noexcept -> std::same_as<expected<void*, failure>>;
@@ -60,8 +61,9 @@ concept capturing_state = resource_state<S> && requires(S& s, stream_key const& 
   { s.allocate_in_capture(key, n, n) } noexcept -> std::same_as<expected<void*, failure>>;
 };
 
-/// A state that can let requests wait. admit() answers a request or parks it: keeps it to answer it later.
-/// cancel_waiter() withdraws a parked request. The comment of `waiter` has the rules.
+/// A state that can let requests wait. admit() parks a request (keeps it to answer it later) and returns true, or
+/// answers or refuses it and returns false. cancel_waiter() withdraws a parked request. The class `waiter` has the full
+/// rules.
 export template <class S>
 concept waiting_state = resource_state<S> && requires(S& s, waiter& w) {
   { s.admit(w) } noexcept -> std::same_as<bool>;
@@ -110,7 +112,8 @@ inline expected<void*, failure> checked_request(stream_key const& key, std::opti
   return explain_request(key, where, bytes, alignment, may_capture);
 }
 
-// Calls the function of the state that serves the key's stream. Refuses a capturing stream that the state cannot serve.
+// If the key's stream is capturing and the state has `allocate_in_capture`, calls that; otherwise calls `try_allocate`.
+// Refuses a capturing stream if the state serves none.
 template <resource_state S>
 [[gnu::always_inline]] inline expected<void*, failure>
 allocate_keyed(S& state, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
@@ -126,8 +129,8 @@ allocate_keyed(S& state, stream_key const& key, std::size_t bytes, std::size_t a
 // Returns the key of a stream that find_owned_timeline() does not find, or the failure.
 expected<stream_key, failure> identify_other(stream_ref stream, std::optional<device> where,
                                              std::size_t bytes) noexcept;
-// Returns the key of a stream for a free, which must not fail. If the host has no memory to keep track of the stream,
-// waits for the stream on the host and returns the host's key.
+// Returns the key of a stream for a free. Since a free must not fail, this waits for the stream and returns the host's
+// key if the host has no memory to keep track of the stream.
 expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> where,
                                                 std::size_t bytes) noexcept;
 inline expected<stream_key, failure> try_identify(stream_ref stream, std::optional<device> where,
@@ -136,8 +139,8 @@ inline expected<stream_key, failure> try_identify(stream_ref stream, std::option
   return identify_other(stream, where, bytes);
 }
 expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept;
-// Adds the figures of `one` to `sum`. The longest wait and the largest free range become the larger of both. Limits and
-// peaks are left out.
+// Adds the figures of `one` to `sum`. The longest wait and the largest free range become the larger of both. Does not
+// change the limits and peaks of `sum`.
 void add_statistics(statistics& sum, statistics const& one) noexcept;
 // Returns the statistics of the resource; none if it keeps none.
 inline std::optional<statistics> statistics_from(services_handle const& from) {
@@ -270,7 +273,7 @@ template <resource_state S> services_table make_table(std::type_info const& type
 // Reports to the misuse handler that a free was called through a handle that was moved from.
 void report_moved_from(void* pointer, std::size_t bytes) noexcept;
 
-// Returns the table of a handle that was moved from: each of its functions fails and says so.
+// Returns the table of a handle that was moved from. The failures of its functions name this cause.
 inline services_table make_moved_from_table() noexcept {
   services_table table{};
   table.type = &typeid(void);
@@ -366,8 +369,8 @@ export template <class R> std::size_t trim(R& resource, std::size_t keep = 0) {
   return s.table->trim(s.state, keep);
 }
 
-/// Returns the resource's statistics. Empty if it keeps none: a resource of another library does not, and one that is
-/// erased to a type without gpumem's services has lost them. Any thread.
+/// Returns the resource's statistics; empty if it keeps none. A resource of another library keeps none. A gpumem
+/// resource that is erased to a type without gpumem's services cannot return them. Any thread.
 export template <class R> std::optional<statistics> statistics_of(R& resource) {
   return detail::statistics_from(services_of(resource));
 }

@@ -42,8 +42,8 @@ public:
 
   /// Makes a pool over virtual pages of a device: addresses to which the pool maps pages as it grows, and from which it
   /// unmaps any free pages. The pool uses chunks of cuda_resource instead if the device has no virtual memory, if
-  /// `options.pages` is false, or if `options.chunk_size` is set. It also does so if the limit is less than a page of 2
-  /// MiB and `pages` has its defaults. Throws what the other constructor throws. Throws std::invalid_argument for
+  /// `options.pages` is false, or if `options.chunk_size` is set. It also uses chunks if the limit is less than a page
+  /// of 2 MiB and `pages` has its defaults. Throws what the other constructor throws. Throws std::invalid_argument for
   /// `pages` that virtual_pages refuses, and for `pages` other than the defaults if `options` ask for chunks.
   explicit pool_resource(gpumem::device where, pool_options options = {}, virtual_pages_options pages = {})
     requires std::same_as<Upstream, cuda_resource>

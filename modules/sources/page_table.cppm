@@ -12,9 +12,9 @@ import :std;
 namespace gpumem {
 
 namespace extend {
-/// A run of addresses: its offset from the base of its source, and its length; both in bytes.
+/// A run of addresses, in bytes. The source is the virtual_pages object that has reserved the addresses.
 export struct page_extent {
-  std::size_t offset = 0; ///< from the base of the source
+  std::size_t offset = 0; ///< from the first address of the source
   std::size_t bytes = 0;  ///< length of the run
 
   /// Returns the offset after the run.
@@ -45,7 +45,7 @@ export struct physical_page {
 /// One mapping of a page.
 export struct mapped_page {
   std::shared_ptr<physical_page> of;
-  bool mapped = false; ///< false until it is mapped, and if only the release of its memory has failed
+  bool mapped = false; ///< false before the mapping is made, and after it was unmapped
 };
 /// Pages by offset; nodes move between maps without allocation.
 export using page_map = std::map<std::size_t, mapped_page>;
@@ -78,8 +78,8 @@ public:
   bool is_unmapped(page_extent run) const noexcept;
   // Returns the offset after the last mapped page.
   std::size_t mapped_end() const noexcept;
-  // Returns the offset of the smallest hole (unmapped addresses below a mapped page) of at least `bytes`. Without one
-  // returns mapped_end(), or none if fewer than `bytes` are left between mapped_end() and `space`.
+  // Returns the offset of the smallest hole (unmapped addresses below a mapped page) of at least `bytes`. If there is
+  // no such hole, returns mapped_end(), or none if fewer than `bytes` are left between mapped_end() and `space`.
   std::optional<std::size_t> find_extent(std::size_t bytes, std::size_t space) const noexcept;
 
   // Takes over mapped pages at unmapped offsets.

@@ -22,9 +22,9 @@ bool is_default_handle(CUstream handle) noexcept;
 // Returns success if the stream does not capture, otherwise an error.
 CUresult refuse_capture(stream_key const& key, CUstream on) noexcept;
 
-// Base of the states that get each block by one call and free it after all work enqueued before the free. The host
-// waits for that work, unless a derived class overrides free_in_order(). The key that a call gets names a stream, or
-// the host. Live blocks are recorded, to detect misuse and for the statistics. Any thread.
+// Base of the states that get each block by a call of its own, and free it after all work enqueued before the free. The
+// host waits for that work, unless a derived class overrides free_in_order(). The key that a call gets names a stream,
+// or the host. Live blocks are recorded, to detect misuse and for the statistics. Any thread.
 //
 // A deferred free is a free that cannot be done in the call that asks for it. A free on a capturing stream cannot wait
 // for the stream, so it is deferred to the next call outside a capture. A free on another thread's default stream is
@@ -61,8 +61,8 @@ protected:
   // events instead of waiting. Returns false if the block cannot be freed yet.
   bool free_after_wait(stream_key const& key, block const& returned) noexcept;
 
-  // Tries the deferred frees for which may_free_inside() returns true; by default it does for all. `now` is the key of
-  // the call that tries them.
+  // Tries the deferred frees for which may_free_inside() returns true; in this class it always does. `now` is the key
+  // of the call that tries them.
   void run_deferred_frees(stream_key const& now) noexcept __attribute__((locks_excluded(mutex_)));
 
   // Removes and returns the deferred frees on the streams for which `which(stream_key)` is true. The caller passes each

@@ -10,7 +10,8 @@ namespace gpumem {
 
 /// Options of virtual pages; sizes in bytes.
 export struct virtual_pages_options {
-  /// Addresses to reserve; 0: eight times the memory of the device, halved while the driver refuses (down to one time).
+  /// Addresses to reserve; 0: eight times the memory of the device, or, if the driver refuses that, four, two or one
+  /// times.
   std::size_t address_space = 0;
   std::vector<device> peers = {}; ///< other devices that may read and write the memory
   bool exportable = false;        ///< pages may be exported to other processes
@@ -18,10 +19,10 @@ export struct virtual_pages_options {
 
   /// `on_mapped` is called after each mapping, `on_unmapping` before each unmapping: for libraries that register memory
   /// (NCCL, UCX). If on_mapped returns false or throws, the mapping is undone; on_unmapping must not throw. Both run
-  /// inside map(), alias(), move(), unmap() and the destructor, so they must not call the source or take the lock that
+  /// inside the functions of virtual_pages that map or unmap, so they must not call that object or take the lock that
   /// guards it. They are not called on a lost device.
   std::function<bool(void* address, std::size_t bytes)> on_mapped = {};
-  /// Called before each unmapping; see `on_mapped`.
+  /// Called before each unmapping; must not throw.
   std::function<void(void* address, std::size_t bytes)> on_unmapping = {};
 };
 

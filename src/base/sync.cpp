@@ -23,7 +23,7 @@ import :fork;
 namespace gpumem::detail::sync {
 namespace {
 
-// Every program links this file. The reference makes it link debugging.cpp too, which only debuggers read.
+// Every program links this file. By this reference it also links debugging.cpp, whose data only debuggers read.
 [[gnu::used]] char const* const debugging = &gpumem_debugging;
 
 inline void pause() noexcept {
@@ -46,7 +46,8 @@ void wait_while(std::atomic<bool> const& taken) noexcept {
   }
 }
 
-// Never freed: threads may end after static destruction has begun.
+// The indices that ended threads have given back, and the next new index. Never freed: threads may end after static
+// destruction has begun.
 struct number_registry {
   sync::mutex mutex;
   std::priority_queue<unsigned, std::vector<unsigned>, std::greater<>> returned __attribute__((guarded_by(mutex)));

@@ -26,7 +26,7 @@ void* acquire_from(R& resource, stream_ref stream, std::size_t bytes, std::size_
   return sync_wait(gpumem::acquire(resource, stream, bytes, options)).release();
 }
 
-/// Allocates for the stream whose stream_key `key` points to. Returns null if there is no memory.
+/// Allocates for a stream; `key` points to its stream_key. Returns null if there is no memory.
 template <class R>
 void* try_allocate_keyed(R& resource, void const* key, std::size_t bytes, std::size_t alignment) noexcept {
   auto const from = extend::services_of(resource);
@@ -106,15 +106,15 @@ public:
   any_pool resource() override { return resource_; }
 
 private:
-  // False for graph_resource, the memory of captured graphs, which has no limit of its own.
+  // False for graph_resource (the memory of captured graphs), because it has no limit of its own.
   static constexpr bool has_limit = requires(R& resource, std::size_t n) { resource.set_limit(n); };
 
   int ordinal_;
   R resource_;
 };
 
-/// A stack of resources whose outermost one does not know its blocks, so this class records them. A use on another
-/// stream is recorded as an event. The stream of the free waits for that event.
+/// A pool of the C ABI over a stack of resources. The outermost resource does not know its blocks, so this class
+/// records them. A use on another stream is recorded as an event. The stream of the free waits for that event.
 class recorded_pool final : public gpumem_pool {
 public:
   recorded_pool(int ordinal, any_pool resource) : device_{ordinal}, resource_{std::move(resource)} {}

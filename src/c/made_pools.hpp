@@ -14,7 +14,8 @@ namespace gpumem::c {
 
 /// Lists the pools to which a caller still has a reference. A pool can get its chunks as blocks of another pool; it is
 /// then newer than that pool. The first block in such a chunk can have the same address as the chunk. So the newest
-/// pools are searched first: they own the inner block. Any thread, but not in a child process after fork().
+/// pools are searched first: the caller means the block of the newer pool. Any thread, but not in a child process after
+/// fork().
 class made_pools {
 public:
   /// Returns the one instance of the process; never destroyed, since programs free blocks until the process ends.

@@ -28,8 +28,8 @@ private:
   std::runtime_error text_; // a std::runtime_error copies its text without throwing
 };
 
-/// Throws unless the outcome is GPUMEM_GRANTED. The types are those of the standard library or derived from them:
-/// PyTorch catches no others.
+/// Throws unless the outcome is GPUMEM_GRANTED. The exceptions have types of the standard library, or types derived
+/// from them: PyTorch catches no others.
 void raise_unless_granted(gpumem_outcome outcome) {
   if (outcome == GPUMEM_GRANTED) return;
   if (outcome == GPUMEM_EXHAUSTED || outcome == GPUMEM_TOO_LARGE) throw torch_out_of_memory{};

@@ -47,7 +47,7 @@ std::uint64_t capture_of(void* stream) noexcept {
 }
 
 /// If the caller promises that the stream lives as long as the process, adopts the stream. gpumem may then record
-/// events on it at any time. The stream object is never destroyed.
+/// events on it at any time. The stream object is never destroyed, since its destructor would end the promise.
 void adopt(extend::stream_key const& key, CUstream handle, int promises) {
   bool const lives = (promises & GPUMEM_TORCH_STREAM_LIVES) != 0;
   if (lives && !is_default(handle) && !key.capturing() && !key.timeline().owns_handle())
@@ -196,8 +196,9 @@ std::optional<std::size_t> torch_device::try_free(void* pointer, std::vector<rec
   return found->bytes;
 }
 
-// Frees a block on its stream. If the stream captures and the block is graph memory, gpumem asks the driver how far the
-// captured work of the stream is. gpumem may use the handle for that, since the stream still lives.
+// Frees a block on its stream. If the stream captures and the block is graph memory, the free asks the driver for the
+// last nodes of the stream's captured work. The free may use the stream's handle for that, since the stream still
+// lives.
 void torch_device::free_on(void* stream, void* pointer, torch_mem_pools::memory const& owner) {
   stream_ref const on{static_cast<CUstream>(stream)};
   if (!owner.graph || !captures(on.get())) {
@@ -209,9 +210,9 @@ void torch_device::free_on(void* stream, void* pointer, torch_mem_pools::memory 
   owner.pool->free(on, pointer, std::nullopt);
 }
 
-// Makes the reuse of the block wait for the work that the streams have been given so far. If the reuse cannot be
-// ordered after a stream, waits for that stream on the host. This is so for a block of graph memory and a stream that
-// does not capture.
+// Makes the reuse of the block wait for the work that the streams have been given so far. If the block is graph memory
+// and a stream does not capture, the reuse cannot be ordered after that stream. The host then waits for the stream, as
+// it does after an error.
 void torch_device::order_after(void* pointer, torch_mem_pools::memory const& owner,
                                std::vector<recorded_streams::stream> const& users) {
   for (auto const& each : users) {

@@ -27,7 +27,7 @@ inline constexpr int max_devices = 64; // the most devices that class `device` s
 // resources at exit.
 struct device_slot {
   sync::mutex mutex;
-  std::optional<any_pool> current __attribute__((guarded_by(mutex))); // if empty, `first` is current
+  std::optional<any_pool> current __attribute__((guarded_by(mutex))); // if empty: `first`, the initial pool
   std::optional<any_pool> first __attribute__((guarded_by(mutex)));
 };
 

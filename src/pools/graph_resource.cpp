@@ -1,4 +1,4 @@
-// Identifies the stream that uses graph memory (memory of captured graphs), and declares its use.
+// Declares that a stream uses graph memory (memory of captured graphs).
 // SPDX-License-Identifier: Apache-2.0
 module gpumem:graph_resource.impl;
 import :graph_resource;

@@ -76,8 +76,8 @@ template <class Visit> void checker::runs(std::uint64_t address, std::uint64_t b
   });
 }
 
-/// Returns the id of physical memory in `tracked_`. The top bit keeps it apart from the ids of allocations, which are
-/// their buffer ids.
+/// Returns the id of physical memory in `tracked_`. The id of an allocation there is its buffer id; the top bit keeps
+/// the two kinds apart.
 std::uint64_t checker::tracking_id(const physical& which) noexcept { return (std::uint64_t{1} << 63) | which.number; }
 
 checker::holder checker::holder_of(const run& at) const {
@@ -107,8 +107,8 @@ void checker::report_unordered(finding_kind kind, const party& earlier, const pa
   findings_.add_unordered({kind, earlier, later, block, missing_order(earlier, later), {}}, before, after);
 }
 
-/// Reports the accesses to the segment that `who` is not ordered after, except the uses in `declared` (null: none).
-/// Removes the reported accesses, and those that the new access of `who` replaces.
+/// Compares `who` with the earlier accesses to the segment. Reports those after which `who` is not ordered, except the
+/// uses in `declared` (null: none). Removes the reported accesses, and those that the new access of `who` replaces.
 void checker::check_order(segment& part, const actor& who, bool write, finding_kind kind, const block_name& block,
                           const std::vector<declared_use>* declared) {
   prune(part);

@@ -27,7 +27,7 @@ const allocation* take(simulation& device, memory_kind kind, std::size_t bytes, 
 }
 
 /// Frees as the driver does: first waits for all work of the context. Programs must not rely on that wait, so for the
-/// checker it does not order the host after the work.
+/// checker the wait does not order the host after the work.
 CUresult give_back(simulation& device, std::uint64_t address, bool host_kind, const char* call)
     __attribute__((requires_capability(simulation_mutex))) {
   const allocation* held = device.allocations.find(address);

@@ -42,7 +42,7 @@ public:
   CUmemoryPool handle = nullptr;
   bool destroyed = false;
   std::set<int> peers; // devices that got access
-  /// The newest free on each stream for which the host has not waited yet. A query does not count as a wait.
+  /// For each stream, the newest free on it, until the host has waited for that free. A query does not count as a wait.
   std::vector<position> unawaited;
 
   // The attributes of the pool, as in CUmemPool_attribute.

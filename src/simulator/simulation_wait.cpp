@@ -41,8 +41,8 @@ CUresult simulation::block_until(const std::string& what, const std::function<bo
   return leave(CUDA_SUCCESS);
 }
 
-/// Warns, because the program could otherwise hang in silence. For example, a thread in sync_wait waits outside the
-/// driver for the work that the queries find not done.
+/// Called if a query finds work not done. Warns once if no work has run for the stall timeout: the program may hang,
+/// because a thread waits for that work outside the driver, as in sync_wait.
 void simulation::queried_in_vain() {
   if (options_.stepping != GPUMEM_STEPPING_MANUAL || vain_.told) return;
   const auto now = std::chrono::steady_clock::now();
@@ -57,9 +57,8 @@ void simulation::queried_in_vain() {
   }
 }
 
-/// Waits for functions of device work that other threads run, except in two cases. If a test schedules the threads
-/// (on_block), only one thread runs at a time. A function of device work must not wait, because it would wait for
-/// itself.
+/// If another thread runs a function of device work, waits for the function, except in two cases. If a test schedules
+/// the threads (on_block), only one thread runs at a time. If the caller is that function, it would wait for itself.
 std::uint64_t simulation::run_until_idle() {
   for (;;) {
     if (step()) continue;

@@ -29,8 +29,9 @@ bool operation::ready() const noexcept {
   return std::all_of(after.begin(), after.end(), [](const position& p) { return p.done(); });
 }
 
-/// Advances a stream's clock to its next point. The point is ordered after the host, after the streams that the rules
-/// of the legacy stream name, and after the record for which `work` waits.
+/// Advances the stream's vector clock to a new point, the place of `work` or of a call in the stream's order. The point
+/// is ordered after the host, and after the event record for which `work` waits. By the rules of the legacy stream, it
+/// can also be ordered after other streams.
 void simulation::order_behind(stream& on, operation* work) {
   on.order.join(host);
   const auto behind = [&](const stream_ptr& other) {

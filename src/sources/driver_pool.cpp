@@ -33,8 +33,8 @@ namespace {
 
 inline constexpr std::size_t driver_alignment = 256;
 
-// Returns the device's stream for allocations that any stream can use immediately, because the host waits for them. The
-// stream is never destroyed.
+// Returns the device's stream for allocations that must be ready when the call returns: the host waits for this stream,
+// so any stream can use the memory. The stream is never destroyed.
 stream& ready_stream(device where) {
   static auto* const mutex = new sync::mutex;
   static auto* const streams = new std::map<int, stream>;
@@ -164,8 +164,8 @@ void async_state::make_current() {
   set_current_driver_pool({handle(), where()});
 }
 
-// The driver makes the default pool current only when it destroys this pool. The destructor cannot always destroy the
-// pool, so this function makes the default pool current before.
+// If this pool is current, the driver makes the default pool current when it destroys this pool. The destructor cannot
+// always destroy the pool, so this function makes the default pool current first.
 void async_state::end_being_current() noexcept try {
   if (was_current_.load(std::memory_order_relaxed) && current_driver_pool(where()).handle == handle()) {
     set_current_driver_pool(default_driver_pool(where()));
@@ -190,8 +190,8 @@ void async_state::freed_in_order(stream_key const& key) noexcept try {
 } catch (...) { free_without_event_.store(true, std::memory_order_relaxed); }
 
 // Records an event after the free. Since the last free, the timeline (gpumem's record of a stream) may have passed to
-// another stream. The old event must not be recorded on that stream before the host has synchronized with it. A free
-// must not wait, so an old event that is not complete is kept in `dead_`, and a new one is recorded.
+// another stream. The old stream's event must not be recorded on the new stream before the host has synchronized with
+// the event. A free must not wait, so an old event that is not complete is kept in `dead_`, and a new one is recorded.
 void async_state::record_free(freed_stream& freed, stream_key const& key, CUstream on) {
   auto const context = key.timeline().context();
   auto const id = on == CU_STREAM_LEGACY ? 0 : key.id();

@@ -1,5 +1,5 @@
-// PyTorch's allocator of CUDA memory over gpumem. It is compiled against the headers of one PyTorch version; see
-// modules/bridge/python/gpumem_torch.py.
+// PyTorch's allocator of CUDA memory over gpumem. The Python module gpumem_torch compiles it against the headers of the
+// installed PyTorch.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -47,8 +47,8 @@ StatArray undivided(gpumem_torch_figure const& figure) {
   return made;
 }
 
-// Returns the bytes of PyTorch's memory pools that none of their blocks uses. Returns 0 if a stack of resources serves
-// the device in place of gpumem's pool, and does not know its ranges.
+// Returns the number of bytes in PyTorch's memory pools that are in no live block. Returns 0 if a stack of resources
+// serves the device in place of gpumem's pool, and does not know its ranges.
 std::size_t free_in_pools(DeviceIndex device) {
   std::size_t sum = 0;
   static_cast<void>(gpumem_torch_visit_ranges(

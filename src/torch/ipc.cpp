@@ -24,7 +24,8 @@ constexpr char version = 2;
 constexpr char of_malloc = 'c';
 constexpr std::size_t header = 2;
 
-// Memory of other processes that this process has opened, by handle. CUDA allows a process to open a handle only once.
+// The memory that this process has opened from other processes, by handle. CUDA allows a process to open a handle only
+// once.
 struct open_memory {
   std::mutex mutex;
   std::unordered_map<std::string, std::weak_ptr<void>> known;

@@ -41,7 +41,7 @@ struct segment_source {
   }
 };
 
-// Runs the work. Throws c10::Error with the text of an exception of gpumem.
+// Runs the work. If the work throws, throws c10::Error with the text of that exception.
 template <class Work> void run(Work work) {
   std::string text;
   try {

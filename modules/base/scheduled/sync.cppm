@@ -77,8 +77,8 @@ private:
   std::uint64_t served_ = 0;
 };
 
-/// In the shipped library, a mutex that one thread, its owner, locks faster than others. This form has the same
-/// functions, but all threads lock it in the same way.
+/// In the shipped library, a mutex that one thread, its owner, can lock faster than all other threads. This form has
+/// the same functions, but all threads lock it in the same way.
 class [[clang::capability("mutex")]] biased_mutex {
 public:
   void enable_bias() noexcept {}
@@ -97,7 +97,8 @@ private:
 using biased_lock = scoped_lock<biased_mutex>;
 
 inline constexpr unsigned max_biased_threads = 4;
-inline constexpr unsigned contention_threshold = 1; // low, since runs are short
+/// A thread that has found locks taken this many times gets memory of its own. Low, since the runs of tests are short.
+inline constexpr unsigned contention_threshold = 1;
 
 class thread {
 public:

@@ -80,8 +80,8 @@ template <class Resource> inline constexpr bool serves_thrust = true;
 
 /// An allocator over a resource, for thrust::device_vector and Thrust's policies. The resource is a `pool`, or any
 /// resource of gpumem or CCCL that Thrust's device system can access. Memory is valid in the order of a stream and
-/// aligned to 256 bytes. The allocator holds a copy of the resource; copies of the allocator share that. Throws what
-/// the resource throws, and std::bad_array_new_length.
+/// aligned to 256 bytes. The allocator holds a copy of the resource; copies of the allocator share this copy. Throws
+/// what the resource throws, and std::bad_array_new_length.
 ///
 /// `Pointer` is a parameter only because Thrust's own types differ between nvcc and the host compiler: so the instances
 /// of both compilers have different names.
@@ -193,7 +193,7 @@ private:
 
 #if defined(__CUDACC__) && THRUST_DEVICE_SYSTEM == THRUST_DEVICE_SYSTEM_CUDA
 /// Returns a policy that runs Thrust's algorithms on the stream, with temporary memory from the resource. Each
-/// algorithm waits on the host for its end.
+/// algorithm returns only after its work is complete.
 template <class Resource> auto exec_policy(stream_handle stream, Resource resource) {
   thrust_allocator<char> const allocator{stream, std::move(resource)};
   return thrust::cuda::par(allocator).on(allocator.stream());

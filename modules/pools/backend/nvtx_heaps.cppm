@@ -22,8 +22,8 @@ public:
   static std::unique_ptr<nvtx_heaps> make(device where);
   explicit nvtx_heaps(device where) noexcept : device_{where} {}
 
-  /// Makes a new chunk a heap. Does nothing if a heap of another pool has bytes of the chunk, or if the tool refuses
-  /// it. If the chunk becomes no heap, its blocks become no regions.
+  /// Makes a new chunk a heap. Does nothing if a heap of another pool overlaps the chunk, or if the tool refuses the
+  /// chunk. The blocks of such a chunk become no regions.
   void add_heap(void* base, std::size_t bytes) noexcept;
   /// Ends the heap of a chunk that is about to be freed. Does nothing if the chunk is no heap.
   void remove_heap(void* base) noexcept;

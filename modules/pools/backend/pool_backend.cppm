@@ -43,7 +43,7 @@ public:
   /// Gets memory for a request, and joins it with free neighbours. No other thread may be growing the pool. Unless
   /// `exact`, gets more memory than the request needs. The result is retry() if the new memory is not enough, or if the
   /// call waited for another thread to release memory. The caller then searches before it tries again. A failure
-  /// carries the requested bytes. Its reason is outcome::exhausted if that of the upstream is too_large. Throws
+  /// carries the requested bytes. If the upstream's reason is too_large, the reason becomes outcome::exhausted. Throws
   /// std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow(allocation_request const& request,
                                                                                 bool exact);
@@ -72,10 +72,10 @@ public:
   [[clang::requires_capability(all_shards)]] void set_closed() noexcept { parts_.closed = true; }
   [[clang::requires_shared_capability(all_shards)]] inline bool closed() const noexcept { return parts_.closed; }
 
-  /// open_to() lets the device `peer` use the pool's pages. pin() keeps the pages of these bytes mapped in place, until
-  /// unpin() was called as often. export_page() returns a file descriptor of the page that holds `pointer`. For their
-  /// failures see the functions of pool_engine with these names. All four wait while another thread grows the pool or
-  /// changes its pages.
+  /// open_to() lets the device `peer` use the pool's pages. pin() keeps the pages of these bytes mapped in place until
+  /// unpin() was called as often as pin(). It returns false if a byte is not the pool's. export_page() returns a file
+  /// descriptor of the page that holds `pointer`, or invalid_argument if the pool has no such page. All four functions
+  /// wait while another thread grows the pool or changes its pages.
   [[clang::requires_capability(one_shard, all_shards)]] CUresult open_to(device peer);
   [[clang::requires_capability(one_shard, all_shards)]] bool pin(void const* pointer, std::size_t bytes);
   [[clang::requires_capability(one_shard, all_shards)]] void unpin(void const* pointer, std::size_t bytes);

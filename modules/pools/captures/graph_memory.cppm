@@ -1,4 +1,4 @@
-// Graph memory: the memory of captured graphs, which stays until no handle and no block of it is left.
+// Graph memory: the memory of captured graphs. It goes back only when no handle to it and no live block of it is left.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:graph_memory;
 import :block;
@@ -27,8 +27,8 @@ export class graph_memory_list;
 /// The state of a graph_resource: chunks of an upstream, which go back only when this object is destroyed. A freed
 /// range immediately serves later requests of the stream that freed it. Completion is not tested, since captured work
 /// completes anew at each launch of the graph. Another stream of the capture gets the range if the graph orders that
-/// stream's next work after all uses of the range. A stream_use says that a stream uses a range up to a number, its
-/// epoch. Here the epoch is the number that captured_order gave to the end of the use. Records no event, queries none,
+/// stream's next work after all uses of the range. For each stream that uses a range, a stream_use keeps the end of the
+/// use, as a number: captured_order numbers the points of the graph at which uses end. Records no event, queries none,
 /// and waits for none. Any thread.
 export class graph_memory final : public shared_state {
 public:
@@ -42,8 +42,8 @@ public:
     free_or_report(key, pointer, bytes);
   }
   inline void deallocate(stream_key const& key, void* pointer) noexcept { free_or_report(key, pointer, std::nullopt); }
-  /// Declares that all uses of the block on this stream are enqueued. If the end of these uses has no order in the
-  /// capture in which the block was allocated, the memory is not reused, unless the same stream frees the block.
+  /// Declares that all uses of the block on this stream are enqueued. The capture in which the block was allocated may
+  /// not order the end of these uses. Then the memory is not reused, unless the same stream frees the block.
   void record_use(stream_key const& key, void* pointer) noexcept;
   inline std::optional<device> where() const noexcept { return device_; }
   /// Gives nothing back and returns 0: captured graphs may use all of the memory.
@@ -56,8 +56,8 @@ public:
   void reset_peaks() noexcept;
   /// Describes all memory, in the order of addresses. Throws std::bad_alloc.
   std::vector<memory_range> memory_map();
-  /// Makes exactly these ranges live, and frees all other blocks: see graph_resource::restore. Throws
-  /// std::invalid_argument, std::bad_alloc.
+  /// Makes exactly these ranges live, at their addresses, and frees all other blocks. Throws std::invalid_argument for
+  /// ranges that are not of this memory, and std::bad_alloc. After an exception some of the ranges can be free.
   void restore(std::span<memory_range const> live);
   static char const* resource_name() noexcept { return "graph_resource"; }
   pool_upstream const& upstream() const noexcept { return *upstream_; }
@@ -96,8 +96,8 @@ private:
   list_links<graph_memory> links_;
 };
 
-/// The graph memories of a pool. A free through the pool's handle finds the memory that holds the block. A thread takes
-/// the lock of this list before that of a graph memory. Any thread.
+/// The graph memories of a pool. A free through the pool's handle finds here the graph memory that holds the block. A
+/// thread takes the lock of this list before that of a graph memory. Any thread.
 export class graph_memory_list {
 public:
   /// Returns whether the pool has a graph memory. Takes no lock.

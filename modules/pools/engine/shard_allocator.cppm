@@ -25,8 +25,8 @@ public:
       : parts_{parts}, frees_{frees}, search_{parts.options.cross_stream, parts.rules} {}
 
   /// Allocates from the thread's own shard, and locks no other shard. Returns null also if the request needs the locks
-  /// of all shards. If the pool has one shard, this does not poll streams for completed work: search_all() does, under
-  /// the same single lock.
+  /// of all shards. If the pool has one shard, this function does not poll streams for completed work. The caller then
+  /// calls search_all(), which polls them under the lock of the same shard.
   void* allocate_from_own(allocation_request& request);
   /// Searches all shards. If that finds nothing, moves the blocks of the thread caches to the free ranges and searches
   /// again, as long as there are such blocks.
@@ -37,8 +37,8 @@ public:
   /// Searches all shards, including ranges that other streams still use. Makes the request's stream wait on the device
   /// for the uses of the range that it gets.
   [[clang::requires_capability(one_shard, all_shards)]] void* search_with_wait(allocation_request const& request);
-  /// Returns whether the thread has lately taken `max_steals` blocks from other threads' shards. Then the thread's own
-  /// shard should grow instead.
+  /// Returns whether the thread of the shard `thief` has lately taken `max_steals` blocks from other threads' shards.
+  /// Then that shard should grow instead.
   [[clang::requires_capability(one_shard, all_shards)]] bool steals_too_often(pool_shard const& thief) const noexcept;
   /// Grows the pool by memory of the upstream, and allocates the block there. Unless `exact`, gets more memory than the
   /// request needs. The result is retry() if another thread grew the pool meanwhile, or if the new memory is not

@@ -27,7 +27,8 @@ public:
   quarantine& operator=(quarantine const&) = delete;
   ~quarantine();
 
-  /// Returns the sum of the sizes of the blocks in quarantine, guards included.
+  /// Returns the sum of the sizes of the blocks in quarantine, with their guards (checked bytes around the user's
+  /// bytes).
   inline std::size_t bytes() const noexcept { return bytes_; }
 
   void put(guarded_block& freed) noexcept;
@@ -45,10 +46,10 @@ public:
   /// polling can show that a use of it is complete.
   bool may_advance() const noexcept;
   /// Returns the streams with open uses of blocks in quarantine, each stream once. If `without_event`, returns only
-  /// streams with a use that no event covers, which polling cannot complete. Throws std::bad_alloc.
+  /// streams with a use that no event covers; polling cannot complete such a use. Throws std::bad_alloc.
   std::vector<stream_timeline*> streams_in_use(bool without_event) const;
 
-  /// Enqueues the fill of the guards of a block that was allocated without a stream, on the quarantine's own stream.
+  /// For a block that was allocated without a stream: enqueues the fill of its guards on the quarantine's own stream.
   /// The fill is safe because the host has seen all earlier uses of such a block complete.
   void fill_guards_alone(guarded_block& fresh) noexcept;
 
@@ -83,7 +84,9 @@ private:
   std::size_t bytes_ = 0;
   std::size_t sent_bytes_ = 0;
   std::size_t staged_ = 0; // number of bytes of the staging memory in use
-  epoch sent_until_ = 0;   // an epoch of `own_`; once it is complete, all copies of `sent_` have ended; 0: none yet
+  // An epoch is the number of a section of a stream's work. This one is of `own_`: once it is complete, all copies of
+  // `sent_` have ended. 0: no epoch is recorded for them yet.
+  epoch sent_until_ = 0;
 };
 
 } // namespace gpumem::detail

@@ -8,9 +8,9 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A hash table from the address of each block of a shard that is not a free range to the block's record. A shard is a
-/// part of a pool with a lock of its own; changes of the table need that lock. The owner of a block may find it without
-/// the lock: the block's entry does not move, and outgrown tables are kept.
+/// A hash table that finds the record of a block by the block's address. It holds all blocks of a shard except free
+/// ranges and holes. A shard is a part of a pool with a lock of its own; changes of the table need that lock. The owner
+/// of a block may find it without the lock: the block's entry does not move, and outgrown tables are kept.
 ///
 /// At least three quarters of a table are empty, so that few searches read a second entry. A table with 64 Ki entries
 /// or more may be half full: a second entry costs less than a table that exceeds the processor's caches.
@@ -19,7 +19,7 @@ namespace gpumem::detail {
 /// entries share a cache line, and most wrong records are recognized by the hash bits alone.
 export class block_table {
 public:
-  /// Makes a table of blocks whose records are in `metadata`. The table keeps a reference to that.
+  /// Makes a table of blocks whose records are in `metadata`. The table keeps a reference to `metadata`.
   explicit block_table(block_metadata const& metadata);
 
   /// Makes sure that `count` more blocks can be inserted. Throws std::bad_alloc.

@@ -1,4 +1,4 @@
-// The parts that serve a pool's growth (new memory from the upstream) by pages and by chunks.
+// The objects that a pool uses to get memory from its upstream, as pages or as chunks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>

@@ -28,7 +28,7 @@ inline constexpr std::size_t header = granule;
 
 } // namespace
 
-// Gets memory with the key of the host, so that each stream can use it at each launch.
+// Gets memory with the key of the host, so that any stream can use it at each launch of the graph.
 expected<chunk, failure> graph_chunks::draw(pool_upstream& upstream, std::size_t bytes,
                                             std::size_t alignment) noexcept {
   auto const slack = alignment > granule ? alignment : 0;

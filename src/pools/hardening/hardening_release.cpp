@@ -1,5 +1,5 @@
-// Blocks of a hardened pool that leave its quarantine (which keeps freed blocks from reuse), reports of overwritten
-// bytes, and the end of the pool.
+// Frees blocks of a hardened pool that leave its quarantine (which keeps freed blocks from reuse), reports overwritten
+// bytes, and ends the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -32,8 +32,8 @@ import :tuning;
 
 namespace gpumem::detail {
 
-// Checks blocks in the quarantine, and frees those that leave it. After the driver's end it frees all blocks without a
-// check. If the pool ends on a lost device, it also frees all without a check, since no use becomes complete there.
+// Checks blocks in the quarantine, and frees those that leave it. After the driver's end, frees all blocks without a
+// check. Does this also if the pool ends on a lost device, where no use becomes complete.
 void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {
   guarded_block* outgoing = nullptr;
   {
@@ -48,8 +48,8 @@ void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {
   }
 }
 
-// Reports overwritten bytes, erases the block's record, and then frees the block to the engine. The record goes first,
-// because after the free the engine may allocate the memory again immediately.
+// Reports overwritten bytes, erases the block's record, and then frees the block to the engine, which allocates the
+// pool's memory. The record goes first, because the engine may allocate the memory again right after the free.
 void hardening::release(guarded_block& outgoing) noexcept {
   auto* const base = outgoing.base();
   auto const allocated = outgoing.allocated;
@@ -152,7 +152,8 @@ void hardening::drop_last_handle() noexcept {
   if (last) close();
 }
 
-// Ends the pool now if all blocks are complete; otherwise the timer calls expire() on the library thread to try again.
+// Ends the pool now if all blocks are complete; otherwise a timer calls expire() on the library thread (gpumem's own)
+// to try again.
 void hardening::close() noexcept {
   retry_releases();
   advance(nullptr, 0);

@@ -148,7 +148,7 @@ void pass_through::record_use(stream_key const& key, void* pointer) {
       uses.prune();
       if (uses.add(end_use(bytes))) return;
       order_after(uses, key);
-      return uses.assign(end_use(bytes)); // the end is read after the stream's waits, so this use covers the others too
+      return uses.assign(end_use(bytes)); // end_use() runs after the waits, so the new use covers the earlier ones too
     }
   }
   report_misuse({misuse::kind::foreign_pointer, pointer, 0, 0, key.id(), engine_.options().name.c_str()});

@@ -57,7 +57,7 @@ cudaError_t refuse_kernel(const char* call) noexcept {
 
 } // namespace simulated_runtime
 
-/// Called by the functions that are not simulated. Says on stderr, once per function, that it is not simulated.
+/// Called by each function `name` that is not simulated. The function's first call prints on stderr that it is not.
 extern "C" int gpumem_simulator_runtime_missing(const char* name, bool& told) {
   if (!__atomic_exchange_n(&told, true, __ATOMIC_RELAXED))
     std::fprintf(stderr, "gpumem simulator: %s is not simulated\n", name);
