@@ -13,10 +13,10 @@ import :stream;
 
 namespace gpumem {
 
-/// A buffer of uninitialised elements. Sizes are in elements; otherwise it is used as `buffer`. Pointers and iterators
-/// point into its memory. Work on the vector's stream may dereference them. The host may do so only if it can access
-/// the memory. Move-only; one thread at a time. Functions throw std::out_of_range for an index beyond the size, and
-/// std::bad_array_new_length for a count whose bytes overflow.
+/// A buffer of uninitialised elements. It works like the class `buffer`, except that sizes are in elements. Pointers
+/// and iterators point into its memory. Work on the vector's stream may dereference them. The host may do so only if it
+/// can access the memory. Move-only; one thread at a time. Functions throw std::out_of_range for an index beyond the
+/// size, and std::bad_array_new_length for a count whose bytes overflow.
 export template <class T>
   requires std::is_trivially_copyable_v<T> && std::is_object_v<T> && (!std::is_const_v<T>)
 class uninitialized_vector {
@@ -102,12 +102,12 @@ public:
   void clear() { bytes_.clear(); }
   /// Calls buffer::assign().
   void assign(uninitialized_vector const& source) { bytes_.assign(source.bytes_); }
-  /// Copies all elements of `source` to this vector, from the element `first` on; see buffer::copy_from().
+  /// Copies all elements of `source` over the elements of this vector from index `first` on; see buffer::copy_from().
   void copy_from(gpumem::span<T const> source, size_type first = 0) {
     require_range(source.size(), first);
     bytes_.copy_from(source.data(), source.size_bytes(), first * sizeof(T));
   }
-  /// Copies to all elements of `target`, from the element `first` of this vector on; see buffer::copy_to().
+  /// Fills `target` with copies of the elements of this vector from index `first` on; see buffer::copy_to().
   void copy_to(gpumem::span<T> target, size_type first = 0) const {
     require_range(target.size(), first);
     bytes_.copy_to(target.data(), target.size_bytes(), first * sizeof(T));

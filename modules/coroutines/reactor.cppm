@@ -82,7 +82,7 @@ private:
   sync::time_point quiet_since_ __attribute__((guarded_by(mutex_))){}; // when a wait was last completed or added
   sync::duration lasted_ __attribute__((guarded_by(mutex_))){}; // how long it had been quiet at the last completion
   sync::time_point due_ __attribute__((guarded_by(mutex_))){};  // when the queues in balanced_ are polled next
-  sync::time_point fair_ __attribute__((guarded_by(mutex_))){}; // due_ is never earlier, however many waits are added
+  sync::time_point fair_ __attribute__((guarded_by(mutex_))){}; // due_ is at least this, however many waits are added
   // A new wait has a first pause of 10 to 50 us before it is polled. soon_ and added_ describe the waits that were
   // added since the last poll of balanced_ began. soon_ is the earliest end of their first pauses, and added_ is their
   // number.

@@ -49,11 +49,11 @@ export struct alignas(64) chunk {
   template <class Visit> void visit(Visit visitor) const {
     for (auto* each = first; each; each = each->upper) visitor(*each);
   }
-  /// Returns the block that holds the address, which is not below the chunk; null if the address is above the chunk.
-  /// Takes time in proportion to the number of blocks.
+  /// Returns the block that holds the address; null if the address is above the chunk. The address must not be below
+  /// the chunk. Takes time in proportion to the number of blocks.
   block* find_containing(void const* pointer) const noexcept;
-  /// Returns the bytes of the largest run of adjacent free blocks, whichever uses they have. Takes time in proportion
-  /// to the number of blocks.
+  /// Returns the bytes of the largest run of adjacent free blocks, whether or not streams still use them. Takes time in
+  /// proportion to the number of blocks.
   std::size_t largest_run() const noexcept;
 };
 

@@ -115,8 +115,8 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
 }
 
 // Allocates from the engine. If the engine has no memory, blocks leave the quarantine early and the allocation is tried
-// again. A request that must not wait gets only blocks that are complete now. Any other request polls for complete
-// blocks for up to `tuning::max_host_wait`.
+// again. For a request that must not wait, only blocks whose uses are complete now leave the quarantine. Any other
+// request polls for such blocks for up to `tuning::max_host_wait`.
 expected<void*, failure> hardening::draw(stream_key const& key, std::size_t total, std::size_t alignment) noexcept {
   auto result = engine_.try_allocate(key, total, alignment);
   auto const exhausted = [&result] { return !result && result.error().reason == outcome::exhausted; };
