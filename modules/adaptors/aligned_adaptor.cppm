@@ -64,7 +64,7 @@ private:
 } // namespace detail
 
 /// Aligns each block of at least `threshold` bytes to `alignment` bytes, or to more if its caller asks for more. The
-/// upstream may be of another library. Copies are handles to the same adaptor; see adaptor_base. Any thread.
+/// upstream may be of another library. Copies are handles to the same adaptor. Any thread.
 export template <class Upstream>
 class aligned_adaptor : public adaptor_base<aligned_adaptor<Upstream>, detail::aligning_state<Upstream>, Upstream> {
   using base = adaptor_base<aligned_adaptor, detail::aligning_state<Upstream>, Upstream>;

@@ -34,8 +34,8 @@ public:
   ~event();
 
   /// Makes the event cover all work enqueued on the stream so far, in place of an earlier record. On a stream that
-  /// captures a graph the event becomes a part of the graph: only streams of that capture may wait for it, and it tells
-  /// pools no order. Throws cuda_error.
+  /// captures a graph the event becomes a part of the graph. Only streams of that capture may then wait for it, and
+  /// pools learn no order from it. Throws cuda_error.
   void record(stream_ref on);
 
   /// Makes work enqueued on the stream from now on wait for the covered work. Does nothing if the event was never

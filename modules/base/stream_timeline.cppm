@@ -60,9 +60,9 @@ public:
   // These two functions record an event on the handle that the call got, or that the stream owns. record_at_free()
   // records a precise event: it covers no work after the free, so other streams may wait for it. The event closes an
   // epoch of its own. The function returns that epoch, with which the caller tags the freed block. record_later()
-  // records a late event: it may cover later work too, so it is only queried. It closes the current epoch and returns
-  // it. On the null and legacy streams record_at_free() records a late event too. Both return 0 if nothing could be
-  // recorded: a capture, no room, no spare event, an error. They allocate no host memory.
+  // records a late event: it may cover later work too, so it is only queried. The event closes the current epoch, which
+  // the function returns. On the null and legacy streams record_at_free() records a late event too. Both return 0 if
+  // nothing could be recorded: a capture, no room, no spare event, an error. They allocate no host memory.
   inline epoch record_at_free(CUstream caller_handle) noexcept { return record(caller_handle, true); }
   inline epoch record_later(CUstream caller_handle) noexcept { return record(caller_handle, false); }
 
@@ -93,8 +93,8 @@ public:
   inline request_flag& cover_request() noexcept { return cover_request_; }
   // Records the event that cover_request() asks for, drops the request, and calls `on_requested_recorded`.
   void record_requested(CUstream caller_handle) noexcept;
-  // Requests an event of the current epoch, because another stream needs it. The next free that gets the stream's
-  // handle records it.
+  // Requests an event of the current epoch, so that other streams can reuse the memory that was freed in it. The next
+  // free that gets the stream's handle records the event.
   inline request_flag& event_request() noexcept { return event_request_; }
 
   // Queries the open events (those not known to be complete) and publishes which epochs are complete. Returns the time

@@ -92,15 +92,15 @@ public:
   /// Returns the resource, type-erased.
   any_memory const& resource() const noexcept { return bytes_.resource(); }
 
-  /// Does what buffer::resize() does, with the size in elements.
+  /// Changes the size and keeps the elements up to the smaller of both sizes; added elements are uninitialised.
   void resize(size_type count) { bytes_.resize(bytes_of(count)); }
-  /// Does what buffer::reserve() does, with the capacity in elements.
+  /// Makes the capacity at least `count` elements: allocates and copies if it was less.
   void reserve(size_type count) { bytes_.reserve(bytes_of(count)); }
-  /// Calls buffer::shrink_to_fit().
+  /// Allocates again and copies, so that the capacity equals the size.
   void shrink_to_fit() { bytes_.shrink_to_fit(); }
-  /// Calls buffer::clear().
+  /// Frees the memory in the order of the stream.
   void clear() { bytes_.clear(); }
-  /// Calls buffer::assign().
+  /// Takes the size of `source` and copies its elements. If that throws, the old elements may be lost.
   void assign(uninitialized_vector const& source) { bytes_.assign(source.bytes_); }
   /// Copies all elements of `source` over the elements of this vector from index `first` on; see buffer::copy_from().
   void copy_from(gpumem::span<T const> source, size_type first = 0) {
@@ -112,11 +112,12 @@ public:
     require_range(target.size(), first);
     bytes_.copy_to(target.data(), target.size_bytes(), first * sizeof(T));
   }
-  /// Calls buffer::use_on().
+  /// Makes `stream` wait for the vector's stream. When the returned guard is destroyed, the vector's stream waits for
+  /// `stream`.
   scoped_use use_on(stream_ref stream) const { return bytes_.use_on(stream); }
-  /// Calls buffer::set_stream().
+  /// Makes `stream` wait for the vector's present stream; from then on the vector belongs to `stream`.
   void set_stream(stream_ref stream) { bytes_.set_stream(stream); }
-  /// Calls buffer::synchronize().
+  /// Waits on the host for all work enqueued on the vector's stream.
   void synchronize() const { bytes_.synchronize(); }
 
   /// Sets an element in the stream's order; `value` may be destroyed when this returns. Throws acquire_error if the

@@ -187,7 +187,7 @@ public:
   inline waiter* first() const noexcept { return items_.first(); }
   /// Returns the request after `item`; null if there is none.
   static inline waiter* after(waiter const& item) noexcept { return item.links_.next; }
-  /// Whether no request is parked.
+  /// Returns whether no request is parked.
   inline bool empty() const noexcept { return items_.empty(); }
   /// Returns the statistics. Time grows with the number of parked requests.
   waiting_statistics read_statistics() const noexcept;
@@ -213,12 +213,12 @@ public:
   yielding find_yielding(waiter const& first) const noexcept;
   /// Returns the last request whose holder holds memory; null if there is none.
   waiter* last_with_memory() const noexcept;
-  /// Whether a request of a holder is parked.
+  /// Returns whether a request of a holder is parked.
   inline bool has_holders() const noexcept { return of_holders_ > 0; }
 
-  /// Whether the waiter is parked, with or without a turn.
+  /// Returns whether the waiter is parked, with or without a turn.
   static inline bool holds(waiter const& item) noexcept { return item.parked_; }
-  /// Whether the waiter has a turn.
+  /// Returns whether the waiter has a turn.
   static inline bool has_turn(waiter const& item) noexcept { return item.turn_ > 0; }
   /// Returns the time at which the waiter was parked.
   static inline sync::time_point waits_since(waiter const& item) noexcept { return item.parked_since_; }
@@ -246,12 +246,12 @@ public:
   /// Returns the bytes for which all requests without a turn ask.
   inline std::size_t waiting_bytes() const noexcept { return waiting_bytes_; }
 
-  /// Whether a request that does not park may overtake all requests without a turn.
+  /// Returns whether a request that is not parked may overtake all parked requests without a turn.
   inline bool may_be_overtaken() const noexcept {
     return exclusive_ == 0 && (!first_waiting_ || (max_overtakes_ > 0 && blocked_ == 0));
   }
   /// Notes that `by` has overtaken each request that has no turn and stands before it in the list. Null: a request that
-  /// does not park has overtaken all requests without a turn.
+  /// is not parked has overtaken all requests without a turn.
   void count_overtaking(waiter const* by = nullptr) noexcept;
 
 private:

@@ -20,11 +20,11 @@ namespace gpumem::detail {
 // All other queues are polled at intervals of 10 to 100 us. That uses about a quarter of a core, or more if one poll of
 // all queues takes over 25 us. Without pending waits the reactor does nothing.
 //
-// A device has two reactors. One runs on the library thread, gpumem's background thread: it polls for waits that resume
-// there, so that no other thread has to be woken for them. Between two rounds of polling the library thread runs all
-// work items that are queued. The other reactor has a thread of its own and polls for all other waits. A reactor is a
-// `timer`: its thread calls expire(), and each call is one polling round. Reactors are never destroyed. The threads
-// that belong to them start at first use and end before the driver shuts down. Any thread.
+// A device has two reactors. One runs on the library thread (gpumem's background thread). It polls for waits that
+// resume on this thread, so that no other thread has to be woken for them. Between two rounds of polling the library
+// thread runs all work items that are queued. The other reactor has a thread of its own and polls for all other waits.
+// A reactor is a `timer`: its thread calls expire(), and each call is one polling round. Reactors are never destroyed.
+// The threads that belong to them start at first use and end before the driver shuts down. Any thread.
 class reactor final : private timer {
 public:
   enum class answer {

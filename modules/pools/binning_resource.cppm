@@ -201,8 +201,8 @@ public:
   std::vector<std::size_t> bin_sizes() const { return state_->sizes(); }
 
   /// Declares that all uses of the block on this stream are enqueued. The block's free need not be ordered after these
-  /// uses, but the memory is reused only after them. Throws std::invalid_argument if no bin knows the block, or its
-  /// resource records no uses.
+  /// uses, but the memory is reused only after them. Throws std::invalid_argument if no bin knows the block, or if the
+  /// bin's resource records no uses.
   void record_use(void* pointer, stream_ref stream)
     requires requires(Upstream& up) { up.record_use(pointer, stream); }
   {

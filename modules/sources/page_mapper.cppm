@@ -35,8 +35,8 @@ public:
   bool is_gone() const noexcept;
 
   // Maps all pages of `made`, which together cover the run. Creates memory for pages that have none. Then calls the
-  // option on_mapped, by which the user may refuse. Returns null on success. Otherwise undoes all and returns a failure
-  // for `requested` bytes; `made` then has only the pages that the driver refused to unmap or release.
+  // option on_mapped, by which the user may refuse the pages. Returns null on success. Otherwise undoes all and returns
+  // a failure for `requested` bytes; `made` then has only the pages that the driver refused to unmap or release.
   std::optional<failure> map(page_map& made, page_extent run, std::size_t requested) noexcept;
   // Calls the option on_unmapping, which tells the user that the run is about to be unmapped.
   void announce_unmapping(page_extent run) const noexcept;

@@ -33,7 +33,7 @@ namespace {
   throw std::invalid_argument{"gpumem: the resource '" + layer.name() + "' " + why};
 }
 
-// Reads the values of one layer's options; each is removed from the layer.
+// Reads the values of one layer's options, and removes each option that it has read.
 class option_values {
 public:
   explicit option_values(layer_text& layer) noexcept : layer_{layer} {}

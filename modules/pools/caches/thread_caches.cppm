@@ -52,9 +52,9 @@ public:
     return true;
   }
 
-  /// Sets whether blocks are cached, and for each kind of size the bytes that all caches together may hold. `threads`:
-  /// the number of threads that share these budgets. `event_threshold_bytes`: the freed bytes after which a stream
-  /// records an event. The caller holds the locks of all shards.
+  /// Sets whether blocks are cached, and for each kind of size (small, medium, large) the bytes that all caches
+  /// together may hold. `threads`: the number of threads that share these budgets. `event_threshold_bytes`: the freed
+  /// bytes after which a stream records an event. The caller holds the locks of all shards.
   [[clang::requires_capability(all_shards)]] inline void
   set_limits(bool on, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
              std::size_t event_threshold_bytes) noexcept {

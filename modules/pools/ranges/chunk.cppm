@@ -20,8 +20,7 @@ export struct alignas(64) chunk {
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
 
-  // always_inline: each allocation or free that no thread cache serves runs this code, whose cost is the number of its
-  // instructions.
+  // always_inline: each allocation or free that no thread cache serves runs this code.
   /// Links a block between `upper`, a block of this chunk, and the lower neighbour of `upper`.
   [[gnu::always_inline]] inline void link_below(block& one, block& upper) noexcept {
     one.parent = this;
@@ -38,7 +37,7 @@ export struct alignas(64) chunk {
     (one.upper ? one.upper->lower : last) = &one;
     lower.upper = &one;
   }
-  /// Makes the neighbours of a block of this chunk neighbours of each other, and returns the block.
+  /// Takes a block of this chunk out of the list: makes its neighbours neighbours of each other. Returns the block.
   [[gnu::always_inline]] inline block& unlink(block& joined) noexcept {
     (joined.lower ? joined.lower->upper : first) = joined.upper;
     (joined.upper ? joined.upper->lower : last) = joined.lower;

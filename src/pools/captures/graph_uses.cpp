@@ -1,4 +1,5 @@
-// Ends uses of graph memory, and finds ranges whose uses the captured graph orders before the work of a request.
+// Ends uses of graph memory, and finds ranges whose uses the captured graph orders before the work of a request. The
+// end of a use is a set of nodes of the graph.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

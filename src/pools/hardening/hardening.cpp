@@ -193,8 +193,8 @@ void hardening::report(misuse what) noexcept {
 
 // Enqueues the poison on the stream of the free, under three conditions: work may be enqueued on the stream, the stream
 // is known to come after the fill of the allocation, and no use on another stream was recorded. If one of them does not
-// hold, the quarantine poisons the block later, when all uses are complete. In any case records an event, if the stream
-// can have one.
+// hold, the quarantine poisons the block later, when all uses are complete. Whether or not it poisons the block,
+// records an event if the stream can have one.
 void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
   if (freed.has_recorded_uses) freed.uses = engine_.uses().of(freed.base());
   if (key.is_host()) return;
