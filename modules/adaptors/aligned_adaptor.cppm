@@ -18,7 +18,7 @@ export struct aligned_options {
 
 namespace detail {
 
-// Returns the options. Throws std::invalid_argument if the alignment is no power of two or more than PTRDIFF_MAX.
+// Returns the options. Throws std::invalid_argument if the alignment exceeds PTRDIFF_MAX or is no power of two.
 aligned_options checked_alignment(aligned_options const& options);
 
 template <class Upstream> class aligning_state final : public adaptor_state<aligning_state<Upstream>, Upstream> {
@@ -35,8 +35,8 @@ public:
     base::deallocate(key, pointer, bytes, alignment_of(bytes, alignment));
   }
 
-  // Raises the alignment of each part of a request that is about to wait, before the upstream sees it. A request that
-  // asks only for its turn in the upstream's queue asks for no memory, so it is left as it is.
+  // Passes a request that may wait to the upstream, after raising the alignment of each of its parts. A request for a
+  // turn asks for no memory: it only waits for its turn in the upstream's queue. So its alignment stays as it is.
   bool admit(waiter& item) noexcept
     requires requires(base& b) { b.admit(item); }
   {
@@ -64,13 +64,13 @@ private:
 } // namespace detail
 
 /// Aligns each block of at least `threshold` bytes to `alignment` bytes, or to more if its caller asks for more. The
-/// upstream may be of another library. Copies are handles to the same adaptor; see adaptor_base. Any thread.
+/// upstream may be of another library. Copies are handles to the same adaptor. Any thread.
 export template <class Upstream>
 class aligned_adaptor : public adaptor_base<aligned_adaptor<Upstream>, detail::aligning_state<Upstream>, Upstream> {
   using base = adaptor_base<aligned_adaptor, detail::aligning_state<Upstream>, Upstream>;
 
 public:
-  /// Throws std::bad_alloc, and std::invalid_argument if the alignment is no power of two or more than PTRDIFF_MAX.
+  /// Throws std::bad_alloc, and std::invalid_argument if the alignment exceeds PTRDIFF_MAX or is no power of two.
   explicit aligned_adaptor(Upstream upstream, aligned_options options = {})
       : base{new detail::aligning_state<Upstream>{std::move(upstream), options}} {}
 

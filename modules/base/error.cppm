@@ -17,8 +17,9 @@ using gpumem::outcome;
 using gpumem::to_string;
 
 namespace extend {
-/// Throws the exception that belongs to the failure. exhausted and too_large: out_of_memory, with the statistics.
-/// device_lost and driver_error: cuda_error. invalid_argument: std::invalid_argument. All others: acquire_error.
+/// Throws the exception that belongs to the outcome in `why`. exhausted and too_large: out_of_memory with the
+/// statistics `info`. device_lost and driver_error: cuda_error. invalid_argument: std::invalid_argument. All others:
+/// acquire_error.
 [[noreturn]] void throw_failure(failure const& why, out_of_memory_info const& info = {});
 
 } // namespace extend
@@ -27,7 +28,7 @@ namespace extend {
 
 namespace gpumem::detail {
 
-// Returns the text of a broken rule: of a rule of the interface that a caller has broken.
+// Returns a text that says how a caller has broken this rule of the interface.
 char const* text_of(broken_rule rule) noexcept;
 inline constexpr char const* unidentified_stream = "a stream that cannot be identified; its handle may be dead";
 

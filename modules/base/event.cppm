@@ -14,11 +14,11 @@ namespace detail {
 // number that the stream's timeline (gpumem's record of the stream) raises with each event.
 struct stream_point {
   CUevent event = nullptr;
-  stream_timeline* timeline = nullptr; // null: the event tells pools no order
+  stream_timeline* timeline = nullptr; // null: pools learn no order of streams from the event
   epoch covers = 0;
   int device = -1;
 };
-// Returns the point at which an event of the user was recorded. Throws acquire_error if that was in a graph capture.
+// Returns the point at which the user recorded the event. Throws acquire_error if that was in a graph capture.
 stream_point point_of(event const& of);
 } // namespace detail
 
@@ -34,8 +34,8 @@ public:
   ~event();
 
   /// Makes the event cover all work enqueued on the stream so far, in place of an earlier record. On a stream that
-  /// captures a graph the event becomes a part of the graph: only streams of that capture may wait for it, and it tells
-  /// pools no order. Throws cuda_error.
+  /// captures a graph the event becomes a part of the graph. Only streams of that capture may then wait for it, and
+  /// pools learn no order from it. Throws cuda_error.
   void record(stream_ref on);
 
   /// Makes work enqueued on the stream from now on wait for the covered work. Does nothing if the event was never
@@ -61,7 +61,7 @@ private:
   detail::pooled_event& pooled() const;
   detail::pooled_event* event_;
   gpumem::device device_;
-  detail::stream_timeline* on_ = nullptr; // null: never recorded, or recorded where it tells no order
+  detail::stream_timeline* on_ = nullptr; // null: never recorded, or pools learn no order from the record
   epoch covers_ = 0;
   detail::vector_clock before_;
   bool in_capture_ = false;

@@ -1,5 +1,5 @@
-// Locks that both forms of the partition `:sync` use: the system's mutex, scoped locks and roles. Their attributes let
-// clang's thread-safety analysis check the library when it is compiled.
+// The system's mutex, scoped locks and roles. The partition `:sync` has two forms, one for use and one for tests; both
+// use them. Their attributes let clang's thread-safety analysis check the library when it is compiled.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <mutex>
@@ -8,8 +8,8 @@ import :std;
 
 export namespace gpumem::detail::sync {
 
-/// The system's mutex. It is the same in the form of `:sync` for tests, which schedules the threads of the library.
-/// sync::mutex has another implementation there.
+/// The system's mutex. It is the same in both forms of `:sync`. The form for tests schedules the threads of the library
+/// itself, so its class sync::mutex is another one.
 class [[clang::capability("mutex")]] native_mutex {
 public:
   [[clang::acquire_capability]] inline void lock() { native_.lock(); }
@@ -52,8 +52,7 @@ private:
   bool holds_ = false;
 };
 
-/// Unlocks a held mutex for a scope and locks it again at the end. Functions that are called with the mutex held use
-/// it.
+/// Unlocks a held mutex for a scope and locks it again at the end. For functions that are called with the mutex held.
 template <class Mutex> class [[clang::scoped_lockable]] scoped_unlock {
 public:
   inline explicit scoped_unlock(Mutex& held) __attribute__((release_capability(held))) : mutex_{held} {

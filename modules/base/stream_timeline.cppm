@@ -1,5 +1,6 @@
-// The timeline of one stream: its epochs and events, and the streams that it is ordered after. An epoch is the number
-// of a section of a stream's work, which an event ends. The event covers all frees up to the end of that epoch.
+// The timeline of one stream: its epochs and events, and the streams that it is ordered after. Events divide a stream's
+// work into sections; an epoch is the number of a section. The event at the end of an epoch covers all frees up to
+// there.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_timeline;
 import :cuda;
@@ -19,22 +20,22 @@ export class timeline_registry;
 export class timeline_store;
 
 // Set once dead (destroyed) streams have left too many frees that no event covers (timeline_store.cpp has the limits).
-// From then on, each free on a mortal stream, one that may die at any time, records an event.
+// From then on, each free on a mortal stream (one that may die at any time) records an event.
 inline constinit std::atomic<bool> lost_events_seen{false};
-// Called after an event was recorded that cover_request() has asked for; initially null.
+// Called after the event that cover_request() requests was recorded; initially null.
 inline constinit std::atomic<void (*)() noexcept> on_requested_recorded{nullptr};
 
 // The library's knowledge of one stream. It is made of parts: the stream's identity, its epochs, its order after other
-// streams, and its events. Never destroyed, since pools tag freed memory with a pointer to its stream's timeline and an
-// epoch. The timeline of a dead stream is reused for a later stream, with the same index and later epochs: all epochs
-// of the dead stream are complete by then. Any thread.
+// streams, and its events. Never destroyed, since pools tag freed memory with an epoch and a pointer to the timeline of
+// its stream. The timeline of a dead stream is reused for a later stream, with the same index and later epochs: all
+// epochs of the dead stream are complete by then. Any thread.
 //
-// An event of a *mortal* stream (foreign, per_thread, null) can be recorded only inside a call that gets the handle,
-// and each call may be the last. So its timeline has one more event, the last event, which frees record again and
-// again. All other events are in a ring.
+// An event of a *mortal* stream (of kind foreign, per_thread or null) can be recorded only inside a call that gets the
+// handle, and each call may be the last. So its timeline has one more event, the last event, which frees record again
+// and again. All other events are in a ring.
 //
 // Without set_default_stream(), handle 0 is the thread's per-thread stream or the legacy stream. An event on the legacy
-// stream would be a barrier between all blocking streams. So events of such a timeline are recorded on the per-thread
+// stream would be a barrier between all blocking streams. So the events of handle 0 are recorded on the per-thread
 // stream. An event there waits for all work that any thread has enqueued on the legacy stream so far (as seen on an
 // H200).
 class stream_timeline : public stream_identity {
@@ -57,19 +58,19 @@ public:
   inline stream_order& order() noexcept { return order_; }
 
   // These two functions record an event on the handle that the call got, or that the stream owns. record_at_free()
-  // records a precise event: it covers no work after the free, so other streams may wait for it. (On the null and
-  // legacy streams it is late instead.) It closes an epoch of its own and returns it. The caller tags the block that it
-  // frees with this epoch. record_later() records a late event, which is only queried. It closes the current epoch and
-  // returns it. Both return 0 if nothing could be recorded: a capture, no room, no spare event, an error. They allocate
-  // no host memory.
+  // records a precise event: it covers no work after the free, so other streams may wait for it. The event closes an
+  // epoch of its own. The function returns that epoch, with which the caller tags the freed block. record_later()
+  // records a late event: it may cover later work too, so it is only queried. The event closes the current epoch, which
+  // the function returns. On the null and legacy streams record_at_free() records a late event too. Both return 0 if
+  // nothing could be recorded: a capture, no room, no spare event, an error. They allocate no host memory.
   inline epoch record_at_free(CUstream caller_handle) noexcept { return record(caller_handle, true); }
   inline epoch record_later(CUstream caller_handle) noexcept { return record(caller_handle, false); }
 
   // Ends a use on a mortal stream: returns the epoch with which the caller tags the memory. Records the last event at
   // each of the stream's first 64 frees, then more and more rarely, down to every 64th free and every 64 MiB. Records
   // always if `always`, or once lost_events_seen is set. `caller_handle`: the handle, if the call got it; without it no
-  // event is recorded. Allocates no host memory. The epoch is read before the free is counted. So an event that takes
-  // over the count of this free also covers this epoch.
+  // event is recorded. Allocates no host memory. The epoch is read before the free is counted. So the event after which
+  // this free no longer counts as uncovered also covers this epoch.
   [[gnu::always_inline]] inline epoch end_use(std::optional<CUstream> caller_handle, std::size_t bytes,
                                               bool always) noexcept {
     auto const e = epochs_.current();
@@ -79,27 +80,28 @@ public:
     return e;
   }
 
-  // Records the last event. `final`: the thread of a default stream ends, so that nothing is enqueued on the stream any
-  // more; this event then covers later frees as well.
+  // Records the last event. `final`: the thread of this default stream ends, so that nothing is enqueued on the stream
+  // any more. The event then covers later frees as well.
   void record_last_event(CUstream caller_handle, bool final) noexcept;
 
   // Lets an event cover all frees so far, now or later. Records a late event if it may use a handle: `caller_handle`,
   // or the handle of a stream which is known to live. For the legacy stream, asks the driver whether it is idle.
-  // Otherwise requests an event of the next free.
+  // Otherwise requests that the next free with the handle records an event.
   void cover(std::optional<CUstream> caller_handle) noexcept;
-  // Requests an event that covers all frees so far, because memory waits for it. The next call of any kind that gets
-  // the stream's handle calls record_requested().
+  // Requests an event that covers all frees so far, because their memory can be reused or given back only after it. The
+  // next call of any kind that gets the stream's handle calls record_requested().
   inline request_flag& cover_request() noexcept { return cover_request_; }
   // Records the event that cover_request() asks for, drops the request, and calls `on_requested_recorded`.
   void record_requested(CUstream caller_handle) noexcept;
-  // Requests an event of the current epoch, because another stream needs it. The next free that gets the stream's
-  // handle records it.
+  // Requests an event of the current epoch, so that other streams can reuse the memory that was freed in it. The next
+  // free that gets the stream's handle records the event.
   inline request_flag& event_request() noexcept { return event_request_; }
 
-  // Queries events and publishes what is complete. Returns the time at which the oldest open event was recorded; null
-  // if there is none, another thread polls or records, or the device is lost or the driver gone.
+  // Queries the open events (those not known to be complete) and publishes which epochs are complete. Returns the time
+  // at which the oldest event that stays open was recorded. Returns null if none stays open, if another thread polls or
+  // records, or if the device is lost or the driver gone.
   std::optional<sync::time_point> poll() noexcept;
-  // Returns whether an event is open: it was recorded, and is not known to be complete.
+  // Returns whether an event is open.
   bool has_event() const noexcept;
   // Returns whether the stream is behind the host: at the last poll its oldest event was still open, although it had
   // been recorded more than 5 us before.
@@ -138,7 +140,7 @@ public:
   // Returns whether the timeline of a dead stream may be reused: events cover all frees, all are complete, and no
   // object keeps it. Polls. Called under the lock of the timeline_registry.
   bool is_reusable() noexcept;
-  // Makes this the timeline of another stream of the same context, which has no timeline yet.
+  // Makes this the timeline of another stream. That stream has no timeline yet, and belongs to the same context.
   void rebind(stream_kind kind, std::uint64_t id, CUstream handle) noexcept;
 
 private:
@@ -150,7 +152,7 @@ private:
   epoch record(CUstream handle, bool precise, bool promised = false) noexcept;
   epoch end_use_with_event(epoch e, std::optional<CUstream> caller_handle, std::size_t bytes) noexcept;
 
-  // These small members share the cache line of the identity, which every free reads, and which is seldom written.
+  // These small members share a cache line with the identity. Every free reads that line, and few calls write to it.
   request_flag event_request_;
   request_flag cover_request_;
   std::atomic<bool> prepared_; // false once the ring has used its last spare event: the next allocation makes spares

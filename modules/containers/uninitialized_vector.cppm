@@ -13,10 +13,10 @@ import :stream;
 
 namespace gpumem {
 
-/// A buffer of uninitialised elements. Sizes are in elements; otherwise it is used as `buffer`. Pointers and iterators
-/// point into its memory. Work on the vector's stream may dereference them. The host may do so only if it can access
-/// the memory. Move-only; one thread at a time. Functions throw std::out_of_range for an index beyond the size, and
-/// std::bad_array_new_length for a count whose bytes overflow.
+/// A buffer of uninitialised elements. It works like the class `buffer`, except that sizes are in elements. Pointers
+/// and iterators point into its memory. Work on the vector's stream may dereference them. The host may do so only if it
+/// can access the memory. Move-only; one thread at a time. Functions throw std::out_of_range for an index beyond the
+/// size, and std::bad_array_new_length for a count whose bytes overflow.
 export template <class T>
   requires std::is_trivially_copyable_v<T> && std::is_object_v<T> && (!std::is_const_v<T>)
 class uninitialized_vector {
@@ -92,31 +92,32 @@ public:
   /// Returns the resource, type-erased.
   any_memory const& resource() const noexcept { return bytes_.resource(); }
 
-  /// Does what buffer::resize() does, with the size in elements.
+  /// Changes the size and keeps the elements up to the smaller of both sizes; added elements are uninitialised.
   void resize(size_type count) { bytes_.resize(bytes_of(count)); }
-  /// Does what buffer::reserve() does, with the capacity in elements.
+  /// Makes the capacity at least `count` elements: allocates and copies if it was less.
   void reserve(size_type count) { bytes_.reserve(bytes_of(count)); }
-  /// Calls buffer::shrink_to_fit().
+  /// Allocates again and copies, so that the capacity equals the size.
   void shrink_to_fit() { bytes_.shrink_to_fit(); }
-  /// Calls buffer::clear().
+  /// Frees the memory in the order of the stream.
   void clear() { bytes_.clear(); }
-  /// Calls buffer::assign().
+  /// Takes the size of `source` and copies its elements. If that throws, the old elements may be lost.
   void assign(uninitialized_vector const& source) { bytes_.assign(source.bytes_); }
-  /// Copies all elements of `source` to this vector, from the element `first` on; see buffer::copy_from().
+  /// Copies all elements of `source` over the elements of this vector from index `first` on; see buffer::copy_from().
   void copy_from(gpumem::span<T const> source, size_type first = 0) {
     require_range(source.size(), first);
     bytes_.copy_from(source.data(), source.size_bytes(), first * sizeof(T));
   }
-  /// Copies to all elements of `target`, from the element `first` of this vector on; see buffer::copy_to().
+  /// Fills `target` with copies of the elements of this vector from index `first` on; see buffer::copy_to().
   void copy_to(gpumem::span<T> target, size_type first = 0) const {
     require_range(target.size(), first);
     bytes_.copy_to(target.data(), target.size_bytes(), first * sizeof(T));
   }
-  /// Calls buffer::use_on().
+  /// Makes `stream` wait for the vector's stream. When the returned guard is destroyed, the vector's stream waits for
+  /// `stream`.
   scoped_use use_on(stream_ref stream) const { return bytes_.use_on(stream); }
-  /// Calls buffer::set_stream().
+  /// Makes `stream` wait for the vector's present stream; from then on the vector belongs to `stream`.
   void set_stream(stream_ref stream) { bytes_.set_stream(stream); }
-  /// Calls buffer::synchronize().
+  /// Waits on the host for all work enqueued on the vector's stream.
   void synchronize() const { bytes_.synchronize(); }
 
   /// Sets an element in the stream's order; `value` may be destroyed when this returns. Throws acquire_error if the

@@ -9,8 +9,8 @@ import :stream;
 
 namespace gpumem::extend {
 
-/// The request for one block. (A request for a turn asks for no memory: it waits until the resource gives it a turn, in
-/// which the resource sets bytes aside for it.)
+/// The request for one block. There are also requests for a turn, which ask for no memory. Such a request waits until
+/// the resource has set bytes aside for it.
 export struct request_part {
   stream_key stream;       ///< the stream in whose order the memory is valid
   std::size_t bytes;       ///< the requested bytes; 0 in a request for a turn
@@ -43,7 +43,7 @@ public:
   inline std::size_t parts() const noexcept { return 1 + more_.size(); }
   /// Returns the part number `i`, from 0.
   inline request_part& part(std::size_t i) noexcept { return i == 0 ? first_ : more_[i - 1]; }
-  /// Returns whether the request asks for no memory, but only for a turn in which `bytes()` are set aside.
+  /// Returns whether this is a request for a turn: it asks for no memory, but waits until bytes() are set aside for it.
   inline bool asks_for_turn() const noexcept { return first_.bytes == 0 && bytes_ > 0 && more_.empty(); }
 
   /// Allocates all parts or none. A resource calls this in its admit(), which decides a request that may wait.

@@ -43,7 +43,8 @@ public:
   /// Requests of a higher priority go first; all requests of a holder (a unit of work that holds memory) have its
   /// priority and age.
   inline int priority() const noexcept { return priority_; }
-  /// Returns the holder that asks; null if there is none. set_holder() is called before the request is parked.
+  /// Returns the holder for which the request is made; null if there is none. set_holder() is called before the request
+  /// is parked.
   inline class holder* holder() const noexcept { return holder_; }
   /// Sets the holder and takes its priority. Does nothing if the request has a holder already.
   void set_holder(class holder& of) noexcept;
@@ -71,9 +72,9 @@ public:
   /// run first. Returns false, and adds nothing, if there are `max_hooks` already.
   bool add_hook(grant_hook& hook) noexcept;
 
-  /// For an adaptor in which requests wait before they wait in its upstream. Returns whether the request has passed the
-  /// adaptor with the hook `by`: it no longer waits there, even while it asks the upstream again. The adaptor calls
-  /// this, mark_passed() and clear_passed() under its own lock, after it has added its hook.
+  /// Returns whether the request has passed the adaptor whose hook is `by`. That adaptor has let it go on to the
+  /// upstream, and also passes each repeated call of admit() on. The request then waits only in the upstream. An
+  /// adaptor with a queue calls this, mark_passed() and clear_passed() under the lock of the queue.
   bool has_passed(grant_hook const& by) const noexcept;
   /// Notes that the request has passed the adaptor.
   void mark_passed(grant_hook const& by) noexcept;
@@ -108,7 +109,7 @@ protected:
     return complete_ && !result_ && result_.error().reason == outcome::stopped;
   }
   expected<void*, failure> take_result() noexcept;
-  /// Called before admit() is called again, in which adaptors add their hooks again.
+  /// Called before a repeated call of admit(), in which the adaptors add their hooks again.
   void clear_hooks() noexcept { hook_count_ = 0; }
   void set_being_destroyed() noexcept { being_destroyed_ = true; }
 
@@ -125,7 +126,7 @@ private:
   expected<void*, failure> result_{nullptr};
   std::array<grant_hook*, max_hooks> hooks_{};
   std::size_t hook_count_ = 0;
-  std::array<std::atomic<grant_hook const*>, max_hooks> passed_{}; // each entry is guarded by the lock of its adaptor
+  std::array<std::atomic<grant_hook const*>, max_hooks> passed_{}; // hooks of the adaptors that it has passed
   std::atomic<outcome> refusal_{outcome::exhausted};
   bool complete_ = false;
   bool being_destroyed_ = false;
@@ -133,7 +134,7 @@ private:
   detail::list_links<waiter> links_;
   bool parked_ = false;
   std::uint64_t age_ = 0;          // that of the holder; without a holder, set when the waiter is parked
-  std::uint64_t turns_before_ = 0; // turns that the list had given in all when this waiter got its turn
+  std::uint64_t turns_before_ = 0; // the list's count of all turns when this waiter got its turn
   bool was_refused_ = false;       // it got no memory in its turn, although there were bytes enough
   bool exclusive_ = false;         // no other request gets a turn while this one has its turn
   sync::time_point parked_since_;
@@ -167,10 +168,11 @@ export struct waiting_statistics {
 /// Parked requests by priority, and within one priority in order of arrival; guarded by the lock of the resource that
 /// keeps them. A request of a holder counts as having arrived when the holder was made, so that older work goes first.
 /// A turn (see waiter) goes to the first request without one. If there is no memory for that request, one of the next
-/// `max_overtakes` that needs less may overtake it. It may do so only while no request before it has been overtaken
-/// `max_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside. If a request is
-/// refused in its turn nevertheless, all requests that got a turn meanwhile count as having overtaken it. Once such a
-/// request was overtaken `max_overtakes` times, no other request gets a turn while it has one.
+/// `max_overtakes` requests may overtake it, if it needs less. It may do so only while no request before it has been
+/// overtaken `max_overtakes` times. A request that has a turn cannot be overtaken, since its bytes are set aside. If a
+/// request is refused in its turn nevertheless, all requests that got a turn meanwhile count as having overtaken it.
+/// Once a request that was refused so has been overtaken `max_overtakes` times, no other request gets a turn while it
+/// has one.
 export class waiter_list {
 public:
   /// Makes an empty list. If `max_overtakes` is 0, no request may overtake another.
@@ -185,12 +187,12 @@ public:
   inline waiter* first() const noexcept { return items_.first(); }
   /// Returns the request after `item`; null if there is none.
   static inline waiter* after(waiter const& item) noexcept { return item.links_.next; }
-  /// Whether no request is parked.
+  /// Returns whether no request is parked.
   inline bool empty() const noexcept { return items_.empty(); }
   /// Returns the statistics. Time grows with the number of parked requests.
   waiting_statistics read_statistics() const noexcept;
-  /// Returns the bytes that the holders of parked requests hold. Each holder counts once; holders for which
-  /// `is_counted` returns true are left out. Time grows with the number of parked requests.
+  /// Returns the bytes that the holders of parked requests hold, each holder counted once. Leaves out each holder for
+  /// which `is_counted` returns true: the caller adds its bytes itself. Time grows with the number of parked requests.
   template <class Counted> std::size_t held_by_parked(Counted is_counted) const noexcept {
     std::size_t sum = 0;
     holder const* last = nullptr; // the requests of a holder are neighbours
@@ -200,22 +202,23 @@ public:
     }
     return sum;
   }
-  /// Requests in whose place an older request could get memory. They have no turn. Their holders hold memory and can
-  /// roll their work back, but have not been asked to.
+  /// Parked requests without a turn whose holders could give memory to an older request. These holders hold memory and
+  /// can roll their work back, but have not been asked to.
   struct yielding {
     waiter* last = nullptr; ///< the last of these requests; null if there is none
     std::size_t held = 0;   ///< bytes that their holders hold
   };
-  /// Returns those of these requests that go after `first` and belong to another holder.
+  /// Returns such requests among those that come after `first` in the list. Requests of the holder of `first` are left
+  /// out.
   yielding find_yielding(waiter const& first) const noexcept;
   /// Returns the last request whose holder holds memory; null if there is none.
   waiter* last_with_memory() const noexcept;
-  /// Whether a request of a holder is parked.
+  /// Returns whether a request of a holder is parked.
   inline bool has_holders() const noexcept { return of_holders_ > 0; }
 
-  /// Whether the waiter is parked, with or without a turn.
+  /// Returns whether the waiter is parked, with or without a turn.
   static inline bool holds(waiter const& item) noexcept { return item.parked_; }
-  /// Whether the waiter has a turn.
+  /// Returns whether the waiter has a turn.
   static inline bool has_turn(waiter const& item) noexcept { return item.turn_ > 0; }
   /// Returns the time at which the waiter was parked.
   static inline sync::time_point waits_since(waiter const& item) noexcept { return item.parked_since_; }
@@ -243,12 +246,12 @@ public:
   /// Returns the bytes for which all requests without a turn ask.
   inline std::size_t waiting_bytes() const noexcept { return waiting_bytes_; }
 
-  /// Whether a request that does not park may overtake all requests without a turn.
+  /// Returns whether a request that is not parked may overtake all parked requests without a turn.
   inline bool may_be_overtaken() const noexcept {
     return exclusive_ == 0 && (!first_waiting_ || (max_overtakes_ > 0 && blocked_ == 0));
   }
-  /// Counts that `by` has overtaken the requests without a turn before it. Null: a request that does not park has
-  /// overtaken all of them.
+  /// Notes that `by` has overtaken each request that has no turn and stands before it in the list. Null: a request that
+  /// is not parked has overtaken all requests without a turn.
   void count_overtaking(waiter const* by = nullptr) noexcept;
 
 private:

@@ -32,13 +32,13 @@ public:
   explicit completion_target(stream_ref stream) noexcept : stream_{stream} {}
   explicit completion_target(event const& event) noexcept : stream_{CUstream{}}, event_{&event} {}
 
-  // Asks the driver and returns whether the work is complete. If it is, notes that in the stream's timeline, gpumem's
-  // record of the stream, from which pools learn which work is complete.
+  // Asks the driver and returns whether the work is complete. If it is, notes that in the stream's timeline (gpumem's
+  // record of the stream). From there pools learn which work is complete.
   bool poll() const;
   // Blocks the calling thread in the driver until the work is complete.
   void wait() const;
-  // Returns the poll queue (waits that complete in the order in which they were made) of the target, for waits that
-  // resume on this executor.
+  // Returns the poll queue for waits for this target that resume on this executor. The waits in a poll queue complete
+  // in the order in which they were made.
   poll_queue& queue(executor const& resumes) const;
   // Returns the point on a stream to wait for. If the target is an event of the user, that is the point of its record.
   // If the target is a stream, this function takes a pooled event (one from gpumem's own store) and records it on the
@@ -57,9 +57,9 @@ public:
 
 protected:
   ~completion_wait() = default;
-  // Removes the wait from the reactor, which polls the driver for it, and gives its event back. The destructor of the
-  // final class must call it. In the destructor of a base class, the virtual functions that the reactor may be about to
-  // call would no longer be those of the final class.
+  // Removes the wait from the reactor (which polls the driver), and gives the event of the wait back. The destructor of
+  // the final class must call this function. In the destructor of a base class, the virtual functions that the reactor
+  // may be about to call would no longer be those of the final class.
   void cancel_and_release() noexcept;
   bool poll() const { return target_.poll(); }
   void refuse_stopped() noexcept { outcome_ = ending::stopped; }

@@ -20,11 +20,11 @@ namespace gpumem::detail {
 // All other queues are polled at intervals of 10 to 100 us. That uses about a quarter of a core, or more if one poll of
 // all queues takes over 25 us. Without pending waits the reactor does nothing.
 //
-// A device has two reactors. One runs on the library thread, gpumem's background thread: it polls for waits that resume
-// there, so that no other thread has to be woken for them. Between two rounds of polling the library thread runs all
-// work items that are queued. The other reactor has a thread of its own and polls for all other waits. A reactor is a
-// `timer`: its thread calls expire(), and each call is one polling round. Reactors are never destroyed. The threads
-// that belong to them start at first use and end before the driver shuts down. Any thread.
+// A device has two reactors. One runs on the library thread (gpumem's background thread). It polls for waits that
+// resume on this thread, so that no other thread has to be woken for them. Between two rounds of polling the library
+// thread runs all work items that are queued. The other reactor has a thread of its own and polls for all other waits.
+// A reactor is a `timer`: its thread calls expire(), and each call is one polling round. Reactors are never destroyed.
+// The threads that belong to them start at first use and end before the driver shuts down. Any thread.
 class reactor final : private timer {
 public:
   enum class answer {
@@ -82,7 +82,7 @@ private:
   sync::time_point quiet_since_ __attribute__((guarded_by(mutex_))){}; // when a wait was last completed or added
   sync::duration lasted_ __attribute__((guarded_by(mutex_))){}; // how long it had been quiet at the last completion
   sync::time_point due_ __attribute__((guarded_by(mutex_))){};  // when the queues in balanced_ are polled next
-  sync::time_point fair_ __attribute__((guarded_by(mutex_))){}; // due_ is never earlier, however many waits are added
+  sync::time_point fair_ __attribute__((guarded_by(mutex_))){}; // due_ is at least this, however many waits are added
   // A new wait has a first pause of 10 to 50 us before it is polled. soon_ and added_ describe the waits that were
   // added since the last poll of balanced_ began. soon_ is the earliest end of their first pauses, and added_ is their
   // number.

@@ -27,14 +27,14 @@ pool_options arena_pool_options(arena_options options);
 
 /// A pool in which each thread, 64 of them at most, allocates from arenas of its own, so that threads share no lock.
 /// The upstream gives one arena at a time, as threads need them, up to `max_arenas`. A block larger than an arena gets
-/// memory of its own, which counts as the arenas that it would fill. Small blocks whose sizes round up to the same
-/// bytes are split off side by side. A thread whose arenas are full takes free memory from those of other threads
-/// before the pool fails. `trim` and `pool.release_threshold` give back arenas that are free as a whole.
+/// memory of its own, which counts as the arenas that it would fill. Several small blocks whose sizes round up to the
+/// same bytes are split off a range together. A thread whose arenas are full takes free memory from those of other
+/// threads before the pool fails. `trim` and `pool.release_threshold` give back arenas that are free as a whole.
 ///
-/// Streams need no arenas of their own: each free range records its uses by streams, which decide when another stream
-/// may get it. The rest is as in pool_resource, where threads share memory and its lock until they contend for the
-/// lock. Choose this resource if many threads begin at the same time. `describe_memory()` and `pool.failure_report`
-/// tell which streams hold the memory. Any thread.
+/// Streams need no arenas of their own: each free range records which streams used it. These records decide when
+/// another stream may get the range. The rest is as in pool_resource, where threads share memory and its lock until
+/// they contend for the lock. Choose this resource if many threads begin at the same time. `describe_memory()` and
+/// `pool.failure_report` tell which streams hold the memory. Any thread.
 export template <class Upstream> class arena_resource : public detail::pool_base<arena_resource<Upstream>, Upstream> {
   using base = detail::pool_base<arena_resource, Upstream>;
 

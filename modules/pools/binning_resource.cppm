@@ -31,8 +31,8 @@ export struct binning_options {
 
 namespace detail {
 
-// One bin, which owns its resource. As a grant_hook of requests that wait in the resource, it counts the blocks that
-// they get.
+// One bin, which owns its resource. It is also a grant_hook: the resource calls it for each block that a waiting
+// request gets, and the bin counts the block.
 class bin : public grant_hook {
 public:
   bin(std::size_t size, bool inside) noexcept : size{size}, inside_{inside} {}
@@ -45,7 +45,8 @@ public:
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     services_.table->deallocate_keyed(services_.state, &key, pointer, bytes, alignment);
   }
-  // Returns whether the block came from this bin. If so, forgets the block, which the caller then frees.
+  // Returns whether the block came from this bin, and forgets the block if so. The caller asks the bins by size until
+  // one returns true. A bin that records no blocks takes every block that comes that far.
   bool forget(void const* pointer) noexcept { return !late_.load(std::memory_order_acquire) || given_.erase(pointer); }
   // Called if the bin was added before the first request.
   void set_early() noexcept { late_.store(false, std::memory_order_release); }
@@ -55,7 +56,8 @@ public:
   bool is_inside() const noexcept { return inside_; }
   bool admit(waiter& item) noexcept;
   bool cancel(waiter& item) noexcept;
-  // Records a use. Returns false if the block is not the resource's own, or if the resource records no uses.
+  // Records a use. Returns false if the block is no live block of the bin's resource, or if that resource records no
+  // uses.
   virtual bool record_use(void* pointer, stream_ref stream) = 0;
 
   std::size_t const size; // largest request; SIZE_MAX for the upstream
@@ -148,7 +150,8 @@ void check_exponents(binning_options const& options);
 /// A request can wait only in its bin, and only if the bin's resource lets requests wait. `acquire_all` waits only if
 /// one bin serves all blocks; otherwise it fails unless all blocks have memory now. `trim` trims each bin, then the
 /// upstream. Statistics are sums over the bins and the upstream. These sums include memory that other users allocate
-/// from the same resources. They count chunks of bins over the upstream once. A resource without statistics adds zeros.
+/// from the same resources. A chunk that a bin got from the upstream counts once. A resource without statistics adds
+/// zeros.
 ///
 /// An object is a handle; copies are the same resource. The resource lives until its last handle is gone and its last
 /// block is freed. Any thread.
@@ -173,8 +176,8 @@ public:
 
   /// Adds a bin for requests of up to `size` bytes, which a resource of the caller's serves. The resource must have the
   /// accessibility properties of the upstream. Throws std::invalid_argument if `size` is 0 or above PTRDIFF_MAX, if
-  /// there is a bin of that size, or if the resource refuses requests for `size` bytes as too large. To find that out,
-  /// allocates and frees such a block if the resource is of another library.
+  /// there is a bin of that size, or if the resource refuses requests for `size` bytes as too large. If the resource is
+  /// of another library, allocates and frees a block of `size` bytes to find that out.
   template <mr::resource R>
     requires(mr::has_property<R, mr::device_accessible> || !mr::has_property<Upstream, mr::device_accessible>) &&
             (mr::has_property<R, mr::host_accessible> || !mr::has_property<Upstream, mr::host_accessible>)
@@ -198,8 +201,8 @@ public:
   std::vector<std::size_t> bin_sizes() const { return state_->sizes(); }
 
   /// Declares that all uses of the block on this stream are enqueued. The block's free need not be ordered after these
-  /// uses, but the memory is reused only after them. Throws std::invalid_argument if no bin knows the block, or its
-  /// resource records no uses.
+  /// uses, but the memory is reused only after them. Throws std::invalid_argument if no bin knows the block, or if the
+  /// bin's resource records no uses.
   void record_use(void* pointer, stream_ref stream)
     requires requires(Upstream& up) { up.record_use(pointer, stream); }
   {

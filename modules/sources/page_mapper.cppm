@@ -34,16 +34,17 @@ public:
   // Returns whether driver calls are of no use: the device is lost, or the process exits.
   bool is_gone() const noexcept;
 
-  // Creates memory for the pages of `made` that have none, maps all pages of `made`, which cover the run, and calls
-  // on_mapped. Returns null if all is mapped. Otherwise undoes all, leaves in `made` the pages that the driver refused
-  // to unmap or release, and returns the failure, in which `requested` is the number of bytes.
+  // Maps all pages of `made`, which together cover the run. Creates memory for pages that have none. Then calls the
+  // option on_mapped, by which the user may refuse the pages. Returns null on success. Otherwise undoes all and returns
+  // a failure for `requested` bytes; `made` then has only the pages that the driver refused to unmap or release.
   std::optional<failure> map(page_map& made, page_extent run, std::size_t requested) noexcept;
-  // Calls on_unmapping, before the pages of the run are unmapped.
+  // Calls the option on_unmapping, which tells the user that the run is about to be unmapped.
   void announce_unmapping(page_extent run) const noexcept;
-  // Unmaps pages, and releases memory after its last mapping. Leaves in `leaving` the pages that the driver refused to
-  // unmap or release.
+  // Unmaps pages, and releases the memory of each page that is mapped nowhere else. Afterwards `leaving` has only the
+  // pages that the driver refused to unmap or release.
   void unmap(page_map& leaving) noexcept;
-  // Tries again to unmap and release pages that the driver has refused, and removes those that succeed.
+  // Tries again to unmap and release pages that the driver refused before. Removes from `refused` those that it now
+  // accepts.
   void retry(unreleased_map& refused) noexcept;
   // Returns whether the device has memory for the page: creates the memory and releases it again, as unmap() does.
   bool has_memory(page_map& page) noexcept;

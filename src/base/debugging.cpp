@@ -15,7 +15,8 @@ asm(".pushsection .debug_gdb_scripts, \"MS\", @progbits, 1\n"
     ".popsection\n");
 
 // These symbols make the linker take the object files of four interfaces, and with them the debug information of their
-// types. It takes most other interfaces because they have something to initialize. This section is not loaded either.
+// types. The linker takes most other interfaces because they have something to initialize. This section is not loaded
+// either.
 asm(".pushsection .debug_gpumem_types, \"\", @progbits\n"
     ".quad _ZGIW6gpumemWP5chunk\n"
     ".quad _ZGIW6gpumemWP10block_info\n"

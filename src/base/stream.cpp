@@ -63,9 +63,9 @@ bool captures_default(stream_timeline const& timeline, CUstream handle) noexcept
   } catch (...) { return true; }
 }
 
-// Returns whether a stream that gpumem made or adopted captures. A capture scope is the time in which a pool serves a
-// capture from graph memory. While one is open, asks the driver; otherwise gpumem's own record is enough. Returns true
-// on an error too.
+// Returns whether a stream that gpumem made or adopted captures. While a pool serves a capture from graph memory (a
+// capture scope), asks the driver, which also knows captures that gpumem did not begin. Otherwise gpumem's own record
+// is enough. Returns true on an error too.
 bool captures_owned(stream_timeline const& timeline, CUstream handle) noexcept {
   if (!detail::owned_handles_hidden.load(std::memory_order_relaxed)) return timeline.capturing();
   try {

@@ -1,5 +1,5 @@
 // Records and polls events of streams, and makes streams wait for events of other streams. A timeline is gpumem's
-// record of one stream. An epoch is the number of a section of its work, which an event ends.
+// record of one stream. Events divide the stream's work into sections; an epoch is the number of a section.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

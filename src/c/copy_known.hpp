@@ -10,7 +10,7 @@
 namespace gpumem::c {
 
 /// Copies the fields that both this library and the caller know, except `size`, which stays the caller's. Returns false
-/// if there are none.
+/// if there are no such fields.
 template <class Struct> bool copy_known(Struct const& ours, Struct* theirs) noexcept {
   constexpr auto first = sizeof(std::size_t);
   if (theirs->size < first + sizeof(std::uint64_t)) return false;

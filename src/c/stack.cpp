@@ -1,4 +1,5 @@
-// Makes the resource of each layer of a stack from the layer's text.
+// Makes a stack of resources from text such as `limiting(pool(cuda),limit=1GiB)`. Each name is a layer; its upstream
+// and its options are in parentheses.
 // SPDX-License-Identifier: Apache-2.0
 #include "stack.hpp"
 
@@ -32,7 +33,7 @@ namespace {
   throw std::invalid_argument{"gpumem: the resource '" + layer.name() + "' " + why};
 }
 
-// Reads the values of one layer's options; each is removed from the layer.
+// Reads the values of one layer's options, and removes each option that it has read.
 class option_values {
 public:
   explicit option_values(layer_text& layer) noexcept : layer_{layer} {}
@@ -80,7 +81,7 @@ any_pool upstream_of(stack_base const& base, layer_text const& layer) {
   refuse_layer(layer, "needs one resource in its parentheses");
 }
 
-// Returns the one resource in the parentheses. If there is none, returns a cuda_resource, which calls cudaMalloc.
+// Returns the one resource in the parentheses. If there is none, returns a cuda_resource, which calls cuMemAlloc.
 any_pool upstream_or_cuda(stack_base const& base, layer_text const& layer) {
   return layer.inner().empty() ? any_pool{cuda_resource{gpumem::device{base.device}}} : upstream_of(base, layer);
 }

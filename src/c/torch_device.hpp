@@ -23,22 +23,23 @@ namespace gpumem::c {
 /// PyTorch's memory on one device. The object lives as long as the process. Any thread.
 class torch_device {
 public:
-  /// Takes over the caller's reference to the pool. `limit` is that of the options; none: the pool's present limit.
+  /// Takes over the caller's reference to the pool. `limit`: the limit that the pool's options set; none: the pool's
+  /// present limit.
   torch_device(int ordinal, gpumem_pool& pool, std::optional<std::size_t> limit = std::nullopt);
 
   int ordinal() const noexcept { return ordinal_; }
   gpumem_pool& pool() const noexcept { return pool_; }
   torch_counters& counters() noexcept { return counters_; }
   torch_mem_pools& mem_pools() noexcept { return mem_pools_; }
-  /// Limits the reserved memory to a fraction of the device's memory, and at most to the limit of the options. The
-  /// limit includes memory that PyTorch's pools get from functions of the caller. Throws std::invalid_argument if the
-  /// outermost resource is not a pool.
+  /// Limits the reserved memory to a fraction of the device's memory, and at most to the limit that the options set.
+  /// The limit includes memory that PyTorch's pools get from functions of the caller. Throws std::invalid_argument if
+  /// the outermost resource is not a pool.
   void set_fraction(double fraction);
   /// Returns a fraction of the device's memory as a limit in bytes; 0 (no limit) for the whole memory.
   static std::size_t limit_of(double fraction, int ordinal);
 
-  /// Allocates `room` bytes for a request of `bytes`, in the order of the stream. For `promises` see
-  /// gpumem_torch_allocate_block.
+  /// Allocates `room` bytes for a request of `bytes`, in the order of the stream. `promises`: facts that the caller
+  /// promises, which save driver calls: a sum of GPUMEM_TORCH_STREAM_LIVES and GPUMEM_TORCH_DEVICE_CURRENT.
   void* allocate(std::size_t bytes, std::size_t room, void* stream, int promises);
 
   /// Frees a block in the order of its stream and of the `users`, the streams that were recorded for it. Returns the
@@ -49,7 +50,8 @@ public:
   /// Describes the live block that starts at the address; none if there is none. Only the owner of the block may rely
   /// on the result.
   std::optional<gpumem_torch_block> describe(void const* pointer);
-  /// Restores the graph memory of one of PyTorch's pools; see torch_mem_pools::restore.
+  /// Makes exactly the ranges `live` live in the graph memory of one of PyTorch's pools. Calls `changed` with each
+  /// range that was live before (false) and with those that are live now (true).
   void restore(torch_mem_pools::id pool, std::span<gpumem_range const> live,
                std::function<void(gpumem_range const&, bool now)> const& changed);
   /// Gives unused memory back to the device. Gives nothing back while a pool of PyTorch serves allocations, since a
@@ -93,7 +95,7 @@ private:
   support::guarded_mutex mutex_;
   // Statistics of the pool at the last reset of totals: the pool counts only from its construction.
   gpumem::statistics at_reset_ __attribute__((guarded_by(mutex_)));
-  // Highest values that were read of figures for which the pool keeps no peak.
+  // Peaks of figures for which the pool keeps none: the highest values seen when the statistics were read.
   std::uint64_t peak_pages_ __attribute__((guarded_by(mutex_))) = 0;
   std::uint64_t peak_free_ranges_ __attribute__((guarded_by(mutex_))) = 0;
   std::uint64_t peak_free_ __attribute__((guarded_by(mutex_))) = 0;

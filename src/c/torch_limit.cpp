@@ -1,4 +1,5 @@
-// Enforces the limit of PyTorch's memory on one device.
+// Enforces the limit of PyTorch's memory on one device: the memory of the device's pool, and the memory that functions
+// of the caller give (drawn memory).
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_limit.hpp"
 
@@ -25,12 +26,14 @@ void torch_limit::set(std::size_t limit) {
   }
 }
 
-// Sets the limit of the device's pool. Ignores the failure if that is a stack, whose limit cannot change.
+// Sets the limit of the device's pool. Ignores a failure: if the device has a stack of resources instead of a pool, its
+// limit cannot change.
 void torch_limit::limit_pool(std::size_t limit) noexcept {
   outcome_of([&] { pool_.set_limit(limit); });
 }
 
-// The device's pool gets its lower limit before its reserved bytes are read, so that it cannot grow meanwhile.
+// Lowers the limit of the device's pool before it reads the pool's reserved bytes, so that the pool cannot grow
+// meanwhile.
 bool torch_limit::draw(std::size_t bytes) noexcept {
   support::scoped_lock const held{mutex_};
   drawn_ += bytes;

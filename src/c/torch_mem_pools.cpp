@@ -212,7 +212,7 @@ bool torch_mem_pools::reclaim(id only) noexcept {
     support::scoped_lock const held{mutex_};
     ended = take_ended(only);
   });
-  for (auto const& one : ended) { // gives the memory back now; the destructor would not wait for its uses
+  for (auto const& one : ended) { // gives the memory back after its uses, for which the destructor would not wait
     if (!one.ordered || one.unsplit) continue;
     outcome_of([&] {
       one.ordered->synchronize(std::chrono::seconds{1});

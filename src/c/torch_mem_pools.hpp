@@ -42,8 +42,8 @@ public:
   /// Adds a use of a pool; makes the pool if there is none. A new pool gets its memory from the functions `segments`;
   /// null: from the device's pool. A pool that exists keeps its source.
   void retain(id pool, gpumem_callbacks const* segments);
-  /// Adds a use of a pool, which then serves the allocations on streams for which the filter returns true. It comes
-  /// before pools that began earlier.
+  /// Adds a use of a pool, which then serves the allocations on streams for which the filter returns true. If the
+  /// filters of several pools accept a stream, the pool that began last serves it.
   void begin(id pool, filter serves);
   void end(id pool);
   /// Ends a use. A pool without uses ends when its blocks are freed and reclaim() is called.
@@ -69,14 +69,15 @@ public:
   void restore(id pool, std::span<gpumem_range const> live,
                std::function<void(gpumem_range const&, bool now)> const& changed);
   void visit_ranges(std::function<void(id, gpumem_range const&)> const& visitor);
-  /// Gives the memory of pools without uses and blocks back; only that of `only` if it is not {0, 0}. Waits for the
-  /// device if a pool has graph memory. Returns whether such a pool has ended.
+  /// Ends pools without uses and blocks, and gives their memory back. Considers only the pool `only`, unless that is
+  /// {0, 0}. Waits for the device if a pool has graph memory. Returns whether a pool has ended.
   bool reclaim(id only) noexcept;
   /// Allocates from a pool for which set_use_on_out_of_memory() is set. Returns null if that fails.
   void* allocate_at_last(void* stream, std::size_t bytes);
 
 private:
-  /// Functions of the caller that allocate and free memory, with calls that count the memory in `limit`.
+  /// Wraps functions of the caller that allocate and free memory (`from`). The functions in table() call them, and
+  /// count the memory in `limit`.
   struct limited_segments {
     torch_limit& limit;
     gpumem_callbacks from;

@@ -54,7 +54,8 @@ bool completion_target::poll() const {
   if (event_) return event_->is_done();
   auto const key = identify_idle(stream_);
   auto& timeline = key.timeline();
-  // Epochs number the sections of a stream's work. The query must cover this epoch's work, so the epoch ends before it.
+  // Epochs number the sections of a stream's work. The query must cover the work of the present epoch, so the epoch
+  // ends before the query.
   auto const covers = timeline.epochs().advance();
   auto const result = interpret(timeline.device(), query(key));
   if (result == CUDA_ERROR_NOT_READY) return false;
@@ -134,8 +135,8 @@ void completion_wait::end(ending how, CUresult result) noexcept {
   return_event();
 }
 
-// Gives the pooled event back and releases the stream's timeline (gpumem's record of the stream). The timeline was
-// retained until now, so no new stream got it even if its own stream was destroyed. So all waits of one poll queue are
+// Gives the pooled event back and releases the stream's timeline (gpumem's record of the stream). While it is retained,
+// a timeline is not reused for a new stream, even if its own stream was destroyed. So all waits of one poll queue are
 // for one stream.
 void completion_wait::return_event() noexcept {
   auto* const event = std::exchange(recorded_, nullptr);

@@ -53,8 +53,8 @@ public:
   /// Reports a free of an address that is not a live block: a double free, or a free of an unknown address.
   void reject_free(const actor& who, std::uint64_t address, std::uint64_t bytes);
 
-  /// Called before a block returns to the driver pool `owner`. Reports the live blocks in it that resources with
-  /// another owner number have granted.
+  /// Called before a block returns to the driver pool with the number `owner`, which had lent it. Reports live blocks
+  /// of other owners in it.
   void lent_back(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
 
   /// Declares all uses of the block at `address` up to the point `who`, as record_use() does. The free of the block

@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-/* The version of this interface; it increases with each change. The client accepts only its own version. */
+/* The version of this interface; it increases with each change. A client library refuses a simulator of another
+ * version. */
 #define GPUMEM_SIMULATOR_INTERFACE 5
 
 /* When device work runs. AUTOMATIC: a random part of it in each driver call. MANUAL: only in step(), run_until_idle()

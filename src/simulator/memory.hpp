@@ -41,7 +41,8 @@ public:
   const allocation* register_host(void* pointer, std::size_t bytes, int device, context* home, std::uint64_t number);
   void release(std::uint64_t address);
 
-  /// Counts device memory of physical allocations, which this class does not hold. Returns false if the device is full.
+  /// Counts device memory for cuMemCreate; this class does not keep these allocations. Returns false if the device is
+  /// full.
   bool charge(int device, std::size_t bytes);
   void discharge(int device, std::size_t bytes) { spaces_[device]->used -= bytes; }
 

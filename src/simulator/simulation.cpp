@@ -40,9 +40,9 @@ bool read_number(const std::string_view text, std::uint64_t& number) {
 std::atomic<bool> forked{false};
 simulation* made = nullptr;
 
-/// Runs at the exit of the process. Prints the findings that were not taken; if there are any, turns an exit status of
-/// success into EXIT_FAILURE. In glibc such a handler may call exit(): the other handlers still run, and the last
-/// status counts.
+/// Runs at the exit of the process. Prints the findings that the program has not taken; if there are any, turns an exit
+/// status of success into EXIT_FAILURE. In glibc such a handler may call exit(): the other handlers still run, and the
+/// last status counts.
 void end_process(int status, void*) {
   if (in_forked_child() || !made->findings.last_word() || status != EXIT_SUCCESS) return;
   std::exit(EXIT_FAILURE);

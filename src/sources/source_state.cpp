@@ -173,8 +173,8 @@ std::optional<CUstream> usable_handle(stream_key const& key) noexcept {
 }
 
 // Returns success if the stream does not capture, otherwise an error. For a stream that gpumem neither made nor
-// adopted, a key gets a handle only after the driver was asked whether the stream captures, as in identify(). A key
-// that captures does not come here, so the driver is not asked again.
+// adopted, the driver is not asked here. It was asked when the key got its handle, as in identify(), and this function
+// is not called for a key that captures.
 CUresult refuse_capture(stream_key const& key, CUstream on) noexcept {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   bool const known = key.has_handle() && !key.timeline().owns_handle();

@@ -25,8 +25,8 @@ import :virtual_pages_options;
 namespace gpumem {
 namespace {
 
-// A new page has 1/page_fraction of the mapped bytes. Small pages cost driver calls; a large page stays mapped for the
-// sake of one small block.
+// A new page has 1/page_fraction of the mapped bytes. Small pages cost more driver calls; a large page stays mapped as
+// long as one small block lies on it.
 inline constexpr std::size_t page_fraction = 128;
 unexpected<failure> refused(outcome what, std::size_t bytes, CUresult code = CUDA_SUCCESS) noexcept {
   return unexpected<failure>{failure{what, code, bytes}};

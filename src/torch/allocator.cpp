@@ -25,9 +25,9 @@ using c10::cuda::CUDAStream;
 // Tensors keep this deleter when the allocator is disabled.
 void delete_block(void* pointer) { allocator::instance().free(pointer); }
 
-// Returns what this allocator promises gpumem about an allocation on the stream (GPUMEM_TORCH_…). The device is always
-// the current one. PyTorch never destroys its own streams, so they live as long as the process. A stream whose id is
-// its handle is not PyTorch's, and may end earlier.
+// Returns what this allocator promises gpumem about an allocation on the stream, as a sum of the constants of
+// gpumem_torch.h. The device is always the current one. PyTorch never destroys its own streams, so they live as long as
+// the process. A stream whose id is its handle is not PyTorch's, and may end earlier.
 int promises_of(CUDAStream stream) {
   bool const outside = stream.id() == static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream.stream()));
   return GPUMEM_TORCH_DEVICE_CURRENT + (outside ? 0 : GPUMEM_TORCH_STREAM_LIVES);

@@ -57,7 +57,8 @@ struct collector {
   }
 };
 
-// The context of the call that this thread runs; pages that it maps or unmaps are recorded with it.
+// The context (such as a stack trace) of the allocator's call that this thread runs. Pages that the call maps or unmaps
+// are recorded with this context.
 thread_local history::context context_of_call;
 
 } // namespace

@@ -38,7 +38,7 @@ public:
                                            unsigned thread) noexcept {
     return cache_of(thread).pop(limits_, timeline, size, requested);
   }
-  /// Caches a live block whose last use, on its stream, is `use`. Any thread; `thread` is its index.
+  /// Caches a block that is being freed. `use`: its last use, on its own stream. Any thread; `thread` is its index.
   [[gnu::always_inline]] inline thread_cache::result insert(block& freed, stream_use const& use,
                                                             unsigned thread) noexcept {
     return cache_of(thread).insert(limits_, freed, use);
@@ -52,7 +52,9 @@ public:
     return true;
   }
 
-  /// See cache_limits::set. The caller holds the locks of all shards.
+  /// Sets whether blocks are cached, and for each kind of size (small, medium, large) the bytes that all caches
+  /// together may hold. `threads`: the number of threads that share these budgets. `event_threshold_bytes`: the freed
+  /// bytes after which a stream records an event. The caller holds the locks of all shards.
   [[clang::requires_capability(all_shards)]] inline void
   set_limits(bool on, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
              std::size_t event_threshold_bytes) noexcept {
@@ -60,19 +62,20 @@ public:
   }
   inline bool enabled() const noexcept { return limits_.enabled(); }
   inline std::size_t event_threshold_bytes() const noexcept { return limits_.event_threshold_bytes(); }
-  /// Returns whether the bytes of the counts and the unclaimed bytes add up to each budget. Called in `visit_locked`.
+  /// Returns whether each budget is the sum of the bytes that caches have claimed (in `sum`) and the bytes that no
+  /// cache has claimed. Called in `visit_locked`.
   inline bool is_balanced(cache_counts const& sum) const noexcept { return limits_.is_balanced(sum.usage); }
-  /// Returns whether one cache had no budget for `max_budget_misses` frees since the last flush. Then other caches hold
-  /// the budget for blocks that no request uses.
+  /// Returns whether one cache could not keep `max_budget_misses` freed blocks since the last flush, because the budget
+  /// was used up. Then other caches use the budget for blocks that no request asks for.
   inline bool budget_exhausted() const noexcept { return limits_.exhausted(); }
   /// Removes the blocks of all caches and returns them, linked by `next`. The caller holds the locks of all shards.
   [[clang::requires_capability(all_shards)]] block* flush() noexcept;
 
-  /// Returns the requested bytes that the shards count as live although they lie in this thread's cache.
+  /// Returns the requested bytes of the blocks in this thread's cache. The shards count these bytes as live.
   inline std::int64_t cached_requested_of(unsigned thread) const noexcept {
     return cache_of(thread).cached_requested();
   }
-  /// Returns the sums of the counts of all caches, which other threads may be changing. Any thread.
+  /// Returns the sums of the counts of all caches, while other threads may change the counts. Any thread.
   cache_counts snapshot() const noexcept;
   /// Calls `visitor(counts)` with the sums while no cache changes. The caller holds the locks of all shards.
   template <class Visit> [[clang::requires_capability(all_shards)]] void visit_locked(Visit visitor) {

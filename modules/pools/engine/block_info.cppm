@@ -49,7 +49,7 @@ inline void end_region(std::span<memory_range> ranges) noexcept {
   }
 }
 
-/// Describes a live block to its owner.
+/// Describes a live block. Only the owner of the block may rely on it, since the owner can free the block at any time.
 export struct owned_block {
   std::size_t bytes;       ///< bytes that the caller requested
   stream_timeline* stream; ///< stream for which the block was allocated

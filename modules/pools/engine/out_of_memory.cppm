@@ -23,7 +23,7 @@ public:
       : parts_{parts}, frees_{frees}, allocator_{allocator} {}
 
   /// Returns the block, or the failure if no step has found memory. `why`: the failure of the growth. The caller holds
-  /// the locks of all shards; calls of the upstream and waits unlock them. Throws std::bad_alloc.
+  /// the locks of all shards. They are unlocked during calls of the upstream and during waits. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] expected<void*, failure> allocate(allocation_request& request,
                                                                                           failure const& why);
 

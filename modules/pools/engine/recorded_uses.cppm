@@ -15,7 +15,7 @@ namespace gpumem::detail {
 /// these uses are over too. Takes the locks of all shards (the parts of the pool with a lock each).
 export class recorded_uses {
 public:
-  /// Keeps references to both.
+  /// Keeps references to both arguments.
   recorded_uses(pool_parts& parts, deferred_frees& deferred) noexcept : parts_{parts}, deferred_{deferred} {}
 
   /// Declares that all uses of the block on this stream are enqueued. If no live block begins at the pointer, reports a

@@ -24,13 +24,14 @@ namespace gpumem::detail {
 /// A pool's memory, its rules and its mode (the settings that follow from its state). The class of each member says
 /// which lock guards it.
 export struct pool_parts {
-  /// `pass`: the timer whose expiry is a pass of the library thread over this pool. Throws std::invalid_argument.
+  /// `pass`: a timer; each time that it expires, gpumem's background thread serves this pool's waiting requests and
+  /// gives back unused memory (a pass). Throws std::invalid_argument.
   pool_parts(std::unique_ptr<pool_upstream> from, pool_options asked, timer& pass);
 
   std::unique_ptr<pool_upstream> const upstream; ///< first, so that it outlives the shards, which hold its memory
   pool_options const options;
   std::size_t const smallest_block; ///< bytes, including the guards around each block of a hardened pool
-  std::size_t const largest_block; ///< bytes; SIZE_MAX in a hardened pool, which checks the bound before it adds guards
+  std::size_t const largest_block;  ///< bytes; SIZE_MAX in a hardened pool: it checks requests before it adds guards
   reuse_rules rules;
   shard_list shards;
   thread_caches caches;
@@ -57,8 +58,8 @@ export struct pool_parts {
   }
 
   // Called under the locks of all shards.
-  /// Counts a change after which waiting requests may succeed, and posts a pass of the library thread that wakes them.
-  /// For calls that cannot wake them themselves.
+  /// Counts a change after which waiting requests may succeed, and posts a pass that wakes them. For calls that cannot
+  /// wake them themselves.
   [[clang::requires_capability(all_shards)]] void notify() noexcept;
   /// Returns the number of live blocks, including those in thread caches.
   [[clang::requires_capability(one_shard, all_shards)]] std::int64_t live_blocks() const noexcept;

@@ -20,8 +20,7 @@ export struct alignas(64) chunk {
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
 
-  // always_inline: each allocation or free that no thread cache serves runs this code, whose cost is the number of its
-  // instructions.
+  // always_inline: each allocation or free that no thread cache serves runs this code.
   /// Links a block between `upper`, a block of this chunk, and the lower neighbour of `upper`.
   [[gnu::always_inline]] inline void link_below(block& one, block& upper) noexcept {
     one.parent = this;
@@ -38,7 +37,7 @@ export struct alignas(64) chunk {
     (one.upper ? one.upper->lower : last) = &one;
     lower.upper = &one;
   }
-  /// Makes the neighbours of a block of this chunk neighbours of each other, and returns the block.
+  /// Takes a block of this chunk out of the list: makes its neighbours neighbours of each other. Returns the block.
   [[gnu::always_inline]] inline block& unlink(block& joined) noexcept {
     (joined.lower ? joined.lower->upper : first) = joined.upper;
     (joined.upper ? joined.upper->lower : last) = joined.lower;
@@ -49,11 +48,11 @@ export struct alignas(64) chunk {
   template <class Visit> void visit(Visit visitor) const {
     for (auto* each = first; each; each = each->upper) visitor(*each);
   }
-  /// Returns the block that holds the address, which is not below the chunk; null if the address is above the chunk.
-  /// Takes time in proportion to the number of blocks.
+  /// Returns the block that holds the address; null if the address is above the chunk. The address must not be below
+  /// the chunk. Takes time in proportion to the number of blocks.
   block* find_containing(void const* pointer) const noexcept;
-  /// Returns the bytes of the largest run of adjacent free blocks, whichever uses they have. Takes time in proportion
-  /// to the number of blocks.
+  /// Returns the bytes of the largest run of adjacent free blocks, whether or not streams still use them. Takes time in
+  /// proportion to the number of blocks.
   std::size_t largest_run() const noexcept;
 };
 

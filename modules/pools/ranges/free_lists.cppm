@@ -34,7 +34,7 @@ public:
         return seen;
     }
   }
-  /// Returns the free list for ranges on which these uses by streams may still be open. Allocates no host memory.
+  /// Returns the free list for ranges that these streams may still use. Allocates no host memory.
   inline free_list& of(stream_uses const& uses) noexcept {
     if (uses.empty()) return ready_;
     if (uses.size() > 1) [[unlikely]]

@@ -55,8 +55,8 @@ private:
   // Changed under the locks of all shards.
   bool busy_ __attribute__((guarded_by(all_shards))) = false;              // a run was posted and has not ended
   bool freed_some_ __attribute__((guarded_by(all_shards))) = false;        // the last run freed something
-  std::uint64_t parks_ __attribute__((guarded_by(all_shards))) = 0;        // requests that waited before the last run
-  std::uint64_t change_count_ __attribute__((guarded_by(all_shards))) = 0; // the pool's count of changes at that time
+  std::uint64_t parks_ __attribute__((guarded_by(all_shards))) = 0;        // waits that had begun before the last run
+  std::uint64_t change_count_ __attribute__((guarded_by(all_shards))) = 0; // the pool's changes before the last run
 
   sync::mutex mutex_;
   sync::condition over_;

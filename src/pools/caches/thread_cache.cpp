@@ -35,8 +35,8 @@ block* thread_cache::evict_large(large_cache& large_blocks) noexcept {
   return &mark_evicted(*gone);
 }
 
-// Called for a free of another stream than the one that has the stream cache. Evicts a block if more than
-// `max_foreign_frees` frees in a row were of other streams.
+// A stream cache keeps the blocks of one stream. This is called if a block of another stream is freed and could not get
+// the stream cache `in`. Evicts a block if that has happened more than `max_foreign_frees` times in a row.
 block* thread_cache::evict_for_other_stream(stream_cache& in) noexcept {
   return ++in.foreign_frees > tuning::max_foreign_frees ? &pop_largest(in) : nullptr;
 }

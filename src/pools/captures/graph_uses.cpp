@@ -1,4 +1,5 @@
-// Ends uses of graph memory, and finds ranges whose uses come before a request.
+// Ends uses of graph memory, and finds ranges whose uses the captured graph orders before the work of a request. The
+// end of a use is a set of nodes of the graph.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -25,8 +26,8 @@ import :stream_uses;
 namespace gpumem::detail {
 namespace {
 
-// Finds the smallest range that fits and whose uses are the stream's own, or come before its next work. Asks the driver
-// only if a range fits and the ends of its other uses are known.
+// Finds the smallest range that fits and whose uses all are the stream's own, or come before the stream's next work.
+// Asks the driver only if a range fits and the ends of its other uses are known.
 class ordered_search {
 public:
   ordered_search(captured_order& order, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept
@@ -116,9 +117,9 @@ graph_uses::fit graph_uses::find_ordered(stream_key const& key, std::size_t byte
   return {search.best, search.offset};
 }
 
-// A free by the host leaves the range to the stream for which the block was allocated. If the host has no memory for
-// the order, the range serves only the stream of the free. If it has none to retain the timeline either, the range gets
-// a use by the host that never ends (no_end), and serves no stream.
+// A free by the host leaves the range to the stream for which the block was allocated. If the host has no memory to
+// record where in the graph the use ends, the range serves only the stream of the free. If it has no memory to retain
+// the stream's timeline, the range also gets a use that never ends (no_end), and serves no stream.
 void graph_uses::end(block& used, stream_key const& key, ended_by how) noexcept {
   auto& timeline = key.is_host() ? *used.stream : key.timeline();
   try {

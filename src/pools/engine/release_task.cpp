@@ -32,9 +32,9 @@ std::size_t release_task::release(std::size_t keep) {
 }
 
 // A pass, which is one run of this task on the library thread (gpumem's background thread). It serves the requests that
-// wait. It gives complete memory back to the upstream: memory beyond the release threshold, or all memory of a closed
-// pool. If no event covers the uses of a closed pool's memory, it requests such events. The next pass starts when one
-// of these events was recorded.
+// wait. It gives memory whose uses are complete back to the upstream: what exceeds the release threshold, or all memory
+// of a closed pool. If no event covers the uses of a closed pool's memory, it requests such events. The next pass
+// starts when one of these events was recorded.
 void release_task::expire() noexcept {
   requests_.run();
   bool done = false, answered_meanwhile = false;
@@ -62,7 +62,7 @@ void release_task::expire() noexcept {
 
 release_task::held_by release_task::release_pass() noexcept {
   try {
-    frees_.flush_thread_caches(); // frees fill caches and lists of spare blocks up to an eighth beyond the threshold
+    frees_.flush_thread_caches(); // frees fill the caches until the reserved bytes exceed the threshold by an eighth
     parts_.rules.poll_streams(nullptr, parts_.everywhere());
     parts_.backend.release(parts_.backend.closed() ? 0 : parts_.options.release_threshold);
     bool const open = reuse_rules::may_complete(parts_.everywhere());

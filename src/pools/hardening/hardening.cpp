@@ -115,8 +115,8 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
 }
 
 // Allocates from the engine. If the engine has no memory, blocks leave the quarantine early and the allocation is tried
-// again. A request that must not wait gets only blocks that are complete now. Any other request polls for complete
-// blocks for up to `tuning::max_host_wait`.
+// again. For a request that must not wait, only blocks whose uses are complete now leave the quarantine. Any other
+// request polls for such blocks for up to `tuning::max_host_wait`.
 expected<void*, failure> hardening::draw(stream_key const& key, std::size_t total, std::size_t alignment) noexcept {
   auto result = engine_.try_allocate(key, total, alignment);
   auto const exhausted = [&result] { return !result && result.error().reason == outcome::exhausted; };
@@ -193,8 +193,8 @@ void hardening::report(misuse what) noexcept {
 
 // Enqueues the poison on the stream of the free, under three conditions: work may be enqueued on the stream, the stream
 // is known to come after the fill of the allocation, and no use on another stream was recorded. If one of them does not
-// hold, the quarantine poisons the block later, when all uses are complete. In any case records an event, if the stream
-// can have one.
+// hold, the quarantine poisons the block later, when all uses are complete. Whether or not it poisons the block,
+// records an event if the stream can have one.
 void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
   if (freed.has_recorded_uses) freed.uses = engine_.uses().of(freed.base());
   if (key.is_host()) return;

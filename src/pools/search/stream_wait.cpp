@@ -22,7 +22,7 @@ namespace {
 struct goal {
   stream_timeline* timeline;
   epoch newest;
-  bool all; // whether no free on the stream up to now is later than `newest`
+  bool all; // whether `newest` covers all frees on the stream so far
 };
 
 goal goal_of(stream_timeline& timeline) noexcept {

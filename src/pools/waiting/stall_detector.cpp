@@ -16,7 +16,7 @@ bool stall_detector::enabled() const noexcept { return timeout_ > sync::duration
 sync::time_point stall_detector::stalls_at(std::uint64_t changes) noexcept {
   auto const signs = changes - vain_ + grants_;
   if (std::exchange(signs_, signs) != signs) quiet_since_ = sync::now();
-  return quiet_since_ + std::min<sync::duration>(timeout_, std::chrono::years{1}); // no sum overflows
+  return quiet_since_ + std::min<sync::duration>(timeout_, std::chrono::years{1}); // so that the sum cannot overflow
 }
 
 bool stall_detector::has_stalled(std::uint64_t changes) noexcept {

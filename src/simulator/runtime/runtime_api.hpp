@@ -1,4 +1,5 @@
-// Includes the runtime's header with visible functions; this library includes it only through this header.
+// Declares the functions of the CUDA runtime with default visibility. All files of this library include the runtime's
+// header through this one.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
