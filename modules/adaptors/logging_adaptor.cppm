@@ -86,7 +86,7 @@ private:
   sync::mutex mutex_;
   std::string gathered_ __attribute__((guarded_by(mutex_)));
   bool failed_ __attribute__((guarded_by(mutex_))) = false;
-  std::array<std::atomic<log_ring*>, max_rings> rings_{}; // by thread index; made at the first row of the thread
+  std::array<std::atomic<log_ring*>, max_rings> rings_{}; // by thread index; a ring is made at its thread's first row
 };
 
 template <class Upstream> class logging_state final : public adaptor_state<logging_state<Upstream>, Upstream> {
@@ -112,7 +112,7 @@ private:
 
 } // namespace detail
 
-/// Logs in RMM's format, which trace_reader and gpumem-replay read. It writes a row for each allocation after the
+/// Logs in RMM's format, which trace_reader and gpumem-replay read. Writes a row for each allocation after the
 /// upstream has allocated, for each free before the upstream frees, and for each failure. So the row of a free comes
 /// before the row of the next allocation at that address. A request that has to wait writes a failure row, and an
 /// allocation row when it is granted. Column Thread is the thread id of the system. Column Time is the local time;

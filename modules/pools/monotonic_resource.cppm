@@ -23,7 +23,7 @@ namespace gpumem {
 export struct monotonic_options {
   std::size_t region_size = std::size_t{32} << 20; ///< bytes of a region; a larger request gets a region of its own
   std::size_t limit = 0;                           ///< most bytes of all regions; 0: no limit
-  /// All other options of the pool that keeps regions between two resets. `pool.limit` must stay 0.
+  /// The other options of the pool that gives the regions and gets them back at a reset. `pool.limit` must stay 0.
   pool_options pool = {.name = "monotonic"};
 };
 
@@ -54,8 +54,8 @@ private:
     char* base;
     std::size_t bytes;
     std::size_t used;   // bytes from the base on that are given out
-    stream_key home;    // key of the stream on which the region was allocated; gives no access to its handle
-    stream_uses origin; // the allocation of the region, after which other streams must use it
+    stream_key home;    // stream of the region's allocation; has a handle only if gpumem made or adopted it
+    stream_uses origin; // the region's allocation; work of other streams on the region must come after it
     std::size_t largest() const noexcept { return bytes - used; }
   };
 

@@ -54,8 +54,8 @@ request_operation::try_part(request_part const& one, bool may_wait, queueing how
   auto const key = one.stream.waiting(may_wait).queueing_as(how);
   expected<void*, failure> checked = nullptr;
   try {
-    checked =
-        checked_request(key, device_of(from_), one.bytes, one.alignment, true); // true: the resource checks captures
+    // `true` accepts a capturing stream: the resource decides about it.
+    checked = checked_request(key, device_of(from_), one.bytes, one.alignment, true);
   } catch (...) { checked = unexpected<failure>{current_failure(one.bytes)}; }
   if (!checked) return checked;
   return from_.table->try_allocate_keyed(from_.state, &key, one.bytes, one.alignment);
@@ -96,7 +96,7 @@ bool request_operation::cancel_waiter() noexcept {
 void request_operation::cancel(outcome why) noexcept {
   if (forked() || !set_cancelled(why)) return;
   if (!cancel_waiter()) return;
-  clear_hooks(); // the hooks of the adaptors have seen the withdrawal
+  clear_hooks(); // so refuse() calls no adaptors: cancel_waiter() has told them of the end
   cancelled_ = true;
   refuse(failure{why, 0, bytes()});
 }
@@ -107,9 +107,10 @@ bool request_operation::is_late(sync::time_point deadline) noexcept {
   return true;
 }
 
-// The request may resume on a thread with other default streams, and its stream may be destroyed or capturing by now.
-// In each of these cases the request ends with an error. If gpumem does not own the handle of the stream, it cannot
-// tell a destroyed stream from a capturing one.
+// Asks the resource again, in a turn of the request. By now the stream may be destroyed or capturing, or a default
+// stream handle may mean another stream, since this thread is another one. Each of these cases ends the request with
+// outcome::capture_unsupported: if gpumem does not own the stream's handle, it cannot tell a destroyed stream from a
+// capturing one.
 bool request_operation::park_again() noexcept {
   clear_hooks();
   bool usable = true;

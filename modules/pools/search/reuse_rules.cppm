@@ -49,16 +49,18 @@ public:
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span among);
 
-  /// Polls every stream with open uses of free memory once, and returns the number of these streams. For a use that no
-  /// event covers, records an event now if the use's stream is gpumem's own, adopted (its owner promises that it
-  /// lives), or the asking stream. On any other stream the next free records it. With `reuse_policy::ordered` does
-  /// nothing for a stream's request, and returns 0. Throws std::bad_alloc.
+  /// Polls every stream with open uses of free memory once, and returns the number of these streams. `asking`: the key
+  /// of the request for which this polls, or null. If no event covers a use, records one now on a stream that gpumem
+  /// made, or whose owner has promised that it lives (an adopted stream). For host-accessible memory, also records one
+  /// on the asking stream. On any other stream the next free records an event. With `reuse_policy::ordered` polls help
+  /// only requests that need the host to see uses complete; for other requests does nothing and returns 0. Throws
+  /// std::bad_alloc.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::size_t
   poll_streams(stream_key const* asking, shard_span among);
-  /// Calls poll_streams(), which here polls the asking stream too. Then repeats the polls for up to 4 us, because a
-  /// stream without work completes an event within 2 us. Leaves out streams that are behind (an event is open for 5 us
-  /// or more), and repeats nothing if the asking stream is behind. For callers whose next step costs far more than 4
-  /// us. Throws std::bad_alloc.
+  /// Polls every stream with open uses, whatever the policy. Then repeats the polls for up to 4 us, because a stream
+  /// without work completes an event within 2 us. Repeats no poll of a stream that is behind (an event is open for 5 us
+  /// or more), and none at all if the asking stream is behind. For callers whose next step costs far more than 4 us.
+  /// Throws std::bad_alloc.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   poll_young_events(stream_key const* asking, shard_span among);
   /// Returns the streams with uses of free memory that the host has not seen complete, each stream once. If

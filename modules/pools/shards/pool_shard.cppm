@@ -37,7 +37,7 @@ export struct alignas(false_sharing_distance) pool_shard {
   alignas(128) class remote_frees remote_frees; ///< frees by threads that found the lock taken; needs no lock
   alignas(128) time_budget poll_budget
       __attribute__((guarded_by(one_shard)));                 ///< time for polls by requests that find no memory
-  unsigned steals __attribute__((guarded_by(one_shard))) = 0; ///< recent allocations by its thread from other shards
+  unsigned steals __attribute__((guarded_by(one_shard))) = 0; ///< recent blocks its threads took from other shards
   std::uint64_t last_steal __attribute__((guarded_by(one_shard))) = 0; ///< counters.locked_calls at the last steal
   alignas(128) relaxed_atomic<std::uintptr_t> first_address;
   relaxed_atomic<std::size_t> address_space{SIZE_MAX}; ///< number of bytes from first_address on that hold all blocks

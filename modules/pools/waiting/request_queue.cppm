@@ -34,8 +34,8 @@ public:
     last,     ///< answered; the caller must close the pool, which has no handle, live block or request any more
     turn,     ///< the caller tries to allocate for the request, and then calls end_turn
   };
-  /// The outcome. For a turn, `since` is the value at its beginning of the pool's count of changes, which grows with
-  /// each free.
+  /// The outcome. `since` is for a turn only: the pool's count of changes (which grows with each free) when the turn
+  /// began.
   struct turn {
     waiting what;
     std::uint64_t since = 0;

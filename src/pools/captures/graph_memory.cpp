@@ -244,8 +244,8 @@ void graph_memory::restore(std::span<memory_range const> live) {
   for (; before > 0; --before) drop_live(); // cannot destroy this object: the caller has a handle
 }
 
-// Makes each chunk one free range without uses. It needs none: the captures that used the chunk are launched before
-// later captures.
+// Makes each chunk one free range. The range needs no uses that order its reuse: the caller guarantees that the
+// captures so far are launched before later captures.
 void graph_memory::free_everything() {
   uses_.forget_all_blocks();
   chunks_.visit([&](chunk const& each) {
