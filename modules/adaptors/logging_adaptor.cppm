@@ -54,9 +54,9 @@ private:
 namespace detail {
 
 // Collects rows in a fixed buffer under a lock, so that writing a row allocates no memory, and rows of different
-// threads stay whole. In a binary log up to 64 threads have a ring each, whose rows are moved to that buffer. A thread
-// has no ring if it is not among these 64, if the host has no memory for a ring, or while the thread ends. A thread
-// without a ring writes to the buffer.
+// threads stay whole. In a binary log up to 64 threads first write to rings (ring buffers) of their own, from which the
+// rows are moved to the fixed buffer. A thread has no ring if it is not among these 64, if the host has no memory for a
+// ring, or while the thread ends. A thread without a ring writes to the fixed buffer.
 class allocation_log {
 public:
   allocation_log(std::vector<log_sink> sinks, logging_options options);

@@ -52,7 +52,7 @@ private:
 
 } // namespace detail
 
-/// Makes a resource of two functions. `Properties` says whether the device and the host can access their memory.
+/// Makes a resource of two functions. `Properties` says whether the device and the host can access the memory.
 /// Without it, `callback_resource{device, allocate, deallocate}` makes a resource whose memory the device can access.
 ///
 /// Both functions are called without a lock of gpumem, on any thread and on several threads at once. The device is

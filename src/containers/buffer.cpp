@@ -100,8 +100,8 @@ void buffer::replace(allocation fresh) {
 }
 
 // Copies from this buffer. For pageable memory the driver copies during the call, not when the stream reaches the copy.
-// So if no device can access the buffer's memory, the stream is waited for first. If no device can access the target
-// either, a host function in the stream copies.
+// So if no device can access the buffer's memory, this function first waits for the stream. If no device can access the
+// target either, it does not wait, and a host function in the stream copies.
 void buffer::copy_on(detail::stream_work const& on, void* to, void const* from, std::size_t bytes,
                      bool target_reached) const {
   if (bytes == 0) return;

@@ -35,7 +35,7 @@ inline constexpr auto min_pause = microseconds{10};
 inline constexpr auto max_extra_pause = microseconds{50};
 inline constexpr auto max_pause = microseconds{100};
 inline constexpr auto max_first_pause = microseconds{50};
-inline constexpr auto memory = std::chrono::seconds{1};    // quiet time after which `lasted_` no longer counts
+inline constexpr auto memory = std::chrono::seconds{1};    // quiet time after which add_wait() forgets `lasted_`
 inline constexpr auto pause_cost = microseconds{6};        // processor time of falling asleep and waking up
 inline constexpr auto spin_before_yield = milliseconds{1}; // time without a completion after which a spin yields
 
@@ -148,6 +148,7 @@ void reactor::enlist(poll_queue& item) noexcept {
   if (poll_queue_list::of(item) != belongs) poll_queue_list::move(item, belongs);
 }
 
+// Adds a wait. Its first pause is 7/8 of `lasted_`, the quiet time before the last completion, but 10 to 50 us.
 reactor::answer reactor::add_wait(pending_wait& point) noexcept {
   sync::spin_lock const held{mutex_};
   if (point.stop_requested_.load(std::memory_order_acquire)) return answer::stopped;

@@ -44,8 +44,8 @@ struct services_table {
                            std::size_t alignment) noexcept;
   /// Returns the device's ordinal; -1 if the memory belongs to no device.
   int (*device)(void* state) noexcept;
-  /// Calls `admit` of the state. Returns true if the request `waiter` now waits in the resource; false if it has its
-  /// result already, or ends as exhausted. Null if requests cannot wait in the resource.
+  /// Passes the request `waiter` to the resource, by `admit` of the state. Returns true if the request now waits there;
+  /// false if it has its result already, or ends as exhausted. Null if requests cannot wait in the resource.
   bool (*admit)(void* state, void* waiter) noexcept;
   /// Calls `cancel_waiter` of the state, which ends the wait of the request `waiter`. Returns false if the resource has
   /// granted, refused or woken the request already. Null if requests cannot wait in the resource.

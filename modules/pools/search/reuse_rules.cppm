@@ -16,9 +16,9 @@ namespace gpumem::detail {
 /// stream first waits for the uses. `none`: not at all.
 export enum class reuse_tier : std::uint8_t { same_stream, ordered, completed, wait, none };
 
-/// The rules of one pool. A shard is a part of the pool with a lock of its own. The caller holds the locks of the
-/// shards that it passes, or of the shard in which the uses lie. Calls may make driver calls on streams, but wait for
-/// nothing.
+/// The rules of one pool. A use is work of a stream on memory that is now free; it is open until the host has seen it
+/// complete. A shard is a part of the pool with a lock of its own. The caller holds the locks of the shards that it
+/// passes, or of the shard in which the uses lie. Calls may make driver calls on streams, but wait for nothing.
 export class reuse_rules {
 public:
   /// `policy`: which memory of other streams may be reused. `host_accessible`: the host may touch memory as soon as it

@@ -81,7 +81,7 @@ std::size_t growth_policy::shortfall(allocation_request const& request, pool_sha
 }
 
 // Returns the hole (range without mapped pages) in which the fewest bytes must be mapped for the request, at the start
-// or at the end of the hole. Leaves out holes for which the limit allows too few bytes.
+// or at the end of the hole. Leaves out holes that need more bytes than the limit still allows.
 std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_request const& request,
                                                                  pool_shard const& in, bool exact) const {
   auto const need = request.bytes + (request.alignment - granule);

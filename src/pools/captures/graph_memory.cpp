@@ -108,7 +108,8 @@ void* graph_memory::take(stream_key const& key, std::size_t bytes, std::size_t a
   return taken.pointer();
 }
 
-// One thread at a time calls the upstream. Threads that waited for it first search the memory that it has added.
+// One thread at a time calls the upstream. A thread that has waited for another one first searches the memory that the
+// other thread has added.
 expected<void*, failure> graph_memory::grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
   auto const refuse = [bytes](outcome why, int code = 0) {
     return expected<void*, failure>{unexpect, failure{why, code, bytes}};

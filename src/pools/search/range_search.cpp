@@ -69,7 +69,8 @@ placement range_search::find_cross_stream(allocation_request const& request, reu
   return best;
 }
 
-// Searches the ranges that other streams have freed. Called if no range of the stream's own and no ready range fits.
+// Searches the ranges that other streams have freed. If none fits, makes complete ranges ready and searches again.
+// Called if no range of the stream's own and no ready range fits.
 placement range_search::find_ordered(allocation_request const& request, shard_span among) {
   if (auto const place = find_cross_stream(request, reuse_tier::ordered, among)) return place;
   return rules_.promote_completed(among) ? find_own_or_ready(request, among) : placement{};
