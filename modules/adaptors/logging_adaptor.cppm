@@ -43,7 +43,7 @@ public:
   /// the variable is unset or empty, and std::runtime_error if the file cannot be opened.
   static log_sink from_environment();
 
-  /// Returns the stream to which the log is written.
+  /// Returns the std::ostream to which the log is written.
   std::ostream& output() const noexcept { return *output_; }
 
 private:
@@ -126,7 +126,7 @@ private:
 /// Rows reach the sinks when 64 KiB are buffered, at flush(), and when the last handle is gone and the last block is
 /// freed. With auto_flush each row reaches them immediately. A binary log also writes when 1,024 rows of one thread are
 /// buffered. Rows that a sink cannot write are lost; flush() then returns false. A child process after fork() writes
-/// nothing. Copies are handles to the same adaptor; see adaptor_base.
+/// nothing. Copies are handles to the same adaptor.
 export template <class Upstream>
 class logging_adaptor : public adaptor_base<logging_adaptor<Upstream>, detail::logging_state<Upstream>, Upstream> {
   using state_of = detail::logging_state<Upstream>;

@@ -86,7 +86,7 @@ void reset_monotonic(monotonic_state& state, stream_ref stream);
 ///
 /// The upstream gives one region at a time. If a request does not fit into the newest region, the resource adds one; a
 /// request beyond the limit is `exhausted`. Requests do not wait for memory. Each block is valid in the order of its
-/// stream: a stream that gets memory of a region that another stream allocated first waits for that allocation.
+/// stream: if another stream allocated the region, the block's stream first waits for that allocation.
 ///
 /// A reset is a free in the order of its stream. Work that uses a block must come before the reset in that order, or
 /// before the free of the block. Regions that are free again stay in a pool; `trim` gives them back. An object is a
@@ -101,8 +101,8 @@ public:
   /// The memory may be used in the order of the stream on which it was allocated.
   static constexpr bool stream_ordered = true;
 
-  /// Allocates nothing yet, unless `pool.initial_size` says so. Throws std::invalid_argument for a `region_size` of 0,
-  /// for options that contradict each other, and as pool_resource does.
+  /// Allocates nothing yet, unless `pool.initial_size` says so. Throws std::invalid_argument for a `region_size` of 0
+  /// and for options that contradict each other, and throws what the constructor of pool_resource throws.
   explicit monotonic_resource(Upstream upstream, monotonic_options options = {})
       : state_{new detail::monotonic_state{std::make_unique<detail::held_upstream<Upstream>>(std::move(upstream)),
                                            std::move(options)}} {}

@@ -1,4 +1,4 @@
-// system_resource: memory of the host's allocator that a device can access as it is.
+// system_resource: memory of the host's allocator, which a device can access directly.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:system_resource;
 import :cuda;

@@ -178,7 +178,8 @@ allocation request_operation::take_or_throw() {
   throw_failure_of(from_, stream().handle(), result.error());
 }
 
-// If the resource lets requests wait, the first attempt does not wait on the host: the request waits in the resource.
+// If the resource lets requests wait, the first attempt does not wait on the host. If it fails, the request waits in
+// the resource.
 void blocking_operation::wait() {
   if (!try_now(!can_wait())) wait_parked(deadline());
 }
@@ -225,7 +226,7 @@ bool suspended_operation::conclude() noexcept {
 }
 
 // Frees granted memory and ends a turn. Reads the result only after take_back(), which waits until the thread that
-// decides the request no longer touches it.
+// decides the request no longer touches this operation.
 void suspended_operation::cancel_and_release() noexcept {
   if (forked()) return;
   if (parked() && (was_cancelled() || !cancel_waiter())) {

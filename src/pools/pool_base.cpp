@@ -83,8 +83,8 @@ pool_options for_pass_through(pool_options options, bool paged) {
   return options;
 }
 
-// The upstream of a pool over device memory that passes its requests on; such a pool uses no pages. Its blocks come
-// from a CUDA memory pool, whose stream order tools can follow.
+// The upstream of a pool over device memory, if the pool passes each request on and so uses no pages. The blocks come
+// from a CUDA memory pool, because tools can follow its stream order.
 class stream_ordered_upstream final : public held_upstream<cuda_resource> {
 public:
   stream_ordered_upstream(cuda_resource instead, gpumem::device where)

@@ -54,7 +54,7 @@ std::optional<std::size_t> pool_state::try_deallocate(void* pointer) noexcept {
   if (!pointer || !may_free()) return std::nullopt;
   auto const found = find_owned(pointer);
   if (!found) return std::nullopt;
-  // The stream still lives, so this free may use its handle. On a mortal stream, which may be destroyed at any time,
+  // The stream still lives, so this free can use its handle. On a mortal stream, which may be destroyed at any time,
   // the free records an event, because perhaps no later call gets the handle.
   auto& timeline = *found->stream;
   auto const key = stream_key::of(timeline, timeline.handle());

@@ -48,7 +48,7 @@ struct services_table {
   /// false if it has its result already, or ends as exhausted. Null if requests cannot wait in the resource.
   bool (*admit)(void* state, void* waiter) noexcept;
   /// Calls `cancel_waiter` of the state, which ends the wait of the request `waiter`. Returns false if the resource has
-  /// granted, refused or woken the request already. Null if requests cannot wait in the resource.
+  /// already granted or refused the request, or has told it to try again. Null if requests cannot wait in the resource.
   bool (*cancel_waiter)(void* state, void* waiter) noexcept;
   /// Tells the resource of a change of a holder. Null if the resource needs no such calls.
   void (*on_holder_event)(void* state, void* holder, holder_event what) noexcept;

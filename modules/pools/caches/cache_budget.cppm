@@ -12,7 +12,7 @@ namespace gpumem::detail {
 /// any thread may read the numbers.
 export class cache_budget {
 public:
-  /// The bytes of one cache.
+  /// The part of the budget that one cache has claimed.
   struct share {
     relaxed_atomic<std::int64_t> allowance; ///< claimed bytes that are not in use
     std::atomic<std::int64_t> claimed{0};   ///< bytes in use and the allowance together

@@ -1,4 +1,5 @@
-// Decides when the library thread makes its next pass over a pool.
+// Decides when the library thread (gpumem's background thread) makes its next pass, a run of the background work of a
+// pool.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pass_timer;
 import :admission;
@@ -12,7 +13,7 @@ import :tuning;
 namespace gpumem::detail {
 
 /// Posts passes of the library thread (the thread of default_executor()), one at a time, with growing pauses. A pass
-/// serves the requests of one pool that wait, and gives memory back to the upstream. Guarded by the locks of all
+/// over a pool serves the pool's waiting requests, and gives memory back to the upstream. Guarded by the locks of all
 /// shards, the parts of the pool.
 export class pass_timer {
 public:

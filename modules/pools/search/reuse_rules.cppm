@@ -28,7 +28,7 @@ public:
 
   /// Returns whether the host may touch memory as soon as it is allocated.
   inline bool host_accessible() const noexcept { return host_accessible_; }
-  /// Returns whether the request needs memory of which the host has seen every use complete.
+  /// Returns whether the request of `key` may get only memory of which the host has seen every use complete.
   inline bool needs_host(stream_key const& key) const noexcept { return key.is_host() || host_accessible_; }
   /// Returns the cheapest tier, up to `last_tier`, by which the stream may take memory that has these uses; `none` if
   /// there is no such tier.
@@ -39,7 +39,7 @@ public:
   void prune(stream_uses& uses) const noexcept {
     if (cross_stream_) uses.prune();
   }
-  /// Promotes ranges: drops their complete uses. A range without uses is ready for any stream, and joins ready
+  /// Promotes ranges: drops their complete uses. A range without uses is ready for any stream, and is joined with ready
   /// neighbours. Returns whether any range was promoted.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
   promote_completed(shard_span among) noexcept;

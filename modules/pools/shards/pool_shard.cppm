@@ -31,9 +31,9 @@ export struct alignas(false_sharing_distance) pool_shard {
   live_count live __attribute__((guarded_by(one_shard)));
   std::int64_t live_blocks __attribute__((guarded_by(one_shard))) = 0; ///< including blocks in thread caches
   std::size_t reserved __attribute__((guarded_by(one_shard))) = 0;
-  std::unique_ptr<virtual_pages> pages; ///< null in a pool over chunks; used by one thread at a time, without the lock
+  std::unique_ptr<virtual_pages> pages; ///< null in a pool over chunks; one thread at a time, not guarded by `mutex`
   chunk* paged __attribute__((guarded_by(one_shard))) =
-      nullptr; ///< the chunk of mapped pages and the holes between them; null: none yet
+      nullptr; ///< the chunk that consists of mapped pages and the holes between them; null: none yet
   alignas(128) class remote_frees remote_frees; ///< frees by threads that found the lock taken; needs no lock
   alignas(128) time_budget poll_budget
       __attribute__((guarded_by(one_shard)));                 ///< time for polls by requests that find no memory

@@ -15,8 +15,8 @@ import :waiting_requests;
 namespace gpumem::detail {
 
 /// Watches the units of work that hold memory (holders) while requests wait for it. The library thread makes passes
-/// over the pool. This class decides whether a pass polls, calls functions that free memory, or ends a request so that
-/// others go on. Guarded by the locks of all shards, the parts of the pool.
+/// over the pool. This class decides whether a pass polls events, calls functions that free memory, or ends a request
+/// so that others go on. Guarded by the locks of all shards, the parts of the pool.
 export class progress_monitor {
 public:
   /// Keeps references to both arguments.

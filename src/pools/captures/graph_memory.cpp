@@ -1,4 +1,4 @@
-// Allocation, frees and growth of the memory of captured graphs, and its return at the end.
+// Allocates, frees and grows the memory of captured graphs, and gives it back to the upstream at the end.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>

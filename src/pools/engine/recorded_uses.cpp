@@ -1,5 +1,5 @@
-// Adds uses to live blocks, and makes room for them. A use is work of a stream on a block; it must be complete, or come
-// first in stream order, when the block's memory is reused.
+// Adds uses to live blocks, and makes room for them. A use is work of a stream on a block; the block's memory must not
+// be reused before it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

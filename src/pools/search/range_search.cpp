@@ -57,8 +57,8 @@ placement range_search::find_cross_stream(allocation_request const& request, reu
     for (auto* const each : all.single_stream()) {
       if (each->empty() || (each->timeline() == &request.key.timeline() && !rules_.needs_host(request.key))) continue;
       auto const oldest = each->oldest()->uses.begin()->newest;
-      // The oldest range of the stream has the lowest epoch. So if its use is neither complete nor ordered, no other
-      // use on the list is.
+      // The oldest range of the stream has the lowest epoch. So if its use is neither complete nor ordered, this is so
+      // for all ranges of the list.
       bool const any =
           last_tier == reuse_tier::wait || each->timeline()->completed(oldest) ||
           (!rules_.needs_host(request.key) && request.key.timeline().ordered_after(*each->timeline(), oldest));
