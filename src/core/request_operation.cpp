@@ -107,10 +107,10 @@ bool request_operation::is_late(sync::time_point deadline) noexcept {
   return true;
 }
 
-// Asks the resource again, in a turn of the request. By now the stream may be destroyed or capturing, or a default
-// stream handle may mean another stream, since this thread is another one. Each of these cases ends the request with
-// outcome::capture_unsupported: if gpumem does not own the stream's handle, it cannot tell a destroyed stream from a
-// capturing one.
+// Asks the resource again, in a turn of the request. If the stream is capturing or destroyed by now, ends the request
+// with outcome::capture_unsupported: for a stream whose handle gpumem does not own, it cannot tell these two apart. On
+// another thread the handle of a per-thread default stream means another stream, so the request goes on without the
+// handle.
 bool request_operation::park_again() noexcept {
   clear_hooks();
   bool usable = true;
