@@ -43,7 +43,7 @@ public:
   /// the variable is unset or empty, and std::runtime_error if the file cannot be opened.
   static log_sink from_environment();
 
-  /// Returns the stream to which the log is written.
+  /// Returns the std::ostream to which the log is written.
   std::ostream& output() const noexcept { return *output_; }
 
 private:
@@ -54,9 +54,9 @@ private:
 namespace detail {
 
 // Collects rows in a fixed buffer under a lock, so that writing a row allocates no memory, and rows of different
-// threads stay whole. In a binary log up to 64 threads have a ring each, whose rows are moved to that buffer. A thread
-// has no ring if it is not among these 64, if the host has no memory for a ring, or while the thread ends. A thread
-// without a ring writes to the buffer.
+// threads stay whole. In a binary log up to 64 threads first write to rings (ring buffers) of their own, from which the
+// rows are moved to the fixed buffer. A thread has no ring if it is not among these 64, if the host has no memory for a
+// ring, or while the thread ends. A thread without a ring writes to the fixed buffer.
 class allocation_log {
 public:
   allocation_log(std::vector<log_sink> sinks, logging_options options);
@@ -86,7 +86,7 @@ private:
   sync::mutex mutex_;
   std::string gathered_ __attribute__((guarded_by(mutex_)));
   bool failed_ __attribute__((guarded_by(mutex_))) = false;
-  std::array<std::atomic<log_ring*>, max_rings> rings_{}; // by thread index; made at the first row of the thread
+  std::array<std::atomic<log_ring*>, max_rings> rings_{}; // by thread index; a ring is made at its thread's first row
 };
 
 template <class Upstream> class logging_state final : public adaptor_state<logging_state<Upstream>, Upstream> {
@@ -112,7 +112,7 @@ private:
 
 } // namespace detail
 
-/// Logs in RMM's format, which trace_reader and gpumem-replay read. It writes a row for each allocation after the
+/// Logs in RMM's format, which trace_reader and gpumem-replay read. Writes a row for each allocation after the
 /// upstream has allocated, for each free before the upstream frees, and for each failure. So the row of a free comes
 /// before the row of the next allocation at that address. A request that has to wait writes a failure row, and an
 /// allocation row when it is granted. Column Thread is the thread id of the system. Column Time is the local time;
@@ -126,7 +126,7 @@ private:
 /// Rows reach the sinks when 64 KiB are buffered, at flush(), and when the last handle is gone and the last block is
 /// freed. With auto_flush each row reaches them immediately. A binary log also writes when 1,024 rows of one thread are
 /// buffered. Rows that a sink cannot write are lost; flush() then returns false. A child process after fork() writes
-/// nothing. Copies are handles to the same adaptor; see adaptor_base.
+/// nothing. Copies are handles to the same adaptor.
 export template <class Upstream>
 class logging_adaptor : public adaptor_base<logging_adaptor<Upstream>, detail::logging_state<Upstream>, Upstream> {
   using state_of = detail::logging_state<Upstream>;

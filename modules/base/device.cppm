@@ -16,9 +16,8 @@ struct device_state {
   std::atomic<bool> known{false};    // whether the members above are written; after that they never change
   std::atomic<CUresult> lost{CUDA_SUCCESS};
 };
-// lost_error_of() does what device::lost_error() (below) does for the device with this ordinal, and interpret() does
-// what device::interpret() does. For a device that gpumem has not used, and for -1, lost_error_of() returns success and
-// interpret() returns `answer`.
+// Like device::lost_error() and device::interpret() below, but for an ordinal. If gpumem has not used that device, or
+// the ordinal is -1, lost_error_of() returns success and interpret() returns `answer`.
 CUresult lost_error_of(int ordinal) noexcept;
 CUresult interpret(int ordinal, CUresult answer) noexcept;
 } // namespace detail
@@ -65,8 +64,8 @@ public:
   CUresult interpret(CUresult answer) const noexcept;
   /// Throws cuda_error if the device is lost. Does not ask the driver.
   void throw_if_lost() const;
-  /// Throws cuda_error if the device is lost, and in a forked child (see `driver_alive`). First asks the driver whether
-  /// the device was reset. Every function that makes something for the device calls this first.
+  /// Throws cuda_error if the device is lost, and in a forked child, which cannot use the driver. First asks the driver
+  /// whether the device was reset. Every function that makes something for the device calls this first.
   void require() const;
 
   /// Returns the number of devices; throws cuda_error without a driver.

@@ -27,8 +27,8 @@ module;
 export module gpumem:std;
 import :namespaces;
 
-// Exports no operators, and no functions that classes of the library declare as friends: clang 19 to 21 reject such a
-// friend if its name is also exported (llvm-project#156604). Remove this rule when clang >= 22 is required.
+// Exports no operators, and no functions that classes of the standard library declare as friends: clang 19 to 21 reject
+// such a friend if its name is also exported (llvm-project#156604). Remove this rule when clang >= 22 is required.
 export namespace std {
 
 using std::byte;

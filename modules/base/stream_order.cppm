@@ -1,5 +1,5 @@
-// The order between streams: after which epochs of other streams the work of one stream comes. An epoch is the number
-// of a section of a stream's work, which an event ends.
+// The order between streams: which work of other streams comes before the work of one stream. Work is counted in
+// epochs: an epoch is the number of a section of a stream's work, and an event ends the section.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_order;
 import :std;
@@ -8,8 +8,8 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// A list of streams, each with the newest of its epochs after which one given stream is ordered. A stream is named by
-/// its index. Small and sorted.
+/// The streams after whose work one stream is ordered. Each entry has the index of another stream, and the newest epoch
+/// of that other stream that comes before the work of the one stream. Small, and sorted by index.
 export class vector_clock {
 public:
   // Returns the newest epoch listed for the stream with this index; 0 if the list has none.
@@ -25,13 +25,13 @@ private:
   std::vector<entry> entries_;
 };
 
-/// The streams after whose work one stream is ordered. Any thread.
+/// Tells after which work of other streams the work of one stream, the owner, is ordered. Any thread.
 export class stream_order {
 public:
-  // Returns whether work enqueued from now on is ordered after the epoch of the stream with that index.
+  // Returns whether work enqueued on the owner from now on comes after epoch `e` of the stream with that index.
   bool is_after(std::uint32_t index, epoch e) const;
-  // Notes that the stream now waits for an event of epoch `e` of the stream with that index. `before`: the epochs after
-  // which that other stream was ordered when the event was recorded. This stream is then ordered after them too. Called
+  // Notes that the owner now waits for an event that ended epoch `e` of the stream with that index. `before`: the
+  // snapshot() of that other stream when the event was recorded; the owner is ordered after these epochs too. Called
   // after the driver has accepted the wait.
   void add(std::uint32_t index, epoch e, vector_clock const& before);
   vector_clock snapshot() const;

@@ -23,7 +23,7 @@ namespace gpumem {
 export struct monotonic_options {
   std::size_t region_size = std::size_t{32} << 20; ///< bytes of a region; a larger request gets a region of its own
   std::size_t limit = 0;                           ///< most bytes of all regions; 0: no limit
-  /// All other options of the pool that keeps regions between two resets. `pool.limit` must stay 0.
+  /// The other options of the pool that gives the regions and gets them back at a reset. `pool.limit` must stay 0.
   pool_options pool = {.name = "monotonic"};
 };
 
@@ -54,8 +54,8 @@ private:
     char* base;
     std::size_t bytes;
     std::size_t used;   // bytes from the base on that are given out
-    stream_key home;    // key of the stream on which the region was allocated; gives no access to its handle
-    stream_uses origin; // the allocation of the region, after which other streams must use it
+    stream_key home;    // stream of the region's allocation; has a handle only if gpumem made or adopted it
+    stream_uses origin; // the region's allocation; work of other streams on the region must come after it
     std::size_t largest() const noexcept { return bytes - used; }
   };
 
@@ -86,7 +86,7 @@ void reset_monotonic(monotonic_state& state, stream_ref stream);
 ///
 /// The upstream gives one region at a time. If a request does not fit into the newest region, the resource adds one; a
 /// request beyond the limit is `exhausted`. Requests do not wait for memory. Each block is valid in the order of its
-/// stream: a stream that gets memory of a region that another stream allocated first waits for that allocation.
+/// stream: if another stream allocated the region, the block's stream first waits for that allocation.
 ///
 /// A reset is a free in the order of its stream. Work that uses a block must come before the reset in that order, or
 /// before the free of the block. Regions that are free again stay in a pool; `trim` gives them back. An object is a
@@ -101,8 +101,8 @@ public:
   /// The memory may be used in the order of the stream on which it was allocated.
   static constexpr bool stream_ordered = true;
 
-  /// Allocates nothing yet, unless `pool.initial_size` says so. Throws std::invalid_argument for a `region_size` of 0,
-  /// for options that contradict each other, and as pool_resource does.
+  /// Allocates nothing yet, unless `pool.initial_size` says so. Throws std::invalid_argument for a `region_size` of 0
+  /// and for options that contradict each other, and throws what the constructor of pool_resource throws.
   explicit monotonic_resource(Upstream upstream, monotonic_options options = {})
       : state_{new detail::monotonic_state{std::make_unique<detail::held_upstream<Upstream>>(std::move(upstream)),
                                            std::move(options)}} {}

@@ -52,13 +52,13 @@ private:
 
 } // namespace detail
 
-/// Makes a resource of two functions. `Properties` says whether the device and the host can access their memory.
+/// Makes a resource of two functions. `Properties` says whether the device and the host can access the memory.
 /// Without it, `callback_resource{device, allocate, deallocate}` makes a resource whose memory the device can access.
 ///
 /// Both functions are called without a lock of gpumem, on any thread and on several threads at once. The device is
 /// current meanwhile. A stream-ordered call passes the caller's stream. `allocate_sync` passes a stream of the resource
 /// and then waits on the host for that stream. `deallocate_sync` passes the resource's stream too and does not wait. If
-/// the stream of a free may not be used any more, the free passes the resource's stream, after the host has seen the
+/// the stream of a free can no longer be used, the free passes the resource's stream, after the host has seen the
 /// work on the block complete.
 ///
 /// Failures of an allocation: null or std::bad_alloc is outcome::exhausted. A cuda_error is device_lost if it is

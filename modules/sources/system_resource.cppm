@@ -1,4 +1,4 @@
-// system_resource: memory of the host's allocator that a device can access as it is.
+// system_resource: memory of the host's allocator, which a device can access directly.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:system_resource;
 import :cuda;
@@ -53,9 +53,9 @@ private:
 /// with advice are whole pages of the host, and a free takes the advice back. If the driver refuses the advice, the
 /// allocation fails with the driver's error.
 ///
-/// The host may reuse freed memory immediately, so a stream-ordered free waits on the host for its stream. Frees on
-/// capturing streams, loss of the device and statistics are as for cuda_resource. A value type; objects with the same
-/// device and headroom are equal. Any thread.
+/// The host may reuse freed memory immediately, so a stream-ordered free waits on the host for its stream. A free on a
+/// capturing stream is deferred to a later call outside the capture. Loss of the device and the statistics are as for
+/// cuda_resource. A value type; objects with the same device and headroom are equal. Any thread.
 export class system_resource
     : public resource_base<system_resource, detail::system_source, mr::device_accessible, mr::host_accessible> {
   using base = resource_base<system_resource, detail::system_source, mr::device_accessible, mr::host_accessible>;

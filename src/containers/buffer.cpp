@@ -100,8 +100,8 @@ void buffer::replace(allocation fresh) {
 }
 
 // Copies from this buffer. For pageable memory the driver copies during the call, not when the stream reaches the copy.
-// So if no device can access the buffer's memory, the stream is waited for first. If no device can access the target
-// either, a host function in the stream copies.
+// So if no device can access the buffer's memory, this function first waits for the stream. If no device can access the
+// target either, it does not wait, and a host function in the stream copies.
 void buffer::copy_on(detail::stream_work const& on, void* to, void const* from, std::size_t bytes,
                      bool target_reached) const {
   if (bytes == 0) return;
@@ -197,7 +197,8 @@ void buffer::read_on(stream_ref stream, void* target, std::size_t bytes, std::si
   on.wait();
 }
 
-// When the driver's copy call returns, it has read pageable memory. So the caller may destroy the source then.
+// When the driver's copy call returns, it has read pageable memory. So the caller may destroy the source once write()
+// returns.
 void buffer::write(void const* source, std::size_t bytes, std::size_t offset) {
   auto const on = work();
   on.refuse_capture();
@@ -215,9 +216,9 @@ void buffer::fill(std::byte value, std::size_t bytes, std::size_t offset) {
   }
 }
 
-// Calls identify() before the guard makes another device current: it throws if `stream` is a default stream handle and
-// another device is current. The guard makes the handle of the buffer's own stream mean the same stream as when the
-// buffer got it.
+// identify() throws if `stream` is a default stream handle and the current device is not the buffer's. So it is called
+// before the guard makes the buffer's device current. The guard is there for the buffer's own stream: a default stream
+// handle then means the same stream as when the buffer got it.
 scoped_use buffer::use_on(stream_ref stream) const {
   identify(stream, home());
   device_guard const scope{home()};

@@ -54,8 +54,8 @@ request_operation::try_part(request_part const& one, bool may_wait, queueing how
   auto const key = one.stream.waiting(may_wait).queueing_as(how);
   expected<void*, failure> checked = nullptr;
   try {
-    checked =
-        checked_request(key, device_of(from_), one.bytes, one.alignment, true); // true: the resource checks captures
+    // `true` accepts a capturing stream: the resource decides about it.
+    checked = checked_request(key, device_of(from_), one.bytes, one.alignment, true);
   } catch (...) { checked = unexpected<failure>{current_failure(one.bytes)}; }
   if (!checked) return checked;
   return from_.table->try_allocate_keyed(from_.state, &key, one.bytes, one.alignment);
@@ -96,7 +96,7 @@ bool request_operation::cancel_waiter() noexcept {
 void request_operation::cancel(outcome why) noexcept {
   if (forked() || !set_cancelled(why)) return;
   if (!cancel_waiter()) return;
-  clear_hooks(); // the hooks of the adaptors have seen the withdrawal
+  clear_hooks(); // so refuse() calls no adaptors: cancel_waiter() has told them of the end
   cancelled_ = true;
   refuse(failure{why, 0, bytes()});
 }
@@ -107,9 +107,10 @@ bool request_operation::is_late(sync::time_point deadline) noexcept {
   return true;
 }
 
-// The request may resume on a thread with other default streams, and its stream may be destroyed or capturing by now.
-// In each of these cases the request ends with an error. If gpumem does not own the handle of the stream, it cannot
-// tell a destroyed stream from a capturing one.
+// Asks the resource again, in a turn of the request. If the stream is capturing or destroyed by now, ends the request
+// with outcome::capture_unsupported: for a stream whose handle gpumem does not own, it cannot tell these two apart. On
+// another thread the handle of a per-thread default stream means another stream, so the request goes on without the
+// handle.
 bool request_operation::park_again() noexcept {
   clear_hooks();
   bool usable = true;
@@ -177,7 +178,8 @@ allocation request_operation::take_or_throw() {
   throw_failure_of(from_, stream().handle(), result.error());
 }
 
-// If the resource lets requests wait, the first attempt does not wait on the host: the request waits in the resource.
+// If the resource lets requests wait, the first attempt does not wait on the host. If it fails, the request waits in
+// the resource.
 void blocking_operation::wait() {
   if (!try_now(!can_wait())) wait_parked(deadline());
 }
@@ -224,7 +226,7 @@ bool suspended_operation::conclude() noexcept {
 }
 
 // Frees granted memory and ends a turn. Reads the result only after take_back(), which waits until the thread that
-// decides the request no longer touches it.
+// decides the request no longer touches this operation.
 void suspended_operation::cancel_and_release() noexcept {
   if (forked()) return;
   if (parked() && (was_cancelled() || !cancel_waiter())) {

@@ -35,7 +35,7 @@ inline constexpr auto min_pause = microseconds{10};
 inline constexpr auto max_extra_pause = microseconds{50};
 inline constexpr auto max_pause = microseconds{100};
 inline constexpr auto max_first_pause = microseconds{50};
-inline constexpr auto memory = std::chrono::seconds{1};    // how long the last wait's duration sets the first pause
+inline constexpr auto memory = std::chrono::seconds{1};    // quiet time after which add_wait() forgets `lasted_`
 inline constexpr auto pause_cost = microseconds{6};        // processor time of falling asleep and waking up
 inline constexpr auto spin_before_yield = milliseconds{1}; // time without a completion after which a spin yields
 
@@ -74,7 +74,8 @@ struct reactor_table {
   bool stops_at_exit __attribute__((guarded_by(mutex))) = false;
   bool stopped __attribute__((guarded_by(mutex))) = false; // no reactor may be made any more: stop_all() has run
   std::array<std::string, max_devices> names __attribute__((guarded_by(mutex))); // of reactor threads
-  std::array<std::atomic<reactor*>, 2 * max_devices> all{}; // per device: one on the library thread, one on its own
+  // For each device, one reactor on the library thread and one on a thread of its own.
+  std::array<std::atomic<reactor*>, 2 * max_devices> all{};
 };
 
 reactor_table& reactors() {
@@ -147,6 +148,7 @@ void reactor::enlist(poll_queue& item) noexcept {
   if (poll_queue_list::of(item) != belongs) poll_queue_list::move(item, belongs);
 }
 
+// Adds a wait. Its first pause is 7/8 of `lasted_`, the quiet time before the last completion, but 10 to 50 us.
 reactor::answer reactor::add_wait(pending_wait& point) noexcept {
   sync::spin_lock const held{mutex_};
   if (point.stop_requested_.load(std::memory_order_acquire)) return answer::stopped;

@@ -62,7 +62,8 @@ void monotonic_state::drop_handle() noexcept {
 }
 
 // If no handle and no live block is left, frees the regions and destroys the state. Each region is freed in the order
-// of the stream on which it was allocated. Uses on other streams were recorded before.
+// of the stream on which it was allocated. Uses on other streams were recorded in the pool when their blocks were
+// freed.
 void monotonic_state::end_if_unused() noexcept {
   {
     sync::lock const held{mutex_};
@@ -133,8 +134,8 @@ monotonic_state::region const* monotonic_state::find(void const* pointer) const 
   return found == regions_.end() ? nullptr : &*found;
 }
 
-// Records the stream's use of the region in the pool, which orders the reuse of the region after it. So the free of the
-// region need not come after the use. If the recording fails, the host waits for the stream.
+// Records the stream's use of the region in the pool. The pool then reuses the region only after this use, even if the
+// free of the region does not come after it. If the recording fails, the host waits for the stream.
 void monotonic_state::record_use(region const& of, stream_key const& key) noexcept {
   if (key.is_host() || key == of.home || key.capturing()) return;
   try {

@@ -83,8 +83,8 @@ pool_options for_pass_through(pool_options options, bool paged) {
   return options;
 }
 
-// The upstream of a pool over device memory that passes its requests on; such a pool uses no pages. Its blocks come
-// from a CUDA memory pool, whose stream order tools can follow.
+// The upstream of a pool over device memory, if the pool passes each request on and so uses no pages. The blocks come
+// from a CUDA memory pool, because tools can follow its stream order.
 class stream_ordered_upstream final : public held_upstream<cuda_resource> {
 public:
   stream_ordered_upstream(cuda_resource instead, gpumem::device where)
@@ -171,8 +171,8 @@ void pool_state::drop_handle() noexcept {
 
 void pool_state::finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                                 cached_free const& cached) noexcept {
-  // A block of a graph memory (memory for captured graphs) lies inside a live block of this pool but never at its
-  // start. So no live block was found at the pointer.
+  // A block of a graph memory (memory for captured graphs) lies inside a live block of this pool, but never begins
+  // where that block begins. So for such a pointer the search for a live block of this pool found nothing.
   auto& graphs = captures_.memories();
   if (!cached.freed.that && graphs.any() && graphs.free(key, pointer, bytes)) return; // this pool may be gone
   if (engine_->free_slow(key, pointer, bytes, cached) == free_result::last) dispose();

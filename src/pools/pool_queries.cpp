@@ -54,8 +54,8 @@ std::optional<std::size_t> pool_state::try_deallocate(void* pointer) noexcept {
   if (!pointer || !may_free()) return std::nullopt;
   auto const found = find_owned(pointer);
   if (!found) return std::nullopt;
-  // The stream still lives, so this free may use its handle. On a mortal stream, which may be destroyed at any time,
-  // the free records an event, because no later call may have the handle.
+  // The stream still lives, so this free can use its handle. On a mortal stream, which may be destroyed at any time,
+  // the free records an event, because perhaps no later call gets the handle.
   auto& timeline = *found->stream;
   auto const key = stream_key::of(timeline, timeline.handle());
   if (timeline.owns_handle()) {

@@ -37,8 +37,8 @@ template <auto Function> table_row stream_row(std::string_view name, int since) 
   return {name, since, reinterpret_cast<void*>(Function), reinterpret_cast<void*>(&per_thread_variant<Function>::call)};
 }
 
-/// Converts a device number to a location: the older forms of cuMemPrefetchAsync and cuMemAdvise take a device number,
-/// and one number for the host.
+/// Converts a device number, or CU_DEVICE_CPU for the host, to a location. The older forms of cuMemPrefetchAsync and
+/// cuMemAdvise take such a number.
 CUmemLocation location_of(CUdevice device) {
   if (device == CU_DEVICE_CPU) return {CU_MEM_LOCATION_TYPE_HOST, 0};
   return {CU_MEM_LOCATION_TYPE_DEVICE, device};

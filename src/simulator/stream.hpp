@@ -96,8 +96,8 @@ struct stream {
 
   std::uint32_t component = 0; // index of the stream in vector clocks; a later stream can get it
   std::uint64_t number = 0;    // number of the newest operation
-  std::uint64_t base = 0;      // `number` at the start; an ended stream with the same component has counted to it
-  vector_clock order;          // vector clock: all work after which the newest operation is ordered, and itself
+  std::uint64_t base = 0;      // `number` at the start: the last number of the component's previous stream, or 0
+  vector_clock order;          // covers the newest operation, and all work after which it is ordered
 
   std::deque<operation> queue;
   bool running = false; // whether a function of the front operation runs now, without the lock

@@ -28,10 +28,10 @@ import :virtual_pages_options;
 namespace gpumem::detail {
 namespace {
 
-// At most this many times the device's memory is reserved in addresses, since moved pages leave unmapped ranges
+// The reserved addresses are at most this many times the device's memory, since moved pages leave unmapped ranges
 // (holes). Addresses cost no memory. A reservation takes 5 us on an H200, whether for 1 or for 64 times the device's
-// memory. With 2 times, and two thirds of the memory live, a recorded trace of allocations found no hole for its
-// largest blocks after 30 passes.
+// memory. With 2 times, and two thirds of the memory live, holes became too small for the largest blocks of a recorded
+// trace after 30 runs of it.
 inline constexpr std::size_t max_times = 8;
 
 bool has(device where, CUdevice_attribute what) {

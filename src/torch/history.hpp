@@ -25,9 +25,9 @@ struct block_description {
   MempoolId_t pool{0, 0};
 };
 
-/// Records the last actions (allocations, frees, and others) and, for live blocks, the context of the allocation.
-/// PyTorch's recorder gathers contexts, for instance a stack of Python. A tracker is a function of PyTorch that gets
-/// each action. Records are never destroyed at exit, since contexts belong to Python. Any thread can call all
+/// Records the last actions (allocations, frees, and others) and, for live blocks, the context of the allocation. A
+/// context is data that PyTorch's recorder gathers, for instance a Python stack. A tracker is a function of PyTorch
+/// that gets each action. Records are never destroyed at exit, since contexts belong to Python. Any thread can call all
 /// functions. The recorder and the trackers are called without a lock of gpumem.
 class history {
 public:

@@ -181,9 +181,10 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 /// Options are `name=value`, separated by commas; NULL and "" mean no options:
 ///   limit=8GiB             most bytes that may be reserved; 0: no limit. A pool over pages reserves multiples of 2 MiB
 ///   initial_size=1GiB      bytes that are reserved when the pool is made
-///   release_threshold=2GiB once an eighth more than this is reserved, memory beyond this is given back, in whole pages
-///                          or chunks that are free and that no stream uses any more. Without this option only
-///                          gpumem_trim and a request that finds no memory give memory back
+///   release_threshold=2GiB bytes that may stay reserved. Once an eighth more is reserved, the pool gives memory back
+///                          until it is down to this size. Only whole pages or chunks go back, if they are free and no
+///                          stream uses them any more. Without this option, only gpumem_trim and a request that finds
+///                          no memory give memory back
 ///   pages=on               on (the default): use virtual pages, if the device has them and the limit is at least one
 ///                          page; off: use chunks from cudaMalloc. cudaIpcGetMemHandle takes only memory of chunks, and
 ///                          cudaDeviceEnablePeerAccess opens only chunks to other devices: a program that needs either
@@ -192,9 +193,9 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 ///   effort=0.05            share of the time, from 0 to 1, that a pool over virtual pages may spend on moving free
 ///                          pages to where memory is missing, before it makes new ones; 0: none; 1: no bound, so the
 ///                          pool reserves the least
-///   cross_stream=wait      when a stream gets memory that another stream freed. ordered: only if it is already ordered
+///   cross_stream=wait      when a stream S gets memory that another stream freed. ordered: only if S already comes
 ///                          after all uses of the memory. completed: also if the host has seen these uses complete.
-///                          wait (the default): also otherwise, after a wait that is inserted into the stream
+///                          wait (the default): also while these uses run; a wait for them is then inserted into S
 ///   name=training          the pool's name in reports
 ///   hardened=on            the pool finds misuse: double frees, writes outside a block, writes after a free. A report
 ///                          on stderr shows overwritten bytes, and the allocations and frees of the memory
@@ -252,9 +253,9 @@ gpumem_outcome gpumem_make_pool(int device, char const* options, gpumem_pool** p
 gpumem_outcome gpumem_make_pool_over(int device, gpumem_callbacks const* callbacks, char const* options,
                                      gpumem_pool** pool) GPUMEM_NOEXCEPT;
 
-/// Makes a pool like gpumem_make_pool, and calls the observer when pages are mapped and unmapped. It serves libraries
-/// that register memory. A stack, a pool without pages, and a device without virtual memory give
-/// GPUMEM_INVALID_ARGUMENT.
+/// Makes a pool like gpumem_make_pool that calls the observer when pages are mapped and unmapped. For programs that
+/// register the pool's memory with another library. A stack, a pool without pages, and a device without virtual memory
+/// give GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_make_observed_pool(int device, gpumem_page_observer const* observer, char const* options,
                                          gpumem_pool** pool) GPUMEM_NOEXCEPT;
 
@@ -286,9 +287,9 @@ gpumem_outcome gpumem_free(gpumem_pool* pool, void* stream, void* pointer) GPUME
 /// Frees like gpumem_free, with the size that was requested. Any other size gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_free_sized(gpumem_pool* pool, void* stream, void* pointer, size_t bytes) GPUMEM_NOEXCEPT;
 
-/// Frees a block of which the caller knows only the address. The free is in the order of the stream for which the block
-/// was allocated; that stream must still live. The pool is that of gpumem_pool_of; if there is none, the call gives
-/// GPUMEM_INVALID_ARGUMENT. Freeing NULL does nothing.
+/// Frees a block of which the caller knows only the address. The pool is the one that gpumem_pool_of finds; if it finds
+/// none, the call gives GPUMEM_INVALID_ARGUMENT. The free is in the order of the stream for which the block was
+/// allocated; that stream must still live. Freeing NULL does nothing.
 gpumem_outcome gpumem_free_pointer(void* pointer) GPUMEM_NOEXCEPT;
 
 /// Writes the pool that has a live block starting at the address; NULL if there is none. Only pools that functions of
@@ -302,8 +303,8 @@ gpumem_outcome gpumem_allocate_sync(gpumem_pool* pool, size_t bytes, size_t alig
 gpumem_outcome gpumem_free_sync(gpumem_pool* pool, void* pointer, size_t bytes) GPUMEM_NOEXCEPT;
 
 /// Declares that all uses of the block on `stream` are enqueued. The free of the block need not be ordered after these
-/// uses: gpumem orders the reuse of the memory after them. The uses of at most three streams are kept; a further stream
-/// first waits for one of them. NULL does nothing.
+/// uses: gpumem orders the reuse of the memory after them. The uses of at most three streams are kept; a fourth stream
+/// first waits for the use of one of them. NULL does nothing.
 gpumem_outcome gpumem_record_use(gpumem_pool* pool, void* pointer, void* stream) GPUMEM_NOEXCEPT;
 
 /// Waits on the host for all work that still uses free memory, so that the memory can go back to the device. Returns
@@ -315,8 +316,8 @@ gpumem_outcome gpumem_synchronize(gpumem_pool* pool, uint64_t nanoseconds) GPUME
 /// wait for these uses, call gpumem_synchronize before.
 gpumem_outcome gpumem_trim(gpumem_pool* pool, size_t keep, size_t* given_back) GPUMEM_NOEXCEPT;
 
-/// Reserves in one piece the memory that the pool lacks to have `bytes` reserved bytes in all. Does nothing if the pool
-/// has them. A stack whose outermost resource is not a pool gives GPUMEM_INVALID_ARGUMENT.
+/// Makes the pool have at least `bytes` reserved bytes in all: reserves the missing bytes in one piece. Does nothing if
+/// none are missing. A stack whose outermost resource is not a pool gives GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_reserve(gpumem_pool* pool, size_t bytes) GPUMEM_NOEXCEPT;
 
 /// Sets the most bytes that may be reserved; 0: no limit. The pool keeps what it has reserved beyond the new limit, but

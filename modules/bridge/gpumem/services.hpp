@@ -44,13 +44,13 @@ struct services_table {
                            std::size_t alignment) noexcept;
   /// Returns the device's ordinal; -1 if the memory belongs to no device.
   int (*device)(void* state) noexcept;
-  /// Calls `admit` of the state. Returns true if the request `waiter` now waits in the resource; false if it has its
-  /// result already, or ends as exhausted. Null if requests cannot wait in the resource.
+  /// Passes the request `waiter` to the resource, by `admit` of the state. Returns true if the request now waits there;
+  /// false if it has its result already, or ends as exhausted. Null if requests cannot wait in the resource.
   bool (*admit)(void* state, void* waiter) noexcept;
   /// Calls `cancel_waiter` of the state, which ends the wait of the request `waiter`. Returns false if the resource has
-  /// granted, refused or woken the request already. Null if requests cannot wait in the resource.
+  /// already granted or refused the request, or has told it to try again. Null if requests cannot wait in the resource.
   bool (*cancel_waiter)(void* state, void* waiter) noexcept;
-  /// Tells the resource of a change of a holder. Null if the resource does not use it.
+  /// Tells the resource of a change of a holder. Null if the resource needs no such calls.
   void (*on_holder_event)(void* state, void* holder, holder_event what) noexcept;
   /// Gives memory beyond `keep` reserved bytes back to the upstream; returns the bytes given back.
   std::size_t (*trim)(void* state, std::size_t keep);
@@ -80,9 +80,10 @@ using any_pool = cuda::mr::any_resource<cuda::mr::device_accessible, extend::ser
 /// A type-erased reference to a resource, with gpumem's services. 16 bytes; does not keep the resource alive.
 using pool_ref = cuda::mr::resource_ref<cuda::mr::device_accessible, extend::services>;
 
-// Instantiates the classes of any_pool, pool_ref and any_memory, as the module's interface does. Otherwise a file that
-// includes CCCL and imports gpumem lacks their friend try_get_property with clang 19: clang attaches that friend to the
-// module (llvm-project#126373). Remove both lines when clang >= 20 is required.
+// Instantiates the classes of any_pool and pool_ref, and in the second line that of the module's any_memory, as the
+// module's interface does. Otherwise a file that includes CCCL and imports gpumem lacks their friend try_get_property
+// with clang 19: clang attaches that friend to the module (llvm-project#126373). Remove both lines when clang >= 20 is
+// required.
 static_assert(sizeof(any_pool) > sizeof(pool_ref));
 static_assert(sizeof(any_pool) == sizeof(cuda::mr::any_resource<extend::services>));
 

@@ -6,13 +6,13 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A number of bytes that the thread caches of a pool share. A cache claims bytes as it needs them: mostly
-/// `claimed_bytes` at once, so that threads rarely write to the unclaimed rest at the same time. It keeps the claimed
-/// bytes until release(), so the bytes of one cache are bounded. The lock of a cache guards its share; any thread may
-/// read the numbers.
+/// A budget of bytes for all thread caches of a pool. A cache claims a part of the budget when it needs bytes, mostly
+/// `tuning::claimed_bytes` at a time, so that threads rarely write to the unclaimed rest at the same time. A cache
+/// keeps its claimed bytes until release(); so there is a bound for each cache. The lock of a cache guards its share;
+/// any thread may read the numbers.
 export class cache_budget {
 public:
-  /// The bytes of one cache.
+  /// The part of the budget that one cache has claimed.
   struct share {
     relaxed_atomic<std::int64_t> allowance; ///< claimed bytes that are not in use
     std::atomic<std::int64_t> claimed{0};   ///< bytes in use and the allowance together
@@ -25,8 +25,8 @@ public:
     void add(share const& one) noexcept;
   };
 
-  /// Takes bytes of a share into use; claims more for it if needed. Returns false, and changes nothing, if the budget
-  /// has too few bytes left or the share would exceed its bound.
+  /// Counts `bytes` more bytes of the share as in use, and claims bytes for the share if it has too few. Returns false,
+  /// and changes nothing, if the budget has too few bytes left or the share would exceed its bound.
   inline bool charge(share& mine, std::size_t bytes) noexcept {
     auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
     if (need > 0) [[unlikely]] {
@@ -39,7 +39,7 @@ public:
   void release(share& mine) noexcept;
 
   /// Sets the bytes of the budget, and the most that one share may claim. Bytes that are claimed already stay claimed,
-  /// even if they exceed these. One thread at a time.
+  /// even if they exceed the new numbers. One thread at a time.
   void set_total(std::size_t bytes, std::size_t max_share) noexcept;
   inline std::int64_t unclaimed() const noexcept { return unclaimed_.load(std::memory_order_relaxed); }
   /// Returns whether the bytes in use, the allowances and the unclaimed bytes add up to the total. No thread may claim

@@ -1,4 +1,5 @@
-// The capture scopes of a pool, which decide which graph memory serves a capturing stream.
+// The capture scopes of a pool. A capture scope is a time in which the pool serves the streams of a graph capture from
+// one graph memory, which holds the blocks of captured graphs.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pool_captures;
 import :block_info;
@@ -17,8 +18,8 @@ namespace gpumem::detail {
 
 export class open_capture;
 
-/// Keeps the graph memories that a pool has used, and its open capture scopes. A graph memory holds the blocks of
-/// captured graphs. While a scope is open, its graph memory serves the requests of its stream's capture. Any thread.
+/// Keeps the graph memories that a pool has used, and its open capture scopes. Each scope is opened for one stream. Any
+/// thread.
 export class pool_captures {
 public:
   /// Returns the graph memory for requests on a capturing stream. It is the memory of this stream's scope, or otherwise
@@ -42,8 +43,8 @@ private:
 export class open_capture {
 public:
   /// `pool`: the state of the pool, which must be the upstream of the memory. Throws std::invalid_argument if it is
-  /// not, or if the stream cannot capture or already has a scope of this pool. Throws also what the look-up of the
-  /// stream by `identify` throws.
+  /// not, or if the stream cannot capture or already has a scope of this pool. Throws also what identify(), which looks
+  /// up the stream, throws.
   open_capture(pool_captures& in, void const* pool, graph_memory& memory, stream_ref stream,
                std::optional<device> where);
   open_capture(open_capture const&) = delete;

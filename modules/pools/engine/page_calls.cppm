@@ -1,4 +1,4 @@
-// The calls of users that concern the pages of a pool.
+// The calls by which users keep pages of a pool in place, or open pages to other devices and processes.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:page_calls;
 import :device;
@@ -9,11 +9,10 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Keeps pages in place, and gives other devices and processes access to them. Each function takes the locks of all
-/// shards. Any thread.
+/// Serves these calls. Each function takes the locks of all shards (the parts of the pool). Any thread.
 export class page_calls {
 public:
-  /// Keeps references to both.
+  /// Keeps references to both arguments.
   page_calls(pool_parts& parts, request_queue& queue) noexcept : parts_{parts}, queue_{queue} {}
 
   /// Keeps the pages of these bytes mapped in place until unpin() was called as often as pin(). Returns false if a byte
@@ -23,8 +22,8 @@ public:
   /// Lets another device read and write the pages of the pool. Does nothing if the pool has chunks. Throws cuda_error,
   /// std::bad_alloc.
   void open_to(device peer);
-  /// Returns a file descriptor of the page that holds the pointer, as virtual_pages::export_page does. Fails with
-  /// outcome::invalid_argument if the pool has no such page.
+  /// Returns a file descriptor by which another process can map the page that holds the pointer. Pins that page. Fails
+  /// with outcome::invalid_argument if the pool has no such page, or its pages are not exportable.
   expected<int, failure> export_page(void const* pointer);
 
 private:

@@ -13,8 +13,8 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// The blocks that users have and those in quarantine. Knows which pointers users may free, and explains wrong frees.
-/// Guarded by the lock of the `hardening` that owns it.
+/// The blocks that users have, and freed blocks in quarantine, which keeps them from reuse. Knows which pointers users
+/// may free, and explains wrong frees. Guarded by the lock of the `hardening` that owns it.
 export class guarded_blocks {
 public:
   /// `events`: the number of allocations and frees that the history keeps. Throws std::bad_alloc.
@@ -22,20 +22,20 @@ public:
 
   /// Adds a block, which is not live yet. Throws std::bad_alloc.
   void add(std::unique_ptr<guarded_block> made);
-  /// Makes an added block live, so that it can be freed. Called last: until then a free of this address is found as a
-  /// misuse.
+  /// Makes an added block live, so that it can be freed. An allocation calls this last: until then a free of the
+  /// address is a misuse.
   void make_live(guarded_block& fresh) noexcept;
   /// Ends the life of the block that starts at the address, and returns it; null if no live block of this size starts
   /// there. `stream`: the id of the stream that frees it. If several threads free a block at once, one of them gets it.
   guarded_block* end_life(void const* pointer, std::optional<std::size_t> bytes, std::uint64_t stream) noexcept;
-  /// Removes a block that goes back to the engine, and destroys its record.
+  /// Removes a block that goes back to the pool's engine (the pool without the hardening), and destroys its record.
   void remove(guarded_block const& outgoing) noexcept;
 
   /// Returns the block that holds the address, with its guards; null if there is none.
   guarded_block* find_containing(void const* pointer) noexcept;
   /// Returns the live block whose user's bytes start at the address; null if there is none.
   guarded_block* find_live(void const* pointer) noexcept;
-  /// Throws std::bad_alloc.
+  /// Counts the live blocks, and describes the largest. Throws std::bad_alloc.
   live_blocks all_live() const;
   inline block_history const& history() const noexcept { return history_; }
 
@@ -45,7 +45,7 @@ public:
   /// Returns the number of frees.
   inline std::uint64_t frees() const noexcept { return frees_; }
   inline void reset_peak() noexcept { peak_live_ = live_; }
-  /// Replaces the engine's numbers by those that the users see.
+  /// Replaces the engine's numbers of live bytes and calls, which include guards and quarantine, by those of the users.
   void amend(statistics& seen) const noexcept;
 
 private:

@@ -1,4 +1,5 @@
-// Decides when the library thread makes its next pass over a pool.
+// Decides when the library thread (gpumem's background thread) makes its next pass, a run of the background work of a
+// pool.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pass_timer;
 import :admission;
@@ -12,15 +13,15 @@ import :tuning;
 namespace gpumem::detail {
 
 /// Posts passes of the library thread (the thread of default_executor()), one at a time, with growing pauses. A pass
-/// serves the requests of one pool that wait, and gives memory back to the upstream. Guarded by the locks of all
+/// over a pool serves the pool's waiting requests, and gives memory back to the upstream. Guarded by the locks of all
 /// shards, the parts of the pool.
 export class pass_timer {
 public:
   /// Keeps references to both arguments. `pass`: the timer whose expiry is a pass.
   pass_timer(timer& pass, admission const& requests) noexcept : pass_{pass}, requests_{requests} {}
 
-  /// Posts a pass after a pause. The pause grows with the number of passes that found nothing new for requests that
-  /// wait. If no request waits, the pause grows with the number of passes that found memory still in use.
+  /// Posts a pass after a pause. The pause grows with each pass that found no change for a waiting request. If no
+  /// request waits, it grows with each pass that found memory still in use.
   [[clang::requires_capability(all_shards)]] void schedule() noexcept;
   /// Posts a pass for `when`, or for a millisecond from now if that is later.
   [[clang::requires_capability(all_shards)]] void schedule_at(sync::time_point when) noexcept;
@@ -29,10 +30,10 @@ public:
   [[clang::requires_capability(all_shards)]] void begin_pass() noexcept;
   [[clang::requires_capability(all_shards)]] void end_pass() noexcept { running_ = false; }
 
-  /// Resets the pause, because a pass has found something new for requests that wait.
+  /// Resets the pause, because a pass has found a change that may help a waiting request.
   [[clang::requires_capability(all_shards)]] void restart_waiting() noexcept { waiting_pause_.restart(); }
   /// Notes that a pass found memory that is to go back to the upstream, but is still in use. `open`: whether polling
-  /// can show the end of these uses.
+  /// can show the end of these uses. If it cannot, or after many such passes, the timer gives up.
   [[clang::requires_capability(all_shards)]] void count_idle(bool open) noexcept {
     gives_up_ = !open || idle_pause_.count() >= tuning::max_idle_passes;
   }
@@ -41,7 +42,7 @@ public:
     idle_pause_.restart();
     gives_up_ = false;
   }
-  /// Returns whether the pool posts no more passes for memory that is to go back, until restart_idle().
+  /// Returns whether the timer has given up: no pass is posted for memory that is to go back, until restart_idle().
   [[clang::requires_capability(all_shards)]] bool gives_up() const noexcept { return gives_up_; }
 
 private:
@@ -54,7 +55,7 @@ private:
   bool running_ __attribute__((guarded_by(all_shards))) = false;
   bool gives_up_ __attribute__((guarded_by(all_shards))) = false;
   backoff waiting_pause_ __attribute__((guarded_by(all_shards))){
-      tuning::max_pass_pause}; // grows with passes that found nothing new for requests that wait
+      tuning::max_pass_pause}; // grows with passes that found no change for a waiting request
   backoff idle_pause_ __attribute__((guarded_by(all_shards))){
       tuning::max_pass_pause}; // grows with passes that found memory still in use
 };

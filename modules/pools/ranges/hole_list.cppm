@@ -1,4 +1,4 @@
-// The holes of a shard: blocks of its chunks whose pages are unmapped.
+// The holes of a shard. A hole is a block without mapped pages.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:hole_list;
 import :block;
@@ -14,7 +14,7 @@ public:
   void insert(block& made) noexcept;
   /// Takes a hole off the list. The caller sets the block's new state.
   void remove(block& hole) noexcept;
-  /// Returns the hole that holds the address, which lies in one. Takes time in proportion to the number of holes.
+  /// Returns the hole that holds the address. There must be one. Takes time in proportion to the number of holes.
   block& at(std::uintptr_t address) const noexcept;
   /// Visits every hole, in no order.
   template <class Visit> void visit(Visit visitor) const {

@@ -15,7 +15,7 @@ export struct allocation_request {
   stream_key const& key;
   std::size_t requested;
   std::size_t bytes;         // rounded up
-  std::uint8_t class_number; // number of the size class; size_class::count if `bytes` is none
+  std::uint8_t class_number; // number of the size class; size_class::count if `bytes` is the size of no class
   std::size_t alignment;
   unsigned thread;             // the calling thread's number
   pool_shard* shard = nullptr; // the calling thread's part of the pool

@@ -16,9 +16,9 @@ namespace gpumem::detail {
 /// stream first waits for the uses. `none`: not at all.
 export enum class reuse_tier : std::uint8_t { same_stream, ordered, completed, wait, none };
 
-/// The rules of one pool. A shard is a part of the pool with a lock of its own. The caller holds the locks of the
-/// shards that it passes, or of the shard in which the uses lie. Calls may make driver calls on streams, but wait for
-/// nothing.
+/// The rules of one pool. A use is work of a stream on memory that is now free; it is open until the host has seen it
+/// complete. A shard is a part of the pool with a lock of its own. The caller holds the locks of the shards that it
+/// passes, or of the shard in which the uses lie. Calls may make driver calls on streams, but wait for nothing.
 export class reuse_rules {
 public:
   /// `policy`: which memory of other streams may be reused. `host_accessible`: the host may touch memory as soon as it
@@ -28,7 +28,7 @@ public:
 
   /// Returns whether the host may touch memory as soon as it is allocated.
   inline bool host_accessible() const noexcept { return host_accessible_; }
-  /// Returns whether the request needs memory of which the host has seen every use complete.
+  /// Returns whether the request of `key` may get only memory of which the host has seen every use complete.
   inline bool needs_host(stream_key const& key) const noexcept { return key.is_host() || host_accessible_; }
   /// Returns the cheapest tier, up to `last_tier`, by which the stream may take memory that has these uses; `none` if
   /// there is no such tier.
@@ -39,7 +39,7 @@ public:
   void prune(stream_uses& uses) const noexcept {
     if (cross_stream_) uses.prune();
   }
-  /// Promotes ranges: drops their complete uses. A range without uses is ready for any stream, and joins ready
+  /// Promotes ranges: drops their complete uses. A range without uses is ready for any stream, and is joined with ready
   /// neighbours. Returns whether any range was promoted.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
   promote_completed(shard_span among) noexcept;
@@ -49,16 +49,18 @@ public:
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span among);
 
-  /// Polls every stream with open uses of free memory once, and returns the number of these streams. For a use that no
-  /// event covers, records an event now if the use's stream is gpumem's own, adopted (its owner promises that it
-  /// lives), or the asking stream. On any other stream the next free records it. With `reuse_policy::ordered` does
-  /// nothing for a stream's request, and returns 0. Throws std::bad_alloc.
+  /// Polls every stream with open uses of free memory once, and returns the number of these streams. `asking`: the key
+  /// of the request for which this polls, or null. If no event covers a use, records one now on a stream that gpumem
+  /// made, or whose owner has promised that it lives (an adopted stream). For host-accessible memory, also records one
+  /// on the asking stream. On any other stream the next free records an event. With `reuse_policy::ordered` polls help
+  /// only requests that need the host to see uses complete; for other requests does nothing and returns 0. Throws
+  /// std::bad_alloc.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::size_t
   poll_streams(stream_key const* asking, shard_span among);
-  /// Calls poll_streams(), which here polls the asking stream too. Then repeats the polls for up to 4 us, because a
-  /// stream without work completes an event within 2 us. Leaves out streams that are behind (an event is open for 5 us
-  /// or more), and repeats nothing if the asking stream is behind. For callers whose next step costs far more than 4
-  /// us. Throws std::bad_alloc.
+  /// Polls every stream with open uses, whatever the policy. Then repeats the polls for up to 4 us, because a stream
+  /// without work completes an event within 2 us. Repeats no poll of a stream that is behind (an event is open for 5 us
+  /// or more), and none at all if the asking stream is behind. For callers whose next step costs far more than 4 us.
+  /// Throws std::bad_alloc.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   poll_young_events(stream_key const* asking, shard_span among);
   /// Returns the streams with uses of free memory that the host has not seen complete, each stream once. If

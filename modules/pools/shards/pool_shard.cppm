@@ -31,13 +31,13 @@ export struct alignas(false_sharing_distance) pool_shard {
   live_count live __attribute__((guarded_by(one_shard)));
   std::int64_t live_blocks __attribute__((guarded_by(one_shard))) = 0; ///< including blocks in thread caches
   std::size_t reserved __attribute__((guarded_by(one_shard))) = 0;
-  std::unique_ptr<virtual_pages> pages; ///< null in a pool over chunks; used by one thread at a time, without the lock
+  std::unique_ptr<virtual_pages> pages; ///< null in a pool over chunks; one thread at a time, not guarded by `mutex`
   chunk* paged __attribute__((guarded_by(one_shard))) =
-      nullptr; ///< the chunk of mapped pages and the holes between them; null: none yet
+      nullptr; ///< the chunk that consists of mapped pages and the holes between them; null: none yet
   alignas(128) class remote_frees remote_frees; ///< frees by threads that found the lock taken; needs no lock
   alignas(128) time_budget poll_budget
       __attribute__((guarded_by(one_shard)));                 ///< time for polls by requests that find no memory
-  unsigned steals __attribute__((guarded_by(one_shard))) = 0; ///< recent allocations by its thread from other shards
+  unsigned steals __attribute__((guarded_by(one_shard))) = 0; ///< recent blocks its threads took from other shards
   std::uint64_t last_steal __attribute__((guarded_by(one_shard))) = 0; ///< counters.locked_calls at the last steal
   alignas(128) relaxed_atomic<std::uintptr_t> first_address;
   relaxed_atomic<std::size_t> address_space{SIZE_MAX}; ///< number of bytes from first_address on that hold all blocks

@@ -15,8 +15,8 @@ import :waiting_requests;
 namespace gpumem::detail {
 
 /// Watches the units of work that hold memory (holders) while requests wait for it. The library thread makes passes
-/// over the pool. This class decides whether a pass polls, calls functions that free memory, or ends a request so that
-/// others go on. Guarded by the locks of all shards, the parts of the pool.
+/// over the pool. This class decides whether a pass polls events, calls functions that free memory, or ends a request
+/// so that others go on. Guarded by the locks of all shards, the parts of the pool.
 export class progress_monitor {
 public:
   /// Keeps references to both arguments.
@@ -27,8 +27,8 @@ public:
   pressure_list pressure __attribute__((guarded_by(all_shards)));
   stall_detector stall __attribute__((guarded_by(all_shards)));
 
-  /// Returns whether streams still use free memory. If they did at the last call and no longer do, counts a change,
-  /// after which requests may succeed.
+  /// Returns whether streams still use free memory. If they did at the last call and no longer do, adds 1 to the pool's
+  /// count of changes, so that waiting requests try again.
   [[clang::requires_capability(one_shard, all_shards)]] bool update_work_pending() noexcept;
   /// Returns the next waiting request for which a poll may help, because enough bytes are free or could be reserved;
   /// null if there is none. In a hardened pool, and while frees in a graph capture are still to be done, returns the

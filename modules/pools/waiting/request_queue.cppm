@@ -34,8 +34,8 @@ public:
     last,     ///< answered; the caller must close the pool, which has no handle, live block or request any more
     turn,     ///< the caller tries to allocate for the request, and then calls end_turn
   };
-  /// The outcome. For a turn, `since` is the value at its beginning of the pool's count of changes, which grows with
-  /// each free.
+  /// The outcome. `since` is for a turn only: the pool's count of changes (which grows with each free) when the turn
+  /// began.
   struct turn {
     waiting what;
     std::uint64_t since = 0;
@@ -67,8 +67,9 @@ public:
   /// Removes a request, and gives turns to requests that waited for its end. Returns whether the pool now has no
   /// handle, no live block and no request.
   [[clang::requires_capability(one_shard, all_shards)]] bool remove(waiter& item, woken_waiters& woken) noexcept;
-  /// Calls `free_part`, which frees a part of a request of which another part was refused. For requests of several
-  /// parts the free does not count as a change. Otherwise two such requests would wake each other for ever.
+  /// Called when one part of a request was refused: calls `free_part`, which frees another part that the request has
+  /// got. For requests of several parts this free does not count as a change. Otherwise two such requests would wake
+  /// each other for ever.
   template <class Free>
   [[clang::requires_capability(one_shard, all_shards)]] void return_part(Free free_part) noexcept {
     waiting_.count_returned_parts(parts_.requests.without_counting(free_part));

@@ -81,7 +81,7 @@ std::size_t growth_policy::shortfall(allocation_request const& request, pool_sha
 }
 
 // Returns the hole (range without mapped pages) in which the fewest bytes must be mapped for the request, at the start
-// or at the end of the hole. Leaves out holes for which the limit allows too few bytes.
+// or at the end of the hole. Leaves out holes that need more bytes than the limit still allows.
 std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_request const& request,
                                                                  pool_shard const& in, bool exact) const {
   auto const need = request.bytes + (request.alignment - granule);
@@ -105,9 +105,9 @@ std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_requ
   return best;
 }
 
-// Returns addresses for a new segment after all mapped addresses, at a distance in which the last segment can grow. New
-// segments start in the lower half of the addresses only, so that the upper half stays in one piece for the largest
-// requests.
+// Returns addresses for a new segment after all mapped addresses. Leaves addresses free before it, in which the last
+// segment can grow. New segments start in the lower half of the addresses only, so that the upper half stays in one
+// piece for the largest requests.
 std::optional<page_extent> growth_policy::new_segment(allocation_request const& request, pool_shard const& in) const {
   if (!in.pages || in.ranges.lists().single_stream().size() <= 1 || request.key.is_host()) return std::nullopt;
   auto const step = round_up(in.pages->address_space() / tuning::segment_fraction, in.pages->granularity());
@@ -137,8 +137,8 @@ std::optional<growth_plan> growth_policy::plan(allocation_request const& request
   return apart.hole && apart.bytes <= std::min(chunks_.headroom(), apart.hole->bytes) ? apart : best.plan;
 }
 
-// The page size grows with the mapped bytes. It is smaller under a limit: there a page must become free as a whole
-// before other requests can have it, and large pages rarely do.
+// The page size grows with the mapped bytes. Under a limit pages are smaller: there the memory of a page can go to
+// other requests only when the whole page is free, and large pages are rarely free as a whole.
 std::size_t growth_policy::page_size(virtual_pages const& of, std::size_t bytes, std::size_t max_pages) const noexcept {
   auto const least = smallest_of(of);
   if (chunks_.limit()) {

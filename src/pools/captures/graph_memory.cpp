@@ -1,4 +1,4 @@
-// Allocation, frees and growth of the memory of captured graphs, and its return at the end.
+// Allocates, frees and grows the memory of captured graphs, and gives it back to the upstream at the end.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
@@ -108,7 +108,8 @@ void* graph_memory::take(stream_key const& key, std::size_t bytes, std::size_t a
   return taken.pointer();
 }
 
-// One thread at a time calls the upstream. Threads that waited for it first search the memory that it has added.
+// One thread at a time calls the upstream. A thread that has waited for another one first searches the memory that the
+// other thread has added.
 expected<void*, failure> graph_memory::grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
   auto const refuse = [bytes](outcome why, int code = 0) {
     return expected<void*, failure>{unexpect, failure{why, code, bytes}};
@@ -244,8 +245,8 @@ void graph_memory::restore(std::span<memory_range const> live) {
   for (; before > 0; --before) drop_live(); // cannot destroy this object: the caller has a handle
 }
 
-// Makes each chunk one free range without uses. It needs none: the captures that used the chunk are launched before
-// later captures.
+// Makes each chunk one free range. The range needs no uses that order its reuse: the caller guarantees that the
+// captures so far are launched before later captures.
 void graph_memory::free_everything() {
   uses_.forget_all_blocks();
   chunks_.visit([&](chunk const& each) {

@@ -1,4 +1,5 @@
-// Calls the backend under the locks of all shards.
+// Passes calls about pages on to the pool's backend, which maps and unmaps them, under the locks of all shards (the
+// parts of the pool).
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

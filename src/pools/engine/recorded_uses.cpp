@@ -1,4 +1,5 @@
-// Adds uses (work of streams on a block, which its reuse must await) to live blocks, and makes room for them.
+// Adds uses to live blocks, and makes room for them. A use is work of a stream on a block; the block's memory must not
+// be reused before it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -23,7 +24,7 @@ import :tuning;
 namespace gpumem::detail {
 namespace {
 
-// The most uses on other streams that a live block can hold. One place stays for the stream that frees the block.
+// The most streams whose uses a live block can hold. One more place stays for the stream that frees the block.
 inline constexpr std::size_t max_uses = stream_uses::max_streams - 1;
 
 } // namespace

@@ -41,7 +41,7 @@ bool pass_timer::may_post(bool soon) noexcept {
   if (!driver_alive() || (queued_ && !(soon && late_ && try_cancel_timer(pass_)))) return false;
   queued_ = true;
   late_ = !soon;
-  process_is_exiting(); // the first call registers a function that notes the exit
+  process_is_exiting(); // the first call registers a function that will note the exit of the process
   return true;
 }
 

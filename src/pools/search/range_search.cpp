@@ -57,8 +57,8 @@ placement range_search::find_cross_stream(allocation_request const& request, reu
     for (auto* const each : all.single_stream()) {
       if (each->empty() || (each->timeline() == &request.key.timeline() && !rules_.needs_host(request.key))) continue;
       auto const oldest = each->oldest()->uses.begin()->newest;
-      // The oldest range of the stream has the lowest epoch. So if its use is neither complete nor ordered, no other
-      // use on the list is.
+      // The oldest range of the stream has the lowest epoch. So if its use is neither complete nor ordered, this is so
+      // for all ranges of the list.
       bool const any =
           last_tier == reuse_tier::wait || each->timeline()->completed(oldest) ||
           (!rules_.needs_host(request.key) && request.key.timeline().ordered_after(*each->timeline(), oldest));
@@ -69,7 +69,8 @@ placement range_search::find_cross_stream(allocation_request const& request, reu
   return best;
 }
 
-// Searches the ranges that other streams have freed. Called if no range of the stream's own and no ready range fits.
+// Searches the ranges that other streams have freed. If none fits, makes complete ranges ready and searches again.
+// Called if no range of the stream's own and no ready range fits.
 placement range_search::find_ordered(allocation_request const& request, shard_span among) {
   if (auto const place = find_cross_stream(request, reuse_tier::ordered, among)) return place;
   return rules_.promote_completed(among) ? find_own_or_ready(request, among) : placement{};

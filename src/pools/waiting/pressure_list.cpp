@@ -46,8 +46,8 @@ pressure_call* pressure_list::begin_next() noexcept {
   return &next;
 }
 
-// If no bytes are wanted, the function is not called and stays due. It may be needed soon: a waiting request that now
-// tries again may still be refused.
+// If no bytes are wanted, the caller does not run the function, and it stays due. It may be needed soon: a waiting
+// request that now tries again may still be refused.
 void pressure_list::on_begin(pressure_call& item, std::size_t wanted, std::uint64_t change_count) noexcept {
   if (wanted == 0) return;
   item.freed_some_ = false;

@@ -65,10 +65,10 @@ bool request_passes::abort_one() noexcept {
   return true;
 }
 
-// Polls, and gives a turn (the right to try again) to the next request that may succeed now. In a hardened pool, and
-// with `reuse_policy::ordered`, the count of changes does not show that work has completed. So in these pools a request
-// tries after each poll. Complete ranges are made ready even if no work is pending, since another thread may have seen
-// the work complete.
+// Polls, and gives a turn (the right to try again) to the next request that may succeed now. The pool counts changes,
+// such as frees, after which requests may succeed. In a hardened pool, and with `reuse_policy::ordered`, the count does
+// not show that work has completed. So in these pools a request tries after each poll. Complete ranges are made ready
+// even if no work is pending, since another thread may have seen the work complete.
 void request_passes::poll() noexcept {
   woken_waiters woken;
   all_shards_lock const held{parts_.shards};
