@@ -72,7 +72,8 @@ attempt<placement> page_backend::grow(allocation_request const& request, bool ex
   // Unmaps as many bytes of idle pages as the plan will map. Does not do so at the limit, where move_at_limit() moves
   // pages after all other steps have failed. If a page that was unmapped lay beside the hole that the plan fills, its
   // bytes are missing there too. So each round makes a new plan.
-  for (std::size_t given = 0; moving && (!plan || (given < plan->bytes && lacking(plan->bytes) == 0));) {
+  for (std::size_t given = 0; moving && plan && given < plan->bytes && lacking(plan->bytes) == 0;) {
+    poll_for_moves(request);
     auto const more = evict(request, plan, given);
     given += more;
     auto const left = affordable_pages(); // a large page is charged as several of the smallest size
@@ -175,7 +176,7 @@ placement page_backend::placement_in(block& fresh, allocation_request const& req
 placement page_backend::move(allocation_request const& request, bool at_limit) {
   auto& shard = *request.shard;
   if (!shard.pages) return {};
-  poll_for_moves(request);
+  if (!at_limit) poll_for_moves(request);
   auto const plan = parts_.growth.plan(request, shard, false);
   if (!plan) return {};
   auto const end = shard.pages->mapped_end();
@@ -351,7 +352,6 @@ std::size_t page_backend::release_idle(page_query const& query) noexcept {
 // request. Returns the bytes that this call has unmapped.
 std::size_t page_backend::evict(allocation_request const& request, std::optional<growth_plan> const& plan,
                                 std::size_t given) {
-  poll_for_moves(request);
   auto const beyond =
       parts_.chunks.reserved() -
       std::min(parts_.chunks.reserved(), parts_.chunks.max_reserved()); // more than 0 if the limit was lowered

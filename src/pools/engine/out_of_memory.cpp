@@ -65,9 +65,14 @@ void out_of_memory::flush() {
   });
 }
 
-// Moves unused pages together to hold the request. If that fails, gives unused memory back to the upstream, and gets
+// Polls and searches once more: otherwise memory whose work has just completed would be unmapped and mapped again. Then
+// moves unused pages together to hold the request. If that fails, gives unused memory back to the upstream, and gets
 // new memory for the request instead.
 expected<void*, failure> out_of_memory::grow_in_place(allocation_request const& request) {
+  if (parts_.backend.paged()) {
+    parts_.rules.poll_young_events(&request.key, parts_.everywhere());
+    if (auto* const p = allocator_.search_all(request)) return p;
+  }
   if (auto const place = parts_.backend.move_at_limit(request)) return allocator_.commit(request, place);
   parts_.backend.release_for(request);
   for (;;) {
