@@ -135,8 +135,8 @@ export inline constexpr sync::duration poll_cost = 400ns;
 /// stream does not count as behind.
 /// Utilization: half none, double +.005.
 export inline constexpr sync::duration max_young_poll_time = 4us;
-/// A block that streams still use is joined with a free range that no stream uses only if the range has at most this
-/// many times its size. Otherwise a small block would keep a large range from all other streams.
+/// A block that streams still use can be joined with an unused free range. That is done only if the range is at most
+/// this many times as large as the block. Otherwise a small block would keep a large range from all other streams.
 /// Utilization: half -.035, double -.024.
 export inline constexpr std::size_t max_join_factor = 16;
 
@@ -159,9 +159,9 @@ export inline constexpr std::size_t min_chunk_bytes = std::size_t{2} << 20, max_
 /// If a pool has several shards, a shard grows by at least this part of its bytes.
 /// Utilization: no change.
 export inline constexpr std::size_t shard_growth_fraction = 8;
-/// A new page has this part of the mapped bytes, between the smallest and the largest page size. On recorded traces
-/// larger pages left more memory unused, and smaller pages were moved more often.
-/// Utilization: half -.037 to +.006, double +.004 to +.038.
+/// The size of a new page is this part of the mapped bytes, within the smallest and the largest page size. On recorded
+/// traces larger pages left more memory unused, and smaller pages were moved more often. Utilization: half -.037 to
+/// +.006, double +.004 to +.038.
 export inline constexpr std::size_t page_fraction = 150;
 /// If a pool has a limit, a new page has this part of the limit, between the smallest and the largest page size.
 /// Utilization: no change.

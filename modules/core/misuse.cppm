@@ -41,7 +41,7 @@ struct misuse {
   std::uint64_t stream = 0;      ///< id of the stream that was passed to the call, if known
   char const* resource = "";     ///< name of the resource
   // Hardened pools set these; a tracking_adaptor sets only `history` and `events`:
-  std::ptrdiff_t offset = 0;   ///< from the pointer to the overwritten byte that is nearest to the block's start
+  std::ptrdiff_t offset = 0;   ///< bytes from `pointer` to an overwritten byte: the one nearest to the block's start
   std::size_t overwritten = 0; ///< number of overwritten bytes among those that were checked
   block_event const* history = nullptr; ///< calls for this memory, the oldest first; valid until the handler returns
   std::size_t events = 0;               ///< length of `history`

@@ -169,8 +169,8 @@ private:
 /// background thread polls for coroutines that resume on it. One thread per device polls for all other coroutines.
 ///
 /// `co_await` throws cuda_error for a driver error, also on a lost device. It throws acquire_error if the wait was
-/// stopped or the stream captures a graph, and std::bad_alloc, std::system_error. If the promise has
-/// unhandled_stopped(), a stop does not resume the coroutine, but the handle that unhandled_stopped() returns.
+/// stopped or the stream captures a graph. It can also throw std::bad_alloc and std::system_error. If the promise has
+/// unhandled_stopped(), a stop throws nothing: the handle that unhandled_stopped() returns is resumed instead.
 export template <stoppable_token Token = never_stop_token> class [[nodiscard]] completion_awaitable {
 public:
   /// Begins the wait.

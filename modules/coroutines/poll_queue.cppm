@@ -1,4 +1,4 @@
-// Poll queues: waits for the GPU that complete in order, because all waits of a queue are for one stream or one event.
+// Poll queues. Each holds waits for the GPU, all for one stream or all for one event, so they complete in order.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:poll_queue;
 import :cuda;

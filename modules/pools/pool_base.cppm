@@ -56,8 +56,8 @@ public:
       return allocate_uncommon(key, bytes, alignment);
     return engine_->try_allocate(key, bytes, alignment);
   }
-  /// Allocates for a capturing stream, from the graph memory of the capture scope that is open for the stream's
-  /// capture. Graph memory is memory that captured graphs use at each launch.
+  /// Allocates for a capturing stream, from graph memory: memory that captured graphs use at each launch. A capture
+  /// scope, during which the pool serves a capture, must be open for the stream's capture; it has the graph memory.
   expected<void*, failure> allocate_in_capture(stream_key const& key, std::size_t bytes,
                                                std::size_t alignment) noexcept;
   [[gnu::always_inline]] inline void deallocate(stream_key const& key, void* pointer, std::size_t bytes,

@@ -20,8 +20,8 @@ export using callback_deallocate = std::function<void(stream_ref, void*, std::si
 
 namespace detail {
 
-// The state of a callback_resource: calls the two functions of the caller. Counts the handles that refer to the state
-// and its live blocks. The state is deleted when none of them is left.
+// The state of a callback_resource: calls the two functions of the caller. Counts its live blocks and
+// the handles that refer to it. The state is deleted when neither a block nor a handle is left.
 class callback_state final : public source_state, public shared_state {
 public:
   callback_state(class device where, callback_allocate allocate, callback_deallocate deallocate);

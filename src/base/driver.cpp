@@ -131,7 +131,8 @@ std::string text_of(CUresult result, char const* what) {
 } // namespace
 
 void count_driver_call(driver_function which) noexcept {
-  thread_local constinit call_counters* own = nullptr; // no reference: that would take two look-ups in a shared library
+  // A reference would be initialized at its first use. In a shared library its flag is a second variable to look up.
+  thread_local constinit call_counters* own = nullptr;
   if (!own) own = &own_counters();
   auto& counter = own->calls[static_cast<unsigned>(which)];
   counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);

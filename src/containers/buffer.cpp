@@ -197,8 +197,8 @@ void buffer::read_on(stream_ref stream, void* target, std::size_t bytes, std::si
   on.wait();
 }
 
-// When the driver's copy call returns, it has read pageable memory. So the caller may destroy the source once write()
-// returns.
+// The source is pageable memory, which the driver's copy call has read when it returns. So the caller may destroy the
+// source once write() returns.
 void buffer::write(void const* source, std::size_t bytes, std::size_t offset) {
   auto const on = work();
   on.refuse_capture();

@@ -118,7 +118,7 @@ bool waiter_list::remove(waiter& item) noexcept {
 
 waiter_list::yielding waiter_list::find_yielding(waiter const& first) const noexcept {
   yielding found;
-  holder const* counted = nullptr; // the last holder that was added; requests of one holder are neighbours in the list
+  holder const* counted = nullptr; // the holder whose bytes were added last; its requests are neighbours in the list
   for (auto* at = items_.last(); at && at != &first; at = at->links_.previous) {
     auto const* const of = at->holder_;
     if (!of || of == first.holder_ || has_turn(*at) || of->held() == 0) continue;

@@ -38,7 +38,7 @@ public:
 
   const CUmemPoolProps properties;
   context& home;
-  const std::uint64_t owner; // identifies the blocks of this pool in the checker
+  const std::uint64_t owner; // by this number the checker of the order tells this pool's blocks from others
   CUmemoryPool handle = nullptr;
   bool destroyed = false;
   std::set<int> peers; // devices that got access

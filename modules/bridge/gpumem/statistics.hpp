@@ -19,7 +19,7 @@ struct statistics {
   std::size_t largest_free = 0;    ///< bytes of the largest free range, whichever streams used it
   std::size_t limit = 0;           ///< most bytes that may be reserved; 0: no limit
   std::size_t largest_block = 0;   ///< requests for more bytes are refused as too large; 0: no bound but the limit
-  std::size_t peak_live = 0;       ///< highest `live`; with several shards wrong by up to `reserved` / 16 + `cached`
+  std::size_t peak_live = 0;       ///< highest `live`; with several shards off by at most `reserved` / 16 + `cached`
   std::size_t peak_reserved = 0;   ///< highest `reserved`
   std::size_t reserved_in_all = 0; ///< sum of all bytes that the upstream has ever given to a pool
 

@@ -31,8 +31,9 @@ public:
   /// Searches all shards. If that finds nothing, moves the blocks of the thread caches to the free ranges and searches
   /// again, as long as there are such blocks.
   [[clang::requires_capability(one_shard, all_shards)]] void* search_all(allocation_request const& request);
-  /// Serves a thread that should not take memory from other threads' shards. Searches the thread's own shard, then
-  /// moves an unused chunk there from another shard. If it returns null, the caller grows the shard.
+  /// Serves a thread that should not take single blocks out of other threads' shards. Searches the thread's own shard.
+  /// If that has no fit, moves a whole unused chunk from another shard into it. If this returns null, the caller grows
+  /// the thread's shard.
   [[clang::requires_capability(one_shard, all_shards)]] void* search_own(allocation_request const& request);
   /// Searches all shards, including ranges that other streams still use. Makes the request's stream wait on the device
   /// for the uses of the range that it gets.

@@ -31,7 +31,7 @@ public:
   /// Removes a block that goes back to the pool's engine (the pool without the hardening), and destroys its record.
   void remove(guarded_block const& outgoing) noexcept;
 
-  /// Returns the block that holds the address, with its guards; null if there is none.
+  /// Returns the block in which the address lies, in the user's bytes or in the guards; null if there is none.
   guarded_block* find_containing(void const* pointer) noexcept;
   /// Returns the live block whose user's bytes start at the address; null if there is none.
   guarded_block* find_live(void const* pointer) noexcept;

@@ -51,7 +51,7 @@ private:
   struct block {
     std::size_t bytes;
     std::size_t alignment;
-    std::uint64_t stream; // the stream's id
+    std::uint64_t stream; // id of the stream on which the block was allocated
     stream_timeline* timeline;
     stream_uses uses;
   };

@@ -36,7 +36,7 @@ export struct alignas(128) block {
   block* lower = nullptr; ///< neighbours in the chunk, in any state
   block* upper = nullptr;
   block* next = nullptr;                 ///< free: next block in its size bin; otherwise next in the list that holds it
-  block** bin_link = nullptr;            ///< free: the pointer to this block in its size bin
+  block** bin_link = nullptr;            ///< free: address of the pointer to this block that its size bin holds
   relaxed_atomic<std::size_t> requested; ///< bytes that its last allocation asked for
   relaxed_atomic<block_state> state_ = block_state::free;
   relaxed_atomic<std::uint8_t>

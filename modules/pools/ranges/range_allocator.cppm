@@ -1,5 +1,5 @@
-// The blocks of a shard, a part of a pool with a lock of its own: splits them off free ranges, and makes them free
-// again.
+// Splits blocks off the free ranges of one shard, and makes them free again. A shard is a part of a pool with a lock of
+// its own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:range_allocator;
 import :block;

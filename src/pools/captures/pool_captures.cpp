@@ -1,5 +1,5 @@
-// Opens and closes capture scopes (in which a pool serves the streams of a capture from a graph memory), and finds the
-// scope of a stream.
+// Opens and closes capture scopes, and finds the scope of a stream. In a capture scope a pool serves the streams of one
+// capture from graph memory: memory that the captured graph uses at each launch.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

@@ -31,10 +31,10 @@ std::size_t release_task::release(std::size_t keep) {
   return parts_.backend.release(keep);
 }
 
-// A pass, which is one run of this task on the library thread (gpumem's background thread). It serves the requests that
-// wait. It gives memory whose uses are complete back to the upstream: what exceeds the release threshold, or all memory
-// of a closed pool. If no event covers the uses of a closed pool's memory, it requests such events. The next pass
-// starts when one of these events was recorded.
+// Runs one pass on the library thread (gpumem's background thread). The pass serves the requests that wait. It gives
+// memory whose uses are complete back to the upstream: what exceeds the release threshold, or all memory of a closed
+// pool. If no event covers the uses of a closed pool's memory, the pass marks their streams, so that a later call on
+// each stream records an event. In that case the next pass starts when one of these events was recorded.
 void release_task::expire() noexcept {
   requests_.run();
   bool done = false, answered_meanwhile = false;

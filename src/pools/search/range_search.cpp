@@ -41,7 +41,8 @@ placement range_search::find_with_wait(allocation_request const& request, shard_
   return place && reuse_rules::wait_for(place.range->uses, request.key) ? place : placement{};
 }
 
-// Returns the smallest range of the cheapest tier among the ranges that other streams, or several streams, have freed.
+// Searches the ranges that another stream freed, and the joined ranges whose parts several streams freed. Returns the
+// smallest range of the cheapest tier.
 placement range_search::find_cross_stream(allocation_request const& request, reuse_tier last_tier, shard_span among) {
   placement best;
   auto const consider = [&](block& range) {
