@@ -87,7 +87,7 @@ std::string hexadecimal(std::uintptr_t value) {
 }
 
 std::string describe_frame(void* frame) {
-  auto const line = line_of(frame);
+  auto line = line_of(frame);
   if (!line.empty()) return line;
   auto const address = reinterpret_cast<std::uintptr_t>(frame);
   Dl_info found{};

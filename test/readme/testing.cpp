@@ -7,6 +7,6 @@ int main() {
   gpumem::stream a{gpumem::device{0}}, b{gpumem::device{0}};
   void* block = pool.allocate(a, 1 << 20);
   gpumem::simulator::work(b, {gpumem::simulator::write(block, 1 << 20)}); // b was never ordered after a
-  b.synchronize(); // so that the free below is in order
-  pool.deallocate(a, block, 1 << 20);
+  b.synchronize();
+  pool.deallocate(a, block, 1 << 20); // in order: the host has waited for b
 } // prints which streams, which block and which order is missing, and exits with a failure
