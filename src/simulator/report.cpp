@@ -66,7 +66,9 @@ void report::add(finding found) {
 void report::add_unordered(finding found, const std::string& before, const std::string& after) {
   for (auto old = findings_.rbegin(); old != findings_.rend() && same(old->later, found.later); ++old) {
     if (old->kind != found.kind || !same(old->earlier, found.earlier) || !join(old->block, found.block)) continue;
-    old->text = before + describe(old->block) + after;
+    old->text = before;
+    old->text += describe(old->block);
+    old->text += after;
     return;
   }
   found.text = before + describe(found.block) + after;
