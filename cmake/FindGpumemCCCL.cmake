@@ -86,7 +86,7 @@ find_path(GPUMEM_CCCL_INCLUDE_DIR cuda/buffer
 find_library(GPUMEM_CUDART NAMES cudart_static
   HINTS "${GPUMEM_CUDA_INCLUDE_DIR}/../lib64" "${GPUMEM_CUDA_INCLUDE_DIR}/../lib"
   DOC "The CUDA runtime, libcudart_static.a")
-find_library(GPUMEM_SHARED_CUDART NAMES cudart libcudart.so.13
+find_library(GPUMEM_SHARED_CUDART NAMES cudart libcudart.so.13 NAMES_PER_DIR
   HINTS "${GPUMEM_CUDA_INCLUDE_DIR}/../lib64" "${GPUMEM_CUDA_INCLUDE_DIR}/../lib"
   DOC "The CUDA runtime, libcudart.so, for targets that link the shared one")
 mark_as_advanced(GPUMEM_CUDA_INCLUDE_DIR GPUMEM_CCCL_INCLUDE_DIR GPUMEM_CUDART GPUMEM_SHARED_CUDART)

@@ -192,8 +192,8 @@ def _torch():
     except ModuleNotFoundError as missing:
         if missing.name != "torch":
             raise
-        raise ModuleNotFoundError("gpumem_torch: this Python has no PyTorch; only configure, statistics, find, trim and "
-                                  "library work without it", name="torch") from None
+        raise ModuleNotFoundError("gpumem_torch: this Python has no PyTorch; configure, statistics, find, trim and "
+                                  "library work without it, with the device as a number", name="torch") from None
     return torch
 
 

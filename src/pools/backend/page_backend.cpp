@@ -54,8 +54,7 @@ void page_backend::charge_moves(std::size_t pages) noexcept {
 
 void page_backend::poll_for_moves(allocation_request const& request) {
   parts_.rules.poll_young_events(&request.key, shard_list::search_order{parts_.shards, *request.shard});
-  if (affordable_pages() > 0)
-    move_budget_.spend(tuning::move_poll_cost); // a poll without budget is not charged: at its limit the pool must poll
+  if (affordable_pages() > 0) move_budget_.spend(tuning::move_poll_cost); // a poll without budget is not charged
 }
 
 // Gets pages for a request: moves idle pages, or maps new pages and unmaps idle ones of the same size. The pages are
@@ -320,8 +319,10 @@ std::size_t page_backend::release(std::size_t keep) noexcept {
 
 void page_backend::release_for(allocation_request const& request) {
   parts_.lock.wait(); // until no other thread changes pages
-  auto const plan = parts_.growth.plan(request, *request.shard, true);
-  evict(request, plan, plan ? std::min(plan->bytes, parts_.chunks.headroom()) : 0);
+  auto plan = parts_.growth.plan(request, *request.shard, true);
+  // Without addresses for a plan, unmaps pages until a hole is large enough.
+  while (!plan && evict(request, plan, 0) > 0) plan = parts_.growth.plan(request, *request.shard, true);
+  if (plan) evict(request, plan, std::min(plan->bytes, parts_.chunks.headroom()));
 }
 
 // Returns by how much `bytes` exceeds the headroom, the bytes that may still be reserved.

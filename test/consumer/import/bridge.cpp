@@ -15,7 +15,7 @@ int use_in_device_code(gpumem::any_pool pool, cuda::stream_ref stream);
 
 int main(int, char** arguments) {
   Dl_info found{};
-  dladdr(reinterpret_cast<void*>(&cudaGetErrorString), &found);
+  if (dladdr(reinterpret_cast<void*>(&cudaGetErrorString), &found) == 0) return 3;
   bool const shared = std::string_view{found.dli_fname}.find("libcudart") != std::string_view::npos;
   if (shared != (std::string_view{arguments[1]} == "Shared")) return 2;
 
