@@ -1,6 +1,6 @@
 // The stream cache alone: which block it returns, which stream owns it, and when a free should record an event.
 // SPDX-License-Identifier: Apache-2.0
-#include "upstream.hpp"
+#include "cache_fixture.hpp"
 
 #include <array>
 #include <cstddef>
@@ -16,55 +16,39 @@ namespace {
 namespace tuning = gpumem::detail::tuning;
 constexpr auto close = tuning::first_close_class;
 
-class stream_cache_test : public gpumem_test::simulated_test {
+class stream_cache_test : public gpumem_test::cache_fixture {
 protected:
-  stream_cache_test() {
-    for (auto const* const each : {&a, &b}) clear_counts(*each);
-  }
-  void TearDown() override {
-    for (auto const* const each : {&a, &b}) clear_counts(*each);
-    simulated_test::TearDown();
-  }
-  static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
-  // An event sets the counts of frees to 0, also for a later stream with the same timeline.
-  static void clear_counts(gpumem::stream const& on) {
-    of(on).prepare();
-    EXPECT_GT(of(on).record_later(on.get()), 0u);
-    gpumem::simulator::run_until_idle();
-    of(on).poll();
-  }
   block& push(block& one, unsigned number) {
     one.class_number = static_cast<std::uint8_t>(number);
     cache.push(one);
     return one;
   }
 
-  gpumem::stream a{gpumem::device::current()}, b{gpumem::device::current()};
-  std::array<block, 3> blocks;
+  std::array<block, 3> row;
   stream_cache cache;
 };
 
 TEST_F(stream_cache_test, newest_block_of_a_class_or_of_the_next_two_is_popped) {
-  push(blocks[0], close + 2);
-  push(blocks[1], close + 2);
+  push(row[0], close + 2);
+  push(row[1], close + 2);
   EXPECT_EQ(cache.count, 2u);
   EXPECT_EQ(cache.pop_fitting(close - 1), nullptr);
-  EXPECT_EQ(cache.pop_fitting(close), &blocks[1]);
-  EXPECT_EQ(cache.pop_fitting(close + 2), &blocks[0]);
+  EXPECT_EQ(cache.pop_fitting(close), &row[1]);
+  EXPECT_EQ(cache.pop_fitting(close + 2), &row[0]);
   EXPECT_EQ(cache.count, 0u);
 }
 
 TEST_F(stream_cache_test, largest_block_is_popped_for_an_eviction) {
-  push(blocks[0], 1);
-  push(blocks[1], close);
-  push(blocks[2], 2);
-  EXPECT_EQ(&cache.pop_largest(), &blocks[1]);
-  EXPECT_EQ(&cache.pop_largest(), &blocks[2]);
+  push(row[0], 1);
+  push(row[1], close);
+  push(row[2], 2);
+  EXPECT_EQ(&cache.pop_largest(), &row[1]);
+  EXPECT_EQ(&cache.pop_largest(), &row[2]);
 }
 
 TEST_F(stream_cache_test, stream_gets_only_an_empty_cache) {
   EXPECT_TRUE(cache.bind_if_empty(of(a), SIZE_MAX));
-  push(blocks[0], 1);
+  push(row[0], 1);
   EXPECT_FALSE(cache.bind_if_empty(of(b), SIZE_MAX));
   EXPECT_EQ(cache.timeline, &of(a));
   cache.pop_largest();

@@ -1,7 +1,7 @@
 // The cache of one thread alone: its storage, its counts and its flush. thread_caches_test.cpp tests which blocks are
 // inserted, returned and evicted.
 // SPDX-License-Identifier: Apache-2.0
-#include "upstream.hpp"
+#include "cache_fixture.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -21,18 +21,9 @@ namespace {
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
-class thread_cache_test : public gpumem_test::simulated_test {
+class thread_cache_test : public gpumem_test::cache_fixture {
 protected:
   thread_cache_test() { limits.set(true, {MiB, MiB, 8 * MiB}, 1, SIZE_MAX); }
-  block& allocated(std::size_t bytes) {
-    auto const size = size_class::of(bytes);
-    auto& one = blocks.emplace_back();
-    one.bytes = size.bytes;
-    one.class_number = size.number;
-    one.requested = bytes;
-    one.set_state(block_state::allocated);
-    return one;
-  }
   bool insert(thread_cache& into, block& freed) {
     return into.insert(limits, freed, stream_use{&timeline, timeline.current_epoch()}).inserted;
   }
@@ -47,9 +38,7 @@ protected:
     return counts;
   }
 
-  gpumem::stream on{gpumem::device::current()};
-  gpumem::extend::stream_timeline& timeline = on.key().timeline();
-  std::deque<block> blocks;
+  gpumem::extend::stream_timeline& timeline = of(a);
   cache_limits limits;
   thread_cache one, other;
 };

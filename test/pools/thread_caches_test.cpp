@@ -1,6 +1,6 @@
 // The thread caches alone: whose blocks they return, when they refuse or evict one, and that no block or byte is lost.
 // SPDX-License-Identifier: Apache-2.0
-#include "upstream.hpp"
+#include "cache_fixture.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -23,39 +23,16 @@ namespace tuning = gpumem::detail::tuning;
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 constexpr auto never = SIZE_MAX; // no free records an event
 
-class thread_caches_test : public gpumem_test::simulated_test {
+class thread_caches_test : public gpumem_test::cache_fixture {
 protected:
   thread_caches_test() {
-    for (auto const* const each : {&a, &b}) clear_counts(*each);
     caches.ensure_storage(thread);
     set_budgets(MiB, 8 * MiB, 8 * MiB);
-  }
-  void TearDown() override {
-    for (auto const* const each : {&a, &b}) clear_counts(*each);
-    simulated_test::TearDown();
-  }
-  static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
-  // An event sets the counts of frees to 0. Without it a later stream, with the same timeline, would go on counting.
-  static void clear_counts(gpumem::stream const& on) {
-    of(on).prepare();
-    EXPECT_GT(of(on).record_later(on.get()), 0u);
-    gpumem::simulator::run_until_idle();
-    of(on).poll();
   }
   void set_budgets(std::size_t small, std::size_t medium, std::size_t large, std::size_t event_threshold = never) {
     caches.set_limits(true, {small, medium, large}, 1, event_threshold);
   }
 
-  // Returns a live block, as a pool with one size class for each small and medium size would have allocated it.
-  block& allocated(std::size_t bytes) {
-    auto const size = size_class::of(bytes);
-    auto& one = blocks.emplace_back();
-    one.bytes = size.bytes;
-    one.class_number = size.number;
-    one.requested = bytes;
-    one.set_state(block_state::allocated);
-    return one;
-  }
   gpumem::detail::thread_cache::result insert(block& freed, gpumem::stream const& on) {
     return caches.insert(freed, stream_use{&of(on), of(on).current_epoch()}, thread);
   }
@@ -97,9 +74,7 @@ protected:
   }
 
   gpumem::device device = gpumem::device::current();
-  gpumem::stream a{device}, b{device};
   std::deque<gpumem::stream> streams;
-  std::deque<block> blocks;
   unsigned const thread = sync::thread_index();
   thread_caches caches;
 };

@@ -31,8 +31,8 @@ block_metadata::~block_metadata() {
 }
 
 // Reserves addresses for as many records as there are block numbers. If the system refuses, tries a 64th of them, and
-// then half of the last count again and again. It does not begin with one half, since a process with so few addresses
-// needs some for other purposes.
+// then half of the last count again and again. One half would be too much to begin with: a process whose addresses do
+// not suffice for all records needs some of them for other purposes.
 void block_metadata::reserve_addresses() {
   constexpr auto all = std::size_t{1} << number_bits, few = all / 64;
   for (auto count = all; count >= backed_at_once; count = std::min(count / 2, few)) {
