@@ -115,7 +115,7 @@ private:
 
 // Returns the text of an error. After a sticky error (one after which the device is lost), the text says that the
 // process has to be restarted.
-std::string text_of(CUresult result, char const* what) {
+std::string describe_result(CUresult result, char const* what) {
   auto const text = std::string{what};
   if (forked()) {
     return text + ": CUDA error " + std::to_string(result) +
@@ -240,7 +240,7 @@ void driver_api::check(CUresult result, char const* what) {
 }
 
 void driver_api::throw_cuda_error(CUresult result, char const* what) {
-  auto const text = detail::text_of(result, what);
+  auto const text = detail::describe_result(result, what);
   auto const* const made = detail::made_for_children.load(std::memory_order_acquire);
   if (made && detail::forked()) throw detail::error_of_child{*made, text};
   // If the host has no memory for the text, CCCL's constructor ends the process. This trial allocation throws

@@ -51,7 +51,7 @@ void throw_failure_in(char const* resource, failure const& why, out_of_memory_in
   case outcome::too_large: {
     auto filled = info;
     filled.requested = why.requested;
-    throw out_of_memory{why.reason, filled};
+    throw gpumem::out_of_memory{why.reason, filled};
   }
   case outcome::device_lost:
   case outcome::driver_error: {

@@ -131,7 +131,7 @@ int current_ordinal() noexcept {
 failure current_failure(std::size_t bytes) noexcept {
   try {
     throw;
-  } catch (out_of_memory const& e) { return {e.reason(), 0, bytes}; } catch (std::bad_alloc const&) {
+  } catch (gpumem::out_of_memory const& e) { return {e.reason(), 0, bytes}; } catch (std::bad_alloc const&) {
     return {outcome::exhausted, 0, bytes};
   } catch (acquire_error const& e) { return e.why(); } catch (cuda_error const& e) {
     auto const code = static_cast<CUresult>(e.status());
