@@ -96,6 +96,7 @@ inline constinit std::atomic<bool> driver_gone{false};
   X(mem_get_allocation_properties_from_handle, cuMemGetAllocationPropertiesFromHandle)                                 \
   X(mem_retain_allocation_handle, cuMemRetainAllocationHandle)                                                         \
   X(mem_export_to_shareable_handle, cuMemExportToShareableHandle)                                                      \
+  X(mem_import_from_shareable_handle, cuMemImportFromShareableHandle)                                                  \
   X(memcpy_async, cuMemcpyAsync)                                                                                       \
   X(memcpy_htod_async, cuMemcpyHtoDAsync)                                                                              \
   X(memcpy_dtoh_async, cuMemcpyDtoHAsync)                                                                              \
@@ -206,7 +207,7 @@ export void throw_if_child();
 
 // While an object of this class lives, this thread's calls, such as queries of events, do not end a capture that
 // another thread has begun in global mode.
-class relaxed_capture {
+export class relaxed_capture {
 public:
   relaxed_capture() { driver().thread_exchange_stream_capture_mode(&mode_); }
   ~relaxed_capture() { driver().thread_exchange_stream_capture_mode(&mode_); }

@@ -21,6 +21,7 @@ import :hardening;
 import :holder;
 import :leak_report;
 import :misuse;
+import :page_table;
 import :pass_through;
 import :pool_captures;
 import :pool_engine;
@@ -78,7 +79,7 @@ public:
   bool pin(void const* pointer, std::size_t bytes);
   void unpin(void const* pointer, std::size_t bytes);
   void open_to(class device peer);
-  expected<int, failure> export_page(void const* pointer);
+  expected<exported_page, failure> export_page(void const* pointer);
   statistics read_statistics();
   std::string describe_waiting();
   std::string describe_memory();
@@ -326,10 +327,10 @@ public:
   /// cannot reach the memory, and std::bad_alloc. Any thread.
   void open_to(device peer) { state_->open_to(peer); }
 
-  /// Returns a file descriptor by which another process can map the page that holds the address; the caller closes it.
-  /// Pins the page. The pool must be over pages, with virtual_pages_options::exportable. Throws what `throw_failure`
-  /// throws.
-  [[nodiscard]] int export_page(void const* pointer) {
+  /// Returns the page that holds the address, with a file descriptor by which another process can map it. The caller
+  /// closes the descriptor. Pins the page until unpin() of its bytes. The pool must be over pages, with
+  /// virtual_pages_options::exportable. Throws what `throw_failure` throws.
+  [[nodiscard]] exported_page export_page(void const* pointer) {
     auto const made = state_->export_page(pointer);
     if (!made) throw_failure_in(state_->resource_name(), made.error());
     return *made;

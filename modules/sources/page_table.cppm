@@ -32,6 +32,13 @@ export struct page_info {
 };
 } // namespace extend
 
+/// A page that another process can map.
+export struct exported_page {
+  int descriptor = -1;   ///< file descriptor of the page; its receiver closes it
+  void* base = nullptr;  ///< first address of the page in this process
+  std::size_t bytes = 0; ///< size of the page
+};
+
 namespace detail {
 
 /// The physical memory of a page, which the driver can map at several offsets.

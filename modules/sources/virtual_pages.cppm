@@ -138,9 +138,9 @@ public:
   /// Takes back one pin() of the run.
   void unpin(void const* address, std::size_t bytes) noexcept;
 
-  /// Returns a file descriptor by which another process can map the page that holds the address; the caller closes it.
-  /// Pins the page: call unpin() when no other process has it mapped any more.
-  expected<int, failure> export_page(void const* address) noexcept;
+  /// Returns the page that holds the address, with a file descriptor by which another process can map it. The caller
+  /// closes the descriptor. Pins the page until unpin().
+  expected<exported_page, failure> export_page(void const* address) noexcept;
 
   /// Calls `visitor(page_info)` for every page, in the order of addresses.
   template <class Visit> void visit(Visit visitor) const {

@@ -141,6 +141,10 @@ void recorded_pool::set_limit(std::size_t) {
   throw std::invalid_argument{"gpumem: only a pool, fixed or arena has a limit that can change, not a stack over one"};
 }
 
+gpumem_pool::exported_page recorded_pool::export_page(void const*) {
+  throw std::invalid_argument{"gpumem: only a pool over pages can share its memory, not a stack over one"};
+}
+
 void recorded_pool::reset_peaks() {
   throw std::invalid_argument{"gpumem: only a pool, fixed or arena can reset its peaks, not a stack over one"};
 }

@@ -83,6 +83,16 @@ public:
   void open_to(int device) override {
     if constexpr (has_limit) resource_.open_to(gpumem::device{device});
   }
+  exported_page export_page(void const* pointer) override {
+    if constexpr (has_limit) {
+      auto const made = resource_.export_page(pointer);
+      return {made.descriptor, made.base, made.bytes};
+    }
+    throw std::invalid_argument{"gpumem: graph memory has no pages of its own"};
+  }
+  void unpin(void const* pointer, std::size_t bytes) noexcept override {
+    if constexpr (has_limit) resource_.unpin(pointer, bytes);
+  }
   int device() override { return ordinal_; }
   gpumem::statistics statistics() override { return resource_.statistics(); }
   found_block find(void const* pointer) override {
@@ -128,11 +138,13 @@ public:
   void* allocate_sync(std::size_t bytes, std::size_t alignment) override;
   void free_sync(void* pointer, std::size_t bytes) override;
   void record_use(void* pointer, stream_ref stream) override;
-  /// The next four functions, visit_ranges() and restore() throw std::invalid_argument: only a pool supports them.
+  /// The next five functions, visit_ranges() and restore() throw std::invalid_argument: only a pool supports them.
   bool synchronize(std::chrono::nanoseconds longest) override;
   void reserve(std::size_t bytes) override;
   void set_limit(std::size_t bytes) override;
   void reset_peaks() override;
+  exported_page export_page(void const* pointer) override;
+  void unpin(void const*, std::size_t) noexcept override {}
   void open_to(int) override {} // the resources of the stack decide which devices may use their memory
   int device() override { return device_.ordinal(); }
   std::size_t trim(std::size_t keep) override { return gpumem::trim(resource_, keep); }

@@ -75,6 +75,14 @@ gpumem_block outside(gpumem_pool::found_block const& b) noexcept {
   return {sizeof(gpumem_block), b.base, b.bytes, b.allocated, b.stream, b.live};
 }
 
+/// Returns whether other processes can map the device's pages.
+bool can_export(int device) {
+  int able = 0;
+  auto const asked = gpumem::driver_api::driver().device_get_attribute(
+      &able, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device);
+  return asked == CUDA_SUCCESS && able != 0;
+}
+
 gpumem_pool* registered(std::unique_ptr<gpumem_pool> made) {
   gpumem::c::made_pools::instance().add(*made);
   return made.release();
@@ -99,6 +107,7 @@ std::unique_ptr<gpumem_pool> gpumem::c::make_observed_pool(int device, pool_opti
   catch_misuse();
   if (!draws_pages(device, options)) throw std::invalid_argument{"gpumem: a pool without pages cannot be observed"};
   virtual_pages_options pages;
+  pages.exportable = can_export(device);
   pages.on_mapped = [observer](void* address, std::size_t bytes) {
     observer(address, bytes, true);
     return true;

@@ -64,6 +64,16 @@ struct gpumem_pool {
   virtual void set_limit(std::size_t bytes) = 0;
   virtual void reset_peaks() = 0;
   virtual void open_to(int device) = 0;
+  /// A page and a file descriptor by which another process can map it.
+  struct exported_page {
+    int descriptor = -1;
+    void* base = nullptr;
+    std::size_t bytes = 0;
+  };
+  /// Exports the page that holds the address, and pins it until unpin(). The caller closes the descriptor. Only pools
+  /// over pages that are exportable have such pages; others throw.
+  virtual exported_page export_page(void const* pointer) = 0;
+  virtual void unpin(void const* pointer, std::size_t bytes) noexcept = 0;
   virtual int device() = 0;
   virtual gpumem::statistics statistics() = 0;
   virtual found_block find(void const* pointer) = 0;

@@ -8,10 +8,12 @@
 
 #include "copy_known.hpp"
 #include "failure.hpp"
+#include "opened_pages.hpp"
 #include "torch_pools.hpp"
 
 import gpumem;
 
+using gpumem::c::opened_pages;
 using gpumem::c::outcome_of;
 using gpumem::c::torch_device;
 using gpumem::c::torch_pools;
@@ -131,6 +133,30 @@ gpumem_outcome gpumem_torch_describe_block(void const* pointer, gpumem_torch_blo
   if (asked != GPUMEM_GRANTED || gpumem::c::copy_known(found, block)) return asked;
   return gpumem::c::refuse("gpumem_torch_describe_block",
                            "the size in the block is too small: write sizeof(gpumem_torch_block)");
+}
+
+gpumem_outcome gpumem_torch_share_block(void const* pointer, char name[GPUMEM_TORCH_NAME_SIZE],
+                                        size_t* offset) noexcept {
+  if (!name || !offset) return gpumem::c::refuse("gpumem_torch_share_block", "an out-pointer is NULL");
+  return outcome_of([&] {
+    gpumem::detail::throw_if_child();
+    auto const shared = torch_pools::instance().share(pointer);
+    if (shared.text.size() >= GPUMEM_TORCH_NAME_SIZE) throw std::length_error{"gpumem: the name is too long"};
+    name[shared.text.copy(name, GPUMEM_TORCH_NAME_SIZE - 1)] = '\0';
+    *offset = shared.offset;
+  });
+}
+
+gpumem_outcome gpumem_torch_open_shared(char const* name, int device, void** base) noexcept {
+  if (!name || !base) return gpumem::c::refuse("gpumem_torch_open_shared", "an argument is NULL");
+  return outcome_of([&] {
+    gpumem::detail::throw_if_child();
+    *base = opened_pages::instance().open(name, device).base;
+  });
+}
+
+gpumem_outcome gpumem_torch_close_shared(void* base) noexcept {
+  return outcome_of([&] { opened_pages::instance().close(base); });
 }
 
 void gpumem_torch_observe_pages(void (*changed)(int device, void* address, size_t bytes, int mapped)) noexcept {

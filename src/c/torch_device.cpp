@@ -146,6 +146,11 @@ std::optional<gpumem_pool::owned_block> torch_device::find_owned(void const* poi
   return owner.pool->find_owned(pointer);
 }
 
+gpumem_pool::found_block torch_device::find(void const* pointer) {
+  auto const owner = mem_pools_.any() ? mem_pools_.owner_of(pointer) : torch_mem_pools::memory{};
+  return (owner.pool ? *owner.pool : pool_).find(pointer);
+}
+
 std::optional<gpumem_torch_block> torch_device::describe(void const* pointer) {
   torch_mem_pools::memory owner;
   auto const found = find_owned(pointer, owner);

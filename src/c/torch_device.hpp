@@ -47,6 +47,8 @@ public:
   /// allocated until a later call outside the capture. It is freed at once if all users take part in the capture in
   /// which the block was allocated, and the calling thread works on that capture.
   std::optional<std::size_t> free(void* pointer, std::vector<recorded_streams::stream> users);
+  /// Returns the block, of the device's pool or of a pool of PyTorch, that holds the address.
+  gpumem_pool::found_block find(void const* pointer);
   /// Describes the live block that starts at the address; none if there is none. Only the owner of the block may rely
   /// on the result.
   std::optional<gpumem_torch_block> describe(void const* pointer);

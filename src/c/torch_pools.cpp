@@ -178,6 +178,7 @@ void torch_pools::free(void* pointer, std::size_t bytes, int device, void* strea
     if (!known) throw std::invalid_argument{"gpumem: the device has no pool"};
     device_of_stream const scope{device, on};
     auto users = recorded_.take(pointer);
+    if (shared_.any()) shared_.end(pointer);
     auto const owner = known->mem_pools().any() ? known->mem_pools().owner_of(pointer) : torch_mem_pools::memory{};
     auto& from = owner.pool ? *owner.pool : known->pool();
     std::erase(users, recorded_streams::stream{on, device});
@@ -196,6 +197,8 @@ void torch_pools::free(void* pointer, std::size_t bytes, int device, void* strea
 std::size_t torch_pools::free(void* pointer) {
   if (!pointer || !driver_api::driver_alive()) return 0;
   auto const users = recorded_.take(pointer);
+  if (shared_.any()) [[unlikely]]
+    shared_.end(pointer);
   auto const count = count_.load(std::memory_order_acquire);
   for (int device = 0; device < count; ++device) {
     auto* const known = made(device);
@@ -235,6 +238,20 @@ void torch_pools::record_stream(void* pointer, void* stream, int device) {
     auto const found = known ? known->pool().find(pointer) : gpumem_pool::found_block{};
     if (found.live) return recorded_.add(found.base, {named(stream), device < 0 ? at : device});
   }
+}
+
+shared_blocks::name torch_pools::share(void const* pointer) {
+  auto const count = count_.load(std::memory_order_acquire);
+  for (int device = 0; device < count; ++device) {
+    auto* const known = made(device);
+    if (!known) continue;
+    auto const block = known->find(pointer);
+    if (!block.live) continue;
+    auto name = shared_.share(known->pool(), block.base, block.bytes);
+    name.offset += static_cast<std::size_t>(static_cast<char const*>(pointer) - static_cast<char const*>(block.base));
+    return name;
+  }
+  throw std::invalid_argument{"gpumem: the pointer lies in no live block of a device's pool"};
 }
 
 void torch_pools::trim() noexcept {

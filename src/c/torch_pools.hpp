@@ -14,6 +14,7 @@
 
 #include "../support/guarded_mutex.hpp"
 #include "recorded_streams.hpp"
+#include "shared_blocks.hpp"
 #include "torch_device.hpp"
 
 namespace gpumem::c {
@@ -49,6 +50,10 @@ public:
   /// that of the stream; -1: that of the block.
   void record_stream(void* pointer, void* stream, int device);
 
+  /// Lets other processes map the pages of the live block that holds the address, until the block is freed. Throws
+  /// std::invalid_argument if there is no such block, or it does not lie in pages.
+  shared_blocks::name share(void const* pointer);
+
   /// Describes the live block that starts at the address. Its device is -1 if there is none.
   gpumem_torch_block describe(void const* pointer);
   /// Gives unused memory of all devices back.
@@ -69,6 +74,7 @@ private:
   std::optional<std::string> options_ __attribute__((guarded_by(mutex_)));
   bool options_used_ __attribute__((guarded_by(mutex_))) = false; // then `options_` can no longer change
   recorded_streams recorded_;
+  shared_blocks& shared_{shared_blocks::instance()};
   std::atomic<observer> observer_{nullptr};
 
   void keep(std::size_t slot, torch_device& device) __attribute__((requires_capability(mutex_)));

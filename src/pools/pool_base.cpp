@@ -31,6 +31,7 @@ import :holder;
 import :leak_report;
 import :misuse;
 import :nvtx_heaps;
+import :page_table;
 import :pass_through;
 import :pool_engine;
 import :request_queue;
@@ -334,7 +335,7 @@ void pool_state::open_to(class device peer) {
   if (!forked()) engine_->pages().open_to(peer);
 }
 
-expected<int, failure> pool_state::export_page(void const* pointer) {
+expected<exported_page, failure> pool_state::export_page(void const* pointer) {
   if (forked()) return unexpected<failure>{failure{outcome::device_lost, CUDA_ERROR_DEINITIALIZED, 0}};
   return engine_->pages().export_page(pointer);
 }

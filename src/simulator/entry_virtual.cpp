@@ -54,8 +54,7 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGeneric
     const auto memory = resolve_memory(device, handle);
     if (!memory || flags != 0 || offset != 0) return CUDA_ERROR_INVALID_VALUE;
     if (bytes == 0 || !granular(pointer) || !granular(bytes) || bytes > memory->bytes) return CUDA_ERROR_INVALID_VALUE;
-    return device.mappings.map(pointer, bytes, memory, device.physicals.file()) ? CUDA_SUCCESS
-                                                                                : CUDA_ERROR_INVALID_VALUE;
+    return device.mappings.map(pointer, bytes, memory) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
 }
 

@@ -1,7 +1,6 @@
 // Entry points of physical memory and its handles.
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/mman.h>
-
+#include <cstdint>
 #include <new>
 
 #include "entry_virtual.hpp"
@@ -39,7 +38,7 @@ std::shared_ptr<physical> resolve_memory(simulation& device, CUmemGenericAllocat
 void collect(simulation& device, const physical& which) {
   if (!device.physicals.collect(which)) return;
   device.order.forget(which);
-  device.allocations.discharge(which.device(), which.bytes);
+  if (!which.foreign) device.allocations.discharge(which.device(), which.bytes);
 }
 
 } // namespace simulated
@@ -105,17 +104,31 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
   });
 }
 
-/// The exported file descriptor is only a token. It can be passed on and closed, but keeps no memory alive and cannot
-/// be imported.
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
   return enter_virtual<"cuMemExportToShareableHandle">([&](simulation& device) {
     const auto memory = resolve_memory(device, handle);
     if (shareable == nullptr || !memory || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     if ((memory->properties.requestedHandleTypes & type) == 0) return CUDA_ERROR_INVALID_VALUE;
-    const int token = ::memfd_create("gpumem simulated shareable handle", MFD_CLOEXEC);
-    if (token == -1) return CUDA_ERROR_OUT_OF_MEMORY;
-    *static_cast<int*>(shareable) = token;
+    const int named = device.physicals.share(*memory);
+    if (named == -1) return CUDA_ERROR_OPERATING_SYSTEM;
+    *static_cast<int*>(shareable) = named;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
+                                        CUmemAllocationHandleType type) {
+  return enter_virtual<"cuMemImportFromShareableHandle">([&](simulation& device) {
+    if (handle == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    const int descriptor = static_cast<int>(reinterpret_cast<std::intptr_t>(shareable));
+    const auto memory = device.physicals.import(descriptor, properties, device.order.next_block_number());
+    if (!memory) return CUDA_ERROR_INVALID_VALUE;
+    *handle = memory->handle;
     return CUDA_SUCCESS;
   });
 }

@@ -60,7 +60,7 @@ bool virtual_memory::release(std::uint64_t address, std::size_t bytes) {
   return true;
 }
 
-bool virtual_memory::map(std::uint64_t address, std::size_t bytes, const std::shared_ptr<physical>& memory, int file) {
+bool virtual_memory::map(std::uint64_t address, std::size_t bytes, const std::shared_ptr<physical>& memory) {
   const auto [start, length] = reservation_of(address);
   if (length == 0 || bytes > length - (address - start)) return false;
   const auto above = mappings_.lower_bound(address);
@@ -68,7 +68,7 @@ bool virtual_memory::map(std::uint64_t address, std::size_t bytes, const std::sh
   if (find(address) != nullptr) return false;
   const auto made = mappings_.emplace_hint(above, address, mapping{address, bytes, memory, {}, {}});
   try {
-    place(address, bytes, MAP_SHARED, file, memory->offset);
+    place(address, bytes, MAP_SHARED, memory->place.file, memory->place.offset);
   } catch (const std::bad_alloc&) {
     mappings_.erase(made);
     throw;

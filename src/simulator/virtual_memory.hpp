@@ -54,7 +54,7 @@ public:
 
   /// Maps physical memory. Returns false if the addresses are not reserved or a part of them is mapped. Throws
   /// std::bad_alloc if the system allows no more mappings.
-  bool map(std::uint64_t address, std::size_t bytes, const std::shared_ptr<physical>& memory, int file);
+  bool map(std::uint64_t address, std::size_t bytes, const std::shared_ptr<physical>& memory);
   void unmap(const mapping& which);
 
   /// Returns the mapping that holds the address; null if there is none.

@@ -187,13 +187,14 @@ void virtual_pages::unpin(void const* address, std::size_t bytes) noexcept {
   }
 }
 
-expected<int, failure> virtual_pages::export_page(void const* address) noexcept {
+expected<exported_page, failure> virtual_pages::export_page(void const* address) noexcept {
   auto const found = table_.find_containing(offset_of(address));
   if (found == table_.pages().end()) return refused(outcome::invalid_argument, 0);
   auto& page = *found->second.of;
   auto const file = mapper_.export_page(page);
-  if (file) ++page.pins;
-  return file;
+  if (!file) return unexpected<failure>{file.error()};
+  ++page.pins;
+  return exported_page{*file, reinterpret_cast<void*>(mapper_.base() + found->first), page.bytes};
 }
 
 } // namespace gpumem

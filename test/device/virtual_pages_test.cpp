@@ -137,7 +137,7 @@ TEST_F(virtual_pages_on_device, page_is_exported_as_a_file_descriptor) {
   ASSERT_TRUE(pages.map(0, 4 * mib, 4 * mib));
   auto const file = pages.export_page(pages.base());
   ASSERT_TRUE(file);
-  EXPECT_EQ(::close(*file), 0);
+  EXPECT_EQ(::close(file->descriptor), 0);
   EXPECT_FALSE(pages.unmap(0, 4 * mib));
 }
 

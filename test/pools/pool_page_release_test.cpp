@@ -133,9 +133,10 @@ TEST_F(pool_page_release, pinned_pages_stay) {
 TEST_F(pool_page_release, exportable_pages_are_exported) {
   gpumem::pool_resource r{device, {}, {.exportable = true}};
   auto* const p = r.allocate(a, 2 * MiB);
-  auto const descriptor = r.export_page(p);
-  EXPECT_GE(descriptor, 0);
-  close(descriptor);
+  auto const page = r.export_page(at(p, 4096));
+  EXPECT_EQ(page.base, p);
+  EXPECT_EQ(page.bytes, 2 * MiB);
+  EXPECT_EQ(close(page.descriptor), 0);
   r.deallocate(a, p, 2 * MiB);
   a.synchronize();
   EXPECT_EQ(r.trim(), 0u) << "the memory is exported";

@@ -234,11 +234,16 @@ TEST_F(virtual_memory, exportable_handle_is_exported) {
   EXPECT_EQ(cu().export_memory(&file, closed, type, 0), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cu().export_memory(&file, open, type, 1), CUDA_ERROR_INVALID_VALUE);
   ASSERT_EQ(cu().export_memory(&file, open, type, 0), CUDA_SUCCESS);
-  EXPECT_EQ(::close(file), 0);
-  testing::internal::CaptureStderr();
+  const auto descriptor = [](int of) { return reinterpret_cast<void*>(static_cast<std::intptr_t>(of)); };
   memory_handle imported = 0;
-  EXPECT_EQ(cu().import_memory(&imported, nullptr, type), CUDA_ERROR_NOT_SUPPORTED);
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("cuMemImportFromShareableHandle"), std::string::npos);
+  EXPECT_EQ(cu().import_memory(&imported, descriptor(file), CU_MEM_HANDLE_TYPE_NONE), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().import_memory(&imported, descriptor(-1), type), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu().import_memory(&imported, descriptor(2), type), CUDA_ERROR_INVALID_VALUE) << "no exported memory";
+  ASSERT_EQ(cu().import_memory(&imported, descriptor(file), type), CUDA_SUCCESS);
+  EXPECT_EQ(imported, open) << "the same memory";
+  EXPECT_EQ(::close(file), 0);
+  EXPECT_EQ(cu().release_memory(imported), CUDA_SUCCESS);
+  EXPECT_EQ(cu().release_memory(open), CUDA_SUCCESS);
 }
 
 TEST_F(virtual_memory, aliases_show_the_same_bytes) {

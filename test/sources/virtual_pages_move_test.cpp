@@ -156,7 +156,9 @@ TEST_F(virtual_pages_move, exported_page_is_pinned) {
   EXPECT_FALSE(page_at(pages, 3 * mib).pinned);
   auto const file = pages.export_page(at(pages, 3 * mib));
   ASSERT_TRUE(file);
-  EXPECT_EQ(::close(*file), 0);
+  EXPECT_EQ(file->base, at(pages, 2 * mib));
+  EXPECT_EQ(file->bytes, 2 * mib);
+  EXPECT_EQ(::close(file->descriptor), 0);
   EXPECT_FALSE(pages.unmap(2 * mib, 2 * mib));
   EXPECT_TRUE(pages.unmap(0, 2 * mib));
   pages.unpin(at(pages, 3 * mib), 1);

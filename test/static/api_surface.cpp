@@ -56,6 +56,7 @@ using gpumem::executor;
 using gpumem::executor_adaptor;
 using gpumem::expected;
 using gpumem::export_handle;
+using gpumem::exported_page;
 using gpumem::failing_adaptor;
 using gpumem::failing_counts;
 using gpumem::failing_options;

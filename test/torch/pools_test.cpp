@@ -3,7 +3,9 @@
 #include "checks.hpp"
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <string>
 #include <thread>
 
 namespace {
@@ -250,8 +252,19 @@ void checkpoints() {
 void memory_of_other_processes() {
   auto& torch = installed();
   auto const data = torch.allocate(mib);
-  EXPECT_THROWN(torch.shareIpcHandle(data.get()), "page by page");
-  EXPECT_THROWN(torch.getIpcDevPtr("handle"), "unexpected or illformed shareable handle type");
+  auto const shared = torch.shareIpcHandle(data.get());
+  for (std::string const wrong : {"handle", "", "g", "\2x", "\2cshort"})
+    EXPECT_THROWN(torch.getIpcDevPtr(wrong), "unexpected or illformed shareable handle type");
+  EXPECT_THROWN(torch.getIpcDevPtr(shared.handle.substr(0, 2) + "1:/nowhere"), "cannot be reached");
+  auto opened = torch.getIpcDevPtr(shared.handle);
+  EXPECT(torch.getIpcDevPtr(shared.handle) == opened); // one mapping for all tensors in the same memory
+  auto* const there = static_cast<char*>(opened.get()) + shared.offset;
+  EXPECT(there != data.get());
+  std::memset(data.get(), 5, mib);
+  EXPECT(there[0] == 5 && there[mib - 1] == 5);
+  auto const* const before = opened.get();
+  opened.reset();
+  EXPECT(torch.getIpcDevPtr(shared.handle).get() == before); // the addresses were free again
   std::size_t bytes = 0;
   auto const base = static_cast<char*>(torch.getBaseAllocation(data.get(), &bytes));
   EXPECT(base <= data.get() && static_cast<char*>(data.get()) + mib <= base + bytes);

@@ -122,6 +122,22 @@ gpumem_outcome gpumem_torch_set_memory_fraction(double fraction, int device) GPU
 /// know. Only the owner of the block may rely on the result; otherwise another thread may free the block meanwhile.
 gpumem_outcome gpumem_torch_describe_block(void const* pointer, gpumem_torch_block* block) GPUMEM_NOEXCEPT;
 
+/// The most characters of a name of gpumem_torch_share_block, with the NUL at its end.
+enum { GPUMEM_TORCH_NAME_SIZE = 128 };
+/// Lets other processes of the same user map the pages of the live block that holds the address. Writes the name by
+/// which they open them, and the distance of the address from the start of the first page. The pages stay in place
+/// until the block is freed. The name opens nothing after that, but processes that have opened it keep the pages. A
+/// thread of this library sends the pages, through a socket in a folder of the user: `gpumem` in XDG_RUNTIME_DIR,
+/// otherwise /tmp/gpumem-UID. Gives GPUMEM_INVALID_ARGUMENT for memory that does not lie in pages.
+gpumem_outcome gpumem_torch_share_block(void const* pointer, char name[GPUMEM_TORCH_NAME_SIZE],
+                                        size_t* offset) GPUMEM_NOEXCEPT;
+/// Maps the pages of a block that another process has shared. Writes the address of the first page, which the device
+/// may read and write. Waits for the other process, at most 10 s for each of its messages. If it has ended, or has
+/// freed the block, gives GPUMEM_DRIVER_ERROR.
+gpumem_outcome gpumem_torch_open_shared(char const* name, int device, void** base) GPUMEM_NOEXCEPT;
+/// Unmaps memory that gpumem_torch_open_shared has mapped. The host must have seen all device work on it complete.
+gpumem_outcome gpumem_torch_close_shared(void* base) GPUMEM_NOEXCEPT;
+
 /// Sets a function that pools over pages call, on all devices: with `mapped` 1 after the bytes at the address were
 /// mapped, with 0 before they are unmapped. NULL ends the calls. Pools over chunks, and stacks of resources, do not
 /// call it. The calling thread may hold a lock of gpumem, so the function must not call gpumem.

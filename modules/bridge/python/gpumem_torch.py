@@ -169,7 +169,8 @@ def configure(options=None):
     - limit, initial_size, release_threshold, chunk_size, smallest_block, largest_block: sizes in bytes or with a unit.
       A pool with a chunk_size draws chunks as with pages=off.
     - pages: on, the default, draws virtual pages where the device has them. off draws chunks of cudaMalloc, for memory
-      that cudaIpcGetMemHandle takes, or that other devices reach by cudaDeviceEnablePeerAccess.
+      that cudaIpcGetMemHandle takes, or that other devices reach by cudaDeviceEnablePeerAccess. torch.multiprocessing
+      needs no such memory.
     - effort: from 0 to 1, the share of the time that may be spent on moving free pages.
     - cross_stream: ordered, completed or wait; which memory of other streams a request may get.
     - shard_per_thread, pass_through: on or off.

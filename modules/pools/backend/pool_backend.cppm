@@ -10,6 +10,7 @@ import :device;
 import :error;
 import :growth_policy;
 import :page_backend;
+import :page_table;
 import :pool_options;
 import :pool_shard;
 import :pool_upstream;
@@ -73,13 +74,13 @@ public:
   [[clang::requires_shared_capability(all_shards)]] inline bool closed() const noexcept { return parts_.closed; }
 
   /// open_to() lets the device `peer` use the pool's pages. pin() keeps the pages of these bytes mapped in place until
-  /// unpin() was called as often as pin(). It returns false if a byte is not the pool's. export_page() returns a file
-  /// descriptor of the page that holds `pointer`, or invalid_argument if the pool has no such page. All four functions
+  /// unpin() was called as often as pin(). It returns false if a byte is not the pool's. export_page() returns the
+  /// page that holds `pointer`, with a file descriptor of it, or invalid_argument if the pool has no such page. All four functions
   /// wait while another thread grows the pool or changes its pages.
   [[clang::requires_capability(one_shard, all_shards)]] CUresult open_to(device peer);
   [[clang::requires_capability(one_shard, all_shards)]] bool pin(void const* pointer, std::size_t bytes);
   [[clang::requires_capability(one_shard, all_shards)]] void unpin(void const* pointer, std::size_t bytes);
-  [[clang::requires_capability(one_shard, all_shards)]] expected<int, failure> export_page(void const* pointer);
+  [[clang::requires_capability(one_shard, all_shards)]] expected<exported_page, failure> export_page(void const* pointer);
 
 private:
   backend_parts parts_;

@@ -3,6 +3,7 @@
 export module gpumem:page_calls;
 import :device;
 import :error;
+import :page_table;
 import :pool_parts;
 import :request_queue;
 import :std;
@@ -22,9 +23,9 @@ public:
   /// Lets another device read and write the pages of the pool. Does nothing if the pool has chunks. Throws cuda_error,
   /// std::bad_alloc.
   void open_to(device peer);
-  /// Returns a file descriptor by which another process can map the page that holds the pointer. Pins that page. Fails
+  /// Returns the page that holds the pointer, with a file descriptor by which another process can map it. Pins it. Fails
   /// with outcome::invalid_argument if the pool has no such page, or its pages are not exportable.
-  expected<int, failure> export_page(void const* pointer);
+  expected<exported_page, failure> export_page(void const* pointer);
 
 private:
   pool_parts& parts_;

@@ -17,6 +17,7 @@ import :chunk_list;
 import :error;
 import :growth_lock;
 import :page_backend;
+import :page_table;
 import :pool_shard;
 import :shard_list;
 import :virtual_pages;
@@ -89,7 +90,7 @@ CUresult pool_backend::open_to(device peer) {
   return CUDA_SUCCESS;
 }
 
-expected<int, failure> pool_backend::export_page(void const* pointer) {
+expected<exported_page, failure> pool_backend::export_page(void const* pointer) {
   if (auto* const pages = pages_.pages_of(pointer)) return pages->export_page(pointer);
   return unexpected<failure>{failure{outcome::invalid_argument, 0, 0}};
 }

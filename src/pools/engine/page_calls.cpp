@@ -8,6 +8,7 @@ import :page_calls;
 import :admission;
 import :device;
 import :error;
+import :page_table;
 import :pool_backend;
 import :pool_parts;
 import :request_queue;
@@ -34,7 +35,7 @@ void page_calls::open_to(device peer) {
   check(parts_.backend.open_to(peer), "cuMemSetAccess");
 }
 
-expected<int, failure> page_calls::export_page(void const* pointer) {
+expected<exported_page, failure> page_calls::export_page(void const* pointer) {
   all_shards_lock const held{parts_.shards};
   return parts_.backend.export_page(pointer);
 }

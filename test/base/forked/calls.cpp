@@ -178,7 +178,7 @@ constexpr call pool_calls[] = {
     {"export_page",
      [](own_objects& o) {
        return refused([&] {
-         ::close(o.all.pages.export_page(o.page));
+         ::close(o.all.pages.export_page(o.page).descriptor);
          o.all.pages.unpin(o.page, bytes);
        });
      }},

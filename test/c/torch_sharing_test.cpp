@@ -1,0 +1,242 @@
+// Memory of PyTorch that other processes map as pages.
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_fixture.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int device = 0;
+constexpr auto named = "GPUMEM_TEST_SHARED_NAME";
+
+struct shared_name {
+  char text[GPUMEM_TORCH_NAME_SIZE] = "";
+  std::size_t offset = 0;
+};
+
+class torch_sharing : public torch_blocks {
+protected:
+  static void SetUpTestSuite() {
+    torch::SetUpTestSuite();
+    char folder[] = "/tmp/gpumem_sharing_XXXXXX";
+    if (std::getenv(named) == nullptr) ::setenv("XDG_RUNTIME_DIR", ::mkdtemp(folder), 1);
+  }
+  static void TearDownTestSuite() {
+    if (std::getenv(named) == nullptr) std::filesystem::remove_all(std::getenv("XDG_RUNTIME_DIR"));
+  }
+
+  static shared_name share(void const* pointer) {
+    shared_name made;
+    EXPECT_EQ(gpumem_torch_share_block(pointer, made.text, &made.offset), GPUMEM_GRANTED) << gpumem_last_error();
+    return made;
+  }
+  static void expect_refused(std::string const& name, gpumem_outcome expected, char const* text) {
+    void* base = nullptr;
+    EXPECT_EQ(gpumem_torch_open_shared(name.c_str(), device, &base), expected);
+    EXPECT_THAT(gpumem_last_error(), HasSubstr(text));
+    EXPECT_EQ(base, nullptr);
+  }
+  static char* open(shared_name const& name) {
+    void* base = nullptr;
+    EXPECT_EQ(gpumem_torch_open_shared(name.text, device, &base), GPUMEM_GRANTED) << gpumem_last_error();
+    return base ? static_cast<char*>(base) + name.offset : nullptr;
+  }
+  /// Runs one test of this program in a process of its own, in which the environment has the name.
+  static int run_in_another_process(char const* test, shared_name const& name) {
+    ::setenv(named, (std::to_string(name.offset) + " " + name.text).c_str(), 1);
+    auto filter = std::string{"--gtest_filter="} + test;
+    char program[] = "/proc/self/exe";
+    char all[] = "--gtest_also_run_disabled_tests";
+    char* arguments[] = {program, filter.data(), all, nullptr};
+    pid_t child = 0;
+    EXPECT_EQ(::posix_spawn(&child, program, nullptr, nullptr, arguments, environ), 0);
+    ::unsetenv(named);
+    int status = -1;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    return status;
+  }
+  static shared_name name_of_parent() {
+    shared_name name;
+    char* text = nullptr;
+    name.offset = std::strtoull(std::getenv(named), &text, 10);
+    std::string{text + 1}.copy(name.text, sizeof name.text - 1);
+    return name;
+  }
+  static std::size_t open_files() {
+    auto const files = std::filesystem::directory_iterator{"/proc/self/fd"};
+    return static_cast<std::size_t>(std::distance(begin(files), end(files)));
+  }
+};
+
+constexpr std::size_t large = 200 * mib; // 100 pages, in two messages
+
+TEST_F(torch_sharing, DISABLED_reads_and_writes) {
+  auto* const bytes = open(name_of_parent());
+  ASSERT_NE(bytes, nullptr);
+  for (std::size_t at = 0; at < large; at += mib) EXPECT_EQ(bytes[at], static_cast<char>(at / mib));
+  std::memcpy(bytes, "answer", 6);
+  EXPECT_EQ(gpumem_torch_close_shared(bytes - name_of_parent().offset), GPUMEM_GRANTED) << gpumem_last_error();
+}
+
+TEST_F(torch_sharing, another_process_reads_and_writes_a_block) {
+  auto* const stream = make_stream(device);
+  auto* const before = allocate_block(512, device, stream);
+  auto* const block = static_cast<char*>(allocate_block(large, device, stream));
+  simulator::run_until_idle();
+  for (std::size_t at = 0; at < large; at += mib) block[at] = static_cast<char>(at / mib);
+  auto const name = share(block);
+  auto const files = open_files();
+  EXPECT_EQ(run_in_another_process("torch_sharing.DISABLED_reads_and_writes", name), 0);
+  EXPECT_EQ(std::memcmp(block, "answer", 6), 0);
+  EXPECT_EQ(open_files(), files);
+  auto const again = share(block + mib);
+  EXPECT_STREQ(again.text, name.text) << "a block has one name";
+  EXPECT_EQ(again.offset, name.offset + mib);
+
+  free_block(block);
+  auto const reserved = figures(device).reserved.current;
+  empty_cache();
+  EXPECT_LT(figures(device).reserved.current, reserved - large / 2) << "the pages are not kept in place any more";
+  expect_refused(name.text, GPUMEM_DRIVER_ERROR, "does not share this memory any more");
+  free_block(before);
+}
+
+TEST_F(torch_sharing, a_new_block_at_the_same_address_has_another_name) {
+  auto* const stream = make_stream(device);
+  auto* const first = allocate_block(4 * mib, device, stream);
+  auto const old = share(first);
+  free_block(first);
+  auto* const second = allocate_block(4 * mib, device, stream);
+  ASSERT_EQ(second, first);
+  auto const now = share(second);
+  EXPECT_STRNE(now.text, old.text);
+  auto* const here = open(now); // in the process that shares it
+  EXPECT_NE(here, second);
+  std::memset(second, 7, 100);
+  EXPECT_EQ(here[99], 7);
+  EXPECT_EQ(gpumem_torch_close_shared(here - now.offset), GPUMEM_GRANTED);
+  EXPECT_EQ(gpumem_torch_close_shared(here - now.offset), GPUMEM_INVALID_ARGUMENT);
+  free_block(second);
+}
+
+TEST_F(torch_sharing, what_is_no_shared_memory_is_refused) {
+  auto* const block = allocate_block(mib, device, make_stream(device));
+  shared_name name = share(block);
+  std::size_t offset = 0;
+  EXPECT_EQ(gpumem_torch_share_block(&offset, name.text, &offset), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_THAT(gpumem_last_error(), HasSubstr("lies in no live block"));
+  EXPECT_EQ(gpumem_torch_share_block(block, nullptr, &offset), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_EQ(gpumem_torch_open_shared(name.text, device, nullptr), GPUMEM_INVALID_ARGUMENT);
+  for (auto const* const wrong : {"", "name", "12", "12:", "12:relative/path", "xyz:/tmp"})
+    expect_refused(wrong, GPUMEM_INVALID_ARGUMENT, "no name of shared memory");
+  auto const path = std::string{name.text}.substr(std::string{name.text}.find(':'));
+  expect_refused("1" + path, GPUMEM_DRIVER_ERROR, "does not share this memory any more");
+  expect_refused("1:/nowhere", GPUMEM_DRIVER_ERROR, "cannot be reached at /nowhere");
+  expect_refused("1:/" + std::string(200, 'x'), GPUMEM_DRIVER_ERROR, "is too long");
+  struct stat facts{};
+  ASSERT_EQ(::stat(path.c_str() + 1, &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777u, 0600u);
+  free_block(block);
+}
+
+// Answers one request as another process would: with the numbers, and then with a file that is no page.
+void answer_once(int listening, std::array<std::uint64_t, 3> numbers, std::uint64_t page_bytes) {
+  int const other = ::accept(listening, nullptr, nullptr);
+  std::array<std::uint64_t, 3> request{};
+  EXPECT_EQ(::recv(other, &request, sizeof request, 0), static_cast<ssize_t>(sizeof request));
+  ::send(other, &numbers, sizeof numbers, MSG_NOSIGNAL);
+  int const file = ::open("/dev/null", O_RDONLY);
+  iovec text{&page_bytes, sizeof page_bytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof file)] = {};
+  msghdr message{nullptr, 0, &text, 1, control, sizeof control, 0};
+  auto* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof file);
+  std::memcpy(CMSG_DATA(header), &file, sizeof file);
+  ::sendmsg(other, &message, MSG_NOSIGNAL);
+  ::close(file);
+  ::close(other);
+}
+
+TEST_F(torch_sharing, wrong_answers_are_refused) {
+  make_current(device);
+  auto const path = std::string{std::getenv("XDG_RUNTIME_DIR")} + "/wrong";
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  int const listening = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
+  ASSERT_EQ(::bind(listening, reinterpret_cast<sockaddr const*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(listening, 1), 0);
+  constexpr std::uint64_t right = 0x31'65'67'61'70'6d'70'67;
+  struct answer {
+    std::array<std::uint64_t, 3> numbers;
+    std::uint64_t page_bytes;
+    gpumem_outcome outcome;
+    char const* text;
+  };
+  answer const wrong[] = {
+      {{1, 2 * mib, 1}, 2 * mib, GPUMEM_DRIVER_ERROR, "makes no sense"},
+      {{right, std::uint64_t{1} << 60, 1}, 2 * mib, GPUMEM_DRIVER_ERROR, "makes no sense"},
+      {{right, 2 * mib, 1}, 4 * mib, GPUMEM_DRIVER_ERROR, "a page of a wrong size"},
+      {{right, 2 * mib, 1}, 0, GPUMEM_DRIVER_ERROR, "a page of a wrong size"},
+      {{right, 2 * mib, 1}, 2 * mib, GPUMEM_DRIVER_ERROR, "cuMemImportFromShareableHandle"},
+  };
+  auto const files = open_files();
+  for (auto const& each : wrong) {
+    std::thread process{[&] { answer_once(listening, each.numbers, each.page_bytes); }};
+    expect_refused("1:" + path, each.outcome, each.text);
+    process.join();
+  }
+  EXPECT_EQ(open_files(), files);
+  ::close(listening);
+}
+
+TEST_F(torch_sharing, DISABLED_refuses_an_open_folder) {
+  auto const folder = std::string{std::getenv("XDG_RUNTIME_DIR")} + "/open";
+  ::mkdir(folder.c_str(), 0700);
+  ::mkdir((folder + "/gpumem").c_str(), 0700);
+  ::chmod((folder + "/gpumem").c_str(), 0755);
+  ::setenv("XDG_RUNTIME_DIR", folder.c_str(), 1);
+  auto* const block = allocate_block(mib, device, make_stream(device));
+  shared_name name;
+  EXPECT_EQ(gpumem_torch_share_block(block, name.text, &name.offset), GPUMEM_DRIVER_ERROR);
+  EXPECT_THAT(gpumem_last_error(), HasSubstr("only its owner"));
+  free_block(block);
+}
+
+TEST_F(torch_sharing, a_folder_that_others_can_enter_is_refused) {
+  EXPECT_EQ(run_in_another_process("torch_sharing.DISABLED_refuses_an_open_folder", {}), 0);
+}
+
+// The process that has shared a block and ended has left its socket behind; the next one removes it.
+TEST_F(torch_sharing, DISABLED_shares_and_ends) {
+  auto* const block = allocate_block(mib, device, make_stream(device));
+  share(block);
+  auto const folder = std::filesystem::path{std::getenv("XDG_RUNTIME_DIR")} / "gpumem";
+  auto const sockets = std::filesystem::directory_iterator{folder};
+  EXPECT_LE(std::distance(begin(sockets), end(sockets)), 2) << "this one, and perhaps that of the process that waits";
+  free_block(block);
+}
+
+TEST_F(torch_sharing, sockets_of_ended_processes_go) {
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(run_in_another_process("torch_sharing.DISABLED_shares_and_ends", {}), 0);
+}
+
+} // namespace
