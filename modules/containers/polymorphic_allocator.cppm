@@ -12,8 +12,8 @@ import :std;
 namespace gpumem {
 
 /// Allocates uninitialised arrays of T, in the order of the stream that each call names. The allocator holds a handle
-/// to its resource; copies refer to the same resource. Two allocators are equal if each can free memory of the other.
-/// Any thread.
+/// to its resource; copies refer to the same resource, and a move is a copy. Two allocators are equal if each can free
+/// memory of the other. Any thread.
 export template <class T> class polymorphic_allocator {
 public:
   /// The type of the elements.
@@ -23,31 +23,38 @@ public:
   static constexpr std::size_t alignment = std::max<std::size_t>(256, alignof(T));
 
   /// Uses the current resource of the current device. Throws what current_resource() throws.
-  polymorphic_allocator() : resource_{make_any_memory(current_resource())} {}
+  polymorphic_allocator() : polymorphic_allocator{current_resource()} {}
   /// Uses the given resource. Throws what make_any_memory() throws.
-  template <mr::resource R> polymorphic_allocator(R resource) : resource_{make_any_memory(std::move(resource))} {}
-  template <class U> polymorphic_allocator(polymorphic_allocator<U> const& other) : resource_{other.resource()} {}
+  template <mr::resource R>
+  polymorphic_allocator(R resource) : resource_{new any_memory{make_any_memory(std::move(resource))}} {}
+  // A move is a copy, since containers use an allocator after a move from it. No copy may throw.
+  polymorphic_allocator(polymorphic_allocator const&) noexcept = default;
+  polymorphic_allocator& operator=(polymorphic_allocator const&) noexcept = default;
+  ~polymorphic_allocator() = default;
+  template <class U>
+  polymorphic_allocator(polymorphic_allocator<U> const& other) noexcept : resource_{other.resource_} {}
 
   /// Returns memory for `count` elements, valid in the order of the stream. Throws std::bad_array_new_length if the
   /// number of bytes overflows, and what `allocate` of the resource throws.
   [[nodiscard]] T* allocate(std::size_t count, stream_ref stream) {
     if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) throw std::bad_array_new_length{};
-    return static_cast<T*>(resource_.allocate(stream, count * sizeof(T), alignment));
+    return static_cast<T*>(resource_->allocate(stream, count * sizeof(T), alignment));
   }
   /// Frees in the order of the stream. That must be the stream of the allocation, or one that is ordered after it.
   void deallocate(T* pointer, std::size_t count, stream_ref stream) noexcept {
-    resource_.deallocate(stream, pointer, count * sizeof(T), alignment);
+    resource_->deallocate(stream, pointer, count * sizeof(T), alignment);
   }
 
   /// Returns the resource, type-erased.
-  any_memory const& resource() const noexcept { return resource_; }
+  any_memory const& resource() const noexcept { return *resource_; }
 
   template <class U> friend bool operator==(polymorphic_allocator const& a, polymorphic_allocator<U> const& b) {
-    return a.resource() == b.resource();
+    return &a.resource() == &b.resource() || a.resource() == b.resource();
   }
 
 private:
-  any_memory resource_;
+  template <class U> friend class polymorphic_allocator;
+  std::shared_ptr<any_memory> resource_; // never null
 };
 
 } // namespace gpumem

@@ -10,7 +10,8 @@ namespace gpumem {
 
 /// An allocator for standard containers, over any resource. It allocates and frees in the order of one stream. If a
 /// container touches its elements on the host, the host must be able to access the memory. Two allocators are equal if
-/// their resources and streams are. When a container is assigned, moved or swapped, its allocator is too. Any thread.
+/// their resources and streams are. When a container is assigned, moved or swapped, its allocator is too. A move of an
+/// allocator is a copy. Any thread.
 export template <class T> class stream_allocator {
 public:
   /// Types that containers expect of an allocator.
@@ -24,7 +25,8 @@ public:
   stream_allocator(stream_ref stream, polymorphic_allocator<T> allocator)
       : allocator_{std::move(allocator)}, stream_{stream} {}
   template <class U>
-  stream_allocator(stream_allocator<U> const& other) : allocator_{other.allocator()}, stream_{other.stream()} {}
+  stream_allocator(stream_allocator<U> const& other) noexcept
+      : allocator_{other.allocator()}, stream_{other.stream()} {}
 
   /// Calls polymorphic_allocator::allocate() with the stream of this allocator.
   [[nodiscard]] T* allocate(std::size_t count) { return allocator_.allocate(count, stream_); }

@@ -151,13 +151,18 @@ public:
   /// Returns the ordinal of the device; -1 on the host systems of Thrust.
   int device() const noexcept { return device_; }
 
-  friend bool operator==(thrust_allocator const& a, thrust_allocator const& b) {
-    return a.stream_ == b.stream_ && (a.memory_ == b.memory_ || a.memory_->equals(*b.memory_));
+  template <class U, class P> friend bool operator==(thrust_allocator const& a, thrust_allocator<U, P> const& b) {
+    return a.is_equal(b);
   }
-  friend bool operator!=(thrust_allocator const& a, thrust_allocator const& b) { return !(a == b); }
+  template <class U, class P> friend bool operator!=(thrust_allocator const& a, thrust_allocator<U, P> const& b) {
+    return !a.is_equal(b);
+  }
 
 private:
   template <class U, class P> friend class thrust_allocator;
+  template <class U, class P> bool is_equal(thrust_allocator<U, P> const& b) const {
+    return stream_ == b.stream_ && device_ == b.device_ && (memory_ == b.memory_ || memory_->equals(*b.memory_));
+  }
 
 #if defined(__CUDACC__)
   static int current() noexcept {

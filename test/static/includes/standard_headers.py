@@ -59,6 +59,7 @@ STD = {
     "cstring": r"size_t|mem(chr|cmp|cpy|move|set)|str(chr|cmp|error|len|ncmp|rchr|str)",
     "ctime": r"clock|gmtime|localtime|size_t|strftime|time|time_t|timespec|tm",
     "deque": r"deque|erase(_if)?",
+    "forward_list": r"forward_list|erase(_if)?",
     "exception": r"current_exception|exception|exception_ptr|make_exception_ptr|rethrow_exception|set_terminate|"
                  r"terminate|uncaught_exceptions",
     "filesystem": r"filesystem",
