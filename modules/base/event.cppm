@@ -3,6 +3,7 @@
 export module gpumem:event;
 import :cuda;
 import :device;
+import :pooled_event;
 import :std;
 import :stream;
 import :stream_timeline;
@@ -22,12 +23,13 @@ struct stream_point {
 stream_point point_of(event const& of);
 } // namespace detail
 
-/// An event from a pool of events, without timing. If it is recorded on one stream and another stream waits for it,
-/// every pool knows that order. Memory that was freed on the first stream before the record may then be reused on the
-/// second. Move-only. record() and make_wait() are called by one thread at a time.
+/// An event without timing. If it is recorded on one stream and another stream waits for it, every pool knows that
+/// order. Memory that was freed on the first stream before the record may then be reused on the second. A new event has
+/// no record: it counts as complete, and a wait for it does nothing. Move-only. record() is called while no other
+/// thread uses the event; the other functions may be called by several threads at a time.
 export class event {
 public:
-  /// Throws cuda_error, std::bad_alloc.
+  /// Throws cuda_error. The first record() takes the CUDA event, from a pool of events.
   explicit event(gpumem::device where);
   event(event&& other) noexcept;
   event& operator=(event&& other) noexcept;
@@ -35,7 +37,7 @@ public:
 
   /// Makes the event cover all work enqueued on the stream so far, in place of an earlier record. On a stream that
   /// captures a graph the event becomes a part of the graph. Only streams of that capture may then wait for it, and
-  /// pools learn no order from it. Throws cuda_error.
+  /// pools learn no order from it. If this throws, the earlier record stays. Throws cuda_error, std::bad_alloc.
   void record(stream_ref on);
 
   /// Makes work enqueued on the stream from now on wait for the covered work. Does nothing if the event was never
@@ -49,17 +51,26 @@ public:
   /// Waits on the host for the covered work. Throws as is_done() does.
   void synchronize() const;
 
-  /// Returns the handle of the CUDA event. Throws std::invalid_argument after a move from this object.
-  CUevent get() const { return pooled().handle; }
+  /// Returns the handle of the CUDA event. If the event was never recorded, makes a CUDA event without a record, which
+  /// the caller may record. Pools learn no order from such a record. Throws std::invalid_argument after a move from
+  /// this object, cuda_error, std::bad_alloc.
+  CUevent get() const;
   /// Returns false after a move from this object.
-  inline bool valid() const noexcept { return event_ != nullptr; }
+  inline bool valid() const noexcept { return valid_; }
 
 private:
   friend detail::stream_point detail::point_of(event const&);
   void publish() const noexcept;
   void refuse_captured() const;
-  detail::pooled_event& pooled() const;
-  detail::pooled_event* event_;
+  // Returns null if the event was never recorded and its handle was not given out. Throws after a move from this
+  // object.
+  detail::pooled_event* pooled() const;
+  CUevent handle() const {
+    auto const* const used = pooled();
+    return used ? used->handle : nullptr;
+  }
+  mutable std::atomic<detail::pooled_event*> event_{nullptr};
+  bool valid_ = true;
   gpumem::device device_;
   detail::stream_timeline* on_ = nullptr; // null: never recorded, or pools learn no order from the record
   epoch covers_ = 0;

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
+#include <atomic>
 #include <utility>
 module gpumem:event.impl;
 import :event;
@@ -11,27 +12,22 @@ import :device;
 import :driver;
 import :error;
 import :fork;
+import :pooled_event;
 import :stream;
 import :stream_timeline;
 
 namespace gpumem {
-namespace {
 
-detail::pooled_event* event_for(device where) {
-  where.require();
-  return detail::take_event(where.context());
-}
-
-} // namespace
-
-event::event(gpumem::device where) : event_{event_for(where)}, device_{where} {}
+event::event(gpumem::device where) : device_{where} { where.require(); }
 
 event::event(event&& other) noexcept
-    : event_{std::exchange(other.event_, nullptr)}, device_{other.device_}, on_{std::exchange(other.on_, nullptr)},
-      covers_{other.covers_}, before_{std::move(other.before_)}, in_capture_{other.in_capture_} {}
+    : event_{other.event_.exchange(nullptr)}, valid_{std::exchange(other.valid_, false)}, device_{other.device_},
+      on_{std::exchange(other.on_, nullptr)}, covers_{other.covers_}, before_{std::move(other.before_)},
+      in_capture_{std::exchange(other.in_capture_, false)} {}
 
 event& event::operator=(event&& other) noexcept {
-  std::swap(event_, other.event_);
+  event_ = other.event_.exchange(event_);
+  std::swap(valid_, other.valid_);
   std::swap(device_, other.device_);
   std::swap(on_, other.on_);
   std::swap(covers_, other.covers_);
@@ -40,14 +36,24 @@ event& event::operator=(event&& other) noexcept {
   return *this;
 }
 
-// Throws after a move from this object.
-detail::pooled_event& event::pooled() const {
-  if (!event_) detail::throw_moved_from("event");
-  return *event_;
+detail::pooled_event* event::pooled() const {
+  if (!valid_) detail::throw_moved_from("event");
+  return event_.load(std::memory_order_acquire);
 }
 
 event::~event() {
-  if (event_ && !detail::forked()) detail::give_event(event_);
+  auto* const used = event_.load(std::memory_order_relaxed);
+  if (used && !detail::forked()) detail::give_event(used);
+}
+
+// A pooled event still has the record of an earlier owner, so it is not given out before record().
+CUevent event::get() const {
+  if (auto const known = handle()) return known;
+  auto* const made = detail::make_unrecorded_event(device_.context());
+  detail::pooled_event* first = nullptr;
+  if (event_.compare_exchange_strong(first, made, std::memory_order_acq_rel)) return made->handle;
+  detail::give_event(made); // another thread was faster
+  return first->handle;
 }
 
 void event::record(stream_ref stream) {
@@ -60,8 +66,13 @@ void event::record(stream_ref stream) {
   bool const tells =
       !captured && timeline.kind() != detail::stream_kind::null && timeline.kind() != detail::stream_kind::legacy;
   auto before = timeline.order().snapshot();
+  auto* const known = pooled();
+  auto* const used = known ? known : detail::take_event(device_.context());
   auto const covers = timeline.epochs().advance();
-  check(device_.interpret(driver().event_record(pooled().handle, key.handle())), "cuEventRecord");
+  auto const result = device_.interpret(driver().event_record(used->handle, key.handle()));
+  if (result != CUDA_SUCCESS && !known) detail::give_event(used); // it has the record of an earlier owner
+  check(result, "cuEventRecord");
+  event_.store(used, std::memory_order_release);
   on_ = tells ? &timeline : nullptr;
   covers_ = covers;
   before_ = std::move(before);
@@ -71,7 +82,9 @@ void event::record(stream_ref stream) {
 void event::make_wait(stream_ref waiting) const {
   device_.throw_if_lost();
   auto const key = identify(waiting, device_);
-  check(device_.interpret(driver().stream_wait_event(key.handle(), pooled().handle, 0)), "cuStreamWaitEvent");
+  auto const recorded = handle();
+  if (!recorded) return;
+  check(device_.interpret(driver().stream_wait_event(key.handle(), recorded, 0)), "cuStreamWaitEvent");
   if (on_) key.timeline().order().add(on_->index(), covers_, before_);
 }
 
@@ -86,8 +99,10 @@ void stream::wait(event const& happened) { happened.make_wait(*this); }
 bool event::is_done() const {
   refuse_captured();
   device_.throw_if_lost();
+  auto const recorded = handle();
+  if (!recorded) return true;
   detail::relaxed_capture const relaxed;
-  auto const result = device_.interpret(driver().event_query(pooled().handle));
+  auto const result = device_.interpret(driver().event_query(recorded));
   if (result == CUDA_ERROR_NOT_READY) return false;
   check(result, "cuEventQuery");
   publish();
@@ -97,8 +112,10 @@ bool event::is_done() const {
 void event::synchronize() const {
   refuse_captured();
   device_.throw_if_lost();
+  auto const recorded = handle();
+  if (!recorded) return;
   detail::relaxed_capture const relaxed;
-  check(device_.interpret(driver().event_synchronize(pooled().handle)), "cuEventSynchronize");
+  check(device_.interpret(driver().event_synchronize(recorded)), "cuEventSynchronize");
   publish();
 }
 
@@ -108,7 +125,7 @@ void event::publish() const noexcept {
 
 detail::stream_point detail::point_of(event const& of) {
   of.refuse_captured();
-  return {of.pooled().handle, of.on_, of.covers_, of.device_.ordinal()};
+  return {of.handle(), of.on_, of.covers_, of.device_.ordinal()};
 }
 
 } // namespace gpumem

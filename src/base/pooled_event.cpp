@@ -34,8 +34,8 @@ event_store& events() {
   return *store;
 }
 
-pooled_event* create_event(CUcontext context) {
-  auto event = std::make_unique<pooled_event>(pooled_event{nullptr, context, nullptr});
+pooled_event* create_event(CUcontext context, bool reused = true) {
+  auto event = std::make_unique<pooled_event>(pooled_event{nullptr, context, nullptr, reused});
   context_guard const here{context};
   check(here.result(), "cuCtxPushCurrent");
   check(driver().event_create(&event->handle, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
@@ -72,7 +72,14 @@ pooled_event* take_event(CUcontext context) {
   return spare ? spare : create_event(context);
 }
 
+pooled_event* make_unrecorded_event(CUcontext context) { return create_event(context, false); }
+
 void give_event(pooled_event* event) noexcept {
+  if (!event->reused) {
+    if (driver_alive()) driver().event_destroy(event->handle);
+    delete event;
+    return;
+  }
   auto& store = events();
   sync::lock const held{store.mutex};
   event->next = store.spare;

@@ -3,6 +3,7 @@
 #include "../support/stepped_device.hpp"
 
 #include <chrono>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -163,10 +164,83 @@ TEST_F(event_test, moved_event_keeps_its_record) {
 }
 
 TEST_F(event_test, driver_event_of_a_destroyed_event_is_reused) {
-  { event const one{first}; }
+  event{first}.record(a);
   auto const made = gpumem::driver_api::driver_calls("cuEventCreate");
-  for (int i = 0; i < 10; ++i) event const one{first};
+  for (int i = 0; i < 10; ++i) event{first}.record(a);
   EXPECT_EQ(gpumem::driver_api::driver_calls("cuEventCreate"), made);
+}
+
+// An event of this test whose driver event an earlier owner has recorded.
+class reused_event : public event_test {
+protected:
+  void record_and_end_an_event() {
+    simulator::work(a, {}, 1us, [this] { ++earlier_runs_; });
+    event{first}.record(a);
+  }
+  int earlier_runs_ = 0;
+};
+
+TEST_F(reused_event, has_no_record_before_its_own) {
+  record_and_end_an_event();
+  event fresh{first};
+  auto const asked = gpumem::driver_api::driver_calls();
+  EXPECT_TRUE(fresh.is_done());
+  fresh.synchronize();
+  fresh.make_wait(b);
+  b.wait(fresh);
+  EXPECT_EQ(gpumem::driver_api::driver_calls() - asked, 0u);
+  gpumem::completion(fresh).wait();
+  auto const wait_for = [](event const& one) -> gpumem::task<> { co_await gpumem::completion(one); };
+  gpumem::sync_wait(wait_for(fresh));
+  EXPECT_EQ(earlier_runs_, 0);
+  fresh.record(a);
+  EXPECT_FALSE(fresh.is_done());
+}
+
+TEST_F(reused_event, gives_out_a_handle_without_a_record) {
+  auto const& driver = gpumem::driver_api::driver();
+  record_and_end_an_event();
+  {
+    event fresh{first};
+    auto const handle = fresh.get();
+    EXPECT_EQ(fresh.get(), handle);
+    EXPECT_EQ(driver.event_query(handle), CUDA_SUCCESS);
+    EXPECT_TRUE(fresh.is_done());
+    EXPECT_EQ(driver.event_record(handle, a.get()), CUDA_SUCCESS); // a record without gpumem's knowledge counts
+    EXPECT_FALSE(fresh.is_done());
+    fresh.record(a);
+    EXPECT_EQ(fresh.get(), handle);
+    event moved{std::move(fresh)};
+    EXPECT_EQ(moved.get(), handle);
+    EXPECT_THROW(fresh.get(), std::invalid_argument); // NOLINT(bugprone-use-after-move): that is tested
+  }
+  auto const ended = gpumem::driver_api::driver_calls("cuEventDestroy");
+  for (int i = 0; i < 10; ++i) static_cast<void>(event{first}.get());
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuEventDestroy"), ended + 10)
+      << "handles that were given out are not kept";
+}
+
+TEST_F(reused_event, joins_no_capture_of_an_earlier_owner) {
+  a.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED);
+  event{first}.record(a);
+  event fresh{first};
+  EXPECT_TRUE(fresh.is_done());
+  fresh.make_wait(b);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  EXPECT_EQ(gpumem::driver_api::driver().stream_is_capturing(b.get(), &status), CUDA_SUCCESS);
+  EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_NONE);
+  EXPECT_EQ(gpumem::driver_api::driver().graph_destroy(a.end_capture()), CUDA_SUCCESS);
+}
+
+TEST_F(reused_event, failed_first_record_leaves_no_record) {
+  record_and_end_an_event();
+  event fresh{first};
+  simulator::fail_call("cuEventRecord", 1, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_THROW(fresh.record(b), gpumem::cuda_error);
+  EXPECT_TRUE(fresh.is_done());
+  auto const waits = gpumem::driver_api::driver_calls("cuStreamWaitEvent");
+  fresh.make_wait(b);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamWaitEvent"), waits);
 }
 
 } // namespace
