@@ -138,7 +138,8 @@ private:
 /// a driver call. All others are known by their id. That takes two driver calls: one returns the id, the other tells
 /// whether the stream captures a graph. While a capture_scope is open (a pool then serves a graph capture), all streams
 /// are identified by their id. Handle 0 is a different stream for each device and calling thread. Throws cuda_error,
-/// and std::invalid_argument for a default handle while another device is current. Any thread.
+/// and std::invalid_argument for a default handle while another device is current and for a stream object that was
+/// moved from. Any thread.
 export stream_key identify(stream_ref handle, device where);
 
 /// Identifies a stream without a resource: a default handle means the default stream of the current device.
@@ -160,11 +161,21 @@ stream_timeline* find_seen_timeline(CUstream handle) noexcept;
 stream_key wait_without_identity(CUstream handle) noexcept;
 // Returns whether the stream captures a graph, however the capture was begun. Asks the driver. Throws cuda_error.
 bool is_capturing(CUstream handle);
+// Returns the handle of a stream object that was moved from, as CCCL's cuda::stream has it. The driver must not get it.
+inline CUstream moved_from_handle() noexcept {
+  return reinterpret_cast<CUstream>(~std::uintptr_t{0}); // NOLINT(performance-no-int-to-ptr)
+}
 } // namespace detail
 
 /// A stream that gpumem makes: non-blocking, taken from a pool of streams and returned there by the destructor. The
 /// CUDA stream is never destroyed before process exit. So its handle identifies it, and such a stream is the fastest to
-/// look up. Move-only; after a move from it, its functions throw std::invalid_argument. One thread at a time.
+/// look up.
+///
+/// The destructor ends a capture that begin_capture() began and that is still open, and destroys its graph. It does not
+/// end other captures, nor one that only another thread may end. While a stream captures, no new object gets it.
+///
+/// Move-only. After a move from it, the functions of this class throw std::invalid_argument, the handle is that of an
+/// empty cuda::stream, and resources refuse the stream. One thread at a time.
 export class stream : public stream_ref {
 public:
   /// Throws cuda_error, std::bad_alloc. `priority` is the driver's stream priority: a lower number is more urgent.
@@ -199,8 +210,10 @@ public:
 private:
   stream(detail::stream_timeline& timeline, bool owned) noexcept;
   void retire() noexcept;
+  void end_own_capture() noexcept;
   detail::stream_timeline& timeline() const;
   detail::stream_timeline* timeline_;
+  std::uint64_t capture_ = 0; // the driver's id of the capture that begin_capture() began
   bool owned_;
 };
 

@@ -44,8 +44,9 @@ public:
   static void cover_own_defaults() noexcept;
   /// Returns whether the timeline is that of one of the calling thread's default streams.
   static bool is_own_default(stream_timeline const& timeline) noexcept;
-  /// Returns the timeline of an own stream that is not in use; makes a stream if there is none. Throws cuda_error,
-  /// std::bad_alloc.
+  /// Returns the timeline of an own stream that is not in use and does not capture; makes a stream if there is none.
+  /// A stream that was given back may still capture, since another stream may have begun the capture that it joined.
+  /// Throws cuda_error, std::bad_alloc.
   stream_timeline& acquire_own(device where, int priority);
   void release_own(stream_timeline& timeline) noexcept;
   /// Adds or removes one promise of the owner that the stream lives. While there is a promise, the stream counts as

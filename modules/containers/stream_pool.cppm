@@ -22,7 +22,8 @@ public:
   stream_pool(stream_pool const&) = delete;
   stream_pool& operator=(stream_pool const&) = delete;
 
-  /// Returns the next stream, round robin. All threads share one position.
+  /// Returns the next stream, round robin. All threads share one position. Leaves out streams that capture a graph:
+  /// work on them would become part of it. If all streams capture, returns the next one. Asks the driver.
   stream_ref next() noexcept;
 
   /// Returns the stream whose number is `index` modulo size(). The same index always gives the same stream, so workers

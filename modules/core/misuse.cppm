@@ -22,13 +22,15 @@ struct block_event {
 struct misuse {
   /// The errors that gpumem finds.
   enum class kind : std::uint8_t {
-    foreign_pointer, ///< the resource never gave out this pointer
-    double_free,     ///< the pointer was freed before
-    wrong_size,      ///< the size passed to the free is not that of the allocation
-    use_after_close, ///< an allocation after the last handle of the resource was gone
-    bad_stream,      ///< the stream cannot be identified, since its handle is dead
-    other_device,    ///< a default stream was passed while another device is current
-    moved_from,      ///< the free was called through a handle that was moved from
+    foreign_pointer,   ///< the resource never gave out this pointer
+    double_free,       ///< the pointer was freed before
+    wrong_size,        ///< the size passed to the free is not that of the allocation
+    use_after_close,   ///< an allocation after the last handle of the resource was gone
+    bad_stream,        ///< the stream cannot be identified, since its handle is dead
+    other_device,      ///< a default stream was passed while another device is current
+    moved_from,        ///< the free was called through a handle that was moved from
+    moved_from_stream, ///< the stream object was moved from
+    unopened_device,   ///< the stream belongs to a device that may not use the pool's memory; see open_to()
     // Hardened pools find these some time after the error:
     overrun,        ///< bytes after the block were overwritten
     underrun,       ///< bytes before the block were overwritten

@@ -32,6 +32,9 @@ char const* text_of(broken_rule rule) noexcept {
   case broken_rule::alignment: return "the alignment is not a power of two";
   case broken_rule::other_device: return "a default stream was given while another device is current";
   case broken_rule::moved_from: return "the handle is empty; was it moved from?";
+  case broken_rule::moved_from_stream: return "the stream is empty; was it moved from?";
+  case broken_rule::unopened_device:
+    return "the device of the stream may not use this memory; call open_to() of the pool first";
   default: return "an argument is invalid";
   }
 }

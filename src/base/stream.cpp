@@ -41,6 +41,11 @@ bool is_default(CUstream handle) noexcept {
   return handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
 }
 
+// The driver must not get the handle of a stream object that was moved from.
+void refuse_moved_from(CUstream handle) {
+  if (handle == detail::moved_from_handle()) throw detail::rule_error{broken_rule::moved_from_stream};
+}
+
 void require_current(device where) {
   if (device::current() != where) { throw detail::rule_error{broken_rule::other_device}; }
 }
@@ -71,6 +76,20 @@ bool captures_owned(stream_timeline const& timeline, CUstream handle) noexcept {
   try {
     return detail::is_capturing(handle);
   } catch (...) { return true; }
+}
+
+// The capture in which a stream takes part, as the driver reports it. The id of an invalidated capture is not known.
+struct capture_seen {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+};
+
+// An error counts as no capture.
+capture_seen capture_of(CUstream handle) noexcept {
+  capture_seen seen;
+  auto const asked =
+      driver().stream_get_capture_info(handle, &seen.status, &seen.id, nullptr, nullptr, nullptr, nullptr);
+  return asked == CUDA_SUCCESS ? seen : capture_seen{};
 }
 
 // Waits for a stream, unless it captures: a wait would end the capture.
@@ -149,6 +168,7 @@ bool detail::is_capturing(CUstream handle) {
 stream_key extend::identify(stream_ref stream, device where) {
   auto const handle = resolve_default(stream.get());
   if (auto* const timeline = detail::find_owned_timeline(handle)) return stream_key::of(*timeline, handle);
+  refuse_moved_from(handle);
   if (is_default(handle)) require_current(where);
   bool const capturing = detail::is_capturing(handle); // asked first, since to ask for the id would end a capture
   auto& timeline = foreign_timeline_of(handle, where, capturing);
@@ -192,13 +212,16 @@ stream::stream(gpumem::device where, int priority)
 }
 
 stream::stream(stream&& other) noexcept
-    : stream_ref{other}, timeline_{std::exchange(other.timeline_, nullptr)}, owned_{other.owned_} {}
+    : stream_ref{std::exchange<stream_ref>(other, stream_ref{detail::moved_from_handle()})},
+      timeline_{std::exchange(other.timeline_, nullptr)}, capture_{std::exchange(other.capture_, 0)},
+      owned_{other.owned_} {}
 
 stream& stream::operator=(stream&& other) noexcept {
   if (this == &other) return *this;
   retire();
-  stream_ref::operator=(other);
+  stream_ref::operator=(std::exchange<stream_ref>(other, stream_ref{detail::moved_from_handle()}));
   timeline_ = std::exchange(other.timeline_, nullptr);
+  capture_ = std::exchange(other.capture_, 0);
   owned_ = other.owned_;
   return *this;
 }
@@ -209,13 +232,26 @@ stream::~stream() { retire(); }
 void stream::retire() noexcept {
   if (!timeline_ || detail::forked()) return;
   auto& timeline = *std::exchange(timeline_, nullptr);
+  if (owned_ && capture_ != 0) end_own_capture();
   timeline.record_later(timeline.handle());
   if (owned_) return timeline_registry::instance().release_own(timeline);
   timeline.record_requested(timeline.handle());
   timeline_registry::instance().adopt(timeline, false);
 }
 
+// Only the thread that began a capture in another mode than `relaxed` may end it. If the driver refuses, the stream
+// goes on capturing, and acquire_own() does not give it out.
+void stream::end_own_capture() noexcept {
+  if (!driver_alive()) return;
+  auto const seen = capture_of(get());
+  bool const is_own = seen.status == CU_STREAM_CAPTURE_STATUS_ACTIVE && seen.id == capture_;
+  CUgraph graph = nullptr;
+  if (!is_own && seen.status != CU_STREAM_CAPTURE_STATUS_INVALIDATED) return; // ended, or joined to another capture
+  if (driver().stream_end_capture(get(), &graph) == CUDA_SUCCESS) driver().graph_destroy(graph);
+}
+
 stream stream::adopt(CUstream handle) {
+  refuse_moved_from(handle);
   if (is_default(handle)) throw std::invalid_argument{"gpumem: a default stream cannot be adopted"};
   if (detail::is_capturing(handle)) throw_failure({outcome::capture_unsupported, 0, 0});
   auto& timeline = timeline_registry::instance().of_handle(handle);
@@ -246,11 +282,13 @@ void stream::begin_capture(CUstreamCaptureMode mode) {
   device().throw_if_lost();
   check(device().interpret(driver().stream_begin_capture(get(), mode)), "cuStreamBeginCapture");
   timeline().set_capturing(true);
+  capture_ = capture_of(get()).id;
 }
 
 CUgraph stream::end_capture() {
   CUgraph graph = nullptr;
   timeline().set_capturing(false);
+  capture_ = 0;
   check(driver().stream_end_capture(get(), &graph), "cuStreamEndCapture");
   return graph;
 }

@@ -36,6 +36,7 @@ void stream_identity::reassign(stream_kind kind, std::uint64_t id, CUstream hand
 void stream_identity::change_promises(bool promised) noexcept {
   promises_ += promised ? 1 : -1;
   kind_.store(promises_ > 0 ? stream_kind::adopted : stream_kind::foreign, std::memory_order_relaxed);
+  if (promises_ == 0) set_capturing(false); // from now on the driver is asked
 }
 
 } // namespace gpumem::detail

@@ -43,6 +43,9 @@ std::uint64_t id_of(CUstream handle) {
   return id;
 }
 
+// Asks the driver whether a new owner may get the stream: its work must not go into the graph of another owner.
+bool is_free_of_capture(stream_timeline const& idle) noexcept { return !idle.captures(idle.handle()); }
+
 } // namespace
 
 timeline_registry& timeline_registry::instance() noexcept {
@@ -162,12 +165,13 @@ stream_timeline& timeline_registry::acquire_own(device where, int priority) {
   {
     sync::lock const held{mutex_};
     auto const found = std::ranges::find_if(idle_, [&](stream_timeline const* each) {
-      return each->device() == where.ordinal() && each->priority() == priority;
+      return each->device() == where.ordinal() && each->priority() == priority && is_free_of_capture(*each);
     });
     if (found != idle_.end()) {
       auto* const timeline = *found;
       *found = idle_.back();
       idle_.pop_back();
+      timeline->set_capturing(false); // the earlier owner may have ended its capture by a call of the driver
       return *timeline;
     }
   }

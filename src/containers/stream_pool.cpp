@@ -12,6 +12,14 @@ import :device;
 import :stream;
 
 namespace gpumem {
+namespace {
+
+// Returns true on an error too.
+bool may_capture(stream_ref one) noexcept try { return detail::is_capturing(one.get()); } catch (...) {
+  return true;
+}
+
+} // namespace
 
 stream_pool::stream_pool(gpumem::device where, std::size_t size, int priority) {
   if (size == 0) throw std::invalid_argument{"gpumem: a stream_pool needs at least one stream"};
@@ -19,7 +27,12 @@ stream_pool::stream_pool(gpumem::device where, std::size_t size, int priority) {
   while (streams_.size() < size) streams_.emplace_back(where, priority);
 }
 
-stream_ref stream_pool::next() noexcept { return (*this)[next_.fetch_add(1, std::memory_order_relaxed)]; }
+stream_ref stream_pool::next() noexcept {
+  auto const step = [this] { return (*this)[next_.fetch_add(1, std::memory_order_relaxed)]; };
+  auto found = step();
+  for (auto tries = size(); tries > 1 && may_capture(found); --tries) found = step();
+  return found;
+}
 
 void stream_pool::synchronize() {
   for (auto& each : streams_) each.synchronize();

@@ -60,6 +60,8 @@ char const* to_string(misuse::kind value) noexcept {
   case misuse::kind::bad_stream: return detail::unidentified_stream;
   case misuse::kind::other_device: return detail::text_of(broken_rule::other_device);
   case misuse::kind::moved_from: return "a free through a handle that is empty; was it moved from?";
+  case misuse::kind::moved_from_stream: return detail::text_of(broken_rule::moved_from_stream);
+  case misuse::kind::unopened_device: return detail::text_of(broken_rule::unopened_device);
   case misuse::kind::overrun: return "a write past the end of a block";
   case misuse::kind::underrun: return "a write before the start of a block";
   case misuse::kind::use_after_free: return "a write to a block after its free";

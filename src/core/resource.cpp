@@ -11,9 +11,12 @@ import :services;
 namespace gpumem::detail {
 
 void report_bad_stream(char const* resource, void* pointer, failure const& why) noexcept {
-  bool const other_device = why.reason == outcome::invalid_argument;
-  report_misuse({other_device ? misuse::kind::other_device : misuse::kind::bad_stream, pointer, why.requested, 0, 0,
-                 resource ? resource : "gpumem resource"});
+  auto what = misuse::kind::bad_stream;
+  if (why.reason == outcome::invalid_argument) {
+    bool const moved = why.code == static_cast<int>(broken_rule::moved_from_stream);
+    what = moved ? misuse::kind::moved_from_stream : misuse::kind::other_device;
+  }
+  report_misuse({what, pointer, why.requested, 0, 0, resource ? resource : "gpumem resource"});
 }
 
 void report_moved_from(void* pointer, std::size_t bytes) noexcept {

@@ -264,6 +264,109 @@ TEST_F(stream_test, capturing_stream_is_recognized) {
   destroy(handle);
 }
 
+// The capture that a stream begins and that an exception leaves open: the destructor ends it.
+TEST_F(stream_test, capture_ends_with_its_stream) {
+  auto const made = gpumem::driver_api::driver_calls("cuStreamCreateWithPriority");
+  CUstream handle = nullptr;
+  for (int i = 0; i < 20; ++i) {
+    stream unwound{first, -3};
+    if (i == 0) handle = unwound.get();
+    EXPECT_EQ(unwound.get(), handle);
+    EXPECT_FALSE(unwound.key().capturing());
+    unwound.begin_capture();
+    gpumem::simulator::work(unwound, {});
+    if (i % 2) gpumem::driver_api::driver().stream_query(handle); // invalidates the capture
+  }
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamCreateWithPriority"), made + 1);
+  auto moved = stream{first, -3};
+  moved.begin_capture();
+  stream const owner{std::move(moved)};
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  EXPECT_EQ(gpumem::driver_api::driver().stream_is_capturing(owner.get(), &status), CUDA_SUCCESS);
+  EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_ACTIVE) << "a move is not an end";
+}
+
+TEST_F(stream_test, capturing_stream_is_given_out_after_its_capture) {
+  stream origin{first};
+  origin.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED);
+  CUstream handle = nullptr;
+  {
+    stream side{first, -4};
+    handle = side.get();
+    gpumem::event fork{first}, join{first};
+    fork.record(origin);
+    side.wait(fork);
+    gpumem::simulator::work(side, {});
+    join.record(side);
+    origin.wait(join);
+  }
+  std::optional<stream> fresh{std::in_place, first, -4};
+  EXPECT_NE(fresh->get(), handle);
+  EXPECT_EQ(gpumem::driver_api::driver().graph_destroy(origin.end_capture()), CUDA_SUCCESS) << "the capture is whole";
+  stream const again{first, -4};
+  EXPECT_EQ(again.get(), handle);
+}
+
+TEST_F(stream_test, capture_that_the_destructor_may_not_end_stays) {
+  auto const& driver = gpumem::driver_api::driver();
+  std::optional<stream> captured{std::in_place, first, -5};
+  auto const handle = captured->get();
+  std::thread{[&] { captured->begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL); }}.join();
+  captured.reset(); // only the other thread may end the capture
+  EXPECT_NE((stream{first, -5}).get(), handle);
+
+  stream raw{first, -1};
+  raw.begin_capture(); // ends without gpumem's knowledge, and then another stream's capture begins
+  CUgraph graph = nullptr;
+  EXPECT_EQ(driver.stream_end_capture(raw.get(), &graph), CUDA_SUCCESS);
+  EXPECT_EQ(driver.graph_destroy(graph), CUDA_SUCCESS);
+  stream origin{first};
+  origin.begin_capture();
+  gpumem::event fork{first};
+  fork.record(origin);
+  raw.wait(fork);
+  fork.record(raw);
+  origin.wait(fork);
+  auto const joined = raw.get();
+  { stream const ended{std::move(raw)}; }
+  EXPECT_EQ(driver.graph_destroy(origin.end_capture()), CUDA_SUCCESS) << "not ended by a stream that had joined";
+  stream const again{first, -1};
+  EXPECT_EQ(again.get(), joined);
+  EXPECT_FALSE(again.key().capturing());
+}
+
+TEST_F(stream_test, capture_of_an_adopted_stream_goes_on) {
+  auto const& driver = gpumem::driver_api::driver();
+  auto const handle = make_foreign();
+  {
+    auto adopted = stream::adopt(handle);
+    adopted.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED);
+  }
+  CUgraph graph = nullptr;
+  EXPECT_EQ(driver.stream_end_capture(handle, &graph), CUDA_SUCCESS);
+  EXPECT_EQ(driver.graph_destroy(graph), CUDA_SUCCESS);
+  EXPECT_FALSE(identify(stream_ref{handle}, first).capturing());
+  destroy(handle);
+}
+
+TEST_F(stream_test, moved_from_stream_is_refused) {
+  stream s{first};
+  stream now{std::move(s)};
+  EXPECT_NE(s.get(), now.get()); // NOLINT(bugprone-use-after-move): that is tested
+  EXPECT_NE(s.get(), CUstream{});
+  auto const asked = gpumem::driver_api::driver_calls("cuStreamIsCapturing");
+  EXPECT_THROW(identify(s, first), std::invalid_argument);
+  EXPECT_THROW(identify(s), std::invalid_argument);
+  EXPECT_THROW(static_cast<void>(stream::adopt(s.get())), std::invalid_argument);
+  EXPECT_THROW((gpumem::event{first}).record(s), std::invalid_argument);
+  EXPECT_THROW((gpumem::event{first}).make_wait(s), std::invalid_argument);
+  EXPECT_THROW(s.begin_capture(), std::invalid_argument);
+  EXPECT_THROW(gpumem::completion(s).wait(), std::invalid_argument);
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamIsCapturing"), asked) << "no driver call got the handle";
+  s = std::move(now);
+  EXPECT_NO_THROW(identify(s, first));
+}
+
 TEST_F(stream_test, synchronized_stream_is_complete) {
   stream s{first};
   gpumem::simulator::work(s, {}, 1us);

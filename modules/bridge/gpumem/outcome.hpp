@@ -45,10 +45,12 @@ inline char const* to_string(outcome value) noexcept {
 
 /// The rule that a call broke. It is the `code` of a failure whose reason is outcome::invalid_argument.
 enum class broken_rule : int {
-  other = 0,         ///< any rule that is not named here
-  alignment = -1,    ///< the alignment is not a power of two
-  other_device = -2, ///< a default stream was given while another device is current
-  moved_from = -3,   ///< the handle was moved from
+  other = 0,              ///< any rule that is not named here
+  alignment = -1,         ///< the alignment is not a power of two
+  other_device = -2,      ///< a default stream was given while another device is current
+  moved_from = -3,        ///< the handle was moved from
+  moved_from_stream = -4, ///< a stream object was given that had been moved from
+  unopened_device = -5,   ///< the stream's device may not use the resource's memory; see open_to()
 };
 
 /// A request that was not granted. The resource is as it was before the request.
