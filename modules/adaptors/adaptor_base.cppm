@@ -63,6 +63,7 @@ public:
   void on_holder_event(holder& unit, holder_event what) noexcept {
     if (services_.table->on_holder_event) services_.table->on_holder_event(services_.state, &unit, what);
   }
+  bool serves_stream(stream_key const& key) const noexcept { return detail::serves_stream(services_, key); }
   std::size_t trim(std::size_t keep) { return services_.table->trim(services_.state, keep); }
   std::optional<statistics> read_statistics() { return statistics_from(services_); }
   char const* resource_name() noexcept { return name_of(services_); }
@@ -122,6 +123,11 @@ public:
     requires holding_state<state_type>
   {
     state_->on_holder_event(unit, what);
+  }
+  bool serves_stream(stream_key const& key) const noexcept
+    requires device_bound_state<state_type>
+  {
+    return state_->serves_stream(key);
   }
   std::size_t trim(std::size_t keep)
     requires trimmable_state<state_type>
@@ -199,6 +205,11 @@ public:
     requires requires(link& up) { up.on_holder_event(unit, what); }
   {
     upstream_.on_holder_event(unit, what);
+  }
+  bool serves_stream(stream_key const& key) noexcept
+    requires requires(link& up) { up.serves_stream(key); }
+  {
+    return upstream_.serves_stream(key);
   }
   std::size_t trim(std::size_t keep)
     requires requires(link& up) { up.trim(keep); }

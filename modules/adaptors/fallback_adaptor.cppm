@@ -80,6 +80,13 @@ public:
   {
     first_.on_holder_event(unit, what);
   }
+  // Returns true if one of the resources serves the stream, since a block can come from either.
+  bool serves_stream(stream_key const& key) noexcept {
+    bool first = true, second = true;
+    if constexpr (requires { first_.serves_stream(key); }) first = first_.serves_stream(key);
+    if constexpr (requires { second_.serves_stream(key); }) second = second_.serves_stream(key);
+    return first || second;
+  }
 
   std::size_t trim(std::size_t keep) {
     std::size_t given = 0;

@@ -152,6 +152,11 @@ public:
   {
     upstream_.on_holder_event(unit, what);
   }
+  bool serves_stream(stream_key const& key) noexcept
+    requires requires(upstream_access<Upstream>& up) { up.serves_stream(key); }
+  {
+    return upstream_.serves_stream(key);
+  }
   inline auto where() noexcept { return upstream_.where(); }
   std::size_t trim(std::size_t keep)
     requires requires(upstream_access<Upstream>& up) { up.trim(keep); }

@@ -80,21 +80,24 @@ public:
   [[nodiscard]] void* release() noexcept;
   /// Frees the block now, in the order of its stream.
   void reset() noexcept;
-  /// Frees the block now, in the order of `stream`, which the caller has made wait for all uses. Throws cuda_error, and
-  /// std::invalid_argument for the handle of a default stream while another device is current.
+  /// Frees the block now, in the order of `stream`, which the caller has made wait for all uses. Throws cuda_error.
+  /// Also throws std::invalid_argument for the handle of a default stream while another device is current, and for a
+  /// stream of a device that may not use the block's memory.
   void reset(stream_ref stream);
 
   /// Makes `stream` wait for the block's stream, so that `stream` can use the block from now on. The destructor of the
-  /// returned guard makes the block's stream wait for `stream`. Throws cuda_error.
+  /// returned guard makes the block's stream wait for `stream`. Throws cuda_error, and std::invalid_argument for a
+  /// stream of a device that may not use the block's memory.
   scoped_use use_on(stream_ref stream) const;
-  /// Makes `stream` wait for the block's stream; `stream` is then the block's stream. Throws cuda_error; the block then
-  /// keeps its stream.
+  /// Makes `stream` wait for the block's stream; `stream` is then the block's stream. Throws as use_on() does; the
+  /// block then keeps its stream.
   void set_stream(stream_ref stream);
 
 private:
   void swap(allocation& other) noexcept;
   void free(stream_key const& key) noexcept;
   device where() const;
+  stream_key user(stream_ref stream) const;
   // A timeline is gpumem's record of a stream. While a block holds the timeline of its stream, gpumem does not reuse
   // the timeline for another stream.
   inline void hold() const noexcept { timeline_->retain(); }

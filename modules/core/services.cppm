@@ -83,6 +83,13 @@ concept trimmable_state = resource_state<S> && requires(S& s, std::size_t n) {
   { s.trim(n) } -> std::same_as<std::size_t>;
 };
 
+/// A state that knows which devices may use its memory. serves_stream() returns whether work of the stream may. A
+/// request on another stream fails with outcome::invalid_argument, and such a free is a misuse.
+export template <class S>
+concept device_bound_state = resource_state<S> && requires(S& s, stream_key const& key) {
+  { s.serves_stream(key) } noexcept -> std::same_as<bool>;
+};
+
 /// A state that keeps statistics. read_statistics() returns a std::optional if not all objects of the type keep them.
 export template <class S>
 concept reporting_state = resource_state<S> && requires(S& s) {
@@ -147,6 +154,10 @@ inline std::optional<statistics> statistics_from(services_handle const& from) {
   statistics seen;
   if (!from.table->read_statistics(from.state, seen)) return std::nullopt;
   return seen;
+}
+// Returns whether work of the stream may use the resource's memory.
+inline bool serves_stream(services_handle const& of, stream_key const& key) noexcept {
+  return !of.table->serves_stream || of.table->serves_stream(of.state, &key);
 }
 // Returns the name of a state or of a resource for messages; null if it has none.
 template <class S> char const* name_of(S& state) noexcept {
@@ -252,6 +263,11 @@ template <resource_state S> services_table make_table(std::type_info const& type
   if constexpr (holding_state<S>) {
     table.on_holder_event = [](void* s, void* h, holder_event what) noexcept {
       static_cast<S*>(s)->on_holder_event(*static_cast<holder*>(h), what);
+    };
+  }
+  if constexpr (device_bound_state<S>) {
+    table.serves_stream = [](void* s, void const* key) noexcept {
+      return static_cast<S*>(s)->serves_stream(*static_cast<stream_key const*>(key));
     };
   }
   table.trim = [](void* s, std::size_t keep) -> std::size_t {

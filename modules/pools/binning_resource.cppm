@@ -109,6 +109,8 @@ public:
   bool admit(waiter& item) noexcept;
   bool cancel_waiter(waiter& item) noexcept;
   void on_holder_event(holder& unit, holder_event what) noexcept;
+  // Returns true if one of the bins serves the stream, since a block can come from each.
+  bool serves_stream(stream_key const& key) const noexcept;
   std::size_t trim(std::size_t keep);
   statistics read_statistics();
   char const* resource_name() noexcept { return name_of(upstream().services()); }

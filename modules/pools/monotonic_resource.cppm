@@ -44,6 +44,7 @@ public:
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
   void reset(stream_key const& key) noexcept;
   inline auto where() noexcept { return pool_->where(); }
+  bool serves_stream(stream_key const& key) noexcept { return pool_->serves_stream(key); }
   std::size_t trim(std::size_t keep) { return pool_->trim(keep); }
   statistics read_statistics();
   char const* resource_name() noexcept { return pool_->resource_name(); }
@@ -65,7 +66,10 @@ private:
   expected<void*, failure> grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   region const* find(void const* pointer) const noexcept __attribute__((requires_capability(mutex_)));
   void record_use(region const& of, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
-  void end_if_unused() noexcept;
+  bool is_unused() const noexcept __attribute__((requires_capability(mutex_))) {
+    return handles_ == 0 && live_blocks_ == 0;
+  }
+  void end() noexcept;
 
   std::size_t const region_size_;
   state_ptr<pool_state> const pool_;

@@ -72,6 +72,7 @@ public:
   void refuse_requests() noexcept;
   void record_use(stream_key const& key, void* pointer);
   inline std::optional<class device> where() noexcept { return engine_->where(); }
+  inline bool serves_stream(stream_key const& key) noexcept { return engine_->serves(key); }
   std::size_t trim(std::size_t keep);
   std::size_t reserve(std::size_t bytes);
   void set_limit(std::size_t bytes);
@@ -323,8 +324,9 @@ public:
   void unpin(void const* pointer, std::size_t bytes) { state_->unpin(pointer, bytes); }
 
   /// Lets another device read and write all memory that the pool has now or gets later. Does nothing in a pool over
-  /// chunks: access to chunks depends on cuCtxEnablePeerAccess. In a pool over pages, throws cuda_error if `peer`
-  /// cannot reach the memory, and std::bad_alloc. Any thread.
+  /// chunks: access to chunks depends on cuCtxEnablePeerAccess. A pool over pages refuses streams of devices to which it
+  /// is not open: requests fail with outcome::invalid_argument, and a free is a misuse. In a pool over pages, throws
+  /// cuda_error if `peer` cannot reach the memory, and std::bad_alloc. Any thread.
   void open_to(device peer) { state_->open_to(peer); }
 
   /// Returns the page that holds the address, with a file descriptor by which another process can map it. The caller

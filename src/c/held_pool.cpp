@@ -116,7 +116,10 @@ void recorded_pool::free_sync(void* pointer, std::size_t bytes) {
 
 void recorded_pool::record_use(void* pointer, stream_ref stream) {
   if (!pointer) return;
-  event use{device_};
+  auto const key = extend::identify(stream, device_);
+  if (!detail::serves_stream(extend::services_of(resource_), key))
+    throw detail::rule_error{broken_rule::unopened_device, "record_use"};
+  event use{gpumem::device{key.timeline().device()}};
   use.record(stream);
   support::scoped_lock const held{mutex_};
   auto const found = live_.find(pointer);

@@ -85,7 +85,7 @@ void allocation::reset() noexcept {
 
 void allocation::reset(stream_ref stream) {
   if (detail::forked()) return reset();
-  if (data_) free(identify(stream, where()));
+  if (data_) free(user(stream));
 }
 
 device allocation::where() const {
@@ -94,11 +94,19 @@ device allocation::where() const {
   return home ? *home : device::current();
 }
 
+// Identifies a stream whose work is to use the block. Throws if the stream's device may not.
+stream_key allocation::user(stream_ref stream) const {
+  auto const key = identify(stream, where());
+  if (!detail::serves_stream(from_, key))
+    throw detail::rule_error{broken_rule::unopened_device, detail::name_of(from_)};
+  return key;
+}
+
 // An event can be recorded only on streams of its own device, so two events may be needed. The first one belongs to the
 // block's device and is recorded here. The second one belongs to the using stream's device; the destructor of the
 // returned scoped_use records it.
 scoped_use allocation::use_on(stream_ref stream) const {
-  device const used{identify(stream, where()).timeline().device()}, home{timeline_->device()};
+  device const used{user(stream).timeline().device()}, home{timeline_->device()};
   event happened{home};
   happened.record(this->stream());
   happened.make_wait(stream);
@@ -107,7 +115,7 @@ scoped_use allocation::use_on(stream_ref stream) const {
 }
 
 void allocation::set_stream(stream_ref stream) {
-  auto const key = identify(stream, where());
+  auto const key = user(stream);
   event happened{device{timeline_->device()}};
   happened.record(this->stream());
   happened.make_wait(stream);

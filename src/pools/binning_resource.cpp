@@ -182,6 +182,10 @@ void binning_state::on_holder_event(holder& unit, holder_event what) noexcept {
   }
 }
 
+bool binning_state::serves_stream(stream_key const& key) const noexcept {
+  return std::ranges::any_of(table(), [&](bin const* each) { return detail::serves_stream(each->services(), key); });
+}
+
 // A bin over the upstream gives its memory back to the upstream. The result counts that memory only if the upstream
 // gives it back too.
 std::size_t binning_state::trim(std::size_t keep) {

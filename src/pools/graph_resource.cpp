@@ -4,6 +4,7 @@ module gpumem:graph_resource.impl;
 import :graph_resource;
 import :graph_memory;
 import :cuda;
+import :error;
 import :resource;
 import :stream;
 
@@ -12,7 +13,9 @@ namespace gpumem::detail {
 void record_graph_use(graph_memory& state, void* pointer, stream_ref stream) {
   if (!pointer || !may_free()) return;
   auto const where = state.where();
-  state.record_use(where ? identify(stream, *where) : identify(stream), pointer);
+  auto const key = where ? identify(stream, *where) : identify(stream);
+  if (!state.serves_stream(key)) throw rule_error{broken_rule::unopened_device, "record_use"};
+  state.record_use(key, pointer);
 }
 
 } // namespace gpumem::detail

@@ -51,23 +51,26 @@ void monotonic_state::add_handle() noexcept {
   ++handles_;
 }
 
-// Does nothing in a forked child: the memory belongs to the parent.
+// The call that brings the last count to zero sees that under the lock under which it counts, and ends the state. All
+// other calls do not touch the state after they unlock it. Does nothing in a forked child: the memory belongs to the
+// parent.
 void monotonic_state::drop_handle() noexcept {
   if (forked()) return;
+  bool last = false;
   {
     sync::lock const held{mutex_};
     --handles_;
+    last = is_unused();
   }
-  end_if_unused();
+  if (last) end();
 }
 
-// If no handle and no live block is left, frees the regions and destroys the state. Each region is freed in the order
-// of the stream on which it was allocated. Uses on other streams were recorded in the pool when their blocks were
+// Frees the regions and destroys the state, which has no handle and no live block left. Each region is freed in the
+// order of the stream on which it was allocated. Uses on other streams were recorded in the pool when their blocks were
 // freed.
-void monotonic_state::end_if_unused() noexcept {
+void monotonic_state::end() noexcept {
   {
     sync::lock const held{mutex_};
-    if (handles_ > 0 || live_blocks_ > 0) return;
     for (auto const& each : regions_) pool_->deallocate(each.home, each.base, each.bytes, granule);
     regions_.clear();
   }
@@ -78,7 +81,7 @@ expected<void*, failure> monotonic_state::try_allocate(stream_key const& key, st
                                                        std::size_t alignment) noexcept {
   {
     sync::lock const held{mutex_};
-    if (!regions_.empty()) {
+    if (!regions_.empty() && serves_stream(key)) {
       if (auto* const taken = take(regions_.back(), key, bytes, alignment)) return taken;
     }
   }
@@ -146,20 +149,25 @@ void monotonic_state::record_use(region const& of, stream_key const& key) noexce
 void monotonic_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
   auto wrong = misuse::kind::foreign_pointer;
   bool freed = false;
+  bool last = false;
   {
     sync::lock const held{mutex_};
     auto const* const in = find(pointer);
-    if (in && live_blocks_ > 0 && bytes <= counts_.live) {
+    if (in && !serves_stream(key)) {
+      wrong = misuse::kind::unopened_device;
+    } else if (in && live_blocks_ > 0 && bytes <= counts_.live) {
       record_use(*in, key);
       --live_blocks_;
       ++counts_.frees;
       counts_.live -= bytes;
       freed = true;
+      last = is_unused();
     } else if (in) {
       wrong = misuse::kind::double_free;
     }
   }
-  if (freed) return end_if_unused();
+  if (last) return end();
+  if (freed) return;
   report_misuse({wrong, pointer, bytes, 0, key.id(), pool_->engine().options().name.c_str()});
 }
 

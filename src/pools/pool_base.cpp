@@ -196,6 +196,7 @@ expected<void*, failure> pool_state::allocate_uncommon(stream_key const& key, st
 // compares the size with `largest_block` here, because the engine's block is larger by the guards.
 expected<void*, failure> pool_state::allocate_special(stream_key const& key, std::size_t bytes,
                                                       std::size_t alignment) noexcept {
+  if (!engine_->serves(key)) return unexpected<failure>{failure_of(broken_rule::unopened_device, bytes)};
   if (pass_through_) return pass_through_->try_allocate(key, bytes, alignment);
   if (!hardening_) return allocate_region(key, bytes, alignment);
   auto const largest = engine_->options().largest_block;
@@ -225,6 +226,7 @@ expected<void*, failure> pool_state::allocate_region(stream_key const& key, std:
 // Frees in a pool that passes its requests on, is hardened, or shows its blocks to a tool as regions. A region ends
 // before the free: afterwards another thread may get the memory, and make it a region.
 void pool_state::free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  if (!engine_->serves(key)) return engine_->report_unopened(key, pointer, bytes);
   if (captures_.memories().any() && captures_.memories().free(key, pointer, bytes)) return;
   if (pass_through_) return pass_through_->deallocate(key, pointer, bytes);
   if (hardening_) return hardening_->deallocate(key, pointer, bytes);
@@ -341,6 +343,7 @@ expected<exported_page, failure> pool_state::export_page(void const* pointer) {
 }
 
 void pool_state::record_use(stream_key const& key, void* pointer) {
+  if (!engine_->serves(key)) throw rule_error{broken_rule::unopened_device, "record_use"};
   if (captures_.memories().any() && captures_.memories().record_use(key, pointer)) return;
   if (pass_through_) return pass_through_->record_use(key, pointer);
   if (hardening_) return hardening_->record_use(key, pointer);

@@ -192,6 +192,7 @@ using gpumem::extend::awaiter;
 using gpumem::extend::capturing_state;
 using gpumem::extend::completion_awaitable;
 using gpumem::extend::completion_operation;
+using gpumem::extend::device_bound_state;
 using gpumem::extend::epoch;
 using gpumem::extend::executor_job;
 using gpumem::extend::format_row;

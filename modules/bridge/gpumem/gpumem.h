@@ -100,7 +100,8 @@ typedef struct gpumem_failure {
   size_t size;             ///< sizeof(gpumem_failure) of the caller
   uint32_t outcome;        ///< a gpumem_outcome; GPUMEM_GRANTED: no call of the thread has failed
   int32_t code;            ///< the driver's error (CUresult), if one was the cause. For GPUMEM_INVALID_ARGUMENT: -1 for
-                           ///< a wrong alignment, -2 for a default stream of another device
+                           ///< a wrong alignment, -2 for a default stream of another device, -5 for a stream of a
+                           ///< device to which the pool is not open
   uint64_t requested;      ///< bytes that the call requested
   uint64_t live;           ///< live bytes of the pool. This field and all below are known only for GPUMEM_EXHAUSTED and
                            ///< GPUMEM_TOO_LARGE
@@ -331,7 +332,8 @@ gpumem_outcome gpumem_reset_peaks(gpumem_pool* pool) GPUMEM_NOEXCEPT;
 
 /// Lets another device read and write all memory of the pool, also memory that the pool gets later. Does nothing in a
 /// stack and for memory of chunks; for those see cuCtxEnablePeerAccess. A device that cannot reach the memory gives
-/// GPUMEM_DRIVER_ERROR.
+/// GPUMEM_DRIVER_ERROR. Before this call, each call of a pool over pages with a stream of the device gives
+/// GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_open_to(gpumem_pool* pool, int device) GPUMEM_NOEXCEPT;
 
 /// Writes the ordinal of the pool's device.

@@ -58,6 +58,9 @@ struct services_table {
   bool (*read_statistics)(void* state, statistics& seen);
   /// Returns the resource's name for messages, which lives as long as the state. Null if it has none.
   char const* (*name)(void* state) noexcept;
+  /// Returns whether work of a stream may use the resource's memory. `key` points to its stream_key. Null: the resource
+  /// knows of no stream whose work may not.
+  bool (*serves_stream)(void* state, void const* key) noexcept;
 };
 
 /// A table with the state on which its functions work. Does not keep the state alive.

@@ -27,6 +27,16 @@ public:
   inline std::size_t event_threshold_bytes() const noexcept {
     return event_threshold_bytes_.load(std::memory_order_relaxed);
   }
+  /// Returns whether work of the device is known to be allowed to use the pool's memory, so that blocks that its
+  /// streams free may be cached. `device`: an ordinal; -1: the host.
+  inline bool serves(int device) const noexcept {
+    return device < 0 || (devices_.load(std::memory_order_relaxed) & bit_of(device)) != 0;
+  }
+  /// Sets these devices, as a sum of bit_of(). Initially all devices.
+  inline void set_devices(std::uint64_t all) noexcept { devices_.store(all, std::memory_order_relaxed); }
+  inline void add_devices(std::uint64_t some) noexcept { devices_.fetch_or(some, std::memory_order_relaxed); }
+  /// Returns the bit that stands for a device. All devices from 63 on share one bit.
+  static constexpr std::uint64_t bit_of(int device) noexcept { return std::uint64_t{1} << std::min(device, 63); }
   /// Returns the bytes of the largest block that is cached.
   inline std::size_t largest_block() const noexcept { return largest_block_.load(std::memory_order_relaxed); }
 
@@ -48,6 +58,7 @@ public:
 private:
   std::atomic<bool> enabled_{false};
   std::atomic<bool> exhausted_{false};
+  std::atomic<std::uint64_t> devices_{~std::uint64_t{0}};
   std::atomic<std::size_t> event_threshold_bytes_{0};
   std::atomic<std::size_t> largest_block_{0};
   std::array<cache_budget, size_class::kinds> budgets_;

@@ -61,6 +61,10 @@ public:
     limits_.set(on, limits, threads, event_threshold_bytes);
   }
   inline bool enabled() const noexcept { return limits_.enabled(); }
+  /// Passes these calls on to cache_limits. Any thread.
+  inline bool serves(int device) const noexcept { return limits_.serves(device); }
+  inline void set_devices(std::uint64_t all) noexcept { limits_.set_devices(all); }
+  inline void add_devices(std::uint64_t some) noexcept { limits_.add_devices(some); }
   inline std::size_t event_threshold_bytes() const noexcept { return limits_.event_threshold_bytes(); }
   /// Returns whether each budget is the sum of the bytes that caches have claimed (in `sum`) and the bytes that no
   /// cache has claimed. Called in `visit_locked`.

@@ -46,6 +46,7 @@ public:
   /// not order the end of these uses. Then the memory is not reused, unless the same stream frees the block.
   void record_use(stream_key const& key, void* pointer) noexcept;
   inline std::optional<device> where() const noexcept { return device_; }
+  bool serves_stream(stream_key const& key) const noexcept { return upstream_->serves(key); }
   /// Gives nothing back and returns 0: captured graphs may use all of the memory.
   std::size_t trim(std::size_t keep) noexcept;
   statistics read_statistics() noexcept;

@@ -71,6 +71,8 @@ public:
   /// one. Then frees the caller's block, unless the cache took it.
   free_result finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                      cached_free const& cached) noexcept;
+  /// Reports a free on a stream whose device may not use the pool's memory.
+  void report_unopened(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   /// Frees a block that a request for several blocks had got before another of its blocks was refused. Such a request
   /// keeps none of its blocks.
   void return_part(stream_key const& key, void* pointer) noexcept;

@@ -103,6 +103,11 @@ public:
   /// Returns the upstream's device; nullopt if the upstream has none.
   inline std::optional<device> where() const noexcept { return parts_.backend.where(); }
   inline bool lost() const noexcept { return parts_.backend.lost(); }
+  /// Returns whether work of the stream may use the pool's memory.
+  inline bool serves(stream_key const& key) const noexcept { return parts_.serves(key); }
+  inline void report_unopened(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+    free_path_.report_unopened(key, pointer, bytes);
+  }
   /// Returns whether the pool refuses all requests.
   inline bool refuses() const noexcept { return parts_.requests.is_closed(); }
   /// Returns whether requests wait for memory.

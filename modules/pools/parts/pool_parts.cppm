@@ -16,6 +16,7 @@ import :reuse_rules;
 import :shard_list;
 import :shard_roles;
 import :std;
+import :stream;
 import :thread_caches;
 import :timer;
 
@@ -43,6 +44,11 @@ export struct pool_parts {
   peak_tracker peak;
   eviction_wait evictions;
 
+  /// Returns whether work of the stream may use the pool's memory. A stream passes this test before the pool gives it
+  /// memory, and before a thread cache takes a block that it frees. So a thread cache need not ask when it gives one.
+  inline bool serves(stream_key const& key) const noexcept {
+    return caches.serves(key.timeline().device()) || upstream->serves(key);
+  }
   /// Returns whether all blocks have the same size.
   inline bool has_one_size() const noexcept {
     return options.smallest_block != 0 && options.smallest_block == options.largest_block;

@@ -4,9 +4,11 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 module gpumem:pool_upstream.impl;
 import :pool_upstream;
 import :block;
+import :cache_limits;
 import :chunk;
 import :cuda;
 import :device;
@@ -20,6 +22,15 @@ namespace gpumem::detail {
 
 std::unique_ptr<virtual_pages> pool_upstream::make_pages() const {
   return std::make_unique<virtual_pages>(paged_->where, paged_->options);
+}
+
+std::uint64_t pool_upstream::devices() const noexcept {
+  if (!paged() && !services_.table->serves_stream) return ~std::uint64_t{0};
+  auto const home = device();
+  auto found = home < 0 ? 0 : cache_limits::bit_of(home);
+  for (auto const peer : paged() ? std::span{paged_->options.peers} : std::span<gpumem::device const>{})
+    found |= cache_limits::bit_of(peer.ordinal());
+  return found;
 }
 
 bool pool_upstream::show_to_tool() {

@@ -63,6 +63,7 @@ graph_memory::~graph_memory() {
 
 expected<void*, failure> graph_memory::try_allocate(stream_key const& key, std::size_t bytes,
                                                     std::size_t alignment) noexcept {
+  if (!serves_stream(key)) return unexpected<failure>{failure_of(broken_rule::unopened_device, bytes)};
   expected<void*, failure> result{unexpect, failure{outcome::exhausted, 0, bytes}};
   try {
     sync::lock const held{mutex_};
@@ -162,6 +163,10 @@ graph_memory::free_outcome graph_memory::free(stream_key const& key, void* point
   sync::lock const held{mutex_};
   auto* const freed = ranges_.find_live(pointer);
   if (!freed || (bytes && *bytes != freed->requested)) return report(key, pointer, bytes);
+  if (!serves_stream(key)) {
+    report_misuse({misuse::kind::unopened_device, pointer, bytes.value_or(0), 0, key.id(), resource_name()});
+    return free_outcome::refused;
+  }
   ++counts_.frees;
   counts_.live -= freed->requested;
   counts_.allocated -= freed->bytes;

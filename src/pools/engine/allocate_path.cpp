@@ -48,6 +48,10 @@ allocate_path::try_allocate(stream_key const& key, size_class size, std::size_t 
   allocation_request request{key, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_index()};
   if (parts_.mode.near_limit()) [[unlikely]]
     request.drop_rounding(parts_.smallest_block);
+  if (!parts_.serves(key)) [[unlikely]] {
+    static_cast<void>(fail(request, outcome::invalid_argument));
+    return unexpected<failure>{failure_of(broken_rule::unopened_device, bytes)};
+  }
   bool const beyond_limit = parts_.chunks.limit() && request.bytes > parts_.chunks.limit();
   if (beyond_limit || bytes > parts_.largest_block) [[unlikely]]
     return fail(request, outcome::too_large);

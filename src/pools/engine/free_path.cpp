@@ -12,6 +12,7 @@ import :block;
 import :deferred_frees;
 import :eviction_wait;
 import :free_events;
+import :misuse;
 import :misuse_check;
 import :pass_timer;
 import :pool_mode;
@@ -39,6 +40,10 @@ free_result free_path::finish(stream_key const& key, void* pointer, std::optiona
                               cached_free const& cached) noexcept {
   auto const evicted = cached.result.evicted ? free_evicted_block(*cached.result.evicted) : free_result::done;
   if (cached.result.inserted) return evicted;
+  if (!parts_.serves(key)) [[unlikely]] {
+    report_unopened(key, pointer, bytes);
+    return free_result::refused;
+  }
   free_call const call{key, pointer, bytes, cached.use};
   if (cached.freed.that) return free_uncached(call, cached.freed);
   // A block of another thread's shard goes back to that shard. If this thread cached the block, each later free of it
@@ -49,6 +54,11 @@ free_result free_path::finish(stream_key const& key, void* pointer, std::optiona
   auto const result = parts_.caches.insert(*seen.that, cached.use, sync::thread_index());
   auto const ended = result.evicted ? free_evicted_block(*result.evicted) : free_result::done;
   return result.inserted ? ended : free_uncached(call, seen);
+}
+
+void free_path::report_unopened(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  auto const* const resource = parts_.options.name.c_str();
+  report_misuse({misuse::kind::unopened_device, pointer, bytes.value_or(0), 0, key.id(), resource});
 }
 
 free_result free_path::free_uncached(free_call const& call, shard_list::lookup const& seen) noexcept {

@@ -6,6 +6,7 @@ module;
 module gpumem:page_calls.impl;
 import :page_calls;
 import :admission;
+import :cache_limits;
 import :device;
 import :error;
 import :page_table;
@@ -13,6 +14,7 @@ import :pool_backend;
 import :pool_parts;
 import :request_queue;
 import :shard_list;
+import :thread_caches;
 import :waiter;
 
 namespace gpumem::detail {
@@ -33,6 +35,7 @@ void page_calls::unpin(void const* pointer, std::size_t bytes) {
 void page_calls::open_to(device peer) {
   all_shards_lock const held{parts_.shards};
   check(parts_.backend.open_to(peer), "cuMemSetAccess");
+  parts_.caches.add_devices(cache_limits::bit_of(peer.ordinal()));
 }
 
 expected<exported_page, failure> page_calls::export_page(void const* pointer) {

@@ -108,6 +108,7 @@ pool_parts::pool_parts(std::unique_ptr<pool_upstream> from, pool_options asked, 
       shards{std::max(options.effort, tuning::min_poll_share), options.shard_per_thread},
       chunks{options.limit, (options.chunk_size + granule - 1) / granule * granule}, passes{pass, requests},
       mode{options, rules, chunks, shards, requests, caches}, backend{*upstream, options, rules, chunks, shards, mode} {
+  caches.set_devices(upstream->devices());
 }
 
 void pool_parts::count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
