@@ -117,7 +117,8 @@ void recorded_pool::free_sync(void* pointer, std::size_t bytes) {
 void recorded_pool::record_use(void* pointer, stream_ref stream) {
   if (!pointer) return;
   auto const key = extend::identify(stream, device_);
-  if (!detail::serves_stream(extend::services_of(resource_), key))
+  auto const from = extend::services_of(resource_);
+  if (from.table->serves_stream && !from.table->serves_stream(from.state, &key))
     throw detail::rule_error{broken_rule::unopened_device, "record_use"};
   event use{gpumem::device{key.timeline().device()}};
   use.record(stream);

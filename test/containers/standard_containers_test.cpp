@@ -168,7 +168,9 @@ TYPED_TEST(standard_container, allocator_keeps_its_value_when_it_is_moved) {
   EXPECT_TRUE(selected == from);
 }
 
-TEST(moved_polymorphic_allocator, allocates_from_its_resource) {
+class moved_polymorphic_allocator : public simulated {};
+
+TEST_F(moved_polymorphic_allocator, allocates_from_its_resource) {
   gpumem::stream on{gpumem::device{0}};
   polymorphic_allocator<int> from{gpumem::host_resource{}};
   polymorphic_allocator<int> to{std::move(from)};

@@ -35,6 +35,30 @@ TEST_F(stream_pool, next_returns_distinct_streams_in_turn) {
   for (std::size_t i = 0; i < 10; ++i) EXPECT_EQ(pool.next().get(), pool[i].get());
 }
 
+TEST_F(stream_pool, next_leaves_out_streams_that_capture) {
+  auto const& driver = gpumem::driver_api::driver();
+  gpumem::stream_pool pool{first, 3};
+  auto const begin = [&](std::size_t i) {
+    EXPECT_EQ(driver.stream_begin_capture(pool[i].get(), CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  };
+  begin(1);
+  for (int i = 0; i < 6; ++i) EXPECT_NE(pool.next().get(), pool[1].get());
+  begin(0);
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(pool.next().get(), pool[2].get());
+  begin(2);
+  std::set<CUstream> seen;
+  for (int i = 0; i < 3; ++i) seen.insert(pool.next().get());
+  EXPECT_FALSE(seen.contains(nullptr));
+  for (std::size_t i = 0; i < 3; ++i) {
+    CUgraph graph = nullptr;
+    EXPECT_EQ(driver.stream_end_capture(pool[i].get(), &graph), CUDA_SUCCESS);
+    EXPECT_EQ(driver.graph_destroy(graph), CUDA_SUCCESS);
+  }
+  seen.clear();
+  for (int i = 0; i < 3; ++i) seen.insert(pool.next().get());
+  EXPECT_EQ(seen.size(), 3u);
+}
+
 TEST_F(stream_pool, index_selects_one_stream) {
   gpumem::stream_pool const pool{first, 3};
   for (std::size_t i = 0; i < 3; ++i) {

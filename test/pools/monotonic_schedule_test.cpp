@@ -6,6 +6,7 @@
 #include <gpumem/simulator.hpp>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -32,6 +33,10 @@ TEST(monotonic_schedule, ends_once) {
     bodies.emplace_back([&] { first.reset(); });
     bodies.emplace_back([&] { second.reset(); });
     gpumem::detail::schedule::run(seed, std::move(bodies), 1 + seed % 3);
+    gpumem::detail::schedule::run(seed, {[&] { // the library's thread gives the memory back
+                                    for (int i = 0; i < 100 && upstream.counters().bytes.value > 0; ++i)
+                                      gpumem::detail::sync::sleep_for(std::chrono::milliseconds{10});
+                                  }});
     ASSERT_EQ(upstream.counters().bytes.value, 0) << "GPUMEM_SEED=" << seed;
   });
 }
