@@ -42,7 +42,10 @@ export import :request_parts;
 export import :waiter;
 export import :shared_state;
 export import :pointer_set;
+export import :inner_alignment;
+export import :stream_ordered;
 export import :services;
+export import :aligned_services;
 export import :allocation;
 export import :stop_token;
 export import :acquire_options;
@@ -171,7 +174,6 @@ export import :monotonic_resource;
 export import :graph_resource;
 export import :binning_resource;
 
-export import :inner_alignment;
 export import :adaptor_base;
 export import :observed_base;
 export import :statistics_adaptor;

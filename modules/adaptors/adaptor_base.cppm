@@ -4,17 +4,18 @@
 module;
 #include <cstdint>
 export module gpumem:adaptor_base;
+import :aligned_services;
 import :cuda;
 import :device;
 import :error;
 import :forwarding_base;
 import :holder;
-import :inner_alignment;
 import :resource;
 import :services;
 import :shared_state;
 import :std;
 import :stream;
+import :stream_ordered;
 import :waiter;
 
 namespace gpumem {
@@ -34,19 +35,13 @@ concept transparent_resource = requires(R& r) {
 template <class Upstream> class upstream_access {
 public:
   explicit upstream_access(Upstream upstream)
-      : value_{std::move(upstream)}, services_{services_of_upstream(value_)}, device_{device_of(services_)} {}
+      : value_{std::move(upstream)}, calls_{services_of_upstream(value_)}, device_{device_of(calls_.get())} {}
 
-  // Some resources of other libraries align to 256 bytes only. For a larger alignment this function requests more bytes
-  // from such a resource and returns an aligned pointer inside them.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
-    if (aligns_to(alignment)) return services_.table->try_allocate_keyed(services_.state, &key, bytes, alignment);
-    return allocate_inside(key, bytes, alignment);
+    return calls_.try_allocate(key, bytes, alignment);
   }
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
-    if (aligns_to(alignment))
-      return services_.table->deallocate_keyed(services_.state, &key, pointer, bytes, alignment);
-    services_.table->deallocate_keyed(services_.state, &key, inside_.base_of(pointer),
-                                      inner_alignment::padded(bytes, alignment), inner_alignment::natural);
+    calls_.deallocate(key, pointer, bytes, alignment);
   }
   inline std::optional<device> where() const noexcept { return device_; }
   // Says that a request on a stream that captures a graph goes to the upstream. If the upstream cannot serve it, the
@@ -55,41 +50,26 @@ public:
 
   // Returns whether requests can wait at the upstream: whether the table has a function for it. admit() lets a request
   // wait at the upstream; it must be called only if can_wait() returns true.
-  inline bool can_wait() const noexcept { return services_.table->admit != nullptr; }
-  bool admit(waiter& item) noexcept { return services_.table->admit(services_.state, &item); }
-  bool cancel_waiter(waiter& item) noexcept {
-    return services_.table->cancel_waiter && services_.table->cancel_waiter(services_.state, &item);
-  }
+  inline bool can_wait() const noexcept { return table().admit != nullptr; }
+  bool admit(waiter& item) noexcept { return table().admit(state(), &item); }
+  bool cancel_waiter(waiter& item) noexcept { return table().cancel_waiter && table().cancel_waiter(state(), &item); }
   void on_holder_event(holder& unit, holder_event what) noexcept {
-    if (services_.table->on_holder_event) services_.table->on_holder_event(services_.state, &unit, what);
+    if (table().on_holder_event) table().on_holder_event(state(), &unit, what);
   }
-  bool serves_stream(stream_key const& key) const noexcept { return detail::serves_stream(services_, key); }
-  std::size_t trim(std::size_t keep) { return services_.table->trim(services_.state, keep); }
-  std::optional<statistics> read_statistics() { return statistics_from(services_); }
-  char const* resource_name() noexcept { return name_of(services_); }
+  bool serves_stream(stream_key const& key) const noexcept { return detail::serves_stream(calls_.get(), key); }
+  std::size_t trim(std::size_t keep) { return table().trim(state(), keep); }
+  std::optional<statistics> read_statistics() { return statistics_from(calls_.get()); }
+  char const* resource_name() noexcept { return name_of(calls_.get()); }
 
   Upstream& value() noexcept { return value_; }
 
 private:
-  // Returns whether the upstream itself serves this alignment. Resources of gpumem serve each alignment; only their
-  // tables have try_allocate_behind. Resources of other libraries are trusted up to 256 bytes only.
-  inline bool aligns_to(std::size_t alignment) const noexcept {
-    return alignment <= inner_alignment::natural || services_.table->try_allocate_behind;
-  }
-  expected<void*, failure> allocate_inside(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
-    auto const padded = inner_alignment::padded(bytes, alignment);
-    if (padded > PTRDIFF_MAX) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
-    auto const given = services_.table->try_allocate_keyed(services_.state, &key, padded, inner_alignment::natural);
-    if (!given) return unexpected<failure>{failure{given.error().reason, given.error().code, bytes}};
-    if (auto* const aligned = inside_.align(*given, alignment)) return aligned;
-    services_.table->deallocate_keyed(services_.state, &key, *given, padded, inner_alignment::natural);
-    return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
-  }
+  inline services_table const& table() const noexcept { return *calls_.get().table; }
+  inline void* state() const noexcept { return calls_.get().state; }
 
   Upstream value_;
-  services_handle services_;
+  aligned_services calls_;
   std::optional<device> device_;
-  inner_alignment inside_;
 };
 
 template <transparent_resource Upstream> class upstream_access<Upstream> {
@@ -265,6 +245,9 @@ public:
 
   /// Returns the upstream. A copy of it is another handle to the same resource.
   Upstream const& upstream() const { return state_->upstream(); }
+
+  // Returns what holds for the memory of the upstream.
+  static memory_traits traits_of(State& state) noexcept { return detail::traits_of_resource(state.upstream()); }
 
   using base::deallocate;
   /// Frees the block at `pointer`. The caller names no size: find() of the upstream returns it.

@@ -16,6 +16,7 @@ import :services;
 import :shared_state;
 import :std;
 import :stream;
+import :stream_ordered;
 import :waiter;
 
 namespace gpumem {
@@ -25,6 +26,9 @@ namespace detail {
 // Returns the device to which the two upstreams belong; none if neither belongs to a device. Throws
 // std::invalid_argument if they belong to different devices.
 std::optional<device> common_device(std::optional<device> first, std::optional<device> second);
+// Returns what holds for the memory of both upstreams. Throws std::invalid_argument if the host or devices can access
+// the memory of the first and not that of the second.
+memory_traits common_traits(memory_traits first, memory_traits second);
 // Returns the statistics of both resources as one.
 statistics sum_of(statistics first, statistics const& second) noexcept;
 // Throws std::invalid_argument, because a block came from the second resource, which has no record_use().
@@ -36,7 +40,8 @@ public:
       upstream_access<First>::forwards_captures && upstream_access<Second>::forwards_captures;
 
   fallback_state(First first, Second second)
-      : first_{std::move(first)}, second_{std::move(second)}, device_{common_device(first_.where(), second_.where())} {}
+      : first_{std::move(first)}, second_{std::move(second)}, device_{common_device(first_.where(), second_.where())},
+        traits_{common_traits(traits_of_resource(first_.value()), traits_of_resource(second_.value()))} {}
 
   // Tries both resources without waiting on the host. If both fail and the caller may wait, waits at the first
   // resource, or at the second if the request is too large for the first.
@@ -126,6 +131,7 @@ public:
 
   First& first() noexcept { return first_.value(); }
   Second& second() noexcept { return second_.value(); }
+  memory_traits traits() const noexcept { return traits_; }
   std::uint64_t fallbacks() const noexcept { return fallbacks_.load(std::memory_order_relaxed); }
 
 private:
@@ -150,6 +156,7 @@ private:
   upstream_access<First> first_;
   upstream_access<Second> second_;
   std::optional<device> const device_;
+  memory_traits const traits_;
   pointer_set in_second_;
   std::atomic<std::uint64_t> fallbacks_{0};
 };
@@ -182,17 +189,21 @@ class fallback_adaptor
 
 public:
   static_assert(detail::checked_upstream<Second>::is_resource); // fails with a message if Second is no resource
-  /// Whether memory is valid only in the order of the stream on which it was allocated. True only if this holds for
-  /// both resources.
-  static constexpr bool stream_ordered = detail::is_stream_ordered<First>() && detail::is_stream_ordered<Second>();
+  /// Whether memory is valid only in the order of the stream on which it was allocated. True if this holds for one of
+  /// the resources.
+  static constexpr bool stream_ordered = detail::is_stream_ordered<First>() || detail::is_stream_ordered<Second>();
 
-  /// Throws std::invalid_argument if the resources belong to different devices, and std::bad_alloc.
+  /// Throws std::invalid_argument if the resources belong to different devices, and std::bad_alloc. Throws
+  /// std::invalid_argument also if the host or devices can access the memory of the first and not that of the second.
+  /// The compiler refuses that already if the types of the resources tell it.
   fallback_adaptor(First first, Second second) : state_{new state_of{std::move(first), std::move(second)}} {}
 
   /// Returns the first resource.
   First const& upstream() const { return state_->first(); }
   /// Returns the second resource.
   Second const& fallback() const { return state_->second(); }
+  // Returns what holds for the memory of both resources.
+  static extend::memory_traits traits_of(state_of& state) noexcept { return state.traits(); }
 
   /// Returns how many blocks the second resource has given. Any thread.
   std::uint64_t fallbacks() const { return state_->fallbacks(); }

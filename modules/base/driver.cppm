@@ -101,8 +101,10 @@ inline constinit std::atomic<bool> driver_gone{false};
   X(memcpy_htod_async, cuMemcpyHtoDAsync)                                                                              \
   X(memcpy_dtoh_async, cuMemcpyDtoHAsync)                                                                              \
   X(memcpy_dtod_async, cuMemcpyDtoDAsync)                                                                              \
+  X(memcpy_peer_async, cuMemcpyPeerAsync)                                                                              \
   X(memset_d8_async, cuMemsetD8Async)                                                                                  \
   X(memset_d32_async, cuMemsetD32Async)                                                                                \
+  X(pointer_get_attributes, cuPointerGetAttributes)                                                                    \
   X(mem_prefetch_async, cuMemPrefetchAsync)                                                                            \
   X(launch_host_func, cuLaunchHostFunc)                                                                                \
   X(module_load_data, cuModuleLoadData)                                                                                \

@@ -68,6 +68,8 @@ template <mr::resource R> class held_resource : public forwarding_base<held_reso
 public:
   explicit held_resource(R resource) : state_{new held_state<R>{std::move(resource)}} {}
 
+  static memory_traits traits_of(held_state<R>& state) noexcept { return traits_of_resource(state.upstream()); }
+
   friend bool operator==(held_resource const& a, held_resource const& b) {
     return a.state_ == b.state_ || a.state_->upstream() == b.state_->upstream();
   }

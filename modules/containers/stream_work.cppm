@@ -10,6 +10,9 @@ namespace gpumem::detail {
 // Enqueues work on the stream `on`. While this object lives, `home`, the device of the stream, is current. So the
 // handle of a default stream means the stream that it meant when the container got it. All functions throw cuda_error,
 // also if the device is lost. Copies and fills of 0 bytes do nothing.
+//
+// Copies and fills touch memory from the device that has it, because another device may have no access to it. If that
+// is not `home`, a stream of that device does the work: it first waits for `on`, and `on` then waits for it.
 class stream_work {
 public:
   stream_work(stream_ref on, device home);
@@ -28,6 +31,7 @@ public:
 
 private:
   void require(CUresult result, char const* what) const;
+  template <class Call> void run_at(device where, Call call, char const* what) const;
 
   device home_;
   device_guard scope_;

@@ -19,16 +19,6 @@ template <class Self, class State> struct accessible_base<Self, State, false, tr
 template <class Self, class State> struct accessible_base<Self, State, true, true> {
   using type = resource_base<Self, State, mr::device_accessible, mr::host_accessible>;
 };
-/// Returns whether the upstream allocates in stream order: its constant `stream_ordered`, or true if it has none.
-export template <class Upstream> consteval bool is_stream_ordered() {
-  if constexpr (requires {
-                  { Upstream::stream_ordered } -> std::convertible_to<bool>;
-                }) {
-    return Upstream::stream_ordered;
-  } else {
-    return true;
-  }
-}
 
 // The properties of an upstream. Each static_assert names the function that a type lacks. A constraint of a class would
 // not do that: where the compiler deduces the class's arguments, its message does not say which part of the constraint

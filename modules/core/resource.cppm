@@ -11,6 +11,7 @@ import :services;
 import :std;
 import :stop_token;
 import :stream;
+import :stream_ordered;
 
 namespace gpumem {
 
@@ -39,6 +40,11 @@ template <class Self, class Property> struct property_of {
 };
 template <class Self> struct services_property {
   friend services_handle get_property(Self const& self, services) noexcept { return self.services(); }
+  // CCCL's own function would answer by the type of `Self`, which does not know what an erased upstream holds.
+  friend accessibility get_property(Self const& self, mr::dynamic_accessibility_property) noexcept {
+    auto const traits = traits_of_services(self.services());
+    return accessibility_of(traits.device_accessible, traits.host_accessible);
+  }
 };
 
 } // namespace detail
@@ -170,6 +176,13 @@ public:
   auto device() const {
     if (!valid()) detail::throw_moved_from("device");
     return state().where();
+  }
+
+  // Returns what holds for the memory of a state, for the table of services. A resource with an upstream has a function
+  // of the same name, which asks the upstream.
+  static constexpr memory_traits traits_of(State&) noexcept {
+    return {(std::same_as<Properties, mr::device_accessible> || ...),
+            (std::same_as<Properties, mr::host_accessible> || ...), detail::is_stream_ordered<Self>()};
   }
 
   /// Returns the state, and the table of functions by which allocations and erased types use it. Keeps nothing alive.

@@ -11,6 +11,7 @@ import :error;
 import :holder;
 import :std;
 import :stream;
+import :stream_ordered;
 import :waiter;
 
 namespace gpumem {
@@ -32,11 +33,13 @@ export {
 namespace extend {
 export {
   using gpumem::extend::holder_event;
+  using gpumem::extend::memory_traits;
   using gpumem::extend::services;
   using gpumem::extend::services_handle;
   using gpumem::extend::services_table;
 }
 using gpumem::extend::find_services;
+using gpumem::extend::traits_by_property;
 
 /// The state of a resource: the object that its handles share. The author of a resource writes these three functions,
 /// which any thread may call. A stream_key names a stream, or the host if no stream uses the memory.
@@ -231,9 +234,10 @@ allocate_outermost(State& state, stream_ref stream, std::size_t bytes, std::size
 inline constexpr auto as_it_is = [](stream_key const& key) noexcept { return key; };
 inline constexpr auto waiting_on_host = [](stream_key const& key) noexcept { return key.waiting(); };
 
-template <resource_state S> services_table make_table(std::type_info const& type) noexcept {
+// Makes the table of the gpumem resource `Type`. Its function traits_of() tells what holds for the memory of a state.
+template <class Type, resource_state S> services_table make_table() noexcept {
   services_table table{};
-  table.type = &type;
+  table.type = &typeid(Type);
   table.try_allocate = [](void* s, stream_ref stream, std::size_t n, std::size_t a) noexcept {
     return allocate_outermost(*static_cast<S*>(s), stream, n, a, as_it_is);
   };
@@ -283,6 +287,7 @@ template <resource_state S> services_table make_table(std::type_info const& type
     return false;
   };
   table.name = [](void* s) noexcept { return name_of(*static_cast<S*>(s)); };
+  table.traits = [](void* s) noexcept { return Type::traits_of(*static_cast<S*>(s)); };
   return table;
 }
 
@@ -306,6 +311,7 @@ inline services_table make_moved_from_table() noexcept {
   table.trim = [](void*, std::size_t) -> std::size_t { throw_moved_from("trim"); };
   table.read_statistics = [](void*, statistics&) -> bool { throw_moved_from("statistics"); };
   table.name = [](void*) noexcept { return "acquire"; };
+  table.traits = [](void*) noexcept { return memory_traits{}; };
   return table;
 }
 inline services_table const moved_from_table = make_moved_from_table();
@@ -335,13 +341,21 @@ template <class R> services_table make_external_table() noexcept {
       as<R>(s).deallocate(stream_of(key), p, n, a);
     }
   };
-  table.device = [](void*) noexcept { return current_ordinal(); };
+  table.device = [](void* s) noexcept {
+    auto const traits = traits_by_property(as<R>(s));
+    return traits.host_accessible && !traits.device_accessible ? -1 : current_ordinal();
+  };
   table.trim = [](void*, std::size_t) -> std::size_t { return 0; };
   table.read_statistics = [](void*, statistics&) { return false; };
+  table.traits = [](void* s) noexcept {
+    auto traits = traits_by_property(as<R>(s));
+    traits.stream_ordered = is_stream_ordered<R>();
+    return traits;
+  };
   return table;
 }
 
-template <class Type, class State> inline services_table const table_of = make_table<State>(typeid(Type));
+template <class Type, class State> inline services_table const table_of = make_table<Type, State>();
 template <class R> inline services_table const external_table_of = make_external_table<R>();
 
 } // namespace detail
@@ -375,6 +389,14 @@ template <class R> services_handle services_of_upstream(R& upstream) {
   auto const found = services_of(upstream);
   if (found.table == &moved_from_table) throw_moved_from("the upstream");
   return found;
+}
+// Returns what holds for the memory of the resource.
+inline memory_traits traits_of_services(services_handle const& from) noexcept { return from.table->traits(from.state); }
+// Returns whether host and devices can access memory with the traits `one` wherever they can access `other`.
+bool has_access_of(memory_traits const& one, memory_traits const& other) noexcept;
+// Returns what holds for the memory of a resource, also if its type is erased.
+template <class R> memory_traits traits_of_resource(R& resource) noexcept {
+  return traits_of_services(services_of(resource));
 }
 } // namespace detail
 

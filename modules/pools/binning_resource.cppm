@@ -5,6 +5,7 @@ module;
 #include <memory>
 #include <utility>
 export module gpumem:binning_resource;
+import :aligned_services;
 import :cuda;
 import :device;
 import :error;
@@ -43,7 +44,7 @@ public:
   // Allocates a block, and counts it as live in the binning_resource.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
-    services_.table->deallocate_keyed(services_.state, &key, pointer, bytes, alignment);
+    calls_.deallocate(key, pointer, bytes, alignment);
   }
   // Returns whether the block came from this bin, and forgets the block if so. The caller asks the bins by size until
   // one returns true. A bin that records no blocks takes every block that comes that far.
@@ -51,7 +52,7 @@ public:
   // Called if the bin was added before the first request.
   void set_early() noexcept { late_.store(false, std::memory_order_release); }
   void set_owner(shared_state& owner) noexcept { owner_ = &owner; }
-  services_handle const& services() const noexcept { return services_; }
+  services_handle const& services() const noexcept { return calls_.get(); }
   // Returns whether the chunks of this bin are blocks of the upstream.
   bool is_inside() const noexcept { return inside_; }
   bool admit(waiter& item) noexcept;
@@ -63,13 +64,13 @@ public:
   std::size_t const size; // largest request; SIZE_MAX for the upstream
 
 protected:
-  void attach(services_handle services) noexcept { services_ = services; }
+  void attach(services_handle services) noexcept { calls_.attach(services); }
 
 private:
   void on_grant(waiter const& item, request_part const& part) noexcept override;
   void on_refusal(waiter& item) noexcept override;
 
-  services_handle services_;
+  aligned_services calls_;
   bool const inside_;
   shared_state* owner_ = nullptr; // counts the live blocks
   std::atomic<bool> late_{true};  // added after the first request: other bins may have live blocks of its sizes
@@ -100,7 +101,8 @@ public:
   explicit binning_state(std::unique_ptr<bin> upstream);
 
   // Adds a bin. Throws std::invalid_argument if its size is 0, exceeds PTRDIFF_MAX, or is that of another bin, and if
-  // its resource cannot serve blocks of that size.
+  // its resource cannot serve blocks of that size. Also throws it if the host or devices can access the memory of the
+  // upstream and not that of the bin.
   void add(std::unique_ptr<bin> added);
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
@@ -117,6 +119,11 @@ public:
   bool record_use(void* pointer, stream_ref stream);
   std::vector<std::size_t> sizes() const;
   bin& upstream() noexcept { return *bins_.front(); }
+  // A bin is a pool in most cases, so its memory counts as valid only in the order of a stream.
+  memory_traits traits() noexcept {
+    auto const outer = traits_of_services(table().back()->services());
+    return {outer.device_accessible, outer.host_accessible, true};
+  }
 
 private:
   using bin_table = std::vector<bin*>; // by size, the upstream last
@@ -162,8 +169,8 @@ class binning_resource : public detail::forwarding_base<binning_resource<Upstrea
   using base = detail::forwarding_base<binning_resource, detail::binning_state, Upstream>;
 
 public:
-  /// True if the upstream's blocks are valid in the order of the stream on which they were allocated.
-  static constexpr bool stream_ordered = detail::is_stream_ordered<Upstream>();
+  /// The memory may be used in the order of the stream on which it was allocated.
+  static constexpr bool stream_ordered = true;
 
   /// Makes the bins of the options, each a fixed_size_resource over the upstream. They allocate nothing before their
   /// first request. Throws std::invalid_argument for exponents outside 0 to 62 and for bins with a `blocks_per_chunk`
@@ -177,9 +184,10 @@ public:
   }
 
   /// Adds a bin for requests of up to `size` bytes, which a resource of the caller's serves. The resource must have the
-  /// accessibility properties of the upstream. Throws std::invalid_argument if `size` is 0 or above PTRDIFF_MAX, if
-  /// there is a bin of that size, or if the resource refuses requests for `size` bytes as too large. If the resource is
-  /// of another library, allocates and frees a block of `size` bytes to find that out.
+  /// accessibility properties of the upstream; if the type of one of them is erased, that is checked here. Throws
+  /// std::invalid_argument if the properties are missing, if `size` is 0 or above PTRDIFF_MAX, or if there is a bin of
+  /// that size. Throws it also if the resource refuses requests for `size` bytes as too large. If the resource is of
+  /// another library, allocates and frees a block of `size` bytes to find that out.
   template <mr::resource R>
     requires(mr::has_property<R, mr::device_accessible> || !mr::has_property<Upstream, mr::device_accessible>) &&
             (mr::has_property<R, mr::host_accessible> || !mr::has_property<Upstream, mr::host_accessible>)
@@ -214,6 +222,8 @@ public:
 
   /// Returns the upstream. A copy of the result is another handle to it.
   Upstream const& upstream() const { return static_cast<detail::held_bin<Upstream>&>(state_->upstream()).value; }
+  // Returns what holds for the memory of all bins.
+  static extend::memory_traits traits_of(detail::binning_state& state) noexcept { return state.traits(); }
 
   friend bool operator==(binning_resource const& a, binning_resource const& b) noexcept { return a.state_ == b.state_; }
 

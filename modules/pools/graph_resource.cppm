@@ -116,6 +116,10 @@ public:
   Upstream const& upstream() const {
     return static_cast<detail::held_upstream<Upstream> const&>(state_->upstream()).value;
   }
+  // Returns what holds for the memory: the upstream says which processors can access it.
+  static extend::memory_traits traits_of(detail::graph_memory& state) noexcept {
+    return state.upstream().traits_of_pool();
+  }
 
   friend bool operator==(graph_resource const& a, graph_resource const& b) noexcept { return a.state_ == b.state_; }
 

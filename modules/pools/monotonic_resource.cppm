@@ -122,6 +122,10 @@ public:
   Upstream const& upstream() const {
     return static_cast<detail::held_upstream<Upstream>&>(state_->pool().engine().upstream()).value;
   }
+  // Returns what holds for the memory: the upstream says which processors can access it.
+  static extend::memory_traits traits_of(detail::monotonic_state& state) noexcept {
+    return state.pool().engine().upstream().traits_of_pool();
+  }
 
   friend bool operator==(monotonic_resource const& a, monotonic_resource const& b) noexcept {
     return a.state_ == b.state_;

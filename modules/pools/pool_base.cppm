@@ -132,12 +132,7 @@ private:
 
 template <class Upstream> class held_upstream : public pool_upstream {
 public:
-  explicit held_upstream(Upstream upstream)
-      : pool_upstream{is_stream_ordered<Upstream>(), mr::has_property<Upstream, mr::host_accessible>,
-                      mr::has_property<Upstream, mr::device_accessible>},
-        value{std::move(upstream)} {
-    attach(services_of_upstream(value));
-  }
+  explicit held_upstream(Upstream upstream) : value{std::move(upstream)} { attach(services_of_upstream(value)); }
   /// Gets pages of the device instead of chunks of `instead`.
   held_upstream(Upstream instead, gpumem::device where, virtual_pages_options pages)
       : held_upstream{std::move(instead)} {
@@ -363,6 +358,8 @@ public:
 
   /// Returns the upstream. A copy of the result is another handle to it.
   Upstream const& upstream() const { return static_cast<held_upstream<Upstream>&>(state_->engine().upstream()).value; }
+  // Returns what holds for the memory: the upstream says which processors can access it.
+  static memory_traits traits_of(pool_state& state) noexcept { return state.engine().upstream().traits_of_pool(); }
   /// Returns the options of the constructor.
   inline pool_options const& options() const { return state_->engine().options(); }
 

@@ -17,6 +17,14 @@ std::optional<device> common_device(std::optional<device> first, std::optional<d
   return first ? first : second;
 }
 
+memory_traits common_traits(memory_traits first, memory_traits second) {
+  if (!has_access_of(second, first))
+    throw std::invalid_argument{"gpumem: the host or devices can access the memory of the first resource of a "
+                                "fallback_adaptor, but not that of the second"};
+  first.stream_ordered |= second.stream_ordered;
+  return first;
+}
+
 statistics sum_of(statistics first, statistics const& second) noexcept {
   bool const limited = first.limit > 0 && second.limit > 0;
   bool const bounded = first.largest_block > 0 && second.largest_block > 0;

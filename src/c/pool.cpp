@@ -280,6 +280,15 @@ gpumem_outcome gpumem_device(gpumem_pool* pool, int* device) noexcept {
   return GPUMEM_GRANTED;
 }
 
+gpumem_outcome gpumem_host_accessible(gpumem_pool* pool, int* accessible) noexcept {
+  if (!pool) return refuse("gpumem_host_accessible", no_pool);
+  if (!accessible) return refuse("gpumem_host_accessible", "the out-pointer is NULL");
+  return outcome_of([&] {
+    auto const resource = pool->resource();
+    *accessible = gpumem::extend::traits_by_property(resource).host_accessible;
+  });
+}
+
 gpumem_outcome gpumem_read_statistics(gpumem_pool* pool, gpumem_statistics* statistics) noexcept {
   if (!pool) return refuse("gpumem_read_statistics", no_pool);
   if (!statistics) return refuse("gpumem_read_statistics", "the out-pointer is NULL");

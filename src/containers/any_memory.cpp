@@ -4,14 +4,13 @@ module;
 #include <gpumem/services.hpp>
 module gpumem:any_memory.impl;
 import :any_memory;
-import :cuda;
-import :host_resource;
+import :services;
 
 namespace gpumem::detail {
 
 bool device_reaches(any_memory const& resource) noexcept {
-  auto const told = mr::dynamic_accessibility_property{};
-  return get_property(resource, told) != get_property(host_resource{}, told);
+  auto const traits = traits_by_property(resource);
+  return traits.device_accessible || !traits.host_accessible;
 }
 
 } // namespace gpumem::detail

@@ -122,6 +122,11 @@ std::optional<device> device_of(services_handle const& from) {
   return device{ordinal};
 }
 
+bool has_access_of(memory_traits const& one, memory_traits const& other) noexcept {
+  if (other.host_accessible && !one.host_accessible) return false;
+  return one.device_accessible || !other.device_accessible;
+}
+
 int current_ordinal() noexcept {
   try {
     return device::current().ordinal();

@@ -52,7 +52,7 @@ std::size_t blocks_of(waiter& item) noexcept {
 } // namespace
 
 expected<void*, failure> bin::try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
-  auto const result = services_.table->try_allocate_keyed(services_.state, &key, bytes, alignment);
+  auto const result = calls_.try_allocate(key, bytes, alignment);
   if (!result) return result;
   if (late_.load(std::memory_order_acquire) && !given_.insert(*result)) {
     deallocate(key, *result, bytes, alignment);
@@ -76,14 +76,14 @@ bool bin::admit(waiter& item) noexcept {
     if (!given_.prepare(blocks_of(item))) return false;
     item.mark_passed(*this);
   }
-  if (item.add_hook(*this)) return services_.table->admit(services_.state, &item);
+  if (item.add_hook(*this)) return services().table->admit(services().state, &item);
   item.clear_passed(*this);
   given_.cancel(blocks_of(item));
   return false;
 }
 
 bool bin::cancel(waiter& item) noexcept {
-  if (!services_.table->cancel_waiter(services_.state, &item)) return false;
+  if (!services().table->cancel_waiter(services().state, &item)) return false;
   given_.cancel(blocks_of(item));
   return true;
 }
@@ -103,6 +103,9 @@ void binning_state::add(std::unique_ptr<bin> added) {
   throw_if_child();
   if (added->size == 0 || added->size > PTRDIFF_MAX)
     throw std::invalid_argument{"gpumem: the size of a bin must be 1 to PTRDIFF_MAX bytes"};
+  if (!has_access_of(traits_of_services(added->services()), traits()))
+    throw std::invalid_argument{"gpumem: the host or devices can access the memory of the upstream of a "
+                                "binning_resource, but not that of the bin"};
   if (!can_serve(added->services(), added->size))
     throw std::invalid_argument{"gpumem: the resource of a bin refuses blocks of the bin's size"};
   sync::lock const held{mutex_};

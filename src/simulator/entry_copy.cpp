@@ -28,6 +28,23 @@ CUresult copy_later(CUstream handle, std::uint64_t to, std::uint64_t from, std::
                                     });
 }
 
+/// Returns the ordinal of the context's device; -1 if there is no such context.
+int device_of(const simulation& device, CUcontext handle) {
+  for (const auto& home : device.primaries)
+    if (handle != nullptr && home->handle() == handle) return home->device;
+  return -1;
+}
+
+/// Copies between the memory of two contexts. Each context's device touches its own side, so neither needs access to
+/// the other side.
+CUresult copy_between(simulation& device, const stream_ptr& on, std::uint64_t to, CUcontext target, std::uint64_t from,
+                      CUcontext source, std::size_t bytes, bool wait, const char* call)
+    __attribute__((requires_capability(simulation_mutex))) {
+  const copying_devices by{device_of(device, target), device_of(device, source)};
+  if (by.target < 0 || by.source < 0) return CUDA_ERROR_INVALID_CONTEXT;
+  return transfer(device, on, to, from, bytes, wait, call, source_access::usual, by);
+}
+
 template <entry_name Name, unsigned Rules = plain>
 CUresult fill_on(CUstream handle, CUdeviceptr to, std::uint32_t value, unsigned width, std::size_t count) {
   return enter_on<Name, Rules>(
@@ -114,8 +131,12 @@ CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
 CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
   return copy_now<"cuMemcpyDtoD">(to, from, bytes);
 }
-CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes) {
-  return copy_now<"cuMemcpyPeer">(to, from, bytes);
+CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext target, CUdeviceptr from, CUcontext source, size_t bytes) {
+  return enter_on<"cuMemcpyPeer", (needs_context | unsafe_in_capture)>(
+      CU_STREAM_LEGACY,
+      [&](simulation& device, const stream_ptr& on) __attribute__((requires_capability(simulation_mutex))) {
+        return copy_between(device, on, to, target, from, source, bytes, true, "cuMemcpyPeer");
+      });
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
@@ -130,8 +151,12 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream st
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   return copy_later<"cuMemcpyDtoDAsync">(stream, to, from, bytes);
 }
-CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes, CUstream stream) {
-  return copy_later<"cuMemcpyPeerAsync">(stream, to, from, bytes);
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext target, CUdeviceptr from, CUcontext source, size_t bytes,
+                           CUstream stream) {
+  return enter_on<"cuMemcpyPeerAsync">(
+      stream, [&](simulation& device, const stream_ptr& on) __attribute__((requires_capability(simulation_mutex))) {
+        return copy_between(device, on, to, target, from, source, bytes, false, "cuMemcpyPeerAsync");
+      });
 }
 
 CUresult cuMemsetD8(CUdeviceptr to, unsigned char value, size_t count) {

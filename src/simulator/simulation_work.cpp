@@ -63,8 +63,11 @@ CUresult simulation::enqueue(const stream_ptr& on, operation&& work) {
   actor early = who;
   early.order = &host;
   const bool own = this_host_thread().own_work;
-  for (const touched& range : work.touches)
-    order.touch(range.early ? early : who, range.address, range.bytes, range.write, own);
+  for (const touched& range : work.touches) {
+    actor by = range.early ? early : who;
+    if (range.device >= 0) by.device = range.device;
+    order.touch(by, range.address, range.bytes, range.write, own);
+  }
   if (on->queue.empty()) active_.push_back(on);
   on->queue.push_back(std::move(work));
   ++progress_;

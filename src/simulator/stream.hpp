@@ -56,12 +56,13 @@ struct flag_wait {
 };
 
 /// Bytes that an operation reads or writes. If `early` is true, the access can happen before earlier work of the
-/// stream.
+/// stream. `device` is the device that touches the bytes, or -1 for that of the stream.
 struct touched {
   std::uint64_t address;
   std::uint64_t bytes;
   bool write;
   bool early = false;
+  int device = -1;
 };
 
 /// A unit of device work in a stream's queue.

@@ -36,7 +36,7 @@ std::uint64_t transfer_time(std::size_t bytes) { return 2000 + bytes / 50; }
 } // namespace
 
 CUresult transfer(simulation& device, const stream_ptr& on, std::uint64_t to, std::uint64_t from, std::size_t bytes,
-                  bool wait, const char* call, source_access how) {
+                  bool wait, const char* call, source_access how, copying_devices by) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (to == 0 || from == 0) return CUDA_ERROR_INVALID_VALUE;
   const place target = place_of(device, to);
@@ -50,8 +50,9 @@ CUresult transfer(simulation& device, const stream_ptr& on, std::uint64_t to, st
   if (source != place::pageable && how == source_access::during_call)
     device.order.touch(device.host_point("read during a call"), from, bytes, false, this_host_thread().own_work);
   else if (source != place::pageable)
-    work.touches.push_back({from, bytes, false, how == source_access::at_any_time && is_foreign(device, from, source)});
-  if (target != place::pageable) work.touches.push_back({to, bytes, true});
+    work.touches.push_back(
+        {from, bytes, false, how == source_access::at_any_time && is_foreign(device, from, source), by.source});
+  if (target != place::pageable) work.touches.push_back({to, bytes, true, false, by.target});
   if (reads_now) {
     auto staged = std::make_shared<std::vector<char>>(bytes_at(from), bytes_at(from) + bytes);
     work.run = [staged, to] { std::memcpy(bytes_at(to), staged->data(), staged->size()); };

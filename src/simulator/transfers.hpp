@@ -17,13 +17,19 @@ namespace simulated {
 ///   CCCL relies on that.
 enum class source_access { usual, in_stream_order, during_call, at_any_time };
 
+/// The devices that write the target and read the source of a copy; -1: the device of the stream.
+struct copying_devices {
+  int target = -1;
+  int source = -1;
+};
+
 /// Copies in stream order. Pageable memory is host memory that the driver does not know. A copy from it to device
 /// memory reads the source during the call; a copy to it waits for the stream. `wait` means a synchronous copy: it
 /// waits unless both sides are device memory.
 /// If the option `pageable_memory` gives the devices access to all host memory, no memory counts as pageable, because a
 /// program may then rely on the order of the stream alone.
 CUresult transfer(simulation& device, const stream_ptr& on, std::uint64_t to, std::uint64_t from, std::size_t bytes,
-                  bool wait, const char* call, source_access how = source_access::usual)
+                  bool wait, const char* call, source_access how = source_access::usual, copying_devices by = {})
     __attribute__((requires_capability(simulation_mutex)));
 
 /// Reports two copies of one batch if one writes bytes that the other touches: copies of a batch have no order.

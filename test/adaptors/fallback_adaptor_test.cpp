@@ -89,6 +89,31 @@ TEST_F(fallback, request_that_is_too_large_for_the_first_goes_to_the_second) {
   EXPECT_EQ(second_.counters().allocations.value, 0);
 }
 
+// The compiler refuses this if the types are not erased.
+TEST_F(fallback, second_resource_must_be_accessible_where_the_first_is) {
+  using gpumem::any_pool;
+  any_pool const managed{gpumem::managed_resource{}}, plain{gpumem::cuda_resource{}};
+  EXPECT_THROW((gpumem::fallback_adaptor{managed, plain}), std::invalid_argument);
+  EXPECT_NO_THROW((gpumem::fallback_adaptor{plain, managed}));
+  gpumem::extend::any_memory const host{gpumem::host_resource{}}, device{plain};
+  EXPECT_THROW((gpumem::fallback_adaptor{device, host}), std::invalid_argument);
+}
+
+// One of the two gives memory that is valid only in the order of a stream.
+TEST_F(fallback, memory_is_stream_ordered_if_that_of_one_resource_is) {
+  auto const ordered = [](auto resource) {
+    auto const from = resource.services();
+    return from.table->traits(from.state).stream_ordered;
+  };
+  gpumem::cuda_resource const plain;
+  gpumem::async_resource const later;
+  EXPECT_FALSE(ordered(gpumem::fallback_adaptor{plain, plain}));
+  EXPECT_TRUE(ordered(gpumem::fallback_adaptor{plain, later}));
+  EXPECT_TRUE(ordered(gpumem::fallback_adaptor{gpumem::any_pool{later}, gpumem::any_pool{plain}}));
+  EXPECT_FALSE(ordered(gpumem::fallback_adaptor{gpumem::any_pool{plain}, gpumem::any_pool{plain}}));
+  static_assert(gpumem::fallback_adaptor<gpumem::cuda_resource, gpumem::async_resource>::stream_ordered);
+}
+
 TEST_F(fallback, statistics_are_sums) {
   void* const a = subject_.allocate(s_, 3_MiB);
   void* const b = subject_.allocate(s_, 2_MiB);

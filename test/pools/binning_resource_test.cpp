@@ -92,6 +92,34 @@ TEST_F(binning, bin_that_cannot_serve_its_size_is_refused) {
   EXPECT_EQ(bins.bin_sizes(), (std::vector<std::size_t>{1_KiB}));
 }
 
+// The compiler refuses this if the types are not erased.
+TEST_F(binning, bin_must_be_accessible_where_the_upstream_is) {
+  gpumem::any_pool const managed{gpumem::managed_resource{device_}}, plain{upstream_};
+  gpumem::binning_resource bins{managed};
+  EXPECT_THROW(bins.add_bin(1_KiB, plain), std::invalid_argument);
+  bins.add_bin(1_KiB, managed);
+  gpumem::binning_resource others{plain};
+  others.add_bin(1_KiB, managed);
+  EXPECT_EQ(others.bin_sizes(), (std::vector<std::size_t>{1_KiB}));
+}
+
+// A bin gives memory of one stream, so the chunk of a pool over it is valid only in the order of that stream.
+TEST_F(binning, memory_of_bins_is_stream_ordered) {
+  gpumem::binning_resource const bins{upstream_, {.min_exponent = 20, .max_exponent = 23}};
+  gpumem::pool_resource pool{bins, {.chunk_size = 4_MiB}};
+  gpumem::stream other{device_};
+  gpumem::simulator::checked checked{bins};
+  gpumem::simulator::checked above{pool};
+  void* const used = checked.allocate(stream_, 4_MiB);
+  gpumem::simulator::work(stream_, {gpumem::simulator::write(used, 4_MiB)}, 50us);
+  checked.deallocate(stream_, used, 4_MiB);
+  void* const mine = above.allocate(stream_, 1_MiB); // out of a chunk that the stream still uses
+  void* const theirs = above.allocate(other, 1_MiB);
+  gpumem::simulator::work(other, {gpumem::simulator::write(theirs, 1_MiB)}, 1us);
+  above.deallocate(stream_, mine, 1_MiB);
+  above.deallocate(other, theirs, 1_MiB);
+}
+
 TEST_F(binning, bin_added_later_leaves_live_blocks_to_their_owners) {
   gpumem::binning_resource bins{upstream_};
   auto* const before = bins.allocate(stream_, 100);

@@ -73,6 +73,39 @@ TEST_F(virtual_order, work_without_access_is_reported) {
   cu().release(1);
 }
 
+// A copy between contexts touches each side from the device of its context, whichever stream it is on.
+TEST_F(virtual_order, copy_between_contexts_needs_access_on_each_side) {
+  simulator::options two = stepped_by_hand();
+  two.devices = 2;
+  simulator::reset(two);
+  at_ = reserve(16 * page);
+  CUcontext near = nullptr, far = nullptr;
+  ASSERT_EQ(cu().get_current(&near), CUDA_SUCCESS);
+  ASSERT_EQ(cu().retain(&far, 1), CUDA_SUCCESS);
+  char* const there = at_ + 4 * page;
+  ASSERT_EQ(map(at_, create()), CUDA_SUCCESS);
+  ASSERT_EQ(map(there, create()), CUDA_SUCCESS);
+  ASSERT_EQ(allow(at_, page, 0), CUDA_SUCCESS);
+  ASSERT_EQ(allow(there, page, 1), CUDA_SUCCESS);
+  const CUstream s = new_stream();
+  EXPECT_EQ(cu().copy_peer_async(address(there), far, address(at_), near, 64, s), CUDA_SUCCESS);
+  EXPECT_TRUE(simulator::report().findings.empty());
+  EXPECT_EQ(cu().copy_async(address(there), address(at_), 64, s), CUDA_SUCCESS);
+  EXPECT_EQ(only_finding().kind, finding_kind::access_without_right);
+  EXPECT_EQ(cu().copy_peer_async(address(there), near, address(at_), near, 64, s), CUDA_SUCCESS);
+  EXPECT_EQ(only_finding().kind, finding_kind::access_without_right);
+  EXPECT_EQ(cu().copy_peer_async(address(there), far, address(at_), far, 64, s), CUDA_SUCCESS);
+  EXPECT_EQ(only_finding().kind, finding_kind::access_without_right);
+  EXPECT_EQ(cu().copy_peer_async(address(there), nullptr, address(at_), near, 64, s), CUDA_ERROR_INVALID_CONTEXT);
+  simulator::run_until_idle();
+  cu().stream_synchronize(s);
+  EXPECT_EQ(cu().copy_peer(address(there), far, address(at_), near, 64), CUDA_SUCCESS);
+  EXPECT_EQ(cu().copy_peer(address(there), far, address(at_), nullptr, 64), CUDA_ERROR_INVALID_CONTEXT);
+  simulator::run_until_idle();
+  EXPECT_TRUE(simulator::report().findings.empty());
+  cu().release(1);
+}
+
 TEST_F(virtual_order, unmapping_before_its_work_has_run_is_reported) {
   const CUstream s = new_stream();
   lay(at_);

@@ -209,6 +209,7 @@ using gpumem::extend::page_extent;
 using gpumem::extend::page_info;
 using gpumem::extend::page_source;
 using gpumem::extend::queueing;
+using gpumem::extend::memory_traits;
 using gpumem::extend::report_misuse;
 using gpumem::extend::reporting_state;
 using gpumem::extend::request_part;

@@ -339,6 +339,10 @@ gpumem_outcome gpumem_open_to(gpumem_pool* pool, int device) GPUMEM_NOEXCEPT;
 /// Writes the ordinal of the pool's device.
 gpumem_outcome gpumem_device(gpumem_pool* pool, int* device) GPUMEM_NOEXCEPT;
 
+/// Writes 1 if the host can access the memory of the pool, as managed and pinned memory; otherwise 0. Such memory is
+/// granted only when all its earlier uses are complete, so the host may touch it as soon as it is allocated.
+gpumem_outcome gpumem_host_accessible(gpumem_pool* pool, int* accessible) GPUMEM_NOEXCEPT;
+
 /// Writes the fields that both the library and the caller know. Gives GPUMEM_INVALID_ARGUMENT if `size` is too small
 /// for even one field, and for a stack whose outermost resource keeps no statistics.
 gpumem_outcome gpumem_read_statistics(gpumem_pool* pool, gpumem_statistics* statistics) GPUMEM_NOEXCEPT;

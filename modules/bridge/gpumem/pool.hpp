@@ -7,6 +7,7 @@
 #include <gpumem/option_text.hpp>
 #include <gpumem/pool_options.hpp>
 #include <gpumem/statistics.hpp>
+#include <gpumem/stream_handle.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -23,41 +24,13 @@
 #if __has_include(<cuda/std/version>)
 #include <cuda/std/version>
 #if CCCL_VERSION >= 3001000
-#include <cuda/memory_resource>
+#include <gpumem/accessibility.hpp>
 #define GPUMEM_DETAIL_WITH_MEMORY_RESOURCE
 #endif
 #endif
 #endif
 
-struct CUstream_st; // the type to which a CUstream or cudaStream_t points
-
 namespace gpumem {
-
-/// A stream as an argument: a CUstream or cudaStream_t, or an object whose get() returns one, such as cuda::stream_ref.
-/// Null is the default stream that the compiler of the calling code uses: the legacy stream, or with `nvcc
-/// --default-stream per-thread` (CUDA_API_PER_THREAD_DEFAULT_STREAM) that of the calling thread.
-class stream_handle {
-public:
-  /// Takes a stream's handle. Always inlined, since CUDA_API_PER_THREAD_DEFAULT_STREAM can be defined in some files of
-  /// a program and not in others.
-  __attribute__((always_inline)) inline stream_handle(CUstream_st* stream) noexcept : value_{stream} {
-#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
-    constexpr std::uintptr_t usual = 2; // GPUMEM_STREAM_PER_THREAD
-#else
-    constexpr std::uintptr_t usual = 1; // GPUMEM_STREAM_LEGACY
-#endif
-    if (!stream) value_ = reinterpret_cast<void*>(usual);
-  }
-  /// Takes the handle that get() of the object returns.
-  template <class Stream, class = decltype(static_cast<CUstream_st*>(std::declval<Stream const&>().get()))>
-  __attribute__((always_inline)) inline stream_handle(Stream const& stream) noexcept : stream_handle{stream.get()} {}
-
-  /// Returns the handle; GPUMEM_STREAM_LEGACY or GPUMEM_STREAM_PER_THREAD for a default stream.
-  void* value() const noexcept { return value_; }
-
-private:
-  void* value_;
-};
 
 namespace detail {
 
@@ -262,6 +235,13 @@ public:
     return ordinal;
   }
 
+  /// Returns whether the host can access the memory, as managed and pinned memory. Such memory is granted only when all
+  /// its earlier uses are complete, so the host may touch it as soon as it is allocated. False after a move from it.
+  bool is_host_accessible() const noexcept {
+    int accessible = 0;
+    return handle_ && gpumem_host_accessible(handle_, &accessible) == GPUMEM_GRANTED && accessible;
+  }
+
   /// Returns the C library's pool, which lives as long as this object. Returns null if this object was moved from.
   gpumem_pool* handle() const noexcept { return handle_; }
 
@@ -273,6 +253,16 @@ public:
 #if defined(GPUMEM_DETAIL_WITH_MEMORY_RESOURCE)
   // Tells CCCL that devices can access the memory.
   friend void get_property(pool const&, cuda::mr::device_accessible) noexcept {}
+#if CCCL_VERSION >= 3002000
+  /// The properties that containers of CCCL use if the caller names none.
+  using default_queries = cuda::mr::properties_list<cuda::mr::device_accessible>;
+#endif
+#if CCCL_VERSION >= 3004000
+  // Tells CCCL at run time whether the host can access the memory too.
+  friend auto get_property(pool const& self, cuda::mr::dynamic_accessibility_property) noexcept {
+    return detail::accessibility_of(true, self.is_host_accessible());
+  }
+#endif
 #endif
 
 private:

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gpumem/accessibility.hpp>
 #include <gpumem/cccl.hpp>
 #include <gpumem/statistics.hpp>
 #include <gpumem/outcome.hpp>
@@ -20,6 +21,13 @@ enum class holder_event : unsigned char {
   waits,       ///< the holder begins to wait for something other than memory
   resumes,     ///< the wait for something other than memory is over
   rolled_back, ///< the holder has freed its memory after its request was preempted
+};
+
+/// Facts about all memory of a resource. If the type of the resource is erased, only the services know this.
+struct memory_traits {
+  bool device_accessible = false; ///< devices can access the memory
+  bool host_accessible = false;   ///< the host can access the memory as soon as it is allocated
+  bool stream_ordered = true;     ///< memory is valid only in the order of the stream of its allocation
 };
 
 /// The functions of one resource type. `state` is the resource's state. A stream key identifies a stream, and a waiter
@@ -61,6 +69,8 @@ struct services_table {
   /// Returns whether work of a stream may use the resource's memory. `key` points to its stream_key. Null: the resource
   /// knows of no stream whose work may not.
   bool (*serves_stream)(void* state, void const* key) noexcept;
+  /// Returns what holds for the memory, also if the type of an upstream is erased.
+  memory_traits (*traits)(void* state) noexcept;
 };
 
 /// A table with the state on which its functions work. Does not keep the state alive.
@@ -91,6 +101,12 @@ static_assert(sizeof(any_pool) > sizeof(pool_ref));
 static_assert(sizeof(any_pool) == sizeof(cuda::mr::any_resource<extend::services>));
 
 namespace extend {
+
+/// Returns what a resource of any library tells of its memory. A type-erased resource answers for the value that it
+/// holds; an empty one has no traits. `stream_ordered` is true.
+template <class Resource> memory_traits traits_by_property(Resource const& resource) noexcept {
+  return {detail::devices_can_access(resource), detail::host_can_access(resource), true};
+}
 
 /// Returns the services of a type-erased resource. Returns an empty handle if it has none, or if they belong to another
 /// type than the one that was erased.

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gpumem/accessibility.hpp>
 #include <gpumem/cccl.hpp>
 
 #include <chrono>
@@ -196,8 +197,8 @@ void use_recorded(CUstream stream, void* pointer) noexcept;
 /// each allocation counts as made by the host.
 class block_teller {
 public:
-  template <class Resource> static block_teller of() noexcept {
-    return block_teller{cuda::has_property<Resource, cuda::mr::host_accessible>};
+  template <class Resource> static block_teller of(const Resource& resource) noexcept {
+    return block_teller{gpumem::detail::host_can_access(resource)};
   }
   void granted(CUstream stream, bool by_host, void* pointer, std::size_t bytes) const noexcept {
     if (pointer != nullptr && bytes != 0) allocated(owner_, stream, by_host || for_host_, pointer, bytes);
@@ -221,6 +222,16 @@ concept gpumem_resource = requires(Resource& r) {
   r.services();
 };
 
+template <bool Device, bool Host>
+using list_of = std::conditional_t<
+    Device && Host, cuda::mr::properties_list<cuda::mr::device_accessible, cuda::mr::host_accessible>,
+    std::conditional_t<
+        Device, cuda::mr::properties_list<cuda::mr::device_accessible>,
+        std::conditional_t<Host, cuda::mr::properties_list<cuda::mr::host_accessible>, cuda::mr::properties_list<>>>>;
+template <class Resource>
+using accessible_list = list_of<cuda::has_property<Resource, cuda::mr::device_accessible>,
+                                cuda::has_property<Resource, cuda::mr::host_accessible>>;
+
 // Only the module declares observed_base_of(). Argument-dependent lookup finds it in the namespace of a base class of
 // the module's resources.
 template <class Self, class Resource>
@@ -238,8 +249,11 @@ using checked_base = decltype(observed_base_of(std::type_identity<Self>{}, std::
 /// member `acquire` does not compile.
 template <class Resource> class checked {
 public:
+  /// The properties that containers of CCCL use if the caller names none.
+  using default_queries = detail::accessible_list<Resource>;
+
   /// Wraps the resource.
-  explicit checked(Resource resource) : resource_(std::move(resource)), teller_(detail::block_teller::of<Resource>()) {}
+  explicit checked(Resource resource) : resource_(std::move(resource)), teller_(detail::block_teller::of(resource_)) {}
 
   /// Allocates from the wrapped resource and reports the block.
   [[nodiscard]] void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256) {
@@ -317,6 +331,11 @@ public:
   friend constexpr decltype(auto) get_property(const checked& self, Property property) {
     return get_property(self.resource_, property);
   }
+  // Not a template, so that it is preferred to CCCL's, which knows only the type of the resource.
+  friend gpumem::detail::accessibility get_property(const checked& self,
+                                                    cuda::mr::dynamic_accessibility_property told) {
+    return get_property(self.resource_, told);
+  }
 
 private:
   Resource resource_;
@@ -331,7 +350,7 @@ class checked<Resource> : public detail::checked_base<checked<Resource>, Resourc
 
 public:
   /// Wraps the resource. Throws std::bad_alloc.
-  explicit checked(Resource resource) : base(std::move(resource), detail::block_teller::of<Resource>()) {}
+  explicit checked(Resource resource) : checked(detail::block_teller::of(resource), std::move(resource)) {}
 
   /// Declares the uses of the block that are enqueued on `stream` now. The caller need not order the free after them.
   void record_use(void* pointer, cuda::stream_ref stream)
@@ -344,6 +363,9 @@ public:
   /// Returns the wrapped resource.
   [[nodiscard]] Resource& upstream_resource() { return this->shared().upstream(); }
   [[nodiscard]] const Resource& upstream_resource() const { return this->shared().upstream(); }
+
+private:
+  checked(const detail::block_teller& teller, Resource resource) : base(std::move(resource), teller) {}
 };
 
 } // namespace gpumem::simulator

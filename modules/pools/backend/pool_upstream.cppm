@@ -1,6 +1,7 @@
 // The upstream of a pool behind a type-erased interface.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pool_upstream;
+import :aligned_services;
 import :chunk;
 import :cuda;
 import :error;
@@ -17,13 +18,16 @@ export class pool_upstream {
 public:
   virtual ~pool_upstream() = default;
 
-  inline bool stream_ordered() const noexcept { return stream_ordered_; }
   /// Returns whether the host can touch memory as soon as it is allocated, on whatever stream.
-  inline bool host_accessible() const noexcept { return host_accessible_; }
-  inline bool device_accessible() const noexcept { return device_accessible_; }
+  inline bool host_accessible() const noexcept { return traits_.host_accessible; }
+  inline bool device_accessible() const noexcept { return traits_.device_accessible; }
+  /// Returns what holds for the memory of a pool over this upstream.
+  memory_traits traits_of_pool() const noexcept { return {device_accessible(), host_accessible(), true}; }
+  /// Returns whether the memory that allocate() returns for this key is valid only in the order of the key's stream.
+  bool orders_by(stream_key const& key) const noexcept;
   /// Returns whether `state` is the object that serves the upstream's calls.
-  inline bool is(void const* state) const noexcept { return services_.state == state; }
-  inline int device() const noexcept { return services_.table->device(services_.state); }
+  inline bool is(void const* state) const noexcept { return calls_.get().state == state; }
+  inline int device() const noexcept { return calls_.get().table->device(calls_.get().state); }
 
   /// Returns whether the pool maps pages, in one run of addresses for each shard (part of the pool). Otherwise the pool
   /// allocates chunks.
@@ -56,9 +60,8 @@ public:
   void deallocate_exact(stream_key const& stream, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
 
 protected:
-  pool_upstream(bool stream_ordered, bool host_accessible, bool device_accessible) noexcept
-      : stream_ordered_{stream_ordered}, host_accessible_{host_accessible}, device_accessible_{device_accessible} {}
-  void attach(services_handle services) noexcept { services_ = services; }
+  pool_upstream() noexcept = default;
+  void attach(services_handle services) noexcept;
   void use_pages(gpumem::device where, virtual_pages_options options) {
     paged_.emplace(paging{where, std::move(options)});
   }
@@ -68,12 +71,12 @@ private:
     gpumem::device where;
     virtual_pages_options options;
   };
-  services_handle services_;
+  stream_key key_for(stream_key const& stream) const noexcept;
+
+  aligned_services calls_;
   std::optional<paging> paged_;
   std::unique_ptr<nvtx_heaps> heaps_;
-  bool stream_ordered_;
-  bool host_accessible_;
-  bool device_accessible_;
+  memory_traits traits_;
 };
 
 } // namespace gpumem::detail

@@ -74,7 +74,7 @@ expected<block*, failure> chunk_backend::reserve(std::size_t bytes, pool_shard& 
 // Adds a chunk to a shard as one free block. If the upstream's memory is valid only in the order of the key's stream,
 // that stream counts as the block's first user. Other streams then come after it.
 block& chunk_backend::add(stream_key const& key, pool_shard& into, void* base, std::size_t bytes) {
-  bool const ordered = parts_.upstream.stream_ordered() && !key.is_host();
+  bool const ordered = parts_.upstream.orders_by(key);
   auto& added = parts_.chunks.add(base, bytes);
   try {
     auto& fresh =

@@ -15,10 +15,17 @@ import :device;
 import :device_source;
 import :error;
 import :nvtx_heaps;
+import :services;
 import :stream;
 import :virtual_pages;
 
 namespace gpumem::detail {
+
+// The type of the upstream may be erased, so the pool asks the value.
+void pool_upstream::attach(services_handle services) noexcept {
+  calls_.attach(services);
+  traits_ = traits_of_services(services);
+}
 
 std::unique_ptr<virtual_pages> pool_upstream::make_pages() const {
   return std::make_unique<virtual_pages>(paged_->where, paged_->options);
@@ -39,11 +46,22 @@ bool pool_upstream::show_to_tool() {
   return heaps_ != nullptr;
 }
 
+bool pool_upstream::orders_by(stream_key const& key) const noexcept {
+  return traits_.stream_ordered && !traits_.host_accessible && !key.is_host();
+}
+
+// Returns the key of a request for the stream. Memory that the host can touch is requested for the host: in the order
+// of the stream, earlier work could still use it. If the upstream is a pool where requests wait, the request does not
+// queue behind them.
+stream_key pool_upstream::key_for(stream_key const& stream) const noexcept {
+  bool const by_host = traits_.stream_ordered && traits_.host_accessible;
+  return (by_host ? stream_key::host().waiting(stream.may_wait()) : stream).queueing_as(queueing::none);
+}
+
 expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::size_t bytes) noexcept {
-  // If the call may not use the stream's handle, asks for memory that any stream can use immediately. If the upstream
-  // is a pool where requests wait, this request does not queue behind them.
-  auto const key = (stream.has_handle() ? stream : stream_key::host()).queueing_as(queueing::none);
-  auto const drawn = services_.table->try_allocate_keyed(services_.state, &key, bytes, granule);
+  // Asks for memory that any stream can use immediately if the call may not use the stream's handle.
+  auto const key = stream.has_handle() ? key_for(stream) : key_for(stream_key::host().waiting(stream.may_wait()));
+  auto const drawn = calls_.try_allocate(key, bytes, granule);
   if (heaps_ && drawn && device_source::any_has_block(*drawn, bytes)) heaps_->add_heap(*drawn, bytes);
   return drawn;
 }
@@ -52,18 +70,17 @@ void pool_upstream::deallocate(chunk const& done) noexcept {
   auto const host = stream_key::host();
   auto* const base = reinterpret_cast<void*>(done.base);
   if (heaps_) heaps_->remove_heap(base);
-  services_.table->deallocate_keyed(services_.state, &host, base, done.bytes, granule);
+  calls_.deallocate(host, base, done.bytes, granule);
 }
 
 expected<void*, failure> pool_upstream::allocate_exact(stream_key const& stream, std::size_t bytes,
                                                        std::size_t alignment) noexcept {
-  auto const key = stream.queueing_as(queueing::none);
-  return services_.table->try_allocate_keyed(services_.state, &key, bytes, alignment);
+  return calls_.try_allocate(key_for(stream), bytes, alignment);
 }
 
 void pool_upstream::deallocate_exact(stream_key const& stream, void* pointer, std::size_t bytes,
                                      std::size_t alignment) noexcept {
-  services_.table->deallocate_keyed(services_.state, &stream, pointer, bytes, alignment);
+  calls_.deallocate(stream, pointer, bytes, alignment);
 }
 
 } // namespace gpumem::detail

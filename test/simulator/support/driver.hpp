@@ -115,6 +115,8 @@ struct driver_functions {
   decltype(&::cuPointerGetAttributes) pointer_attributes = entry{"cuPointerGetAttributes"};
   decltype(&::cuMemcpy) copy = entry{"cuMemcpy"};
   decltype(&::cuMemcpyAsync) copy_async = entry{"cuMemcpyAsync"};
+  decltype(&::cuMemcpyPeer) copy_peer = entry{"cuMemcpyPeer"};
+  decltype(&::cuMemcpyPeerAsync) copy_peer_async = entry{"cuMemcpyPeerAsync"};
   decltype(&::cuMemcpyHtoDAsync) to_device_async = entry{"cuMemcpyHtoDAsync"};
   decltype(&::cuMemcpyDtoHAsync) to_host_async = entry{"cuMemcpyDtoHAsync"};
   decltype(&::cuMemcpyDtoH) to_host = entry{"cuMemcpyDtoH"};

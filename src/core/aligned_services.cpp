@@ -1,0 +1,27 @@
+// Allocates aligned blocks inside larger blocks of an upstream that aligns to 256 bytes only.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <cstdint>
+module gpumem:aligned_services.impl;
+import :aligned_services;
+import :cuda;
+import :error;
+import :inner_alignment;
+import :services;
+import :stream;
+
+namespace gpumem::detail {
+
+expected<void*, failure> aligned_services::allocate_inside(stream_key const& key, std::size_t bytes,
+                                                           std::size_t alignment) noexcept {
+  auto const padded = inner_alignment::padded(bytes, alignment);
+  if (padded > PTRDIFF_MAX) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
+  auto const given = of_.table->try_allocate_keyed(of_.state, &key, padded, inner_alignment::natural);
+  if (!given) return unexpected<failure>{failure{given.error().reason, given.error().code, bytes}};
+  if (auto* const aligned = inside_.align(*given, alignment)) return aligned;
+  of_.table->deallocate_keyed(of_.state, &key, *given, padded, inner_alignment::natural);
+  return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+}
+
+} // namespace gpumem::detail
