@@ -9,6 +9,7 @@ import :adaptor_base;
 import :cuda;
 import :std;
 import :stream;
+import :timeline_registry;
 
 namespace gpumem::detail {
 
@@ -20,7 +21,12 @@ class observed_state final : public adaptor_state<observed_state<Upstream, Obser
   using base = adaptor_state<observed_state, Upstream>;
 
 public:
-  observed_state(Upstream upstream, Observer observer) : base{std::move(upstream)}, observer_{std::move(observer)} {}
+  // While this object lives, each call asks the driver whether the stream captures. So a capture that was begun on a
+  // raw handle is seen also where the resource would ask nothing.
+  observed_state(Upstream upstream, Observer observer) : base{std::move(upstream)}, observer_{std::move(observer)} {
+    timeline_registry::instance().begin_asking();
+  }
+  ~observed_state() { timeline_registry::instance().end_asking(); }
 
 private:
   friend class adaptor_state<observed_state, Upstream>;

@@ -20,6 +20,8 @@ struct device_state {
 // the ordinal is -1, lost_error_of() returns success and interpret() returns `answer`.
 CUresult lost_error_of(int ordinal) noexcept;
 CUresult interpret(int ordinal, CUresult answer) noexcept;
+// Asks the driver whether the device was reset, and if so marks it as lost. Returns whether the device is lost.
+bool notice_reset(int ordinal) noexcept;
 } // namespace detail
 
 /// Free and total memory of a device, in bytes.
@@ -80,6 +82,7 @@ public:
 private:
   friend CUresult detail::lost_error_of(int) noexcept;
   friend CUresult detail::interpret(int, CUresult) noexcept;
+  friend bool detail::notice_reset(int) noexcept;
   explicit device(detail::device_state& known) noexcept : state_{&known} {}
   bool was_reset() const noexcept;
   static void throw_if_context_lost(CUcontext context, CUresult answer);

@@ -37,11 +37,13 @@ public:
 
   /// Makes the event cover all work enqueued on the stream so far, in place of an earlier record. On a stream that
   /// captures a graph the event becomes a part of the graph. Only streams of that capture may then wait for it, and
-  /// pools learn no order from it. If this throws, the earlier record stays. Throws cuda_error, std::bad_alloc.
+  /// pools learn no order from it. If this throws, the earlier record stays. Throws cuda_error, std::bad_alloc. Throws
+  /// acquire_error (capture_unsupported) on the legacy stream while a blocking stream captures.
   void record(stream_ref on);
 
   /// Makes work enqueued on the stream from now on wait for the covered work. Does nothing if the event was never
-  /// recorded. Throws cuda_error.
+  /// recorded. Throws cuda_error. Throws acquire_error (capture_unsupported) if the stream captures and the event was
+  /// not recorded in this capture, since the driver would end the capture.
   void make_wait(stream_ref waiting) const;
 
   /// Returns whether the covered work is complete; true if the event was never recorded. Throws cuda_error on any error
@@ -62,6 +64,7 @@ private:
   friend detail::stream_point detail::point_of(event const&);
   void publish() const noexcept;
   void refuse_captured() const;
+  void refuse_other_capture(stream_key const& waiting) const;
   // Returns null if the event was never recorded and its handle was not given out. Throws after a move from this
   // object.
   detail::pooled_event* pooled() const;
@@ -76,6 +79,7 @@ private:
   epoch covers_ = 0;
   detail::vector_clock before_;
   bool in_capture_ = false;
+  std::uint64_t capture_ = 0; // id of the capture of the newest record
 };
 
 } // namespace gpumem

@@ -60,8 +60,15 @@ public:
   /// Returns whether this is the key of the host.
   inline bool is_host() const noexcept { return timeline_->kind() == detail::stream_kind::host; }
   /// Returns whether the stream was capturing a graph when it was identified. For a stream that gpumem made or adopted,
-  /// only a capture that was begun through gpumem counts. For all others the driver was asked.
+  /// only a capture that was begun through gpumem counts, unless the key comes from asked(). For all others the driver
+  /// was asked.
   inline bool capturing() const noexcept { return capturing_; }
+  /// Asks the driver whether a stream that gpumem made or adopted captures, since a capture may have been begun on its
+  /// raw handle. Returns a copy of this key with the answer. Asks nothing if the key knows of a capture, for all other
+  /// streams, and on a lost device. An error counts as a capture.
+  inline stream_key asked() const noexcept {
+    return timeline_->owns_handle() && has_handle_ && !capturing_ ? ask_driver() : *this;
+  }
   /// Returns whether a call may use the handle. Returns false if the stream may have been destroyed, for a default
   /// stream of another thread, and for the host.
   inline bool has_handle() const noexcept { return has_handle_; }
@@ -101,12 +108,13 @@ public:
   /// Ends a use of memory on the stream. Returns the epoch with which the memory is tagged. An epoch is the number of a
   /// section of the stream's work: the use is over once an event of this epoch is complete. If the stream may be
   /// destroyed at any time, this function records an event at each of the stream's first 64 frees, and more rarely
-  /// later. If `always`, it records one at every call.
+  /// later. If `always`, it records one at every call. If the stream captures, the next call outside the capture does.
   [[gnu::always_inline]] inline epoch end_use(std::size_t bytes, bool always = false) const noexcept {
     if (!timeline_->is_mortal()) [[likely]]
       return timeline_->current_epoch();
-    bool const may_record = has_handle_ && !capturing_;
-    return timeline_->end_use(may_record ? std::optional{handle_} : std::nullopt, bytes, always);
+    if (capturing_) [[unlikely]]
+      return timeline_->end_use_in_capture();
+    return timeline_->end_use(has_handle_ ? std::optional{handle_} : std::nullopt, bytes, always);
   }
 
   /// Waits on the host for all work enqueued on the stream so far. For the host's key, does nothing. Returns the
@@ -117,6 +125,7 @@ public:
   friend bool operator==(stream_key const& a, stream_key const& b) noexcept { return a.timeline_ == b.timeline_; }
 
 private:
+  stream_key ask_driver() const noexcept;
   static stream_key at_end_of_other(stream_timeline& timeline, CUstream handle) noexcept;
   friend class gpumem::stream;
   friend class gpumem::allocation;

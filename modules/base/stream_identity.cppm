@@ -33,6 +33,8 @@ public:
   inline std::uint32_t index() const noexcept { return index_; }
   // Returns the driver's id, which it never gives to another stream; 0 for the legacy stream and for handle 0.
   inline std::uint64_t id() const noexcept { return id_.load(std::memory_order_acquire); }
+  // Sets the id of a stream that has none yet.
+  inline void name(std::uint64_t id) noexcept { id_.store(id, std::memory_order_release); }
   inline int device() const noexcept { return device_; }
   inline CUcontext context() const noexcept { return context_; }
   inline CUstream handle() const noexcept { return handle_.load(std::memory_order_relaxed); }
@@ -54,6 +56,9 @@ public:
   bool captures(CUstream caller_handle) const noexcept;
   // Returns whether the driver can still be called for the stream: the driver is not gone, and the device is not lost.
   bool is_usable() const noexcept;
+  // Asks the driver whether the device was reset, and if so marks it as lost. The handles of events from before the
+  // reset may name other events by now.
+  bool was_reset() const noexcept;
 
 protected:
   // Gives the identity to another stream of the same context.
@@ -72,5 +77,9 @@ private:
   int promises_ = 0;
   std::atomic<bool> capturing_{false};
 };
+
+/// Returns the id of the capture in which the stream takes part; 0 if there is none, and on an error. Asks the driver,
+/// which does not end the capture. `handle` must not be that of a default stream. Any thread.
+export std::uint64_t id_of_capture(CUstream handle) noexcept;
 
 } // namespace gpumem::detail

@@ -80,9 +80,27 @@ public:
     return e;
   }
 
-  // Records the last event. `final`: the thread of this default stream ends, so that nothing is enqueued on the stream
-  // any more. The event then covers later frees as well.
-  void record_last_event(CUstream caller_handle, bool final) noexcept;
+  // Ends a use on a mortal stream that captures, where no event can be recorded: returns the epoch with which the
+  // caller tags the memory, and requests that the next call outside the capture records an event. If there is no such
+  // call, the use ends when the stream is known to be dead. So the use does not count as an uncovered free.
+  epoch end_use_in_capture() noexcept;
+  // Notes that a free in a capture has ended a use of memory that was allocated for this very stream. Its work before
+  // the capture may be on that memory, so enter_capture() publishes nothing before the next event.
+  inline void owe_event() noexcept { owed_.store(epochs_.current(), std::memory_order_relaxed); }
+  // Notes that a call got the handle of this mortal stream in the capture with this id. The call before may have been
+  // in another capture. Then the handle can belong to another stream by now, and the driver cannot be asked. If so, and
+  // if no free outside captures waits for an event, publishes that all uses so far are complete. Called under the lock
+  // of the timeline_registry.
+  void enter_capture(std::uint64_t capture) noexcept;
+  // Notes that the stream is dead. If no free waits for an event, publishes that all uses are complete, those that an
+  // object ends later with this timeline included. Called under the lock of the timeline_registry.
+  void end() noexcept;
+  // Returns whether the stream is known to be dead, and the timeline not reused yet.
+  inline bool is_dead() const noexcept { return dead_.load(std::memory_order_relaxed); }
+
+  // Records the last event. Returns false if none was recorded. `final`: the thread of this default stream ends, so
+  // that nothing is enqueued on the stream any more. The event then covers later frees as well.
+  bool record_last_event(CUstream caller_handle, bool final) noexcept;
 
   // Lets an event cover all frees so far, now or later. Records a late event if it may use a handle: `caller_handle`,
   // or the handle of a stream which is known to live. For the legacy stream, asks the driver whether it is idle.
@@ -91,7 +109,8 @@ public:
   // Requests an event that covers all frees so far, because their memory can be reused or given back only after it. The
   // next call of any kind that gets the stream's handle calls record_requested().
   inline request_flag& cover_request() noexcept { return cover_request_; }
-  // Records the event that cover_request() asks for, drops the request, and calls `on_requested_recorded`.
+  // Records the event that cover_request() asks for, drops the request, and calls `on_requested_recorded`. If the
+  // stream captures, the request stays.
   void record_requested(CUstream caller_handle) noexcept;
   // Requests an event of the current epoch, so that other streams can reuse the memory that was freed in it. The next
   // free that gets the stream's handle records the event.
@@ -106,6 +125,11 @@ public:
   // Returns whether the stream is behind the host: at the last poll its oldest event was still open, although it had
   // been recorded more than 5 us before.
   inline bool is_behind() const noexcept { return behind_.load(std::memory_order_relaxed); }
+  // Returns whether a free or a use of this mortal stream has no event yet.
+  inline bool lacks_event() const noexcept {
+    auto const captured = captured_use_.load(std::memory_order_relaxed);
+    return epochs_.uncovered_frees() > 0 || (newest_recorded() < captured && !completed(captured));
+  }
   // Returns whether polling, or cover() without a handle, can show that the epoch is complete.
   inline bool can_complete(epoch e) const noexcept {
     return newest_recorded() >= e || owns_handle() || kind() == stream_kind::legacy || completed(e);
@@ -163,8 +187,12 @@ private:
   last_event last_ __attribute__((guarded_by(events_mutex_)));
   // The epoch of the last event, once no more work is enqueued on the stream; before that 0.
   std::atomic<epoch> final_epoch_{0};
+  std::atomic<epoch> captured_use_{0}; // the newest epoch that end_use_in_capture() has returned
   std::atomic<bool> behind_{false};
   std::atomic<int> retained_{0};
+  std::atomic<epoch> owed_{0}; // see owe_event()
+  std::atomic<bool> dead_{false};
+  std::uint64_t capture_ = 0; // see enter_capture(); guarded by the lock of the timeline_registry
   stream_order order_;
   list_links<stream_timeline> links_;
 };

@@ -52,11 +52,11 @@ public:
   /// Adds or removes one promise of the owner that the stream lives. While there is a promise, the stream counts as
   /// adopted.
   void adopt(stream_timeline& timeline, bool promised) noexcept;
-  /// A capture scope is the time in which a pool serves streams that capture a graph. While one is open, own and
-  /// adopted streams are not found by their handle alone. So each call asks the driver whether the stream captures. The
-  /// timelines of the streams stay the same. Each open_capture_scope() needs a close_capture_scope().
-  void open_capture_scope() noexcept { change_capture_scopes(1); }
-  void close_capture_scope() noexcept { change_capture_scopes(-1); }
+  /// Between the two calls, own and adopted streams are not found by their handle alone. So each call asks the driver
+  /// whether the stream captures. The timelines of the streams stay the same. A capture scope (the time in which a pool
+  /// serves streams that capture a graph) calls these functions, and so does a resource under simulator::checked.
+  void begin_asking() noexcept { change_askers(1); }
+  void end_asking() noexcept { change_askers(-1); }
   /// Returns the number of timelines.
   std::size_t size() const noexcept;
 
@@ -64,8 +64,8 @@ private:
   timeline_registry() = default;
   stream_timeline* find(CUstream handle) const noexcept __attribute__((requires_capability(mutex_)));
   void put(CUstream handle, stream_timeline& timeline) __attribute__((requires_capability(mutex_)));
-  void change_capture_scopes(int by) noexcept;
-  // Lets an own or adopted stream be found by its handle alone, if no capture scope is open. Otherwise hides it.
+  void change_askers(int by) noexcept;
+  // Lets an own or adopted stream be found by its handle alone, unless each call asks. Otherwise hides it.
   void publish_owned(stream_timeline& timeline) noexcept __attribute__((requires_capability(mutex_)));
   static void end_thread() noexcept;
 
@@ -74,7 +74,7 @@ private:
   // The timelines of streams for which the table `seen_handles` has no room, by handle.
   std::unordered_map<CUstream, stream_timeline*> others_ __attribute__((guarded_by(mutex_)));
   std::atomic<bool> any_others_{false};
-  int capture_scopes_ __attribute__((guarded_by(mutex_))) = 0;
+  int askers_ __attribute__((guarded_by(mutex_))) = 0;
   std::vector<stream_timeline*> legacy_ __attribute__((guarded_by(mutex_))); // by device
   std::vector<stream_timeline*> idle_ __attribute__((guarded_by(mutex_)));   // of own streams that are not in use
   stream_timeline host_{stream_kind::host, 0, 0, -1, nullptr, nullptr, nullptr};

@@ -52,9 +52,10 @@ private:
 /// The streams that gpumem made or adopted, by handle (adopted: the stream's owner has promised that it lives). If the
 /// table is full, further streams are identified more slowly, as all other streams are.
 export inline constinit timeline_table<CUstream> owned_handles;
-/// Set while a capture scope is open (the time in which a pool serves a capture from the graph's memory). Meanwhile all
-/// timelines of the table above are null, so its find() returns null, and gpumem asks the driver whether the stream
-/// captures. Only the driver knows of a capture that was begun on a raw handle.
+/// Set while a capture scope is open (the time in which a pool serves a capture from the graph's memory), and while a
+/// resource is under simulator::checked. Meanwhile all timelines of the table above are null, so its find() returns
+/// null, and gpumem asks the driver whether the stream captures. Only the driver knows of a capture that was begun on a
+/// raw handle.
 export inline constinit std::atomic<bool> owned_handles_hidden{false};
 /// All streams seen, by handle. If a stream was destroyed, another stream may have its handle by now, so callers
 /// compare the ids. If the table is full, the timeline_registry finds further streams.

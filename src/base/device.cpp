@@ -114,6 +114,14 @@ CUresult detail::interpret(int ordinal, CUresult answer) noexcept {
   return known ? device{*known}.interpret(answer) : answer;
 }
 
+bool detail::notice_reset(int ordinal) noexcept {
+  auto* const known = known_state(ordinal);
+  if (!known) return false;
+  device const where{*known};
+  if (!where.lost() && where.was_reset()) where.mark_lost(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  return where.lost();
+}
+
 int device::count() {
   int count = 0;
   check(driver().device_get_count(&count), "cuDeviceGetCount");

@@ -17,13 +17,23 @@ import :stream;
 import :stream_timeline;
 
 namespace gpumem {
+namespace {
+
+// Returns whether work on the stream also waits for work of other streams.
+bool spans_streams(detail::stream_timeline const& timeline) noexcept {
+  return timeline.kind() == detail::stream_kind::null || timeline.kind() == detail::stream_kind::legacy;
+}
+
+[[noreturn]] void refuse() { throw acquire_error{failure{outcome::capture_unsupported}}; }
+
+} // namespace
 
 event::event(gpumem::device where) : device_{where} { where.require(); }
 
 event::event(event&& other) noexcept
     : event_{other.event_.exchange(nullptr)}, valid_{std::exchange(other.valid_, false)}, device_{other.device_},
       on_{std::exchange(other.on_, nullptr)}, covers_{other.covers_}, before_{std::move(other.before_)},
-      in_capture_{std::exchange(other.in_capture_, false)} {}
+      in_capture_{std::exchange(other.in_capture_, false)}, capture_{other.capture_} {}
 
 event& event::operator=(event&& other) noexcept {
   event_ = other.event_.exchange(event_);
@@ -33,6 +43,7 @@ event& event::operator=(event&& other) noexcept {
   std::swap(covers_, other.covers_);
   std::swap(before_, other.before_);
   std::swap(in_capture_, other.in_capture_);
+  std::swap(capture_, other.capture_);
   return *this;
 }
 
@@ -60,11 +71,12 @@ void event::record(stream_ref stream) {
   device_.throw_if_lost();
   auto const key = identify(stream, device_);
   auto& timeline = key.timeline();
+  check(detail::lost_error_of(timeline.device()), "cuEventRecord");
   // Pools cannot derive an order of streams from two kinds of events: an event on the null or legacy stream, since it
   // also covers work of other streams, and a captured event, since it never runs.
   bool const captured = detail::is_capturing(key.handle());
-  bool const tells =
-      !captured && timeline.kind() != detail::stream_kind::null && timeline.kind() != detail::stream_kind::legacy;
+  if (captured && spans_streams(timeline)) refuse(); // the driver would end a capture of a blocking stream
+  bool const tells = !captured && !spans_streams(timeline);
   auto before = timeline.order().snapshot();
   auto* const known = pooled();
   auto* const used = known ? known : detail::take_event(device_.context());
@@ -77,6 +89,7 @@ void event::record(stream_ref stream) {
   covers_ = covers;
   before_ = std::move(before);
   in_capture_ = captured;
+  capture_ = captured ? detail::id_of_capture(key.handle()) : 0;
 }
 
 void event::make_wait(stream_ref waiting) const {
@@ -84,13 +97,23 @@ void event::make_wait(stream_ref waiting) const {
   auto const key = identify(waiting, device_);
   auto const recorded = handle();
   if (!recorded) return;
+  check(detail::lost_error_of(key.timeline().device()), "cuStreamWaitEvent");
+  refuse_other_capture(key);
   check(device_.interpret(driver().stream_wait_event(key.handle(), recorded, 0)), "cuStreamWaitEvent");
   if (on_) key.timeline().order().add(on_->index(), covers_, before_);
 }
 
 // Throws if the event was recorded in a capture. The driver would refuse the call too, but would also end the capture.
 void event::refuse_captured() const {
-  if (in_capture_) throw acquire_error{failure{outcome::capture_unsupported}};
+  if (in_capture_) refuse();
+}
+
+// Throws if the driver would refuse the wait of this stream and would end a capture: that of the stream or that in
+// which the event was recorded.
+void event::refuse_other_capture(stream_key const& waiting) const {
+  bool const captures = waiting.asked().capturing();
+  if (captures && (!in_capture_ || detail::id_of_capture(waiting.handle()) != capture_)) refuse();
+  if (in_capture_ && spans_streams(waiting.timeline())) refuse();
 }
 
 // Defined here and not in stream.cpp, because :event imports :stream.

@@ -111,6 +111,13 @@ stream_key stream_key::by_identity() const noexcept {
   return {*timeline_, lives ? timeline_->handle() : handle_, lives, timeline_->capturing()};
 }
 
+stream_key stream_key::ask_driver() const noexcept {
+  auto key = *this;
+  key.capturing_ = detail::lost_error_of(timeline_->device()) == CUDA_SUCCESS && timeline_->captures(handle_) &&
+                   detail::lost_error_of(timeline_->device()) == CUDA_SUCCESS;
+  return key;
+}
+
 stream_key stream_key::at_end_of_other(detail::stream_timeline& timeline, CUstream handle) noexcept {
   if (detail::lost_error_of(timeline.device()) != CUDA_SUCCESS) return {timeline, handle, false, false};
   switch (timeline.kind()) {
@@ -156,7 +163,8 @@ stream_key detail::wait_without_identity(CUstream handle) noexcept {
 }
 
 bool detail::is_capturing(CUstream handle) {
-  auto const* const known = find_owned_timeline(handle);
+  auto const* const seen = seen_handles.find(handle); // also while a capture scope hides own and adopted streams
+  auto const* const known = seen && seen->owns_handle() ? seen : nullptr;
   if (known) check(lost_error_of(known->device()), "cuStreamIsCapturing");
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   auto const result = driver().stream_is_capturing(handle, &status);
@@ -274,7 +282,7 @@ void stream::synchronize() {
   device().throw_if_lost();
   auto const seen = timeline().epochs().advance();
   detail::relaxed_capture const relaxed;
-  check(device().interpret(driver().stream_synchronize(get())), "cuStreamSynchronize");
+  check(device().interpret(wait_outside_capture(get())), "cuStreamSynchronize");
   timeline().epochs().publish_completed(seen);
 }
 

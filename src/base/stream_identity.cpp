@@ -22,7 +22,16 @@ bool stream_identity::captures(CUstream caller_handle) const noexcept {
   return answer != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+std::uint64_t id_of_capture(CUstream handle) noexcept {
+  auto status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  auto const asked = driver().stream_get_capture_info(handle, &status, &id, nullptr, nullptr, nullptr, nullptr);
+  return asked == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? id : 0;
+}
+
 bool stream_identity::is_usable() const noexcept { return driver_alive() && lost_error_of(device_) == CUDA_SUCCESS; }
+
+bool stream_identity::was_reset() const noexcept { return notice_reset(device_); }
 
 // The id is stored last: a thread that sees the new id sees all other members as well.
 void stream_identity::reassign(stream_kind kind, std::uint64_t id, CUstream handle) noexcept {

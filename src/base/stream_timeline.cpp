@@ -66,7 +66,7 @@ std::optional<sync::time_point> stream_timeline::poll() noexcept {
   if (!events_mutex_.try_lock()) return std::nullopt;
   sync::lock const held{events_mutex_, std::adopt_lock};
   auto const before = ring_.open_since();
-  if (!before && !last_.open_since()) return std::nullopt;
+  if ((!before && !last_.open_since()) || was_reset()) return std::nullopt;
   relaxed_capture const relaxed;
   // A recent event says nothing about the stream's work: even a stream without work takes 2 us to complete one.
   auto const long_ago = sync::now() - tuning::behind_after;
@@ -82,7 +82,7 @@ std::optional<sync::time_point> stream_timeline::poll() noexcept {
 // Returns false if the waiting stream is known only by handle 0 (kind null): the driver would make the legacy stream
 // wait, which is a barrier between all blocking streams.
 bool stream_timeline::insert_wait(stream_timeline& waiting, CUstream caller_handle, epoch e) noexcept {
-  if (waiting.kind() == stream_kind::null) return false;
+  if (waiting.kind() == stream_kind::null || !is_usable() || !waiting.is_usable()) return false;
   {
     sync::lock const held{events_mutex_};
     auto* const event = ring_.find_waitable(e);

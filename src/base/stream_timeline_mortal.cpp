@@ -8,6 +8,7 @@ module;
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <utility>
 module gpumem:stream_timeline_mortal.impl;
 import :stream_timeline;
 import :cuda;
@@ -46,21 +47,53 @@ epoch stream_timeline::end_use_with_event(epoch e, std::optional<CUstream> calle
   return recorded ? recorded : e;
 }
 
-void stream_timeline::record_last_event(CUstream caller_handle, bool final) noexcept {
-  if (!is_usable()) return;
+epoch stream_timeline::end_use_in_capture() noexcept {
+  if (auto const covers = final_epoch_.load(std::memory_order_acquire)) return covers;
+  auto const e = epochs_.current();
+  captured_use_.store(e, std::memory_order_relaxed);
+  cover_request_.raise();
+  return e;
+}
+
+void stream_timeline::enter_capture(std::uint64_t capture) noexcept {
+  auto const before = std::exchange(capture_, capture);
+  auto const owed = owed_.load(std::memory_order_relaxed);
+  if (before == 0 || before == capture || !is_mortal() || epochs_.uncovered_frees() > 0) return;
+  if (newest_recorded() < owed && !completed(owed)) return;
+  poll();
+  if (!has_event()) epochs_.publish_completed(epochs_.advance());
+}
+
+void stream_timeline::end() noexcept {
+  dead_.store(true, std::memory_order_relaxed);
+  if (epochs_.uncovered_frees() > 0 || final_epoch_.load(std::memory_order_relaxed) != 0) return;
+  poll();
+  if (has_event()) return;
+  auto const last = epochs_.advance();
+  epochs_.publish_completed(last);
+  final_epoch_.store(last, std::memory_order_release);
+}
+
+bool stream_timeline::record_last_event(CUstream caller_handle, bool final) noexcept {
+  if (!is_usable()) return false;
   context_guard const here{context()};
-  if (here.result() != CUDA_SUCCESS) return;
+  if (here.result() != CUDA_SUCCESS) return false;
   sync::lock const held{events_mutex_};
   auto const covers = last_.record(caller_handle, ring_.newest());
-  if (!covers || !final) return;
-  final_epoch_.store(covers, std::memory_order_release);
-  epochs_.forbid_silent();
+  if (covers && final) {
+    final_epoch_.store(covers, std::memory_order_release);
+    epochs_.forbid_silent();
+  }
+  return covers != 0;
 }
 
 void stream_timeline::record_requested(CUstream caller_handle) noexcept {
-  cover_request_.drop();
-  record_last_event(caller_handle, false);
-  if (auto* const tell = on_requested_recorded.load(std::memory_order_acquire)) tell();
+  cover_request_.drop(); // a request from here on means later frees
+  if (!record_last_event(caller_handle, false)) {
+    if (is_usable()) cover_request_.raise();
+  } else if (auto* const tell = on_requested_recorded.load(std::memory_order_acquire)) {
+    tell();
+  }
 }
 
 void stream_timeline::cover(std::optional<CUstream> caller_handle) noexcept {
@@ -91,6 +124,8 @@ void stream_timeline::rebind(stream_kind kind, std::uint64_t id, CUstream handle
   cover_request_.drop();
   behind_.store(false, std::memory_order_relaxed);
   final_epoch_.store(0, std::memory_order_relaxed);
+  capture_ = 0;
+  dead_.store(false, std::memory_order_relaxed);
   reassign(kind, id, handle);
 }
 

@@ -83,7 +83,11 @@ stream_timeline& timeline_registry::of_handle(CUstream handle) {
   auto const device = device_of_context(context);
   sync::lock const held{mutex_};
   auto* const before = find(handle);
-  if (before && before->id() == id) return *before; // another thread was faster
+  if (before && before->id() == id) return *before;                  // another thread was faster
+  if (before && before->id() == 0 && before->context() == context) { // seen only in captures so far
+    before->name(id);
+    return *before;
+  }
   // If `before` is not null, the handle belonged to a stream that was destroyed. If all work of that stream is
   // complete, as is usual, the new stream takes over its timeline.
   if (before && before->context() == context && before->kind() == stream_kind::foreign && before->is_reusable()) {
@@ -98,13 +102,18 @@ stream_timeline& timeline_registry::of_handle(CUstream handle) {
 
 // Returns the timeline that has the handle, even if it is that of an earlier stream; the driver is not asked for the
 // id. That does no harm: the work of a capturing stream belongs to the graph, so the timeline only tells which calls
-// belong to one stream.
+// belong to one stream. A timeline without an id gets that of the stream that the next call outside a capture is given
+// with the handle.
 stream_timeline& timeline_registry::of_capturing(CUstream handle, device where) {
+  auto const capture = id_of_capture(handle);
   sync::lock const held{mutex_};
-  if (auto* const found = find(handle)) return *found;
-  auto& timeline = store_.take(stream_kind::foreign, 0, where.ordinal(), where.context(), handle);
-  put(handle, timeline);
-  return timeline;
+  auto* found = find(handle);
+  if (!found) {
+    found = &store_.take(stream_kind::foreign, 0, where.ordinal(), where.context(), handle);
+    put(handle, *found);
+  }
+  if (capture != 0) found->enter_capture(capture);
+  return *found;
 }
 
 stream_timeline& timeline_registry::of_default(stream_kind kind, device where, CUstream handle, bool capturing) {
@@ -117,7 +126,9 @@ stream_timeline& timeline_registry::of_default(stream_kind kind, device where, C
   }
   auto const id = kind == stream_kind::per_thread && !capturing ? id_of(handle) : 0;
   for (auto* each = own_defaults.first(); each; each = each->links_.next) {
-    if (each->kind() == kind && each->device() == where.ordinal() && (each->id() == id || capturing)) return *each;
+    if (each->kind() != kind || each->device() != where.ordinal()) continue;
+    if (each->id() == 0) each->name(id); // seen only in captures so far
+    if (each->id() == id || capturing) return *each;
   }
   // The destructor of a thread_local object may use a default stream after end_thread() has run. Then this registers
   // end_thread() again.
@@ -130,7 +141,7 @@ stream_timeline& timeline_registry::of_default(stream_kind kind, device where, C
 
 void timeline_registry::cover_own_defaults() noexcept {
   for (auto* each = own_defaults.first(); each; each = each->links_.next) {
-    if (each->epochs().uncovered_frees() > 0) each->record_requested(CU_STREAM_PER_THREAD);
+    if (each->lacks_event()) each->record_requested(CU_STREAM_PER_THREAD);
   }
 }
 
@@ -209,14 +220,15 @@ void timeline_registry::adopt(stream_timeline& timeline, bool promised) noexcept
 }
 
 void timeline_registry::publish_owned(stream_timeline& timeline) noexcept {
-  bool const found_by_handle = timeline.owns_handle() && capture_scopes_ == 0;
+  bool const found_by_handle = timeline.owns_handle() && askers_ == 0;
   owned_handles.put(timeline.handle(), found_by_handle ? &timeline : nullptr);
 }
 
-void timeline_registry::change_capture_scopes(int by) noexcept {
+void timeline_registry::change_askers(int by) noexcept {
+  if (forked()) return;
   sync::lock const held{mutex_};
-  capture_scopes_ += by;
-  bool const hidden = capture_scopes_ > 0;
+  askers_ += by;
+  bool const hidden = askers_ > 0;
   if (owned_handles_hidden.exchange(hidden, std::memory_order_relaxed) == hidden) return;
   for (auto const& each : store_.timelines()) {
     // A handle may have belonged to an earlier stream. So only the timeline that the handle finds now is published.

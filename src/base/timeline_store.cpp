@@ -58,6 +58,7 @@ stream_timeline& timeline_store::make(stream_kind kind, std::uint64_t id, int de
 
 // A timeline with frees that no event covers is never known to be complete, so it is not reused.
 void timeline_store::retire(stream_timeline& dead) noexcept {
+  dead.end();
   if (dead.epochs().uncovered_frees() == 0) return dead_.push_front(dead);
   ++stranded_;
   stranded_bytes_ += dead.epochs().uncovered_bytes();

@@ -34,6 +34,19 @@ bool captures(void* stream) {
   return asked == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+inline constexpr std::size_t awaited_bytes = std::size_t{2} << 20; // of memory whose free waits for the device
+
+// Makes driver calls that the driver allows beside captures only in the relaxed mode.
+template <class Calls> CUresult beside_captures(int ordinal, Calls calls) {
+  device_guard const scope{device{ordinal}};
+  auto const& exchange = driver_api::driver().thread_exchange_stream_capture_mode;
+  auto mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  exchange(&mode);
+  auto const result = calls();
+  exchange(&mode);
+  return result;
+}
+
 bool is_used(std::shared_ptr<gpumem_pool> const& memory) {
   return memory && (memory.use_count() > 1 || memory->statistics().live > 0);
 }
@@ -61,7 +74,6 @@ void torch_mem_pools::retain(id pool, gpumem_callbacks const* segments) {
 }
 
 void torch_mem_pools::begin(id pool, filter serves) {
-  support::scoped_lock const beside_no_end{captures_};
   support::scoped_lock const held{mutex_};
   if (std::ranges::any_of(open_, [&](route const& one) { return one.pool == pool; }))
     throw std::invalid_argument{"beginAllocateToPool: already recording to mempool_id"};
@@ -116,6 +128,7 @@ std::shared_ptr<gpumem_pool> torch_mem_pools::serving(void* stream) {
 // requests, so that captures can use memory that was freed outside a capture.
 std::shared_ptr<gpumem_pool> torch_mem_pools::memory_for(mem_pool& of, void* stream) {
   if (!of.graph && captures(stream)) {
+    prepare_wait();
     auto upstream = of.segments ? make_ordered(of)->resource() : parent_.resource();
     of.graph = std::make_shared<held_pool<graph_resource<any_pool>>>(device_, graph_resource{std::move(upstream)});
   }
@@ -176,50 +189,60 @@ void torch_mem_pools::visit_ranges(std::function<void(id, gpumem_range const&)> 
   }
 }
 
-std::vector<torch_mem_pools::mem_pool> torch_mem_pools::take_ended(id only) {
-  std::vector<mem_pool> ended;
+torch_mem_pools::pool_map torch_mem_pools::take_ended(id only) {
+  support::scoped_lock const held{mutex_};
+  pool_map ended;
+  if (routes()) return ended;
   for (auto at = pools_.begin(); at != pools_.end();) {
-    auto& [pool, one] = *at;
+    auto const here = at++;
+    auto const& [pool, one] = *here;
     bool const asked = only == id{} || only == pool;
-    if (asked && one.uses == 0 && !is_used(one.graph) && !is_used(one.ordered)) {
-      ended.push_back(std::move(one));
-      at = pools_.erase(at);
-    } else {
-      ++at;
-    }
+    if (asked && one.uses == 0 && !is_used(one.graph) && !is_used(one.ordered)) ended.insert(pools_.extract(here));
   }
   count_.store(static_cast<int>(pools_.size()), std::memory_order_relaxed);
   return ended;
 }
 
-// Waits for the device first, since launched graphs may still use their memory. That wait would break a capture, so the
-// lock captures_ is held: no pool can begin to serve a capture meanwhile.
+void torch_mem_pools::put_back(pool_map& ended) noexcept {
+  support::scoped_lock const held{mutex_};
+  pools_.merge(ended);
+  count_.store(static_cast<int>(pools_.size()), std::memory_order_relaxed);
+}
+
+// Launched graphs may still use the memory of their pools, so this waits for the device after the pools are taken.
 bool torch_mem_pools::reclaim(id only) noexcept {
-  std::vector<mem_pool> ended; // destroyed without the locks
-  auto const done = outcome_of([&] {
-    support::scoped_lock const beside_no_begin{captures_};
-    if (routes()) return;
-    {
-      support::scoped_lock const held{mutex_};
-      bool const graphs = std::ranges::any_of(pools_, [](auto const& one) { return one.second.graph != nullptr; });
-      if (!graphs) {
-        ended = take_ended(only);
-        return;
-      }
-    }
-    device_guard const scope{device{device_}};
-    driver_api::check(driver_api::driver().ctx_synchronize(), "cuCtxSynchronize");
-    support::scoped_lock const held{mutex_};
-    ended = take_ended(only);
-  });
-  for (auto const& one : ended) { // gives the memory back after its uses, for which the destructor would not wait
+  auto ended = take_ended(only); // destroyed without the lock
+  bool const graphs = std::ranges::any_of(ended, [](auto const& one) { return one.second.graph != nullptr; });
+  if (graphs && outcome_of([&] { wait_for_device(); }) != GPUMEM_GRANTED) put_back(ended);
+  for (auto const& [pool, one] :
+       ended) { // gives the memory back after its uses, for which the destructor would not wait
     if (!one.ordered || one.unsplit) continue;
     outcome_of([&] {
       one.ordered->synchronize(std::chrono::seconds{1});
       one.ordered->trim(0);
     });
   }
-  return done == GPUMEM_GRANTED && !ended.empty();
+  return !ended.empty();
+}
+
+// Frees memory of the driver, for which the driver waits until all work of the device is complete. cuCtxSynchronize
+// would end each capture, also that of a library which gpumem does not know. The memory is allocated beforehand, while
+// the device has some.
+void torch_mem_pools::wait_for_device() {
+  prepare_wait();
+  CUdeviceptr const freed = waited_by_.exchange(0);
+  if (freed == 0) throw std::bad_alloc{};
+  driver_api::check(beside_captures(device_, [freed] { return driver_api::driver().mem_free(freed); }), "cuMemFree");
+  prepare_wait();
+}
+
+void torch_mem_pools::prepare_wait() {
+  if (waited_by_.load() != 0) return;
+  CUdeviceptr made = 0, none = 0;
+  auto const result =
+      beside_captures(device_, [&made] { return driver_api::driver().mem_alloc(&made, awaited_bytes); });
+  if (result != CUDA_SUCCESS || waited_by_.compare_exchange_strong(none, made)) return;
+  beside_captures(device_, [made] { return driver_api::driver().mem_free(made); }); // another thread was faster
 }
 
 // Allocates without the lock, since functions of the caller may wait for a thread that frees a block.

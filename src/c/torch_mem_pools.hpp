@@ -102,16 +102,20 @@ private:
   mem_pool& add_use(id pool, gpumem_callbacks const* segments) __attribute__((requires_capability(mutex_)));
   std::shared_ptr<gpumem_pool> memory_for(mem_pool& of, void* stream) __attribute__((requires_capability(mutex_)));
   std::unique_ptr<gpumem_pool> make_ordered(mem_pool const& of) const;
-  std::vector<mem_pool> take_ended(id only) __attribute__((requires_capability(mutex_)));
+  using pool_map = std::map<id, mem_pool>;
+  pool_map take_ended(id only);
+  void put_back(pool_map& ended) noexcept;
+  void wait_for_device();
+  void prepare_wait();
 
   int const device_;
   gpumem_pool& parent_;
   torch_limit& limit_;
   std::atomic<int> count_{0};
   std::atomic<int> routes_{0};
-  support::guarded_mutex captures_; // held while a pool begins to serve, and while graph memory is reclaimed
+  std::atomic<unsigned long long> waited_by_{0}; // memory whose free waits for the device; 0: none yet
   support::guarded_mutex mutex_;
-  std::map<id, mem_pool> pools_ __attribute__((guarded_by(mutex_)));
+  pool_map pools_ __attribute__((guarded_by(mutex_)));
   std::list<route> open_ __attribute__((guarded_by(mutex_))); // the pool that began last comes first
   // Never removed: memory may go back through these functions after its pool has ended.
   std::list<limited_segments> segments_ __attribute__((guarded_by(mutex_)));

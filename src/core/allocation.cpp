@@ -23,6 +23,7 @@ namespace {
 // Waits on the host for the stream's work. Throws nothing: if the driver cannot wait for the stream, the stream runs no
 // work any more.
 void wait_for(stream_ref used, device where) noexcept {
+  if (where.lost()) return;
   try {
     device_guard const scope{where};
     identify(used, where).wait_on_host();

@@ -209,6 +209,7 @@ void reactor::expire() noexcept {
 
 void reactor::round(sync::time_point begin) {
   rounds_.fetch_add(1, std::memory_order_relaxed);
+  if (notice_reset(device_.ordinal())) return fail_all_lost();
   bool const due = begin >= due_;
   auto const quiet_since = quiet_since_; // waits that are added during poll() change the member
   if (due) {

@@ -26,8 +26,8 @@ const allocation* take(simulation& device, memory_kind kind, std::size_t bytes, 
   return made;
 }
 
-/// Frees as the driver does: first waits for all work of the context. Programs must not rely on that wait, so for the
-/// checker the wait does not order the host after the work.
+/// Frees as the driver does: first waits for all work of the context. Programs must not rely on that wait for the freed
+/// memory, so for the checker it orders the host after the work only once the memory is freed.
 CUresult give_back(simulation& device, std::uint64_t address, bool host_kind, const char* call)
     __attribute__((requires_capability(simulation_mutex))) {
   const allocation* held = device.allocations.find(address);
@@ -35,12 +35,15 @@ CUresult give_back(simulation& device, std::uint64_t address, bool host_kind, co
       held->kind == memory_kind::registered)
     return CUDA_ERROR_INVALID_VALUE;
   ++device.implicit_waits;
+  vector_clock seen = held->home->ended;
+  for (const stream_ptr& on : held->home->streams) seen.join(on->order);
   if (const CUresult result = device.wait_for_all(*held->home, call); result != CUDA_SUCCESS) return result;
   held = device.allocations.find(address);
   if (held == nullptr) return CUDA_ERROR_INVALID_VALUE;
   device.order.gone(device.host_point(call), address, held->granted, true);
   if (held->kind == memory_kind::managed) device.advice.forget(address, held->granted);
   device.allocations.release(address);
+  device.host.join(seen);
   return CUDA_SUCCESS;
 }
 

@@ -1,5 +1,5 @@
 // handle_table: handles of objects. The value of a freed handle is reused immediately: the next object gets the value
-// that was freed last.
+// that was freed last. The values of objects that ended with their context are not reused.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -48,6 +48,9 @@ public:
     place->object.reset();
     free_.push_back(place);
   }
+
+  /// Destroys an object with its context. Its handle stays destroyed, so that each later use of it is found.
+  void end(const void* handle) { index_.at(handle)->object.reset(); }
 
   /// Destroys all objects. Later handles get the same values, in the same order, as the first handles of this table.
   void clear() {

@@ -274,10 +274,10 @@ void simulation::destroy(context& home) {
     dead.push_back(e.handle);
     if (e.last) e.last->never = false; // ends waits for this record
   });
-  for (const void* handle : dead) events.erase(handle);
+  for (const void* handle : dead) events.end(handle);
   for (const stream_ptr& on : home.streams) {
     on->queue.clear();
-    if (on->handle != nullptr && on->alive) streams.erase(on->handle);
+    if (on->handle != nullptr && on->alive) streams.end(on->handle);
     on->alive = false;
     host.join(on->order);
     retired_.push_back(on);

@@ -212,7 +212,9 @@ void async_state::record_free(freed_stream& freed, stream_key const& key, CUstre
   check(where().interpret(driver().event_record(freed.event->handle, on)), "cuEventRecord");
   // If another thread has begun a capture on the stream meanwhile, the event may belong to its graph, and then does not
   // show when the free has run.
-  if (is_capturing(on)) free_without_event_.store(true, std::memory_order_relaxed);
+  if (!is_capturing(on)) return;
+  free_without_event_.store(true, std::memory_order_relaxed);
+  give_event(std::exchange(freed.event, nullptr));
 }
 
 bool async_state::wait_for_frees() noexcept {

@@ -27,9 +27,11 @@ namespace gpumem::detail {
 
 expected<void*, failure> source_state::try_allocate(stream_key const& key, std::size_t bytes,
                                                     std::size_t alignment) noexcept {
-  if (!key.capturing()) run_deferred_frees(key);
+  bool const capturing = key.asked().capturing();
+  if (!capturing) run_deferred_frees(key);
   auto const padding = alignment > natural_ ? alignment - natural_ : 0;
-  auto base = allocate_memory(key, bytes + padding, alignment);
+  auto base = capturing ? unexpected<failure>{failure{outcome::capture_unsupported, 0, bytes}}
+                        : allocate_memory(key, bytes + padding, alignment);
   if (base) {
     auto const address = reinterpret_cast<std::uintptr_t>(*base);
     auto* const pointer = reinterpret_cast<void*>((address + alignment - 1) & ~(alignment - 1));
@@ -176,6 +178,7 @@ std::optional<CUstream> usable_handle(stream_key const& key) noexcept {
 // adopted, the driver is not asked here. It was asked when the key got its handle, as in identify(), and this function
 // is not called for a key that captures.
 CUresult refuse_capture(stream_key const& key, CUstream on) noexcept {
+  if (auto const loss = lost_error_of(key.timeline().device()); loss != CUDA_SUCCESS) return loss;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   bool const known = key.has_handle() && !key.timeline().owns_handle();
   auto const result = known ? CUDA_SUCCESS : driver().stream_is_capturing(on, &status);

@@ -39,6 +39,30 @@ TEST_F(torch_captures, captures_get_memory_that_stays) {
   for (auto* const each : graphs) destroy_graph(each);
 }
 
+// Another library captures meanwhile, on a stream of its own. A graph may still use the memory: the call waits for it.
+TEST_F(torch_captures, end_of_graph_memory_waits_for_the_device_and_ends_no_capture) {
+  begin(first);
+  begin_capture();
+  free_block(block(4 * mib));
+  destroy_graph(end_capture());
+  end(first);
+  release(first);
+  auto* const other = make_stream(device);
+  for (auto const mode :
+       {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
+    ASSERT_EQ(driver<decltype(&cuStreamBeginCapture)>("cuStreamBeginCapture_v2")(other, mode), CUDA_SUCCESS);
+    simulator::work(stream, {}, milliseconds{1});
+    empty_cache();
+    if (mode == CU_STREAM_CAPTURE_MODE_GLOBAL) {
+      EXPECT_EQ(simulator::run_until_idle(), 0u) << "the work may use the graph memory";
+    }
+    CUgraph graph = nullptr;
+    EXPECT_EQ(driver<decltype(&cuStreamEndCapture)>("cuStreamEndCapture")(other, &graph), CUDA_SUCCESS);
+    destroy_graph(graph);
+  }
+  destroy(other);
+}
+
 // As with graph_capture_record_stream_reuse of PyTorch.
 TEST_F(torch_captures, blocks_with_recorded_streams_are_used_again_in_the_order_of_the_graph) {
   auto* const side = make_stream(device);

@@ -61,6 +61,19 @@ TEST_F(context, reset_of_the_device_kills_streams_events_and_memory) {
   EXPECT_EQ(cu().free(address(memory)), CUDA_ERROR_INVALID_VALUE);
 }
 
+TEST_F(context, handles_from_before_a_reset_name_no_later_object) {
+  const CUstream s = new_stream();
+  const CUevent e = new_event();
+  EXPECT_EQ(cu().reset(0), CUDA_SUCCESS);
+  CUcontext again = nullptr;
+  ASSERT_EQ(cu().retain(&again, 0), CUDA_SUCCESS);
+  EXPECT_NE(new_stream(), s);
+  EXPECT_NE(new_event(), e);
+  EXPECT_EQ(cu().stream_query(s), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(cu().event_query(e), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(simulator::take_findings().size(), 2u);
+}
+
 TEST_F(context, reset_of_the_device_ends_waits_with_an_error) {
   simulator::options patient = stepped_by_hand();
   patient.stall_timeout = 1min;

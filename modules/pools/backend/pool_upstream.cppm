@@ -36,7 +36,7 @@ public:
   /// other device. Otherwise serves() asks the upstream about the devices that are not included.
   std::uint64_t devices() const noexcept;
   /// Returns whether work of the stream may use the memory of this object, whose devices() do not include the stream's.
-  inline bool serves(stream_key const& key) const noexcept { return !paged() && serves_stream(services_, key); }
+  inline bool serves(stream_key const& key) const noexcept { return !paged() && serves_stream(calls_.get(), key); }
   /// Lets another device use the pages of all objects that make_pages() makes from now on.
   void add_peer(gpumem::device peer) { paged_->options.peers.push_back(peer); }
   /// Makes the object that maps the pages of one shard. Throws what the constructor of virtual_pages throws.

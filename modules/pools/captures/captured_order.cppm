@@ -51,6 +51,8 @@ public:
   /// Notes that the calling thread requests memory on the stream. Returns the id of the stream's capture; 0 if the
   /// stream does not capture. Throws std::bad_alloc.
   std::uint64_t note_request(stream_key const& key);
+  /// Notes that the stream is dead, so that the capture in which it was seen last has ended.
+  void leave(stream_timeline& dead) noexcept;
   /// Returns whether the calling thread has made the newest request of this capture, and the capture is not known to
   /// have ended.
   bool is_worked_on_here(std::uint64_t capture) const noexcept;

@@ -27,8 +27,8 @@ public:
   ~graph_uses();
 
   /// Notes that the calling thread requests memory on the stream. Returns the id of the stream's capture; 0 if the
-  /// stream does not capture. Until the end of this object it keeps the stream's timeline, the library's record of the
-  /// stream. So no other stream gets that timeline after the end of this one. Throws std::bad_alloc.
+  /// stream does not capture. Keeps the stream's timeline, the library's record of the stream, as long as the stream
+  /// lives or a block names it. So no other stream gets that timeline after the end of this one. Throws std::bad_alloc.
   std::uint64_t note_request(stream_key const& key);
   /// Notes in which capture a block was allocated; 0: in none. If the host has no memory for the note, the block counts
   /// as allocated in none.
@@ -57,6 +57,7 @@ public:
 
 private:
   void keep_timeline(stream_timeline& timeline);
+  void drop_dead_timelines();
   std::uint64_t capture_of(block const& live) const noexcept;
   void drop_unused_ends();
 

@@ -37,7 +37,7 @@ struct capture_place {
 // stream that may be destroyed at any time, the key says whether it captured when the pool was called. Such a stream is
 // asked about again only if it captured then.
 bool may_ask(stream_key const& key) {
-  if (!key.has_handle() || !driver_alive()) return false;
+  if (!key.has_handle() || !key.timeline().is_usable()) return false;
   switch (key.timeline().kind()) {
   case stream_kind::own:
   case stream_kind::adopted: return true;
@@ -141,6 +141,14 @@ captured_order::position* captured_order::enter(stream_timeline& timeline, std::
     known->second.era_ = era_;
   }
   return &known->second;
+}
+
+void captured_order::leave(stream_timeline& dead) noexcept {
+  auto const known = streams_.find(&dead);
+  if (known == streams_.end()) return;
+  auto const ended = known->second.capture_;
+  streams_.erase(known);
+  close(ended);
 }
 
 // Notes the end of a capture. If no capture is open any more, all uses that have ended so far come before the captures

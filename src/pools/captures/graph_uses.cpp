@@ -82,7 +82,30 @@ std::uint64_t graph_uses::note_request(stream_key const& key) {
 }
 
 void graph_uses::keep_timeline(stream_timeline& timeline) {
-  if (timelines_.insert(&timeline).second) timeline.retain();
+  if (timelines_.contains(&timeline)) return;
+  drop_dead_timelines();
+  timelines_.insert(&timeline);
+  timeline.retain();
+}
+
+// Lets go of the timelines of dead streams that no block names. Otherwise a program that captures on a new stream each
+// time would keep a timeline for each. The captures in which these streams took part have ended.
+void graph_uses::drop_dead_timelines() {
+  if (std::ranges::none_of(timelines_, &stream_timeline::is_dead)) return;
+  std::set<stream_timeline const*> named;
+  chunks_.visit([&](chunk const& each) {
+    each.visit([&](block const& one) {
+      if (one.is_live()) named.insert(one.stream);
+      for (auto const& use : one.uses) named.insert(use.timeline);
+    });
+  });
+  std::erase_if(timelines_, [&](stream_timeline* each) {
+    if (!each->is_dead()) return false;
+    order_.leave(*each);
+    if (named.contains(each)) return false;
+    each->release();
+    return true;
+  });
 }
 
 stream_timeline* graph_uses::find_stream(std::uint64_t id) const noexcept {

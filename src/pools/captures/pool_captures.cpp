@@ -96,13 +96,13 @@ open_capture::open_capture(pool_captures& in, void const* pool, graph_memory& me
   in_.memories().add(memory);
   in_.open(*this);
   key_.timeline().retain();
-  timeline_registry::instance().open_capture_scope();
+  timeline_registry::instance().begin_asking();
 }
 
 // Does nothing in a forked child: the threads that hold the locks may not exist there.
 open_capture::~open_capture() {
   if (forked()) return;
-  timeline_registry::instance().close_capture_scope();
+  timeline_registry::instance().end_asking();
   key_.timeline().release();
   in_.close(*this);
 }

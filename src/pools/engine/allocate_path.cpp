@@ -36,7 +36,7 @@ namespace gpumem::detail {
 
 expected<void*, failure> allocate_path::allocate(stream_key const& key, size_class size, std::size_t bytes,
                                                  std::size_t alignment) noexcept {
-  auto const result = try_allocate(key, size, bytes, alignment);
+  auto const result = try_allocate(key.asked(), size, bytes, alignment);
   if (!result && result.error().reason == outcome::exhausted && !parts_.options.failure_report.empty() &&
       key.queues() == queueing::none) [[unlikely]]
     append_failure_report(parts_, frees_, result.error());
@@ -46,6 +46,8 @@ expected<void*, failure> allocate_path::allocate(stream_key const& key, size_cla
 [[gnu::always_inline]] inline expected<void*, failure>
 allocate_path::try_allocate(stream_key const& key, size_class size, std::size_t bytes, std::size_t alignment) noexcept {
   allocation_request request{key, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_index()};
+  if (key.capturing()) [[unlikely]]
+    return fail(request, outcome::capture_unsupported);
   if (parts_.mode.near_limit()) [[unlikely]]
     request.drop_rounding(parts_.smallest_block);
   if (!parts_.serves(key)) [[unlikely]] {

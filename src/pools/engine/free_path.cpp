@@ -62,7 +62,9 @@ void free_path::report_unopened(stream_key const& key, void* pointer, std::optio
 }
 
 free_result free_path::free_uncached(free_call const& call, shard_list::lookup const& seen) noexcept {
-  return free_to_shard(call, seen) ? free_result::done : free_with_all_locks(call);
+  auto const key = call.key.asked();
+  free_call const asked{key, call.pointer, call.bytes, call.use};
+  return free_to_shard(asked, seen) ? free_result::done : free_with_all_locks(asked);
 }
 
 // Frees under the lock of the block's shard only. Returns false, and frees nothing, if the call needs the locks of all

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
-#include <optional>
 #include <utility>
 module gpumem:deferred_frees.impl;
 import :deferred_frees;
@@ -17,8 +16,15 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
+// The capturing stream comes after the work of the stream for which the block was allocated, but may be destroyed
+// without an event. So if that other stream lives, its work becomes a use of its own.
 void deferred_frees::add(block& freed, stream_key const& key) noexcept {
   freed.set_state(block_state::deferred);
+  if (freed.stream == &key.timeline()) {
+    freed.stream->owe_event();
+  } else if (freed.stream->owns_handle()) {
+    freed.uses.add({freed.stream, freed.stream->current_epoch()}); // a block has at most three recorded uses
+  }
   freed.stream = &key.timeline();
   freed.stream->retain();
   freed.next = std::exchange(first_, &freed);
@@ -26,20 +32,25 @@ void deferred_frees::add(block& freed, stream_key const& key) noexcept {
   parts_.notify();
 }
 
+// A block with four open uses stays deferred until one of them is complete.
 void deferred_frees::run_all(stream_key const* now) noexcept {
-  while (auto* const freed = first_) {
-    first_ = freed->next;
-    auto& timeline = *freed->stream;
+  for (auto* at = std::exchange(first_, nullptr); at;) {
+    auto& freed = *at;
+    at = freed.next;
+    auto& timeline = *freed.stream;
     bool const given = now && &now->timeline() == &timeline && now->has_handle();
     auto const ended = !timeline.is_mortal() ? timeline.current_epoch()
-                       : given               ? now->end_use(freed->bytes, true)
-                                             : timeline.end_use(std::nullopt, freed->bytes, false);
-    parts_.rules.prune(freed->uses);
-    freed->uses.add({&timeline, ended});
-    timeline.release();
-    frees_.free_block(*freed);
+                       : given               ? now->end_use(freed.bytes, true)
+                                             : timeline.end_use_in_capture();
+    parts_.rules.prune(freed.uses);
+    if (freed.uses.add({&timeline, ended})) {
+      timeline.release();
+      frees_.free_block(freed);
+    } else {
+      freed.next = std::exchange(first_, &freed);
+    }
   }
-  parts_.mode.set_deferred_frees(false);
+  parts_.mode.set_deferred_frees(any());
   parts_.notify();
 }
 

@@ -51,16 +51,6 @@ std::optional<device> device_for(pool_engine& engine) {
   throw std::invalid_argument{"gpumem: a pool cannot be hardened over memory that neither host nor device can touch"};
 }
 
-// Returns whether the stream captures a graph; true also if the driver's query fails. If gpumem owns or has adopted the
-// stream, the key knows only captures that were begun through gpumem. So this function asks the driver, which knows all
-// captures. For other streams the key has the driver's answer already.
-bool captures(stream_key const& key) noexcept {
-  if (key.capturing() || key.is_host() || !key.has_handle() || !key.timeline().owns_handle()) return key.capturing();
-  try {
-    return is_capturing(key.handle());
-  } catch (...) { return true; }
-}
-
 } // namespace
 
 hardening::hardening(pool_engine& engine, void (*ended)(void* state) noexcept, void* state)
@@ -71,7 +61,7 @@ hardening::hardening(pool_engine& engine, void (*ended)(void* state) noexcept, v
 expected<void*, failure> hardening::try_allocate(stream_key const& key, std::size_t bytes,
                                                  std::size_t alignment) noexcept {
   auto const refuse = [bytes](outcome why, int code = 0) { return unexpected<failure>{failure{why, code, bytes}}; };
-  bool const capturing = captures(key);
+  bool const capturing = key.asked().capturing();
   if (engine_.lost()) return refuse(outcome::device_lost, engine_.where()->lost_error());
   if (capturing) return refuse(outcome::capture_unsupported);
   expected<void*, failure> result = refuse(outcome::exhausted);
@@ -202,7 +192,7 @@ void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
   auto const& granted_use = freed.granted_use;
   bool const after = !granted_use.timeline || granted_use.completed() ||
                      timeline.ordered_after(*granted_use.timeline, granted_use.newest);
-  bool const capturing = captures(key);
+  bool const capturing = key.asked().capturing();
   if ((after || freed.only_guards_filled) && !capturing && !freed.has_recorded_uses && may_touch(key)) {
     auto const runs = freed.inside(layout_);
     freed.poisoned = fill(key, runs[0], fill_pattern::poison) && fill(key, runs[1], fill_pattern::poison);

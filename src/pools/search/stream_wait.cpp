@@ -27,7 +27,7 @@ struct goal {
 
 goal goal_of(stream_timeline& timeline) noexcept {
   if (!timeline.is_mortal()) return {&timeline, timeline.current_epoch(), true};
-  bool const all = timeline.epochs().uncovered_frees() == 0;
+  bool const all = !timeline.lacks_event();
   if (!all) timeline.cover_request().raise();
   return {&timeline, timeline.newest_recorded(), all};
 }
