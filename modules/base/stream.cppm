@@ -176,6 +176,14 @@ inline CUstream moved_from_handle() noexcept {
 }
 } // namespace detail
 
+/// Records an event on the stream, unless one covers all earlier frees on it already. gpumem neither keeps nor uses the
+/// handle of a stream that it neither made nor adopted, so only a call that is given the handle can do that. Without
+/// the event, a pool that has lost its last handle may keep memory that was freed on the stream. Call it before the
+/// last handle goes, or before the stream is destroyed. It serves all pools. Does nothing for streams on which gpumem
+/// needs no such call. Throws cuda_error, std::bad_alloc, and acquire_error with outcome::capture_unsupported if the
+/// stream captures. Any thread.
+export void cover_frees(stream_ref stream);
+
 /// A stream that gpumem makes: non-blocking, taken from a pool of streams and returned there by the destructor. The
 /// CUDA stream is never destroyed before process exit. So its handle identifies it, and such a stream is the fastest to
 /// look up.

@@ -19,9 +19,14 @@ namespace gpumem::detail {
 export class timeline_registry;
 export class timeline_store;
 
-// Set once dead (destroyed) streams have left too many frees that no event covers (timeline_store.cpp has the limits).
-// From then on, each free on a mortal stream (one that may die at any time) records an event.
-inline constinit std::atomic<bool> lost_events_seen{false};
+// Why each free on a mortal stream (one that may die at any time) records an event: too many frees that no event covers
+// keep memory of dead (destroyed) streams, or of closed pools. timeline_store.cpp and deferred_release.cpp have the
+// limits.
+export enum class uncovered_memory : std::uint8_t { dead_streams = 1, closed_pools = 2 };
+// The reasons that hold now, as a sum.
+inline constinit std::atomic<std::uint8_t> uncovered_memory_seen{0};
+// Notes that a reason holds, or holds no more.
+export void note_uncovered_memory(uncovered_memory of, bool much) noexcept;
 // Called after the event that cover_request() requests was recorded; initially null.
 inline constinit std::atomic<void (*)() noexcept> on_requested_recorded{nullptr};
 
@@ -68,13 +73,13 @@ public:
 
   // Ends a use on a mortal stream: returns the epoch with which the caller tags the memory. Records the last event at
   // each of the stream's first 64 frees, then more and more rarely, down to every 64th free and every 64 MiB. Records
-  // always if `always`, or once lost_events_seen is set. `caller_handle`: the handle, if the call got it; without it no
+  // always if `always`, or while uncovered_memory_seen is not 0. `caller_handle`: the handle, if the call got it; without it no
   // event is recorded. Allocates no host memory. The epoch is read before the free is counted. So the event after which
   // this free no longer counts as uncovered also covers this epoch.
   [[gnu::always_inline]] inline epoch end_use(std::optional<CUstream> caller_handle, std::size_t bytes,
                                               bool always) noexcept {
     auto const e = epochs_.current();
-    bool const due = always || lost_events_seen.load(std::memory_order_relaxed);
+    bool const due = always || uncovered_memory_seen.load(std::memory_order_relaxed) != 0;
     if (due || !epochs_.count_silent(bytes)) [[unlikely]]
       return end_use_with_event(e, caller_handle, bytes);
     return e;
@@ -109,9 +114,9 @@ public:
   // Requests an event that covers all frees so far, because their memory can be reused or given back only after it. The
   // next call of any kind that gets the stream's handle calls record_requested().
   inline request_flag& cover_request() noexcept { return cover_request_; }
-  // Records the event that cover_request() asks for, drops the request, and calls `on_requested_recorded`. If the
-  // stream captures, the request stays.
-  void record_requested(CUstream caller_handle) noexcept;
+  // Records the event that cover_request() asks for, drops the request, and calls `on_requested_recorded`. Returns
+  // false, and keeps the request, if no event was recorded, for instance since the stream captures.
+  bool record_requested(CUstream caller_handle) noexcept;
   // Requests an event of the current epoch, so that other streams can reuse the memory that was freed in it. The next
   // free that gets the stream's handle records the event.
   inline request_flag& event_request() noexcept { return event_request_; }

@@ -211,6 +211,17 @@ CUresult stream_key::wait_on_host() const noexcept {
   return detail::interpret(timeline_->device(), result);
 }
 
+void cover_frees(stream_ref stream) {
+  detail::throw_if_child();
+  auto const key = identify(stream);
+  auto& timeline = key.timeline();
+  if (!timeline.is_mortal() || timeline.epochs().uncovered_frees() == 0) return;
+  if (key.capturing()) throw_failure({outcome::capture_unsupported, 0, 0});
+  if (timeline.record_requested(key.handle())) return;
+  check(detail::lost_error_of(timeline.device()), "cuEventRecord");
+  throw_failure({outcome::capture_unsupported, 0, 0}); // another thread has begun a capture meanwhile
+}
+
 stream::stream(detail::stream_timeline& timeline, bool owned) noexcept
     : stream_ref{timeline.handle()}, timeline_{&timeline}, owned_{owned} {}
 

@@ -38,6 +38,15 @@ void query_legacy(stream_timeline& legacy) noexcept {
 
 } // namespace
 
+void note_uncovered_memory(uncovered_memory of, bool much) noexcept {
+  auto const bit = static_cast<std::uint8_t>(of);
+  if (much) {
+    uncovered_memory_seen.fetch_or(bit, std::memory_order_relaxed);
+  } else {
+    uncovered_memory_seen.fetch_and(static_cast<std::uint8_t>(~bit), std::memory_order_relaxed);
+  }
+}
+
 epoch stream_timeline::end_use_with_event(epoch e, std::optional<CUstream> caller_handle, std::size_t bytes) noexcept {
   if (auto const covers = final_epoch_.load(std::memory_order_acquire)) return covers;
   epochs_.count_uncovered(bytes);
@@ -87,13 +96,14 @@ bool stream_timeline::record_last_event(CUstream caller_handle, bool final) noex
   return covers != 0;
 }
 
-void stream_timeline::record_requested(CUstream caller_handle) noexcept {
+bool stream_timeline::record_requested(CUstream caller_handle) noexcept {
   cover_request_.drop(); // a request from here on means later frees
   if (!record_last_event(caller_handle, false)) {
-    if (is_usable()) cover_request_.raise();
-  } else if (auto* const tell = on_requested_recorded.load(std::memory_order_acquire)) {
-    tell();
+    if (is_usable()) cover_request_.raise(); // for the next call that gets the handle
+    return false;
   }
+  if (auto* const tell = on_requested_recorded.load(std::memory_order_acquire)) tell();
+  return true;
 }
 
 void stream_timeline::cover(std::optional<CUstream> caller_handle) noexcept {

@@ -20,8 +20,8 @@ namespace {
 inline constexpr std::size_t wanted_spare_timelines = 2;
 inline constexpr int max_tries = 2; // dead timelines that are tried for a new stream; each try is a poll
 // A dead stream is stranded if no event covers its last frees. These limits are for the number of stranded streams and
-// for the bytes of those frees. When either is reached, lost_events_seen is set. Then each free on a stream that can be
-// destroyed at any time records an event.
+// for the bytes of those frees. When either is reached, each free on a stream that can be destroyed at any time records
+// an event from then on.
 inline constexpr std::size_t max_stranded = 64, max_stranded_bytes = std::size_t{32} << 20;
 
 } // namespace
@@ -63,7 +63,7 @@ void timeline_store::retire(stream_timeline& dead) noexcept {
   ++stranded_;
   stranded_bytes_ += dead.epochs().uncovered_bytes();
   if (stranded_ >= max_stranded || stranded_bytes_ >= max_stranded_bytes) {
-    lost_events_seen.store(true, std::memory_order_relaxed);
+    note_uncovered_memory(uncovered_memory::dead_streams, true);
   }
 }
 

@@ -13,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <utility>
 
@@ -174,6 +175,24 @@ gpumem_outcome gpumem_release(gpumem_pool* pool) noexcept {
   if (gpumem::detail::forked()) return GPUMEM_GRANTED; // the pool belongs to the parent
   if (!gpumem::c::made_pools::instance().drop(*pool)) return GPUMEM_GRANTED;
   outcome_of([&] { delete pool; }); // outcome_of() handles a misuse that the destructor of the pool reports
+  return GPUMEM_GRANTED;
+}
+
+// Covers the streams a second time after the pool has ended: the end completes frees that were made in captures.
+gpumem_outcome gpumem_release_on(gpumem_pool* pool, void* const* streams, size_t count) noexcept {
+  if (!pool) return refuse("gpumem_release_on", no_pool);
+  if (!streams && count > 0) return refuse("gpumem_release_on", "the streams are NULL");
+  if (gpumem::detail::forked()) return GPUMEM_GRANTED;
+  auto const cover_all = [=, device = pool->device()] {
+    return outcome_of([&] {
+      if (!gpumem::driver_api::driver_alive()) return;
+      gpumem::device_guard const here{gpumem::device{device}};
+      for (auto* const each : std::span{streams, count}) gpumem::cover_frees(stream_of(each));
+    });
+  };
+  if (auto const covered = cover_all(); covered != GPUMEM_GRANTED) return covered;
+  gpumem_release(pool);
+  cover_all();
   return GPUMEM_GRANTED;
 }
 

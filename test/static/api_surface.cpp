@@ -41,6 +41,7 @@ using gpumem::capture_scope;
 using gpumem::completion;
 using gpumem::completion_options;
 using gpumem::counter;
+using gpumem::cover_frees;
 using gpumem::cuda_error;
 using gpumem::cuda_resource;
 using gpumem::current_resource;

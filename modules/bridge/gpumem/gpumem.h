@@ -265,8 +265,16 @@ gpumem_outcome gpumem_retain(gpumem_pool* pool) GPUMEM_NOEXCEPT;
 
 /// Drops a reference. After the last one was dropped, the pool gives its memory back once the host has seen all uses
 /// complete; the call does not wait for that. Blocks that are still live stay valid and reserved, and cannot be freed
-/// any more.
+/// any more. Memory that was freed on a stream shortly before may stay until a later call of this library is given the
+/// stream. In all such pools together that is about 64 MiB, or 1/64 of the reserved bytes if that is more; one pool
+/// alone can keep more. gpumem_release_on leaves nothing.
 gpumem_outcome gpumem_release(gpumem_pool* pool) GPUMEM_NOEXCEPT;
+
+/// Drops a reference like gpumem_release, and records an event on each of the streams: those on which blocks of the
+/// pool were freed and that still live. All memory of the pool then goes back once the work of these streams is
+/// complete. If a stream captures, the call drops nothing and returns GPUMEM_CAPTURE_UNSUPPORTED; it can be repeated.
+/// `streams` may be NULL if `count` is 0.
+gpumem_outcome gpumem_release_on(gpumem_pool* pool, void* const* streams, size_t count) GPUMEM_NOEXCEPT;
 
 /// Allocates memory. Work that is enqueued on the stream from now on may use it. 0 bytes give NULL. The alignment may
 /// be any power of two.

@@ -138,6 +138,15 @@ public:
     if (handle_) gpumem_release(handle_);
   }
 
+  /// Gives up this object's share of the pool, as its destructor does, and leaves it as after a move. Before, records
+  /// an event on each of the streams, so that no memory that was freed on them stays: see gpumem_release_on. If a
+  /// stream captures, throws acquire_error with outcome::capture_unsupported and gives up nothing.
+  template <class... Streams> void release_on(Streams const&... streams) {
+    void* const handles[] = {stream_handle{streams}.value()..., nullptr};
+    detail::require(gpumem_release_on(handle_, handles, sizeof...(streams)));
+    handle_ = nullptr;
+  }
+
   /// Allocates memory. Work that is enqueued on the stream from now on may use it. 0 bytes give null. The alignment is
   /// a power of two.
   [[nodiscard]] void* allocate(stream_handle stream, std::size_t bytes, std::size_t alignment = GPUMEM_ALIGNMENT) {

@@ -103,6 +103,7 @@ def _declare(lib):
         "gpumem_make_pool": (code, [code, ctypes.c_char_p, ctypes.POINTER(pointer)]),
         "gpumem_retain": (code, [pointer]),
         "gpumem_release": (code, [pointer]),
+        "gpumem_release_on": (code, [pointer, ctypes.POINTER(pointer), size]),
         "gpumem_allocate": (code, [pointer, pointer, size, size, ctypes.POINTER(pointer)]),
         "gpumem_allocate_sync": (code, [pointer, size, size, ctypes.POINTER(pointer)]),
         "gpumem_acquire": (code, [pointer, pointer, size, size, ctypes.c_uint64, ctypes.POINTER(pointer)]),

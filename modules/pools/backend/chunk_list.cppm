@@ -33,6 +33,7 @@ public:
   [[clang::requires_capability(all_shards)]] void begin_release(std::size_t bytes) noexcept {
     reserved_ -= bytes;
     releasing_ += bytes;
+    reserved_by_all_.fetch_sub(bytes, std::memory_order_relaxed);
   }
   [[clang::requires_capability(all_shards)]] void end_release(std::size_t bytes) noexcept { releasing_ -= bytes; }
   /// Counts bytes that the upstream has given.
@@ -48,6 +49,8 @@ public:
   [[clang::requires_shared_capability(all_shards)]] inline std::size_t reserved_in_all() const noexcept {
     return reserved_in_all_;
   }
+  /// Returns the bytes that all pools of the process have reserved now. Any thread.
+  static std::size_t reserved_by_all_pools() noexcept { return reserved_by_all_.load(std::memory_order_relaxed); }
   /// Returns the limit; 0 if there is none. Any thread.
   inline std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
   void set_limit(std::size_t bytes) noexcept { limit_.store(bytes, std::memory_order_relaxed); }
@@ -84,6 +87,7 @@ public:
   }
 
 private:
+  static inline constinit std::atomic<std::size_t> reserved_by_all_{0};
   std::vector<std::unique_ptr<chunk>> chunks_ __attribute__((guarded_by(all_shards))); // sorted by address
   std::atomic<std::size_t> limit_;
   std::size_t const chunk_bytes_;

@@ -27,7 +27,13 @@ public:
   [[clang::requires_capability(one_shard, all_shards)]] expected<void*, failure> allocate(allocation_request& request,
                                                                                           failure const& why);
 
+  /// Gives back memory of closed pools of the device, if `why`, a failure of the upstream, says that the device has no
+  /// memory left. Returns whether any went back. Unlocks the shards meanwhile.
+  [[clang::requires_capability(one_shard, all_shards)]] bool release_closed_pools(failure const& why) noexcept;
+
 private:
+  [[clang::requires_capability(one_shard, all_shards)]] expected<void*, failure>
+  grow_or_search(allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] void flush();
   [[clang::requires_capability(one_shard, all_shards)]] expected<void*, failure>
   grow_in_place(allocation_request const& request);

@@ -117,6 +117,10 @@ public:
   std::string describe_memory() { return detail::describe_memory(parts_, frees_); }
 
   std::size_t trim(std::size_t keep);
+  /// Gives back all free memory whose uses are complete, as trim() does, and returns the bytes.
+  std::size_t give_back() noexcept;
+  /// Returns the reserved bytes.
+  std::size_t reserved() noexcept;
   /// Gets memory from the upstream until `bytes` are reserved, and returns the bytes that it got. Throws
   /// std::bad_alloc, and the exception of `throw_failure` for a failure of the upstream.
   std::size_t reserve(std::size_t bytes);

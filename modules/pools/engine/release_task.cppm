@@ -48,12 +48,18 @@ private:
   // The reason why a pass has left memory that should go back. `open_events`: streams use it, and polls of their events
   // will show the end. `uses_without_event`: streams use it, and have no event that shows the end.
   enum class held_by { nothing, open_events, uses_without_event };
+  // What a thread does after a pass of a closed pool, without the locks.
+  enum class next_step { nothing, retry, end };
   void expire() noexcept override;
+  [[clang::requires_capability(one_shard, all_shards)]] next_step after_closed_pass(held_by kept) noexcept;
+  void take(next_step step) noexcept;
+  [[clang::requires_shared_capability(all_shards)]] std::size_t kept_bytes() const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] held_by release_pass() noexcept;
   [[clang::requires_shared_capability(all_shards)]] inline bool is_beyond_threshold() const noexcept {
     return parts_.chunks.reserved() > parts_.options.release_threshold;
   }
   std::vector<stream_timeline*> streams_without_event() override;
+  given_back give_back() noexcept override;
 
   pool_parts& parts_;
   shard_frees& frees_;

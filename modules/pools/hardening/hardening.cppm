@@ -102,6 +102,7 @@ private:
   void close() noexcept;
   void expire() noexcept override;
   std::vector<stream_timeline*> streams_without_event() override;
+  given_back give_back() noexcept override;
   bool may_advance() noexcept;
   bool end_if_empty() noexcept;
 

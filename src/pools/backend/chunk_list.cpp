@@ -45,6 +45,7 @@ chunk& chunk_list::add(void* base, std::size_t bytes) {
 void chunk_list::add_reserved(std::size_t bytes) noexcept {
   reserved_ += bytes;
   reserved_in_all_ += bytes;
+  reserved_by_all_.fetch_add(bytes, std::memory_order_relaxed);
   peak_ = std::max(peak_, reserved_ + releasing_);
 }
 

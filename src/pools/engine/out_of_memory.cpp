@@ -12,6 +12,8 @@ import :backoff;
 import :block;
 import :chunk;
 import :chunk_list;
+import :deferred_release;
+import :device;
 import :error;
 import :eviction_wait;
 import :pool_backend;
@@ -29,13 +31,17 @@ import :thread_caches;
 import :tuning;
 
 namespace gpumem::detail {
-// Empties the thread caches and searches again: first as usual, then for memory for which the stream must wait. After
+// Takes memory of closed pools first. Then empties the thread caches and searches again: first as usual, then for memory for which the stream must wait. After
 // that the host waits for streams, and the pool replaces unused memory by new memory. A pool of pages unmaps only as
 // many unused pages as the request needs, so it does that before the host waits. A pool of chunks gives back all unused
 // chunks, so it does that only after the wait.
 expected<void*, failure> out_of_memory::allocate(allocation_request& request, failure const& why) {
   request.growth_failed = true;
   request.drop_rounding(parts_.smallest_block);
+  bool const within_limit = parts_.chunks.headroom() >= request.bytes;
+  if (within_limit && release_closed_pools(why)) {
+    if (auto const grown = grow_or_search(request)) return grown;
+  }
   flush();
   if (auto* const p = allocator_.search_all(request)) return p;
   if (auto* const p = allocator_.search_with_wait(request)) return p;
@@ -46,6 +52,13 @@ expected<void*, failure> out_of_memory::allocate(allocation_request& request, fa
     if (auto* const p = sync_and_retry(request)) return p;
   }
   return grow_in_place(request);
+}
+
+bool out_of_memory::release_closed_pools(failure const& why) noexcept {
+  if (why.reason != outcome::exhausted || !deferred_release::any_closed()) return false;
+  auto const where = parts_.backend.where();
+  all_shards_unlock const during{parts_.shards};
+  return deferred_release::give_back_complete(where ? where->ordinal() : -1);
 }
 
 // Turns the thread caches off and moves their blocks to the free lists. Then waits until no block is evicted: taken out
@@ -75,6 +88,10 @@ expected<void*, failure> out_of_memory::grow_in_place(allocation_request const& 
   }
   if (auto const place = parts_.backend.move_at_limit(request)) return allocator_.commit(request, place);
   parts_.backend.release_for(request);
+  return grow_or_search(request);
+}
+
+expected<void*, failure> out_of_memory::grow_or_search(allocation_request const& request) {
   for (;;) {
     auto const grown = allocator_.grow(request, true);
     if (grown.is_done()) return grown.value();

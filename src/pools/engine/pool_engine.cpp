@@ -7,6 +7,7 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 module gpumem:pool_engine.impl;
@@ -63,7 +64,8 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
     shard.ranges.reserve_metadata(tuning::prepared_blocks, tuning::prepared_streams);
     parts_.caches.ensure_storage(sync::thread_index());
   }
-  auto const missing = parts_.backend.grow_to(bytes, shard);
+  auto missing = parts_.backend.grow_to(bytes, shard);
+  if (!missing && out_of_memory_.release_closed_pools(missing.error())) missing = parts_.backend.grow_to(bytes, shard);
   if (!missing) fail(missing.error());
   if (*missing > 0) frees_.flush_beyond_threshold();
   return *missing;
@@ -88,6 +90,17 @@ std::size_t pool_engine::trim(std::size_t keep) {
   parts_.requests.count_change();
   queue_.wake_next(woken);
   return given;
+}
+
+std::size_t pool_engine::give_back() noexcept {
+  try {
+    return trim(0);
+  } catch (std::bad_alloc const&) { return 0; } // the host has no memory for the polls
+}
+
+std::size_t pool_engine::reserved() noexcept {
+  all_shards_lock const held{parts_.shards};
+  return parts_.chunks.reserved();
 }
 
 void pool_engine::reset_peaks() {

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
+#include <algorithm>
 #include <cstddef>
 #include <new>
 #include <vector>
@@ -15,12 +16,14 @@ import :pass_timer;
 import :pool_backend;
 import :pool_options;
 import :pool_parts;
+import :pool_upstream;
 import :progress_monitor;
 import :request_passes;
 import :reuse_rules;
 import :shard_frees;
 import :shard_list;
 import :stream_timeline;
+import :tuning;
 
 namespace gpumem::detail {
 
@@ -33,31 +36,52 @@ std::size_t release_task::release(std::size_t keep) {
 
 // Runs one pass on the library thread (gpumem's background thread). The pass serves the requests that wait. It gives
 // memory whose uses are complete back to the upstream: what exceeds the release threshold, or all memory of a closed
-// pool. If no event covers the uses of a closed pool's memory, the pass marks their streams, so that a later call on
-// each stream records an event. In that case the next pass starts when one of these events was recorded.
+// pool.
 void release_task::expire() noexcept {
   requests_.run();
-  bool done = false, answered_meanwhile = false;
+  auto step = next_step::nothing;
   {
     all_shards_lock const held{parts_.shards};
     parts_.passes.begin_pass();
     bool const closed = parts_.backend.closed();
     auto const kept = closed || is_beyond_threshold() ? release_pass() : held_by::nothing;
     parts_.passes.end_pass();
-    done = parts_.backend.closed() && parts_.chunks.empty();
     bool const looks_on = (is_beyond_threshold() && !parts_.passes.gives_up()) || monitor_.needs_pass();
-    bool const more = parts_.backend.closed() ? !done : looks_on;
-    bool const now = !process_is_exiting() && (kept != held_by::uses_without_event || !parts_.backend.closed());
-    if (more && now) parts_.passes.schedule();
-    if (now) monitor_.schedule_stall_check();
-    if (more && !now && parts_.backend.closed()) {
-      defer_release();
-      request_events();
-      answered_meanwhile = !process_is_exiting() && reuse_rules::may_complete(parts_.everywhere());
+    if (parts_.backend.closed()) {
+      step = after_closed_pass(closed ? kept : held_by::open_events); // if it was closed meanwhile, a pass must follow
+    } else if (!process_is_exiting()) {
+      if (looks_on) parts_.passes.schedule();
+      monitor_.schedule_stall_check();
     }
   }
-  if (answered_meanwhile) return retry_releases();
-  if (done) owner_.destroy();
+  take(step);
+}
+
+// If no event covers uses of the memory that is left, marks their streams, so that a later call on each stream records
+// an event. If polls can show nothing more, the next pass starts when one of these events was recorded.
+release_task::next_step release_task::after_closed_pass(held_by kept) noexcept {
+  if (parts_.chunks.empty()) return next_step::end;
+  list_closed(parts_.backend.where() ? parts_.backend.where()->ordinal() : -1);
+  bool const waits = process_is_exiting() || kept == held_by::uses_without_event;
+  if (waits) defer_release();
+  request_events(kept_bytes());
+  if (!waits) parts_.passes.schedule();
+  bool const answered_meanwhile = waits && !process_is_exiting() && reuse_rules::may_complete(parts_.everywhere());
+  return answered_meanwhile ? next_step::retry : next_step::nothing;
+}
+
+void release_task::take(next_step step) noexcept {
+  if (step == next_step::retry) return retry_releases();
+  if (step != next_step::end) return;
+  unlist_closed();
+  owner_.destroy();
+}
+
+// Returns the bytes that the pool keeps from the device. A chunk of a stream-ordered upstream can keep a whole step of
+// a driver's pool.
+std::size_t release_task::kept_bytes() const noexcept {
+  auto const reserved = parts_.chunks.reserved();
+  return parts_.upstream->stream_ordered() ? std::max(reserved, tuning::driver_pool_step) : reserved;
 }
 
 release_task::held_by release_task::release_pass() noexcept {
@@ -80,26 +104,28 @@ std::vector<stream_timeline*> release_task::streams_without_event() {
   return reuse_rules::streams_in_use(true, parts_.everywhere());
 }
 
+// Called by a thread whose request found no memory. The library thread may make a pass at the same time.
+release_task::given_back release_task::give_back() noexcept {
+  all_shards_lock const held{parts_.shards};
+  auto const before = parts_.chunks.reserved();
+  if (parts_.chunks.releasing() > 0) return given_back::by_other_thread;
+  release_pass();
+  return parts_.chunks.reserved() < before ? given_back::memory : given_back::nothing;
+}
+
 void release_task::close() noexcept {
   retry_releases();
-  bool done = false;
+  auto step = next_step::nothing;
   {
     all_shards_lock const held{parts_.shards};
     parts_.backend.set_closed();
     if (!driver_alive()) return defer_release(); // the driver has shut down: no call of it may be made
     deferred_.run(nullptr);
     if (!parts_.passes.cancel()) return; // a pass runs now, and gives the memory back
-    try {
-      parts_.rules.poll_streams(nullptr, parts_.everywhere());
-    } catch (std::bad_alloc const&) {
-      // The host has no memory for the poll. The library thread polls later.
-    }
-    parts_.backend.release(0);
-    done = parts_.chunks.empty();
     parts_.passes.restart_idle();
-    if (!done) parts_.passes.schedule();
+    step = after_closed_pass(release_pass());
   }
-  if (done) owner_.destroy();
+  take(step);
 }
 
 } // namespace gpumem::detail

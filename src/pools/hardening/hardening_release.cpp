@@ -153,11 +153,14 @@ void hardening::drop_last_handle() noexcept {
 }
 
 // Ends the pool now if all blocks are complete; otherwise a timer calls expire() on the library thread (gpumem's own)
-// to try again.
+// to try again. Requests the events that are missing at once: the caller's next call on a stream may be its last.
 void hardening::close() noexcept {
   retry_releases();
   advance(nullptr, 0);
-  if (!end_if_empty()) start_timer(*this, sync::now());
+  if (end_if_empty()) return;
+  list_closed(engine_.where() ? engine_.where()->ordinal() : -1);
+  request_events(engine_.reserved());
+  start_timer(*this, sync::now());
 }
 
 bool hardening::end_if_empty() noexcept {
@@ -165,6 +168,7 @@ bool hardening::end_if_empty() noexcept {
     lock const held{mutex_};
     if (blocks_.frees() != released_) return false;
   }
+  unlist_closed();
   ended_(state_);
   return true;
 }
@@ -174,13 +178,16 @@ bool hardening::end_if_empty() noexcept {
 void hardening::expire() noexcept {
   advance(nullptr, 0);
   if (end_if_empty()) return;
-  if (process_is_exiting() || !may_advance()) {
-    defer_release();
-    request_events();
-    if (!process_is_exiting() && may_advance()) retry_releases();
-    return;
-  }
-  start_timer(*this, sync::now() + pause_.next());
+  bool const waits = process_is_exiting() || !may_advance();
+  if (waits) defer_release();
+  request_events(engine_.reserved());
+  if (!waits) return start_timer(*this, sync::now() + pause_.next());
+  if (!process_is_exiting() && may_advance()) retry_releases();
+}
+
+hardening::given_back hardening::give_back() noexcept {
+  advance(nullptr, 0);
+  return engine_.give_back() > 0 ? given_back::memory : given_back::nothing;
 }
 
 std::vector<stream_timeline*> hardening::streams_without_event() {

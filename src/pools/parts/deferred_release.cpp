@@ -1,14 +1,23 @@
 // The list of closed pools whose memory cannot go back to the upstream yet, and the retries of their release.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <new>
+#include <utility>
+#include <vector>
 module gpumem:deferred_release.impl;
 import :deferred_release;
+import :backoff;
+import :chunk_list;
 import :driver;
+import :intrusive_list;
 import :stream_timeline;
 import :sync;
 import :timer;
+import :tuning;
 
 namespace gpumem::detail {
 namespace {
@@ -21,6 +30,79 @@ void set_exiting() noexcept { exiting.store(true, std::memory_order_relaxed); }
 
 } // namespace
 
+// The closed pools that still have memory, and the sum of what they keep because no event covers its uses. Never
+// destroyed, since pools can close until the process ends.
+class closed_pools {
+public:
+  static closed_pools& instance() noexcept {
+    static auto* const all = new closed_pools;
+    return *all;
+  }
+  bool any() const noexcept { return any_.load(std::memory_order_relaxed); }
+
+  void add(deferred_release& one, int device) {
+    sync::lock const held{mutex_};
+    if (std::exchange(one.listed_, true)) return;
+    one.device_ = device;
+    list_.push_front(one);
+    any_.store(true, std::memory_order_relaxed);
+  }
+  void remove(deferred_release& one) {
+    sync::lock const held{mutex_};
+    if (!std::exchange(one.listed_, false)) return;
+    list_.remove(one);
+    any_.store(!list_.empty(), std::memory_order_relaxed);
+    count(one, 0);
+    while (one.visitors_ > 0) left_.wait(mutex_);
+  }
+  void set_uncovered(deferred_release& one, std::size_t bytes) {
+    sync::lock const held{mutex_};
+    if (one.listed_) count(one, bytes);
+  }
+
+  std::uint64_t begin_round() {
+    sync::lock const held{mutex_};
+    return ++rounds_;
+  }
+  // Returns a pool of the device that no visit of this round or of a later one has seen; null if there is none. It
+  // lives at least until leave().
+  deferred_release* enter(int device, std::uint64_t round) {
+    sync::lock const held{mutex_};
+    for (auto* each = list_.first(); each; each = each->links_.next) {
+      if (each->visited_ >= round || each->device_ != device) continue;
+      each->visited_ = round;
+      ++each->visitors_;
+      return each;
+    }
+    return nullptr;
+  }
+  void leave(deferred_release& one) {
+    sync::lock const held{mutex_};
+    if (--one.visitors_ == 0) left_.notify_all();
+  }
+
+private:
+  // Limits for the pools that keep such memory, and for its bytes: half of what may stay at most, since the pool that
+  // reaches the limit can keep as much again.
+  static constexpr std::size_t max_pools = 64, max_bytes = std::size_t{32} << 20, reserved_fraction = 128;
+
+  void count(deferred_release& one, std::size_t bytes) noexcept __attribute__((requires_capability(mutex_))) {
+    pools_ += static_cast<std::size_t>(bytes > 0) - static_cast<std::size_t>(one.uncovered_ > 0);
+    bytes_ += bytes - one.uncovered_;
+    one.uncovered_ = bytes;
+    auto const most = std::max(max_bytes, chunk_list::reserved_by_all_pools() / reserved_fraction);
+    note_uncovered_memory(uncovered_memory::closed_pools, pools_ >= max_pools || bytes_ >= most);
+  }
+
+  sync::mutex mutex_;
+  sync::condition left_;
+  intrusive_list<deferred_release> list_ __attribute__((guarded_by(mutex_)));
+  std::atomic<bool> any_{false};
+  std::size_t pools_ __attribute__((guarded_by(mutex_))) = 0;
+  std::size_t bytes_ __attribute__((guarded_by(mutex_))) = 0;
+  std::uint64_t rounds_ __attribute__((guarded_by(mutex_))) = 0;
+};
+
 bool process_is_exiting() noexcept {
   static bool const once = [] {
     at_driver_exit(set_exiting); // registered last, so it runs before the background thread is joined
@@ -30,15 +112,23 @@ bool process_is_exiting() noexcept {
   return exiting.load(std::memory_order_relaxed);
 }
 
+bool deferred_release::any_closed() noexcept { return closed_pools::instance().any(); }
+
+void deferred_release::list_closed(int device) noexcept { closed_pools::instance().add(*this, device); }
+
+void deferred_release::unlist_closed() noexcept { closed_pools::instance().remove(*this); }
+
 void deferred_release::defer_release() noexcept {
   next_deferred_ = deferred.load(std::memory_order_relaxed);
   while (!deferred.compare_exchange_weak(next_deferred_, this, std::memory_order_acq_rel)) {}
 }
 
-void deferred_release::request_events() noexcept {
+void deferred_release::request_events(std::size_t kept) noexcept {
   on_requested_recorded.store(retry_releases, std::memory_order_release);
   try {
-    for (auto* const timeline : streams_without_event()) timeline->cover_request().raise();
+    auto const uncovered = streams_without_event();
+    for (auto* const timeline : uncovered) timeline->cover_request().raise();
+    closed_pools::instance().set_uncovered(*this, uncovered.empty() ? 0 : kept);
   } catch (std::bad_alloc const&) {
     // The next pool that is made or ends retries the releases.
   }
@@ -51,6 +141,25 @@ void deferred_release::retry_releases() noexcept {
     at = at->next_deferred_;
     start_timer(one, sync::now());
   }
+}
+
+bool deferred_release::give_back_complete(int device) noexcept {
+  auto& all = closed_pools::instance();
+  auto const deadline = sync::now() + tuning::max_host_wait;
+  for (backoff pause{tuning::max_poll_pause}; all.any() && driver_alive();) {
+    bool any = false, later = false;
+    auto const round = all.begin_round();
+    while (auto* const one = all.enter(device, round)) {
+      auto const found = one->give_back();
+      all.leave(*one);
+      any = any || found == given_back::memory;
+      later = later || found == given_back::by_other_thread;
+    }
+    if (any) retry_releases(); // ends the pools that have no memory any more
+    if (any || !later || sync::now() >= deadline) return any || later;
+    sync::sleep_for(pause.next());
+  }
+  return false;
 }
 
 } // namespace gpumem::detail

@@ -1,0 +1,217 @@
+// Memory of pools that lost their last handle before an event covered all frees on streams of the user.
+// SPDX-License-Identifier: Apache-2.0
+#include "raw_streams.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <cuda.h>
+
+import gpumem;
+
+#include "../support/work_item.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using gpumem::cuda_resource;
+using gpumem::pool_options;
+using gpumem::pool_resource;
+using gpumem::stream_ref;
+using gpumem_test::destroy;
+using gpumem_test::make_foreign;
+namespace simulator = gpumem::simulator;
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+// Keeps the library's thread busy, so that it gives no memory back meanwhile.
+class busy_library_thread {
+public:
+  busy_library_thread() {
+    gpumem::default_executor().post(item_);
+    while (!busy_) std::this_thread::yield();
+  }
+  ~busy_library_thread() {
+    ended_ = true;
+    while (busy_) std::this_thread::yield();
+  }
+
+private:
+  std::atomic<bool> busy_{false}, ended_{false};
+  test::item item_{[this] {
+    busy_ = true;
+    while (!ended_) std::this_thread::yield();
+    busy_ = false;
+  }};
+};
+
+class closed_pools : public gpumem_test::raw_stream_test {
+protected:
+  void SetUp() override {
+    raw_stream_test::SetUp();
+    // Tests of destroyed streams in this process let each free record an event.
+    gpumem::detail::note_uncovered_memory(gpumem::detail::uncovered_memory::dead_streams, false);
+  }
+  // Makes the frees of one short job, of which a few leave no event.
+  template <class Pool> static void run_job(Pool& pool, stream_ref on, int frees = 200) {
+    std::deque<std::pair<void*, std::size_t>> live;
+    auto const free_first = [&] {
+      pool.deallocate(on, live.front().first, live.front().second);
+      live.pop_front();
+    };
+    for (int i = 0; i < frees; ++i) {
+      auto const bytes = static_cast<std::size_t>(i) * 7919 % (3 * MiB) + 1;
+      live.emplace_back(pool.allocate(on, bytes), bytes);
+      simulator::work(on, {simulator::write(live.back().first, 1)});
+      if (live.size() > 8) free_first();
+    }
+    while (!live.empty()) free_first();
+    simulator::run_until_idle();
+  }
+  // Frees two blocks, the second of them without an event.
+  template <class Pool> static void free_silently(Pool& pool, stream_ref on, std::size_t bytes) {
+    for (int i = 0; i < 64; ++i) pool.deallocate(on, pool.allocate(on, 256), 256);
+    auto* const block = pool.allocate(on, bytes);
+    pool.deallocate(on, block, bytes);
+    simulator::run_until_idle();
+  }
+};
+
+TEST_F(closed_pools, two_hundred_pools_keep_64_mib) {
+  gpumem_test::running_device const running;
+  for (pool_options const& options : {pool_options{}, pool_options{.pages = false}, pool_options{.limit = 1024 * MiB}}) {
+    auto const before = device_bytes();
+    std::vector<stream_ref> streams;
+    for (int i = 0; i < 200; ++i) {
+      streams.push_back(make_foreign());
+      pool_resource pool{device, options};
+      run_job(pool, streams.back());
+    }
+    EXPECT_TRUE(wait_for_device_bytes(before + 64 * MiB)) << device_bytes() - before;
+    for (auto const on : streams) gpumem::extend::identify(on, device);
+    EXPECT_TRUE(wait_for_device_bytes(before)) << "each call that got a stream has covered it";
+    for (auto const on : streams) destroy(on);
+  }
+}
+
+TEST_F(closed_pools, covered_streams_keep_nothing) {
+  gpumem_test::running_device const running;
+  auto const before = device_bytes();
+  for (int i = 0; i < 20; ++i) {
+    auto const on = make_foreign();
+    {
+      pool_resource pool{device};
+      run_job(pool, on);
+      gpumem::cover_frees(on);
+    }
+    EXPECT_TRUE(wait_for_device_bytes(before));
+    destroy(on);
+  }
+}
+
+TEST_F(closed_pools, next_call_with_the_stream_covers_it_at_once) {
+  auto const before = device_bytes();
+  auto const on = make_foreign();
+  {
+    pool_resource pool{device};
+    free_silently(pool, on, 8 * MiB);
+  }
+  EXPECT_GT(device_bytes(), before);
+  {
+    busy_library_thread const busy; // the pool's end has asked for the event, not a later pass
+    gpumem::extend::identify(on, device);
+  }
+  EXPECT_TRUE(wait_for_device_bytes(before));
+  destroy(on);
+}
+
+TEST_F(closed_pools, request_without_memory_takes_what_is_complete_in_closed_pools) {
+  for (bool const hardened : {false, true}) {
+    gpumem_test::recording_upstream const upstream;
+    upstream.state().capacity = 64 * MiB;
+    pool_resource other{upstream};
+    auto const on = make_foreign();
+    std::optional<pool_resource<gpumem_test::recording_upstream>> pool{
+        std::in_place, upstream, pool_options{.hardened = {.enabled = hardened}}};
+    free_silently(*pool, on, 60 * MiB);
+    busy_library_thread const busy;
+    pool.reset();
+    EXPECT_FALSE(other.try_allocate(lasting, 60 * MiB)) << "no event covers the free";
+    gpumem::cover_frees(on);
+    EXPECT_FALSE(other.try_allocate(lasting, 60 * MiB)) << "its event is not complete";
+    simulator::run_until_idle();
+    auto const block = other.try_allocate(lasting, 60 * MiB);
+    EXPECT_TRUE(block);
+    if (block) other.deallocate(lasting, *block, 60 * MiB);
+    destroy(on);
+  }
+}
+
+TEST_F(closed_pools, reserve_takes_what_is_complete_in_closed_pools) {
+  gpumem_test::recording_upstream const upstream;
+  upstream.state().capacity = 64 * MiB;
+  pool_resource other{upstream};
+  busy_library_thread const busy;
+  {
+    pool_resource pool{upstream};
+    run_long(lasting);
+    gpumem_test::freed_in_use(pool, lasting, 60 * MiB);
+  }
+  EXPECT_THROW(other.reserve(60 * MiB), gpumem::out_of_memory);
+  end_long();
+  simulator::run_until_idle();
+  EXPECT_NO_THROW(other.reserve(60 * MiB));
+}
+
+// Many pools end, and each keeps little: the records of all of them must not grow without bound.
+TEST_F(closed_pools, number_of_pools_that_wait_for_an_event_is_bounded) {
+  gpumem_test::recording_upstream const upstream;
+  auto const before = upstream.state().draws().size() - upstream.state().returns().size();
+  std::vector<stream_ref> streams;
+  for (int i = 0; i < 200; ++i) {
+    streams.push_back(make_foreign());
+    pool_resource pool{upstream, {.chunk_size = 65536}};
+    free_silently(pool, streams.back(), 256);
+  }
+  auto const kept = [&] { return upstream.state().draws().size() - upstream.state().returns().size() - before; };
+  auto const end = std::chrono::steady_clock::now() + 10s;
+  while (kept() > 64 && std::chrono::steady_clock::now() < end) simulator::run_until_idle();
+  EXPECT_LE(kept(), 64u);
+  EXPECT_GE(kept(), 1u) << "otherwise this tests nothing";
+  for (auto const on : streams) gpumem::extend::identify(on, device);
+  while (kept() > 0 && std::chrono::steady_clock::now() < end) simulator::run_until_idle();
+  EXPECT_EQ(kept(), 0u);
+  auto const records = gpumem::driver_api::driver_calls("cuEventRecord");
+  pool_resource pool{device};
+  run_job(pool, streams.front(), 4096 + 6400);
+  EXPECT_LE(gpumem::driver_api::driver_calls("cuEventRecord") - records, 4096u) << "frees are silent again";
+  for (auto const on : streams) destroy(on);
+}
+
+TEST_F(closed_pools, streams_that_capture_are_refused_and_covered_later) {
+  auto const before = device_bytes();
+  auto const on = make_foreign();
+  {
+    pool_resource pool{device};
+    free_silently(pool, on, 8 * MiB);
+    auto const& driver = gpumem::driver_api::driver();
+    gpumem::driver_api::check(driver.stream_begin_capture(on.get(), CU_STREAM_CAPTURE_MODE_RELAXED), "begin");
+    EXPECT_THROW(gpumem::cover_frees(on), gpumem::acquire_error);
+    CUgraph graph = nullptr;
+    EXPECT_EQ(driver.stream_end_capture(on.get(), &graph), CUDA_SUCCESS);
+    driver.graph_destroy(graph);
+    gpumem::cover_frees(on);
+  }
+  EXPECT_TRUE(wait_for_device_bytes(before));
+  destroy(on);
+}
+
+} // namespace
