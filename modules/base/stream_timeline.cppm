@@ -73,9 +73,9 @@ public:
 
   // Ends a use on a mortal stream: returns the epoch with which the caller tags the memory. Records the last event at
   // each of the stream's first 64 frees, then more and more rarely, down to every 64th free and every 64 MiB. Records
-  // always if `always`, or while uncovered_memory_seen is not 0. `caller_handle`: the handle, if the call got it; without it no
-  // event is recorded. Allocates no host memory. The epoch is read before the free is counted. So the event after which
-  // this free no longer counts as uncovered also covers this epoch.
+  // always if `always`, or while uncovered_memory_seen is not 0. `caller_handle`: the handle, if the call got it;
+  // without it no event is recorded. Allocates no host memory. The epoch is read before the free is counted. So the
+  // event after which this free no longer counts as uncovered also covers this epoch.
   [[gnu::always_inline]] inline epoch end_use(std::optional<CUstream> caller_handle, std::size_t bytes,
                                               bool always) noexcept {
     auto const e = epochs_.current();

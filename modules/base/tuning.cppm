@@ -110,9 +110,8 @@ export inline constexpr std::uint32_t covered_frees_per_silent = 64, max_silent_
 /// is less.
 /// Utilization: no change.
 export inline constexpr std::size_t max_silent_bytes = std::size_t{64} << 20;
-/// The least memory that a driver's pool (cuMemPoolCreate) has, and the step by which it grows, on an H200. One block in
-/// it keeps this much.
-/// Utilization: no change.
+/// The least memory that a driver's pool (cuMemPoolCreate) has, and the step by which it grows, on an H200. One block
+/// in it keeps this much. Utilization: no change.
 export inline constexpr std::size_t driver_pool_step = std::size_t{32} << 20;
 /// The most spare events that a stream keeps for itself, and the number of spare events that each context is given.
 /// Utilization: no change.

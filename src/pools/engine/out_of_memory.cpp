@@ -31,10 +31,10 @@ import :thread_caches;
 import :tuning;
 
 namespace gpumem::detail {
-// Takes memory of closed pools first. Then empties the thread caches and searches again: first as usual, then for memory for which the stream must wait. After
-// that the host waits for streams, and the pool replaces unused memory by new memory. A pool of pages unmaps only as
-// many unused pages as the request needs, so it does that before the host waits. A pool of chunks gives back all unused
-// chunks, so it does that only after the wait.
+// Takes memory of closed pools first. Then empties the thread caches and searches again: first as usual, then for
+// memory for which the stream must wait. After that the host waits for streams, and the pool replaces unused memory by
+// new memory. A pool of pages unmaps only as many unused pages as the request needs, so it does that before the host
+// waits. A pool of chunks gives back all unused chunks, so it does that only after the wait.
 expected<void*, failure> out_of_memory::allocate(allocation_request& request, failure const& why) {
   request.growth_failed = true;
   request.drop_rounding(parts_.smallest_block);
