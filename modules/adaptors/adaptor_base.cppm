@@ -10,6 +10,7 @@ import :device;
 import :error;
 import :forwarding_base;
 import :holder;
+import :misuse;
 import :resource;
 import :services;
 import :shared_state;
@@ -129,10 +130,13 @@ private:
 };
 
 // The state that all handles of an adaptor share. It is deleted when its last handle is gone and its last block is
-// freed. It calls three noexcept functions of `Derived`:
+// freed. It calls noexcept functions of `Derived`:
 // - on_granted() after the upstream has allocated, at the first attempt or for a request that waited;
 // - on_free() before the upstream frees, because after that another thread can get the memory immediately;
-// - on_failure() after the upstream has refused an attempt.
+// - on_failure() after the upstream has refused an attempt;
+// - on_refused_free(), if there is one, after the upstream has refused a free as misuse: the block is still live, so
+// this
+//   takes back what on_free() has counted.
 template <class Derived, class Upstream> class adaptor_state : public shared_state, protected grant_hook {
   using link = upstream_access<Upstream>;
 
@@ -156,7 +160,10 @@ public:
 
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     derived().on_free(key, pointer, bytes);
+    auto const refused = refused_calls;
     upstream_.deallocate(key, pointer, bytes, alignment);
+    if (refused_calls != refused) [[unlikely]]
+      return keep_live(bytes);
     this->drop_live(); // may destroy *this
   }
 
@@ -215,6 +222,9 @@ private:
   void grant(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
     this->add_live();
     derived().on_granted(key, pointer, bytes);
+  }
+  void keep_live(std::size_t bytes) noexcept {
+    if constexpr (requires(Derived& self) { self.on_refused_free(bytes); }) derived().on_refused_free(bytes);
   }
   Derived& derived() noexcept { return static_cast<Derived&>(*this); }
 

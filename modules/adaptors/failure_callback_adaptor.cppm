@@ -25,9 +25,9 @@ export struct allocation_failure {
 /// Options of a failure_callback_adaptor.
 export struct failure_callback_options {
   /// Frees memory and returns true to try again, or returns false to let the request fail. If it throws, the request
-  /// fails.
+  /// fails. After each call that returns true, the request is tried again.
   std::function<bool(allocation_failure const&)> callback;
-  unsigned max_retries = 8; ///< most attempts after the first, whatever the callback returns
+  unsigned max_retries = 8; ///< most calls of the function for one request; so also most attempts after the first
 };
 
 namespace detail {
@@ -38,8 +38,8 @@ public:
   // Throws std::invalid_argument if the callback is empty.
   explicit failure_calls(failure_callback_options options);
 
-  // Calls the callback and returns whether the request shall be tried again. If the request comes from inside the
-  // callback itself, returns false without a call.
+  // Calls the callback and returns whether the request shall be tried again. After `max_retries` calls for the request,
+  // and if the request comes from inside the callback itself, returns false without a call.
   bool wants_retry(services_handle upstream, std::optional<device> where, failure const& why,
                    unsigned attempt) noexcept;
 

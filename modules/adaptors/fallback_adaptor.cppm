@@ -10,6 +10,7 @@ import :error;
 import :fork;
 import :forwarding_base;
 import :holder;
+import :misuse;
 import :pointer_set;
 import :resource;
 import :services;
@@ -58,12 +59,15 @@ public:
   }
 
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
-    if (in_second_.erase(pointer)) {
+    auto const refused = refused_calls;
+    auto in_second = in_second_.take(pointer);
+    if (in_second) {
       second_.deallocate(key, pointer, bytes, alignment);
     } else {
       first_.deallocate(key, pointer, bytes, alignment);
     }
-    drop_live(); // may destroy *this
+    if (refused_calls == refused) return drop_live(); // may destroy *this
+    in_second_.put_back(std::move(in_second));
   }
 
   std::optional<device> where() const noexcept { return device_; }

@@ -6,6 +6,7 @@ import :cuda;
 import :error;
 import :fork;
 import :holder;
+import :misuse;
 import :resource;
 import :services;
 import :shared_state;
@@ -118,7 +119,9 @@ public:
   }
 
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
+    auto const refused = refused_calls;
     upstream_.deallocate(key, pointer, bytes, alignment);
+    if (refused_calls != refused) return; // the block is still live
     end_use(bytes);
     this->drop_live(); // may destroy *this
   }

@@ -64,6 +64,7 @@ public:
   allocation_log(allocation_log const&) = delete;
   allocation_log& operator=(allocation_log const&) = delete;
 
+  // Does nothing in a call from inside a sink, while this thread writes to the sinks.
   void write(trace_action action, stream_key const& key, void const* pointer, std::size_t bytes) noexcept;
   // Writes all rows to the sinks and flushes them. Returns false if a sink has failed, now or earlier.
   bool flush() noexcept;
@@ -78,6 +79,7 @@ private:
   void take_rows(log_ring& from) noexcept __attribute__((requires_capability(mutex_)));
   void drain() noexcept __attribute__((requires_capability(mutex_)));
   bool flush_sinks() noexcept __attribute__((requires_capability(mutex_)));
+  bool writes_here() const noexcept;
 
   std::vector<log_sink> const sinks_;
   logging_options const options_;
@@ -86,6 +88,7 @@ private:
   sync::mutex mutex_;
   std::string gathered_ __attribute__((guarded_by(mutex_)));
   bool failed_ __attribute__((guarded_by(mutex_))) = false;
+  std::atomic<void const*> writer_{nullptr}; // while a thread writes to the sinks, the address of its `refused_calls`
   std::array<std::atomic<log_ring*>, max_rings> rings_{}; // by thread index; a ring is made at its thread's first row
 };
 
@@ -124,7 +127,8 @@ private:
 /// wait for each other. Each thread needs 40 KiB of host memory.
 ///
 /// Rows reach the sinks when 64 KiB are buffered, at flush(), and when the last handle is gone and the last block is
-/// freed. With auto_flush each row reaches them immediately. A binary log also writes when 1,024 rows of one thread are
+/// freed. With auto_flush each row reaches them immediately. A sink may call the adaptor; such calls write no rows. A
+/// free that the upstream refuses as misuse has a row too. A binary log also writes when 1,024 rows of one thread are
 /// buffered. Rows that a sink cannot write are lost; flush() then returns false. A child process after fork() writes
 /// nothing. Copies are handles to the same adaptor.
 export template <class Upstream>

@@ -54,6 +54,7 @@ private:
   friend class adaptor_state<scope_state, Upstream>;
   void on_granted(stream_key const&, void*, std::size_t bytes) noexcept { this->add(bytes); }
   void on_free(stream_key const&, void*, std::size_t bytes) noexcept { this->remove(bytes); }
+  void on_refused_free(std::size_t bytes) noexcept { this->add(bytes); }
   void on_failure(stream_key const&, std::size_t) noexcept {}
 };
 

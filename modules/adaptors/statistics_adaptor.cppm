@@ -41,6 +41,8 @@ public:
 
   void granted(std::size_t bytes) noexcept;
   void freed(std::size_t bytes) noexcept;
+  // Takes back the count of a free that the upstream has refused.
+  void not_freed(std::size_t bytes) noexcept;
   allocation_counts read() noexcept;
   allocation_counts push();
   allocation_counts pop();
@@ -100,6 +102,7 @@ private:
   friend class adaptor_state<counting_state, Upstream>;
   void on_granted(stream_key const&, void*, std::size_t bytes) noexcept { counters_.granted(bytes); }
   void on_free(stream_key const&, void*, std::size_t bytes) noexcept { counters_.freed(bytes); }
+  void on_refused_free(std::size_t bytes) noexcept { counters_.not_freed(bytes); }
   void on_failure(stream_key const&, std::size_t) noexcept {}
 
   allocation_counters counters_;
@@ -108,7 +111,8 @@ private:
 } // namespace detail
 
 /// Counts requested bytes and allocations. An allocation counts once the upstream has granted it, also if the request
-/// had to wait. A free counts before the upstream frees. Requests of 0 bytes do not count.
+/// had to wait. A free counts before the upstream frees; a free that the upstream refuses as misuse does not count.
+/// Requests of 0 bytes do not count.
 ///
 /// Values and totals are exact when no other thread allocates or frees meanwhile. Peaks are exact with one thread. With
 /// several threads, each adds an error of at most 64 KiB to the peak of bytes, and of at most 64 to the peak of

@@ -5,6 +5,7 @@ import :adaptor_base;
 import :cuda;
 import :error;
 import :fork;
+import :misuse;
 import :std;
 import :stream;
 import :sync;
@@ -20,41 +21,68 @@ public:
   using base::base;
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
-    sync::lock const held{mutex_};
+    entry const held{*this};
     return base::try_allocate(key, bytes, alignment);
   }
 
   // Releases the lock before it calls drop_live(), which may destroy this state and its mutex.
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
+    auto const refused = refused_calls;
     {
-      sync::lock const held{mutex_};
+      entry const held{*this};
       this->access().deallocate(key, pointer, bytes, alignment);
     }
-    this->drop_live(); // may destroy *this
+    if (refused_calls == refused) this->drop_live(); // may destroy *this
   }
 
   // Calls the function under the lock. In a child process after fork() the lock may be held for ever, so it is not
   // taken; the upstream does nothing there.
   template <class Call> auto locked(Call call) {
     if (forked()) return call();
-    sync::lock const held{mutex_};
+    entry const held{*this};
     return call();
   }
 
 private:
+  // Takes the lock, unless the thread has it: then a function of the user, which the upstream calls, has called the
+  // adaptor.
+  class entry {
+  public:
+    [[clang::no_thread_safety_analysis]] explicit entry(locking_state& of)
+        : of_{of}, outermost_{of.owner_.load(std::memory_order_relaxed) != here()} {
+      if (!outermost_) return;
+      of_.mutex_.lock();
+      of_.owner_.store(here(), std::memory_order_relaxed);
+    }
+    [[clang::no_thread_safety_analysis]] ~entry() {
+      if (!outermost_) return;
+      of_.owner_.store(nullptr, std::memory_order_relaxed);
+      of_.mutex_.unlock();
+    }
+    entry(entry const&) = delete;
+    entry& operator=(entry const&) = delete;
+
+  private:
+    static void const* here() noexcept { return &refused_calls; } // an address of the calling thread
+
+    locking_state& of_;
+    bool const outermost_;
+  };
   friend class adaptor_state<locking_state, Upstream>;
   void on_granted(stream_key const&, void*, std::size_t) noexcept {}
   void on_failure(stream_key const&, std::size_t) noexcept {}
 
   sync::mutex mutex_;
+  std::atomic<void const*> owner_{nullptr}; // here() of the thread that has the lock
 };
 
 } // namespace detail
 
 /// Runs the allocations and frees of all threads one after another, under one lock. It is for resources of other
 /// libraries and callback resources that are not thread-safe. gpumem's own resources are thread-safe, and faster
-/// without this adaptor. The lock is held while the upstream works or waits, so the upstream must not call this
-/// adaptor. Copies are handles to the same adaptor; see adaptor_base. Any thread.
+/// without this adaptor. The lock is held while the upstream works or waits. A function of the user that the upstream
+/// calls meanwhile may call this adaptor on the same thread. Copies are handles to the same adaptor; see adaptor_base.
+/// Any thread.
 export template <class Upstream>
 class thread_safe_adaptor
     : public adaptor_base<thread_safe_adaptor<Upstream>, detail::locking_state<Upstream>, Upstream> {

@@ -1,10 +1,14 @@
-// backoff: the pauses between polls.
+// backoff: the pauses between polls, and the end of a wait.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:backoff;
 import :std;
 import :sync;
 
 namespace gpumem::detail {
+
+/// Returns the end of a wait of at most `longest` that begins now: now for a negative time, and time_point::max() for
+/// one that is too long for the clock.
+export sync::time_point deadline_after(sync::duration longest) noexcept;
 
 /// Gives the pauses between polls, each longer than the one before by `tuning::pause_step`, up to a maximum. After a
 /// time t the pause is about the square root of 2 t pause_step. So a wait of time t notices its end at most one pause

@@ -91,6 +91,15 @@ public:
     key.queueing_ = how;
     return key;
   }
+  /// Returns whether the request is for a chunk of graph memory (memory of captured graphs). The option `largest_block`
+  /// of a pool bounds the blocks in such a chunk, not the chunk.
+  inline bool for_chunk() const noexcept { return for_chunk_; }
+  /// Returns a copy of this key, for a request for a chunk of graph memory.
+  inline stream_key as_chunk() const noexcept {
+    auto key = *this;
+    key.for_chunk_ = true;
+    return key;
+  }
   /// Returns a key of the same stream for use after the current call, when the stream may have been destroyed.
   /// has_handle() of the returned key is true only if gpumem made or adopted the stream.
   stream_key by_identity() const noexcept;
@@ -140,6 +149,7 @@ private:
   bool has_handle_;
   bool capturing_;
   bool may_wait_ = false;
+  bool for_chunk_ = false;
   queueing queueing_ = queueing::none;
 };
 

@@ -57,7 +57,7 @@ char const* to_string(misuse::kind value) noexcept;
 void describe(misuse const& what, char* into, std::size_t room) noexcept;
 
 /// A function to which gpumem reports errors of the caller. gpumem calls it on the thread that makes or finds the
-/// error, and may hold locks of the resource meanwhile. So the handler must not throw and must not call gpumem. If it
+/// error. It holds no lock, so the handler may allocate, free and read statistics. The handler must not throw. If it
 /// returns, the call with the error does nothing.
 using misuse_handler = void (*)(misuse const&) noexcept;
 
@@ -69,5 +69,29 @@ namespace extend {
 /// Calls the misuse handler of the process.
 void report_misuse(misuse const& what) noexcept;
 } // namespace extend
+
+namespace detail {
+/// How many calls of this thread were refused as misuse. If it changes while a resource below frees a block, that free
+/// has done nothing: the block is still live.
+inline constinit thread_local unsigned refused_calls = 0;
+/// Returns whether the misuse was found later, by a call that itself is right.
+bool found_later(misuse::kind what) noexcept;
+
+/// A misuse that is found under a lock. The destructor reports it, so that the handler runs without the lock if this
+/// object is constructed before the lock is taken.
+class late_misuse {
+public:
+  late_misuse() = default;
+  late_misuse(late_misuse const&) = delete;
+  late_misuse& operator=(late_misuse const&) = delete;
+  ~late_misuse() {
+    if (found_) extend::report_misuse(*found_);
+  }
+  void set(misuse const& found) noexcept { found_ = found; }
+
+private:
+  std::optional<misuse> found_;
+};
+} // namespace detail
 
 } // namespace gpumem

@@ -9,9 +9,14 @@ import :sync;
 namespace gpumem::detail {
 
 /// The pointers that are live in one of several upstreams. A resource inserts a pointer after the upstream has
-/// allocated it, and erases it before the upstream frees it. Any thread.
+/// allocated it, and takes it out before the upstream frees it. If the upstream refuses the free, it puts the pointer
+/// back. Any thread.
 export class pointer_set {
+  using set = std::unordered_set<void const*>;
+
 public:
+  using record = set::node_type;
+
   /// Inserts the pointer. Returns false, and inserts nothing, if the host has no memory.
   bool insert(void const* pointer) noexcept;
   /// Makes room for `count` pointers that insert_prepared() will insert. Returns false, and makes no room, if the host
@@ -20,16 +25,18 @@ public:
   /// insert_prepared() inserts a pointer into room made by prepare(); cancel() gives up room for `count` pointers.
   void insert_prepared(void const* pointer) noexcept;
   void cancel(std::size_t count) noexcept;
-  /// Erases the pointer. Returns whether it was in the set. Takes no lock while the set is empty.
-  bool erase(void const* pointer) noexcept {
-    return count_.load(std::memory_order_acquire) != 0 && erase_locked(pointer);
+  /// Takes the pointer out of the set. Returns its record; an empty one if it was not in the set. Takes no lock while
+  /// the set is empty.
+  record take(void const* pointer) noexcept {
+    return count_.load(std::memory_order_acquire) != 0 ? take_locked(pointer) : record{};
   }
+  /// Inserts a pointer again that take() has taken out. Allocates no host memory. Does nothing for an empty record.
+  void put_back(record taken) noexcept;
 
   bool contains(void const* pointer) noexcept;
 
 private:
-  using set = std::unordered_set<void const*>;
-  bool erase_locked(void const* pointer) noexcept;
+  record take_locked(void const* pointer) noexcept;
   void reserve(std::size_t count) __attribute__((requires_capability(mutex_)));
 
   std::atomic<std::size_t> count_{0};

@@ -46,9 +46,13 @@ public:
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     calls_.deallocate(key, pointer, bytes, alignment);
   }
-  // Returns whether the block came from this bin, and forgets the block if so. The caller asks the bins by size until
+  // Returns whether the block came from this bin, and takes its record if so. The caller asks the bins by size until
   // one returns true. A bin that records no blocks takes every block that comes that far.
-  bool forget(void const* pointer) noexcept { return !late_.load(std::memory_order_acquire) || given_.erase(pointer); }
+  bool forget(void const* pointer, pointer_set::record& taken) noexcept {
+    return !late_.load(std::memory_order_acquire) || (taken = given_.take(pointer));
+  }
+  // Puts back a record that forget() has taken: the free of the block was refused.
+  void put_back(pointer_set::record taken) noexcept { given_.put_back(std::move(taken)); }
   // Called if the bin was added before the first request.
   void set_early() noexcept { late_.store(false, std::memory_order_release); }
   void set_owner(shared_state& owner) noexcept { owner_ = &owner; }

@@ -108,8 +108,8 @@ public:
 
   /// Makes exactly the live ranges of an earlier memory_map() live again, at their addresses. Frees all other blocks.
   /// For programs that go back to an earlier state of their captures. The caller guarantees that the launches so far
-  /// come before those of later captures. Throws std::invalid_argument for ranges that are not of this memory,
-  /// std::bad_alloc; after an exception some of these ranges can be free.
+  /// come before those of later captures. Throws std::invalid_argument for ranges that are not of this memory
+  /// or overlap, std::bad_alloc; after an exception nothing has changed.
   void restore(std::span<memory_range const> live) { state_->restore(live); }
 
   /// Returns the upstream. A copy of the result is another handle to it.

@@ -115,6 +115,7 @@ private:
   expected<void*, failure> allocate_special(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   expected<void*, failure> allocate_region(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
+  bool exceeds_largest_block(std::size_t bytes) const noexcept;
   bool is_too_large(waiter& item) noexcept;
   bool is_beyond_device(waiter const& item) noexcept;
   static void end(void* state) noexcept;
@@ -304,10 +305,11 @@ public:
             }};
   }
 
-  /// Blocks the calling thread, `longest` at most, until all work on streams that may still use free memory of the pool
-  /// is complete. Returns false if the time has passed. Returns false also if no event was recorded after a free on a
-  /// stream that gpumem neither made nor adopted (adopted: its owner promises that it lives). The next call on that
-  /// stream, or the end of its thread, then records such an event. Throws std::bad_alloc.
+  /// Blocks the calling thread, `longest` at most (a negative time: not at all), until all work on streams that may
+  /// still use free memory of the pool is complete. Returns false if the time has passed. Returns false also if no
+  /// event was recorded after a free on a stream that gpumem neither made nor adopted (adopted: its owner promises that
+  /// it lives). The next call on that stream, or the end of its thread, then records such an event. Throws
+  /// std::bad_alloc.
   bool synchronize(std::chrono::nanoseconds longest) { return state_->synchronize(longest); }
 
   /// Keeps the pages of these bytes mapped where they are, for programs that register memory with a network device or

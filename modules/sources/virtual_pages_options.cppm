@@ -20,7 +20,8 @@ export struct virtual_pages_options {
   /// `on_mapped` is called after each mapping, `on_unmapping` before each unmapping: for libraries that register memory
   /// (NCCL, UCX). If on_mapped returns false or throws, the mapping is undone; on_unmapping must not throw. Both run
   /// inside the functions of virtual_pages that map or unmap, so they must not call that object or take the lock that
-  /// guards it. They are not called on a lost device.
+  /// guards it. A function of a pool may allocate from the pool what it has free, free, and read statistics; the pool
+  /// refuses calls that map or unmap pages. They are not called on a lost device.
   std::function<bool(void* address, std::size_t bytes)> on_mapped = {};
   /// Called before each unmapping; must not throw.
   std::function<void(void* address, std::size_t bytes)> on_unmapping = {};

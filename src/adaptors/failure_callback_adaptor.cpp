@@ -54,7 +54,7 @@ failure_calls::failure_calls(failure_callback_options options) : options_{std::m
 
 bool failure_calls::wants_retry(services_handle upstream, std::optional<device> where, failure const& why,
                                 unsigned attempt) noexcept {
-  if (runs_on_this_thread(*this)) return false;
+  if (attempt > options_.max_retries || runs_on_this_thread(*this)) return false;
   running_call const call{this, innermost};
   innermost = &call;
   bool again = false;
@@ -62,7 +62,7 @@ bool failure_calls::wants_retry(services_handle upstream, std::optional<device> 
     again = options_.callback({why.requested, missing_of(upstream, where, why.requested), attempt, why.reason});
   } catch (...) { again = false; }
   innermost = call.outer;
-  return again && attempt <= options_.max_retries;
+  return again;
 }
 
 } // namespace gpumem::detail

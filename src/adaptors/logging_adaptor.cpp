@@ -23,6 +23,7 @@ import :binary_trace;
 import :driver;
 import :fork;
 import :log_ring;
+import :misuse;
 import :stream;
 import :sync;
 import :trace;
@@ -89,6 +90,8 @@ sync::duration allocation_log::passed() const noexcept { return sync::now() - be
 
 void allocation_log::write(trace_action action, stream_key const& key, void const* pointer,
                            std::size_t bytes) noexcept {
+  if (writes_here()) [[unlikely]]
+    return;
   trace_record record{.thread = system_thread(),
                       .action = action,
                       .pointer = reinterpret_cast<std::uintptr_t>(pointer),
@@ -148,7 +151,7 @@ void allocation_log::take_rows(log_ring& from) noexcept {
 }
 
 bool allocation_log::flush() noexcept {
-  if (forked()) return false;
+  if (forked() || writes_here()) return false;
   sync::lock const held{mutex_};
   for (auto const& each : rings_) {
     if (auto* const ring = each.load(std::memory_order_acquire)) take_rows(*ring);
@@ -157,7 +160,10 @@ bool allocation_log::flush() noexcept {
   return flush_sinks();
 }
 
+bool allocation_log::writes_here() const noexcept { return writer_.load(std::memory_order_relaxed) == &refused_calls; }
+
 void allocation_log::drain() noexcept {
+  writer_.store(&refused_calls, std::memory_order_relaxed);
   for (auto const& sink : sinks_) {
     try {
       sink.output().write(gathered_.data(), static_cast<std::streamsize>(gathered_.size()));
@@ -166,15 +172,18 @@ void allocation_log::drain() noexcept {
       failed_ = true;
     }
   }
+  writer_.store(nullptr, std::memory_order_relaxed);
   gathered_.clear();
 }
 
 bool allocation_log::flush_sinks() noexcept {
+  writer_.store(&refused_calls, std::memory_order_relaxed);
   for (auto const& sink : sinks_) {
     try {
       failed_ = failed_ || !sink.output().flush();
     } catch (...) { failed_ = true; }
   }
+  writer_.store(nullptr, std::memory_order_relaxed);
   return !failed_;
 }
 

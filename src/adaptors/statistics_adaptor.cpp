@@ -11,6 +11,7 @@ module;
 #include <iterator>
 #include <list>
 #include <stdexcept>
+#include <utility>
 module gpumem:statistics_adaptor.impl;
 import :statistics_adaptor;
 import :fork;
@@ -30,6 +31,21 @@ std::int64_t bump(std::atomic<std::int64_t>& number, std::int64_t amount) noexce
 
 void allocation_counters::granted(std::size_t bytes) noexcept { add(static_cast<std::int64_t>(bytes), 1); }
 void allocation_counters::freed(std::size_t bytes) noexcept { add(-static_cast<std::int64_t>(bytes), -1); }
+
+// The peak stays: these bytes were counted in it before the free.
+void allocation_counters::not_freed(std::size_t bytes) noexcept {
+  auto const take_back = [bytes](slot& mine) {
+    for (auto const& [of, amount] :
+         {std::pair{&mine.bytes, static_cast<std::int64_t>(bytes)}, std::pair{&mine.count, std::int64_t{1}}}) {
+      bump(of->freed, -amount);
+      bump(of->pending, amount);
+    }
+  };
+  auto const number = sync::thread_index();
+  if (number < slot_count) return take_back(slots_[number]);
+  sync::spin_lock const held{mutex_};
+  take_back(slots_[slot_count]);
+}
 
 void allocation_counters::add(std::int64_t bytes, std::int64_t count) noexcept {
   auto const number = sync::thread_index();

@@ -1,4 +1,4 @@
-// Computes the next pause between polls.
+// Computes the next pause between polls, and the end of a wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -9,6 +9,11 @@ import :sync;
 import :tuning;
 
 namespace gpumem::detail {
+
+sync::time_point deadline_after(sync::duration longest) noexcept {
+  auto const now = sync::now();
+  return now + std::clamp(longest, sync::duration{0}, sync::time_point::max() - now);
+}
 
 sync::duration backoff::next() noexcept { return std::min<sync::duration>(++count_ * tuning::pause_step, longest_); }
 

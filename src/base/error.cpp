@@ -35,6 +35,8 @@ char const* text_of(broken_rule rule) noexcept {
   case broken_rule::moved_from_stream: return "the stream is empty; was it moved from?";
   case broken_rule::unopened_device:
     return "the device of the stream may not use this memory; call open_to() of the pool first";
+  case broken_rule::inside_growth:
+    return "a function that the pool calls while it gets memory or gives it back has asked the pool for the same";
   default: return "an argument is invalid";
   }
 }

@@ -58,13 +58,8 @@ outcome outcome_of_driver(int code) noexcept {
   return driver_api::is_sticky(result) ? outcome::device_lost : outcome::driver_error;
 }
 
-// Returns whether the misuse is overwritten bytes. A hardened pool finds them in some later call, which has not failed.
-bool found_later(misuse::kind what) noexcept {
-  return what == misuse::kind::overrun || what == misuse::kind::underrun || what == misuse::kind::use_after_free;
-}
-
 void keep_misuse(misuse const& m) noexcept {
-  if (found_later(m.what)) {
+  if (detail::found_later(m.what)) { // the current call has not failed
     std::array<char, 4096> line{};
     describe(m, line.data(), line.size());
     std::fprintf(stderr, "%s\n", line.data());

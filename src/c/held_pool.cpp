@@ -11,6 +11,7 @@
 
 #include <cuda.h>
 
+#include "failure.hpp"
 #include "pool.hpp"
 
 import gpumem;
@@ -27,7 +28,7 @@ void* recorded_pool::keep(void* pointer, record block) {
 }
 
 // Removes and returns the record of a block. Called before the block is freed, because then another thread may get its
-// address.
+// address. free_taken() puts the record back if the free is refused.
 recorded_pool::records::node_type recorded_pool::take(void* pointer, std::optional<std::size_t> bytes) {
   support::scoped_lock const held{mutex_};
   auto const found = live_.find(pointer);
@@ -37,6 +38,25 @@ recorded_pool::records::node_type recorded_pool::take(void* pointer, std::option
                                 std::to_string(*bytes)};
   }
   return live_.extract(found);
+}
+
+// Calls `free`, which frees the block of a record that take() has removed. If it throws, or reports a misuse, the block
+// is still live, so the record is put back.
+template <class Free> void recorded_pool::free_taken(records::node_type block, Free free) {
+  auto const put_back = [&] {
+    support::scoped_lock const held{mutex_};
+    live_.insert(std::move(block));
+  };
+  bool const before = std::exchange(misused, false);
+  try {
+    free(block.mapped());
+  } catch (...) {
+    misused = before;
+    put_back();
+    throw;
+  }
+  if (misused) put_back();
+  misused = misused || before;
 }
 
 // Records a block that was allocated for the stream. If that fails, frees the block and throws.
@@ -80,22 +100,24 @@ std::optional<gpumem_pool::owned_block> recorded_pool::find_owned(void const* po
 std::optional<std::size_t> recorded_pool::try_free(void* pointer) {
   auto const found = find_owned(pointer);
   if (!found) return std::nullopt;
-  auto const bytes = std::optional{found->bytes};
-  auto const block = take(pointer, bytes);
-  auto const key = block.mapped().stream.by_identity();
-  for (auto const& use : block.mapped().uses) {
-    key.has_handle() ? use.make_wait(stream_ref{key.handle()}) : use.synchronize();
-  }
-  auto const to = extend::services_of(resource_);
-  to.table->deallocate_keyed(to.state, &key, pointer, *bytes, GPUMEM_ALIGNMENT);
-  return bytes;
+  free_taken(take(pointer, found->bytes), [&](record const& block) {
+    auto const key = block.stream.by_identity();
+    for (auto const& use : block.uses) {
+      key.has_handle() ? use.make_wait(stream_ref{key.handle()}) : use.synchronize();
+    }
+    auto const to = extend::services_of(resource_);
+    to.table->deallocate_keyed(to.state, &key, pointer, block.bytes, GPUMEM_ALIGNMENT);
+  });
+  return found->bytes;
 }
 
 void recorded_pool::free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) {
   if (!pointer) return;
-  auto const block = take(pointer, bytes);
-  for (auto const& use : block.mapped().uses) use.make_wait(stream);
-  resource_.deallocate(stream, pointer, block.mapped().bytes, GPUMEM_ALIGNMENT);
+  free_taken(take(pointer, bytes), [&](record const& block) {
+    if (!block.uses.empty()) extend::identify(stream, device_); // throws for a stream that must not wait for the uses
+    for (auto const& use : block.uses) use.make_wait(stream);
+    resource_.deallocate(stream, pointer, block.bytes, GPUMEM_ALIGNMENT);
+  });
 }
 
 void* recorded_pool::allocate_sync(std::size_t bytes, std::size_t alignment) {
@@ -110,8 +132,7 @@ void* recorded_pool::allocate_sync(std::size_t bytes, std::size_t alignment) {
 
 void recorded_pool::free_sync(void* pointer, std::size_t bytes) {
   if (!pointer) return;
-  take(pointer, bytes);
-  resource_.deallocate_sync(pointer, bytes, GPUMEM_ALIGNMENT);
+  free_taken(take(pointer, bytes), [&](record const&) { resource_.deallocate_sync(pointer, bytes, GPUMEM_ALIGNMENT); });
 }
 
 void recorded_pool::record_use(void* pointer, stream_ref stream) {

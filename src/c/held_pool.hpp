@@ -166,6 +166,7 @@ private:
   void* keep(void* pointer, stream_ref stream, std::size_t bytes, std::size_t alignment);
   void* keep(void* pointer, record block);
   records::node_type take(void* pointer, std::optional<std::size_t> bytes);
+  template <class Free> void free_taken(records::node_type block, Free free);
 
   gpumem::device device_;
   any_pool resource_;

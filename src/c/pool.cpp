@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -98,9 +97,8 @@ std::unique_ptr<gpumem_pool> gpumem::c::make_plain_pool(int device, pool_options
 }
 
 bool gpumem::c::draws_pages(int device, pool_options const& options) {
-  auto const* const passing = std::getenv("GPUMEM_PASS_THROUGH");
   bool const small = options.limit && options.limit < (std::size_t{2} << 20);
-  return options.pages && !options.chunk_size && !options.pass_through && !small && !passing &&
+  return options.pages && !options.chunk_size && !detail::passes_through(options.pass_through) && !small &&
          extend::virtual_pages::supported(gpumem::device{device});
 }
 

@@ -113,7 +113,7 @@ void add_bin(stack_base const& base, binning_resource<any_pool>& to, layer_text 
   auto const what = trimmed(text.substr(colon + 1));
   if (what == "fixed") return to.add_fixed_bin(*size);
   if (what == "upstream") return to.add_upstream_bin(*size);
-  to.add_bin(*size, make_layer(base, layer_text::read(what)));
+  to.add_bin(*size, make_layer(base, layer.read_inside(what)));
 }
 
 any_pool make_binning(stack_base const& base, layer_text layer) {

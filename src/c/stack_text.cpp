@@ -51,9 +51,10 @@ bool layer_text::describes_stack(std::string_view text) noexcept {
 layer_text layer_text::read(std::string_view text) { return read_nested(text, 0); }
 
 layer_text layer_text::read_nested(std::string_view text, int depth) {
-  if (depth == max_depth) refuse("a stack has 16 layers at most");
+  if (depth >= max_depth) refuse("a stack has 16 layers at most");
   text = trimmed(text);
   layer_text made;
+  made.depth_ = depth;
   auto const open = text.find('(');
   made.name_ = trimmed(text.substr(0, open));
   if (!is_name(made.name_)) refuse(in_quotes(text) + " is no resource: write name(resource, option=value)");

@@ -20,6 +20,9 @@ public:
 
   std::string const& name() const noexcept { return name_; }
   std::vector<layer_text> const& inner() const noexcept { return inner_; }
+  /// Parses the text of a resource inside the value of an option of this layer. The layers around it count, so that all
+  /// texts in texts together have a bounded depth. Throws what read() throws.
+  layer_text read_inside(std::string_view text) const { return read_nested(text, depth_ + 1); }
   /// Removes an option and returns its value; none if it was not given. Throws std::invalid_argument if it was given
   /// twice, or has an empty value.
   std::optional<std::string> take(std::string_view option);
@@ -32,6 +35,7 @@ public:
 private:
   static layer_text read_nested(std::string_view text, int depth);
 
+  int depth_ = 0; // number of layers around this one
   std::string name_;
   std::vector<layer_text> inner_;
   std::vector<std::pair<std::string, std::string>> options_;

@@ -86,6 +86,13 @@ misuse_handler set_misuse_handler(misuse_handler handler) noexcept {
   return current_handler.exchange(handler ? handler : print_and_abort);
 }
 
-void extend::report_misuse(misuse const& what) noexcept { current_handler.load()(what); }
+bool detail::found_later(misuse::kind what) noexcept {
+  return what == misuse::kind::overrun || what == misuse::kind::underrun || what == misuse::kind::use_after_free;
+}
+
+void extend::report_misuse(misuse const& what) noexcept {
+  if (!detail::found_later(what.what)) ++detail::refused_calls;
+  current_handler.load()(what);
+}
 
 } // namespace gpumem

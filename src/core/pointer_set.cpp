@@ -60,11 +60,19 @@ bool pointer_set::contains(void const* pointer) noexcept {
   return pointers_.contains(pointer);
 }
 
-bool pointer_set::erase_locked(void const* pointer) noexcept {
+pointer_set::record pointer_set::take_locked(void const* pointer) noexcept {
   sync::lock const held{mutex_};
-  bool const found = pointers_.erase(pointer) != 0;
+  auto taken = pointers_.extract(pointer);
   count_.store(pointers_.size(), std::memory_order_release);
-  return found;
+  return taken;
+}
+
+// The table has room: extract() does not shrink it, and every insertion makes room for itself.
+void pointer_set::put_back(record taken) noexcept {
+  if (!taken) return;
+  sync::lock const held{mutex_};
+  pointers_.insert(std::move(taken));
+  count_.store(pointers_.size(), std::memory_order_release);
 }
 
 } // namespace gpumem::detail

@@ -17,6 +17,7 @@ import :device;
 import :error;
 import :fork;
 import :holder;
+import :misuse;
 import :pointer_set;
 import :services;
 import :shared_state;
@@ -151,9 +152,12 @@ void binning_state::deallocate(stream_key const& key, void* pointer, std::size_t
                                std::size_t alignment) noexcept {
   auto const& all = table();
   auto at = std::ranges::lower_bound(all, bytes, {}, &bin::size);
-  while (!(*at)->forget(pointer)) ++at; // ends at the upstream at the latest
+  pointer_set::record record;
+  while (!(*at)->forget(pointer, record)) ++at; // ends at the upstream at the latest
+  auto const refused = refused_calls;
   (*at)->deallocate(key, pointer, bytes, alignment);
-  drop_live(); // may destroy the state
+  if (refused_calls == refused) return drop_live(); // may destroy the state
+  (*at)->put_back(std::move(record));
 }
 
 bool binning_state::admit(waiter& item) noexcept {

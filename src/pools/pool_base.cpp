@@ -19,6 +19,7 @@ import :block_info;
 import :cuda;
 import :async_options;
 import :async_resource;
+import :backoff;
 import :cuda_resource;
 import :device;
 import :driver;
@@ -41,6 +42,7 @@ import :pool_upstream;
 import :pressure_call;
 import :resource;
 import :services;
+import :size_class;
 import :stream;
 import :sync;
 import :virtual_pages;
@@ -192,6 +194,12 @@ expected<void*, failure> pool_state::allocate_uncommon(stream_key const& key, st
   return unexpected<failure>{failure{outcome::closed, 0, bytes}};
 }
 
+// Returns whether a request is for more than the option `largest_block`, rounded up to a size class as in the engine.
+bool pool_state::exceeds_largest_block(std::size_t bytes) const noexcept {
+  auto const largest = engine_->options().largest_block;
+  return largest && bytes > size_class::of(largest).bytes;
+}
+
 // Allocates in a pool that passes its requests on, is hardened, or shows its blocks to a tool. In a hardened pool,
 // compares the size with `largest_block` here, because the engine's block is larger by the guards.
 expected<void*, failure> pool_state::allocate_special(stream_key const& key, std::size_t bytes,
@@ -199,8 +207,8 @@ expected<void*, failure> pool_state::allocate_special(stream_key const& key, std
   if (!engine_->serves(key)) return unexpected<failure>{failure_of(broken_rule::unopened_device, bytes)};
   if (pass_through_) return pass_through_->try_allocate(key, bytes, alignment);
   if (!hardening_) return allocate_region(key, bytes, alignment);
-  auto const largest = engine_->options().largest_block;
-  if (largest && bytes > largest) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
+  if (!key.for_chunk() && exceeds_largest_block(bytes))
+    return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
   return hardening_->try_allocate(key, bytes, alignment);
 }
 
@@ -210,8 +218,7 @@ expected<void*, failure> pool_state::allocate_in_capture(stream_key const& key, 
   if (!memory) return unexpected<failure>{memory.error()};
   auto const refuse = [bytes](outcome why) { return expected<void*, failure>{unexpect, failure{why, 0, bytes}}; };
   if (engine_->refuses()) return refuse(outcome::closed);
-  auto const largest = engine_->options().largest_block;
-  if (largest && bytes > largest) return refuse(outcome::too_large);
+  if (exceeds_largest_block(bytes)) return refuse(outcome::too_large);
   return (*memory)->try_allocate(key, bytes, alignment);
 }
 
@@ -267,9 +274,8 @@ expected<void*, failure> pool_state::try_part(request_part const& one) noexcept 
 }
 
 bool pool_state::is_too_large(waiter& item) noexcept {
-  auto const largest = engine_->options().largest_block;
-  for (std::size_t i = 0; largest && i < item.parts(); ++i) {
-    if (item.part(i).bytes > largest) return true;
+  for (std::size_t i = 0; i < item.parts(); ++i) {
+    if (exceeds_largest_block(item.part(i).bytes)) return true;
   }
   return is_beyond_device(item);
 }
@@ -304,8 +310,7 @@ void pool_state::refuse_requests() noexcept {
 
 bool pool_state::synchronize(std::chrono::nanoseconds longest) {
   if (!driver_alive()) return false;
-  longest = std::min<std::chrono::nanoseconds>(longest, std::chrono::years{1}); // so that no sum overflows
-  auto const deadline = sync::now() + longest;
+  auto const deadline = deadline_after(longest);
   bool const looked_at = !hardening_ || hardening_->synchronize(longest);
   return engine_->synchronize(std::max<sync::duration>(deadline - sync::now(), {})) && looked_at;
 }

@@ -1,8 +1,11 @@
 // The client side of the simulated device: the C++ functions of gpumem::simulator over its C control interface.
 // SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <stdexcept>
 #include <system_error>
 
 #include "client_library.hpp"
@@ -49,6 +52,8 @@ void enqueue(CUstream stream, const touch* first, std::size_t count, std::chrono
   std::vector<gpumem_simulator_touch> touches;
   for (std::size_t i = 0; i < count; ++i)
     touches.push_back({first[i].pointer, first[i].bytes, first[i].writes ? 1 : 0});
+  if (duration < std::chrono::nanoseconds{0} || duration > std::chrono::years{1})
+    throw std::invalid_argument{"gpumem: the duration of simulated work must be 0 to a year"};
   const auto nanoseconds = static_cast<std::uint64_t>(duration.count());
   const bool runs = static_cast<bool>(function);
   auto held = runs ? std::make_unique<std::function<void()>>(std::move(function)) : nullptr;

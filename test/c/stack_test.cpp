@@ -356,6 +356,9 @@ TEST_F(c_stack, bad_descriptions_are_refused) {
   std::string deep = "cuda";
   for (int i = 0; i < 20; ++i) deep = "statistics(" + deep + ")";
   expect_refused(deep.c_str(), "16 layers at most");
+  std::string bins = "fixed";
+  for (int i = 0; i < 20'000; ++i) bins = "binning(cuda,bins=1MiB:" + bins + ")";
+  expect_refused(bins.c_str(), "16 layers at most");
 }
 
 } // namespace

@@ -8,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 import gpumem;
@@ -27,6 +28,40 @@ using kind = gpumem::misuse::kind;
 namespace simulator = gpumem::simulator;
 
 class capture_scope : public gpumem_test::scope_test {};
+
+// The pool's bound is for blocks. The graph memory draws chunks of the pool, which are larger.
+TEST_F(capture_scope, largest_block_is_the_same_inside_and_outside) {
+  for (auto const& [hardened, largest] : {std::pair{false, 1000 * KiB}, {false, 100 * KiB}, {true, 100 * KiB}}) {
+    gpumem::pool_resource subject{gpumem::device::current(),
+                                  {.largest_block = largest, .hardened = {.enabled = hardened}}};
+    gpumem::graph_resource inside{subject};
+    auto const scope = subject.capture(inside, a);
+    for (bool const captures : {false, true}) {
+      if (captures) begin_capture(a);
+      for (auto const bytes : {std::size_t{1}, largest - 1, largest}) {
+        auto const p = subject.try_allocate(a, bytes);
+        ASSERT_TRUE(p) << bytes << ", captures: " << captures << ": " << to_string(p.error().reason);
+        EXPECT_EQ(inside.find(*p).has_value(), captures);
+        subject.deallocate(a, *p, bytes);
+      }
+      EXPECT_EQ(subject.try_allocate(a, 2 * largest).error().reason, outcome::too_large);
+      if (captures) end_capture(a);
+    }
+  }
+}
+
+TEST_F(capture_scope, fixed_blocks_serve_a_capture) {
+  gpumem::fixed_size_resource subject{gpumem::cuda_resource{}, {.block_size = 64 * KiB}};
+  gpumem::graph_resource inside{subject};
+  auto const scope = subject.capture(inside, a);
+  begin_capture(a);
+  auto* const p = subject.allocate(a, 64 * KiB);
+  EXPECT_TRUE(inside.find(p));
+  subject.deallocate(a, p, 64 * KiB);
+  end_capture(a);
+  auto* const outside = subject.allocate(a, 64 * KiB);
+  subject.deallocate(a, outside, 64 * KiB);
+}
 
 TEST_F(capture_scope, streams_of_each_kind_are_served_however_the_capture_begins) {
   auto const foreign = make_foreign(), handle = make_foreign();

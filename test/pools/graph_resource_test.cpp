@@ -2,7 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "captured_graphs.hpp"
 
+#include "../support/failing_new.hpp"
+
+#include <algorithm>
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -314,6 +318,63 @@ TEST_F(graph_resource, threads_share_a_graph_memory) {
   EXPECT_EQ(memory.statistics().live, 0u);
   EXPECT_EQ(memory.statistics().allocated, 0u);
   EXPECT_EQ(memory.statistics().allocations, 800u);
+}
+
+// A restore that is refused has changed nothing: neither the blocks nor the counts.
+TEST_F(graph_resource, refused_restore_changes_nothing) {
+  auto* const first = memory.allocate(a, 10 * KiB);
+  auto* const second = memory.allocate(a, 20 * KiB);
+  memory.deallocate(b, memory.allocate(b, 30 * KiB), 30 * KiB);
+  auto const before = memory.memory_map();
+  auto const live_blocks = [&] {
+    std::vector<gpumem::memory_range> live;
+    for (auto const& one : memory.memory_map()) {
+      if (one.live) live.push_back(one);
+    }
+    return live;
+  };
+  auto const same = [&] {
+    auto const now = memory.memory_map();
+    auto const equal = [](gpumem::memory_range const& x, gpumem::memory_range const& y) {
+      return x.base == y.base && x.bytes == y.bytes && x.live == y.live && x.requested == y.requested;
+    };
+    return std::ranges::equal(before, now, equal) && memory.statistics().live == 30 * KiB;
+  };
+  auto const changed = [&](auto change) {
+    auto live = live_blocks();
+    change(live);
+    return live;
+  };
+  using ranges = std::vector<gpumem::memory_range>;
+  for (auto const& bad :
+       {changed([](ranges& live) { live.back().stream = 12345; }),
+        changed([](ranges& live) { live.push_back(live.front()); }),
+        changed([](ranges& live) { live.back().bytes += 2 * MiB; }),
+        changed([](ranges& live) { live.back().bytes = 0; }), changed([](ranges& live) { live.back().base = &live; }),
+        changed([](ranges& live) { live.back().base = static_cast<char*>(live.back().base) + 1; }),
+        changed([](ranges& live) { live.back().requested = live.back().bytes + 1; })}) {
+    EXPECT_THROW(memory.restore(bad), std::invalid_argument);
+    ASSERT_TRUE(same());
+  }
+  for (int n = 0; test::new_can_fail; ++n) {
+    auto const live = live_blocks();
+    try {
+      test::failing_new const fails{n};
+      memory.restore(live);
+      break;
+    } catch (std::bad_alloc const&) { ASSERT_TRUE(same()); }
+  }
+  EXPECT_EQ(memory.statistics().live, 30 * KiB);
+  memory.restore({});
+  EXPECT_EQ(memory.statistics().live, 0u);
+  ranges all;
+  for (auto const& one : before) {
+    if (one.live) all.push_back(one);
+  }
+  memory.restore(all);
+  memory.deallocate(a, first, 10 * KiB);
+  memory.deallocate(a, second, 20 * KiB);
+  EXPECT_EQ(memory.statistics().live, 0u);
 }
 
 } // namespace

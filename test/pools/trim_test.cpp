@@ -1,8 +1,10 @@
-// trim() of a pool where no free has recorded an event.
+// trim() of a pool where no free has recorded an event, and the times for which synchronize() waits.
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
+#include <chrono>
 #include <cstddef>
+#include <stdexcept>
 
 import gpumem;
 
@@ -25,6 +27,28 @@ TEST_F(trim, after_a_wait_for_the_device_gives_all_memory_back_at_once) {
   r.deallocate(b, of_b, 4_MiB);
   simulator::run_until_idle();
   EXPECT_EQ(r.trim(), 8_MiB);
+}
+
+// Work that ends after an hour is not awaited by short times; work that ends soon is, by the longest ones.
+TEST_F(trim, synchronize_takes_every_time) {
+  using std::chrono::nanoseconds;
+  for (bool const hardened : {false, true}) {
+    gpumem::stream a{gpumem::device{0}};
+    gpumem::pool_resource r{gpumem::device{0}, {.hardened = {.enabled = hardened}}};
+    auto const free_in_use_for = [&](nanoseconds time) {
+      auto* const p = r.allocate(a, 4_MiB);
+      simulator::work(a, {simulator::write(p, 4_MiB)}, time);
+      r.deallocate(a, p, 4_MiB);
+    };
+    for (auto const longest : {nanoseconds::max(), nanoseconds::max() - nanoseconds{1}}) {
+      free_in_use_for(std::chrono::microseconds{1});
+      EXPECT_TRUE(r.synchronize(longest)) << longest.count();
+    }
+    free_in_use_for(std::chrono::hours{1});
+    for (auto const longest : {nanoseconds::min(), nanoseconds{-1}, nanoseconds{0}}) r.synchronize(longest);
+    simulator::run_until_idle();
+  }
+  EXPECT_THROW(simulator::work(gpumem::stream{gpumem::device{0}}, {}, nanoseconds{-1}), std::invalid_argument);
 }
 
 } // namespace

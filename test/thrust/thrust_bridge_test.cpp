@@ -22,6 +22,11 @@ TEST_F(thrust_bridge, allocator_allocates_from_the_resource_of_the_module) {
   EXPECT_EQ(counted_.counters().bytes, (gpumem::counter{0, 4000, 4000}));
 }
 
+TEST_F(thrust_bridge, default_allocator_is_only_a_start) {
+  EXPECT_TRUE(use_default_allocator(stream_, gpumem::any_pool{counted_}));
+  EXPECT_EQ(counted_.counters().bytes.total, 0);
+}
+
 TEST_F(thrust_bridge, nvcc_code_can_use_the_services) {
   gpumem::any_pool const erased{counted_};
   auto const failures = gpumem::cuda_resource{}.statistics().failures;

@@ -101,7 +101,8 @@ typedef struct gpumem_failure {
   uint32_t outcome;        ///< a gpumem_outcome; GPUMEM_GRANTED: no call of the thread has failed
   int32_t code;            ///< the driver's error (CUresult), if one was the cause. For GPUMEM_INVALID_ARGUMENT: -1 for
                            ///< a wrong alignment, -2 for a default stream of another device, -5 for a stream of a
-                           ///< device to which the pool is not open
+                           ///< device to which the pool is not open, -6 for a call from a function that the pool calls
+                           ///< while it changes its memory. Otherwise 0
   uint64_t requested;      ///< bytes that the call requested
   uint64_t live;           ///< live bytes of the pool. This field and all below are known only for GPUMEM_EXHAUSTED and
                            ///< GPUMEM_TOO_LARGE
@@ -121,7 +122,8 @@ typedef struct gpumem_failure {
 
 /// Two functions of the caller that allocate and free memory for a pool: see gpumem_make_pool_over. Any thread may call
 /// them, also several threads at the same time. During the calls the pool's device is current, and no lock of gpumem is
-/// held.
+/// held. The functions may call the pool; a call for which the pool would have to call them again gives
+/// GPUMEM_INVALID_ARGUMENT.
 typedef struct gpumem_callbacks {
   size_t size;   ///< sizeof(gpumem_callbacks) of the caller
   void* context; ///< passed to both functions; must live as long as the pool and its blocks
@@ -137,7 +139,8 @@ typedef struct gpumem_page_observer {
   size_t size;   ///< sizeof(gpumem_page_observer) of the caller
   void* context; ///< passed to the function; must live as long as the pool and its blocks
   /// `mapped` is 1 after the bytes at the address were mapped, 0 before they are unmapped. The call may come on any
-  /// thread. That thread holds a lock of the pool, so the function must not call the pool.
+  /// thread. The function may allocate from the pool what the pool has free, free, and read statistics. A call for which
+  /// the pool would have to map or unmap pages too gives GPUMEM_INVALID_ARGUMENT.
   void (*changed)(void* context, void* address, size_t bytes, int mapped);
 } gpumem_page_observer;
 

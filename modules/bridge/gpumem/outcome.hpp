@@ -51,6 +51,9 @@ enum class broken_rule : int {
   moved_from = -3,        ///< the handle was moved from
   moved_from_stream = -4, ///< a stream object was given that had been moved from
   unopened_device = -5,   ///< the stream's device may not use the resource's memory; see open_to()
+  /// A function that the pool calls while it gets memory or gives it back has called that pool, for something that
+  /// needs the same.
+  inside_growth = -6,
 };
 
 /// A request that was not granted. The resource is as it was before the request.

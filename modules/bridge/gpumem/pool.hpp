@@ -165,8 +165,8 @@ public:
     return failure{static_cast<outcome>(f.outcome), f.code, bytes};
   }
   /// Allocates like `allocate`, but a request that finds no memory waits in line while the calling thread sleeps, for
-  /// at most `longest`. Throws acquire_error with outcome::deadline after that time, with outcome::stalled if no memory
-  /// can come.
+  /// at most `longest`; a negative time counts as 0. Throws acquire_error with outcome::deadline after that time, with
+  /// outcome::stalled if no memory can come.
   [[nodiscard]] void* allocate_within(std::chrono::nanoseconds longest, stream_handle stream, std::size_t bytes,
                                       std::size_t alignment = GPUMEM_ALIGNMENT) {
     void* pointer = nullptr;
@@ -218,7 +218,7 @@ public:
     return given_back;
   }
   /// Waits on the host for all work that still uses free memory, so that the memory can go back to the device. Returns
-  /// false if that takes longer than `longest`, or longer than one hour.
+  /// false if that takes longer than `longest`, or longer than one hour. A negative time counts as 0.
   bool synchronize(std::chrono::nanoseconds longest = std::chrono::hours{1}) {
     auto const result = gpumem_synchronize(handle_, time_of(longest));
     if (result == GPUMEM_DEADLINE) return false;

@@ -102,9 +102,9 @@ struct touch {
 /// Returns the declaration that work writes the bytes.
 [[nodiscard]] inline touch write(const void* pointer, std::size_t bytes) noexcept { return {pointer, bytes, true}; }
 
-/// Enqueues device work on `stream`. The work touches the declared bytes and takes `duration` of simulated time. When
-/// the device reaches the work, `function` runs on the thread that lets the device run. It must not throw and must not
-/// call the driver.
+/// Enqueues device work on `stream`. The work touches the declared bytes and takes `duration` of simulated time, 0 to a
+/// year. When the device reaches the work, `function` runs on the thread that lets the device run. It must not throw
+/// and must not call the driver.
 void work(cuda::stream_ref stream, std::initializer_list<touch> touches, std::chrono::nanoseconds duration = {},
           std::function<void()> function = {});
 void work(cuda::stream_ref stream, const std::vector<touch>& touches, std::chrono::nanoseconds duration = {},

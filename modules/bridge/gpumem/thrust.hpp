@@ -12,6 +12,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
@@ -116,6 +117,10 @@ public:
 
   // NOLINTBEGIN(modernize-use-equals-default): nvcc ignores __host__ __device__ on defaulted functions, as CUDA
   // documents
+  /// Makes an allocator without a resource, for the members of containers that make an empty container first. Its
+  /// allocate() throws std::invalid_argument. A container takes over the allocator of another one by assignment.
+  GPUMEM_DETAIL_UNCHECKED
+  GPUMEM_DETAIL_BOTH_SIDES thrust_allocator() : stream_{nullptr}, memory_{}, device_{-1} {}
   GPUMEM_DETAIL_UNCHECKED
   GPUMEM_DETAIL_BOTH_SIDES thrust_allocator(thrust_allocator const& other)
       : stream_{other.stream_}, memory_{other.memory_}, device_{other.device_} {}
@@ -137,6 +142,7 @@ public:
   /// Allocates uninitialised elements. Work that is enqueued on the stream from now on may use them.
   [[nodiscard]] pointer allocate(size_type count) {
     if (count > (std::numeric_limits<size_type>::max)() / sizeof(T)) throw std::bad_array_new_length{};
+    if (!memory_) throw std::invalid_argument{"gpumem: a thrust_allocator that was made without a resource"};
     on_device const scope{device_};
     return pointer{static_cast<T*>(memory_->allocate(stream_, count * sizeof(T)))};
   }
@@ -161,7 +167,8 @@ public:
 private:
   template <class U, class P> friend class thrust_allocator;
   template <class U, class P> bool is_equal(thrust_allocator<U, P> const& b) const {
-    return stream_ == b.stream_ && device_ == b.device_ && (memory_ == b.memory_ || memory_->equals(*b.memory_));
+    bool const both = memory_ && b.memory_;
+    return stream_ == b.stream_ && device_ == b.device_ && (memory_ == b.memory_ || (both && memory_->equals(*b.memory_)));
   }
 
 #if defined(__CUDACC__)

@@ -246,13 +246,16 @@ def find(pointer, device=0):
 
 def trim(keep=0, device=0, wait=1.0):
     """Gives free memory of the device's pool beyond `keep` reserved bytes back, and returns the bytes given back.
-    Memory goes back only if the work that uses it is complete; waits for that for at most `wait` seconds. Unlike
+    Memory goes back only if the work that uses it is complete; waits for that for at most `wait` seconds, and for at
+    most an hour. Raises ValueError if `keep` or `wait` is negative or no number. Unlike
     torch.cuda.empty_cache this also gives memory back while a captured graph lives, so the graph must not use any of
     it."""
+    if not keep >= 0 or not wait >= 0:
+        raise ValueError(f"trim needs bytes and seconds that are not negative, not keep={keep}, wait={wait}")
     given_back = ctypes.c_size_t()
     pool = _pool(_ordinal(device))
     if pool:
-        outcome = library().gpumem_synchronize(pool, int(wait * 1e9))
+        outcome = library().gpumem_synchronize(pool, int(min(wait, 3600) * 1e9))
         if outcome != OUTCOMES.index("deadline"):
             check(outcome)
         check(library().gpumem_trim(pool, keep, ctypes.byref(given_back)))

@@ -32,6 +32,8 @@ public:
                                                                                           pool_shard& into);
   [[clang::requires_capability(one_shard, all_shards)]] placement migrate(allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept;
+  /// Returns whether release(0) would give back a chunk.
+  [[clang::requires_capability(one_shard, all_shards)]] bool can_release() const noexcept;
 
 private:
   [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure>

@@ -34,4 +34,25 @@ private:
   bool taken_ __attribute__((guarded_by(all_shards))) = false;
 };
 
+/// Unlocks the shards while the upstream gets memory or takes it back, which may call functions of the user. If such a
+/// function calls the pool, the calling thread must not wait for its own growth: the pool refuses the call.
+export class [[clang::scoped_lockable]] upstream_call {
+public:
+  explicit upstream_call(shard_list& of) noexcept
+      __attribute__((release_capability(one_shard, all_shards), no_thread_safety_analysis));
+  upstream_call(upstream_call const&) = delete;
+  upstream_call& operator=(upstream_call const&) = delete;
+  [[clang::release_capability, clang::no_thread_safety_analysis]] ~upstream_call();
+
+  /// Returns whether the calling thread calls the upstream of this pool now.
+  static bool runs_here(shard_list const& of) noexcept;
+  /// Throws rule_error if it does.
+  static void throw_if_here(shard_list const& of);
+
+private:
+  all_shards_unlock unlocked_;
+  shard_list const& of_;
+  upstream_call const* const outer_; // of another pool
+};
+
 } // namespace gpumem::detail

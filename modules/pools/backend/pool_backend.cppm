@@ -67,6 +67,18 @@ public:
   /// Gives unused memory back, so that the pool can grow for the request. A pool of pages gives back as many pages as
   /// are missing; a pool of chunks gives back all unused chunks. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] void release_for(allocation_request const& request);
+  /// Makes wants_release() true if there is an unused chunk: a pass of the library thread then gives back all of them.
+  /// For a request whose thread must not wait for that. Returns wants_release().
+  [[clang::requires_capability(one_shard, all_shards)]] bool ask_for_release() noexcept;
+  [[clang::requires_shared_capability(all_shards)]] inline bool wants_release() const noexcept {
+    return wants_release_;
+  }
+  /// Called by the pass that gives the chunks back.
+  [[clang::requires_capability(all_shards)]] void begin_wanted_release() noexcept { wants_release_ = false; }
+  /// Returns whether memory is on its way back to the upstream. The pool can grow by it afterwards.
+  [[clang::requires_shared_capability(all_shards)]] inline bool is_releasing() const noexcept {
+    return wants_release_ || parts_.chunks.releasing() > 0;
+  }
   /// Marks the pool as closed: it has no users any more. From then on free ranges whose uses are complete are joined
   /// also with reuse_policy::ordered. Until then that policy keeps each range for the stream that freed it. If the
   /// device is lost, all memory counts as unused.
@@ -86,6 +98,7 @@ private:
   backend_parts parts_;
   chunk_backend chunks_;
   page_backend pages_;
+  bool wants_release_ __attribute__((guarded_by(all_shards))) = false;
 };
 
 } // namespace gpumem::detail

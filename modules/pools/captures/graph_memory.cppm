@@ -58,7 +58,7 @@ public:
   /// Describes all memory, in the order of addresses. Throws std::bad_alloc.
   std::vector<memory_range> memory_map();
   /// Makes exactly these ranges live, at their addresses, and frees all other blocks. Throws std::invalid_argument for
-  /// ranges that are not of this memory, and std::bad_alloc. After an exception some of the ranges can be free.
+  /// ranges that are not of this memory or overlap, and std::bad_alloc; then it has changed nothing.
   void restore(std::span<memory_range const> live);
   static char const* resource_name() noexcept { return "graph_resource"; }
   pool_upstream const& upstream() const noexcept { return *upstream_; }
@@ -67,8 +67,14 @@ private:
   friend class graph_memory_list;
   friend class intrusive_list<graph_memory>;
 
-  // `foreign`: the pointer is not in this memory. `refused`: the free is a misuse, and was reported.
+  // `foreign`: the pointer is not in this memory. `refused`: the free is a misuse.
   enum class free_outcome : std::uint8_t { foreign, refused, done };
+
+  struct restored_block {
+    std::uintptr_t base;
+    std::size_t bytes, requested;
+    stream_timeline* stream;
+  };
 
   ~graph_memory() override;
   void* take(stream_key const& key, std::size_t bytes, std::size_t alignment)
@@ -77,13 +83,18 @@ private:
   bool add(chunk const& drawn) noexcept;
 
   void free_or_report(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  // After `done` the caller calls drop_live(), which can destroy this object.
-  free_outcome free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  free_outcome report(stream_key const& key, void const* pointer, std::optional<std::size_t> bytes) const noexcept
+  // After `done` the caller calls drop_live(), which can destroy this object. Sets `wrong` for `refused`.
+  free_outcome free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                    late_misuse& wrong) noexcept;
+  free_outcome explain(stream_key const& key, void const* pointer, std::optional<std::size_t> bytes,
+                       late_misuse& wrong) const noexcept __attribute__((requires_capability(mutex_)));
+  // Returns the blocks to restore in the order of their addresses, and reserves the host's memory for them. Throws what
+  // restore() throws.
+  std::vector<restored_block> plan_restore(std::span<memory_range const> live)
       __attribute__((requires_capability(mutex_)));
-  void free_everything() __attribute__((requires_capability(mutex_)));
-  void make_live(memory_range const& one) __attribute__((requires_capability(mutex_)));
-  bool declare_use(stream_key const& key, void const* pointer) noexcept;
+  void free_everything() noexcept __attribute__((requires_capability(mutex_)));
+  void make_live(restored_block const& one) noexcept __attribute__((requires_capability(mutex_)));
+  bool declare_use(stream_key const& key, void const* pointer, late_misuse& wrong) noexcept;
 
   std::unique_ptr<pool_upstream> const upstream_; // keeps alive the pool that owns *listed_in_
   std::optional<device> const device_;

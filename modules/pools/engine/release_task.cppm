@@ -54,7 +54,7 @@ private:
   [[clang::requires_capability(one_shard, all_shards)]] next_step after_closed_pass(held_by kept) noexcept;
   void take(next_step step) noexcept;
   [[clang::requires_shared_capability(all_shards)]] std::size_t kept_bytes() const noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] held_by release_pass() noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] held_by release_pass(bool all) noexcept;
   [[clang::requires_shared_capability(all_shards)]] inline bool is_beyond_threshold() const noexcept {
     return parts_.chunks.reserved() > parts_.options.release_threshold;
   }

@@ -29,6 +29,8 @@ export struct allocation_request {
     bytes = exact.bytes;
     class_number = exact.number;
   }
+  /// Returns whether the request waits in the pool's queue if it is refused, so that its thread must not wait now.
+  inline bool can_park() const noexcept { return key.queues() != queueing::none && !key.may_wait(); }
   inline bool is_small() const noexcept { return bytes <= size_class::largest_small && alignment == granule; }
 };
 

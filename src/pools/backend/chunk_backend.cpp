@@ -29,7 +29,7 @@ namespace gpumem::detail {
 attempt<placement> chunk_backend::grow(allocation_request const& request, bool exact) {
   auto const need = request.bytes + (request.alignment - granule);
   auto bytes = parts_.chunks.growth(need, request.shard->reserved);
-  if (bytes == 0 && parts_.chunks.releasing() > 0) {
+  if (bytes == 0 && parts_.chunks.releasing() > 0 && !request.can_park()) {
     parts_.lock.wait_for_release(parts_.chunks);
     return attempt<placement>::retry();
   }
@@ -49,7 +49,7 @@ expected<block*, failure> chunk_backend::allocate(stream_key const& key, pool_sh
   expected<void*, failure> drawn = nullptr;
   parts_.lock.begin();
   {
-    all_shards_unlock const during{parts_.shards};
+    upstream_call const during{parts_.shards};
     drawn = parts_.upstream.allocate(key, bytes);
     if (!drawn && bytes > least) drawn = parts_.upstream.allocate(key, bytes = least);
   }
@@ -61,7 +61,7 @@ expected<block*, failure> chunk_backend::allocate(stream_key const& key, pool_sh
   try {
     return &add(key, into, *drawn, bytes);
   } catch (std::bad_alloc const&) {
-    all_shards_unlock const during{parts_.shards};
+    upstream_call const during{parts_.shards};
     parts_.upstream.deallocate({.base = reinterpret_cast<std::uintptr_t>(*drawn), .bytes = bytes});
     throw;
   }
@@ -113,6 +113,13 @@ bool chunk_backend::is_idle_and_complete(chunk const& parent) const noexcept {
   return complete;
 }
 
+bool chunk_backend::can_release() const noexcept {
+  return parts_.chunks.largest_idle(0, [this](chunk const& parent) {
+    assert_shard_held();
+    return is_idle_and_complete(parent);
+  }) != nullptr;
+}
+
 // Gives back idle chunks, the largest one first. A chunk is idle if it is free and all work that used it is complete.
 std::size_t chunk_backend::release(std::size_t keep) noexcept {
   std::size_t given = 0;
@@ -128,7 +135,7 @@ std::size_t chunk_backend::release(std::size_t keep) noexcept {
     auto const gone = parts_.chunks.begin_release(*idle);
     parts_.observer.on_reserved_changed();
     {
-      all_shards_unlock const during{parts_.shards};
+      upstream_call const during{parts_.shards};
       parts_.upstream.deallocate(gone);
     }
     parts_.chunks.end_release(gone.bytes);

@@ -195,7 +195,7 @@ placement page_backend::move(allocation_request const& request, bool at_limit) {
   expected<page_extent, failure> moved = page_extent{};
   parts_.lock.begin();
   {
-    all_shards_unlock const during{parts_.shards};
+    upstream_call const during{parts_.shards};
     moved = shard.pages->move(runs, plan->hole ? plan->offset(given) : end);
     if (!moved) idle_pages::unmap(idle);
   }
@@ -214,7 +214,7 @@ expected<block*, failure> page_backend::map(pool_shard& into, growth_plan const&
   expected<page_extent, failure> made = page_extent{};
   parts_.lock.begin();
   {
-    all_shards_unlock const during{parts_.shards};
+    upstream_call const during{parts_.shards};
     made = map_unlocked(into, plan, affordable);
   }
   charge_moves(std::min(count() - std::min(before, count()), affordable));
@@ -256,7 +256,7 @@ expected<block*, failure> page_backend::accept(pool_shard& into, expected<page_e
       return &added;
     } catch (std::bad_alloc const&) {
       {
-        all_shards_unlock const during{parts_.shards};
+        upstream_call const during{parts_.shards};
         into.pages->unmap(made->offset, made->bytes);
       }
       parts_.lock.end();
@@ -340,7 +340,7 @@ std::size_t page_backend::release_idle(page_query const& query) noexcept {
   auto const given = idle_.detach(idle);
   parts_.lock.begin();
   {
-    all_shards_unlock const during{parts_.shards};
+    upstream_call const during{parts_.shards};
     idle_pages::unmap(idle);
   }
   parts_.chunks.end_release(given);

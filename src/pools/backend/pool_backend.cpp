@@ -67,6 +67,8 @@ void pool_backend::release_for(allocation_request const& request) {
   chunks_.release(0);
 }
 
+bool pool_backend::ask_for_release() noexcept { return wants_release_ = wants_release_ || chunks_.can_release(); }
+
 bool pool_backend::pin(void const* pointer, std::size_t bytes) {
   if (auto* const pages = pages_.pages_of(pointer)) return pages->pin(pointer, bytes);
   // A chunk with a live block stays, so it needs no pin.

@@ -59,8 +59,9 @@ stream_key pool_upstream::key_for(stream_key const& stream) const noexcept {
 }
 
 expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::size_t bytes) noexcept {
-  // Asks for memory that any stream can use immediately if the call may not use the stream's handle.
-  auto const key = stream.has_handle() ? key_for(stream) : key_for(stream_key::host().waiting(stream.may_wait()));
+  // If the call may not use the stream's handle, asks for memory that any stream can use immediately.
+  bool const usable = stream.has_handle() || stream.is_host();
+  auto const key = key_for(usable ? stream : stream_key::host().waiting(stream.may_wait()));
   auto const drawn = calls_.try_allocate(key, bytes, granule);
   if (heaps_ && drawn && device_source::any_has_block(*drawn, bytes)) heaps_->add_heap(*drawn, bytes);
   return drawn;

@@ -36,8 +36,9 @@ expected<chunk, failure> graph_chunks::draw(pool_upstream& upstream, std::size_t
   auto const exact = header + ((bytes + granule - 1) & ~(granule - 1)) + slack;
   relaxed_capture const relaxed; // allows driver calls that are unsafe in a capture
   auto size = exact <= largest_small ? small_chunk : exact;
-  auto drawn = upstream.allocate(stream_key::host(), size);
-  if (!drawn && size != exact) drawn = upstream.allocate(stream_key::host(), size = exact);
+  auto const key = stream_key::host().as_chunk();
+  auto drawn = upstream.allocate(key, size);
+  if (!drawn && size != exact) drawn = upstream.allocate(key, size = exact);
   if (!drawn) return unexpected<failure>{drawn.error()};
   chunk made;
   made.base = reinterpret_cast<std::uintptr_t>(*drawn) + header;

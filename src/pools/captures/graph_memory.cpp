@@ -40,6 +40,8 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
+inline constexpr std::size_t records_per_split = 2; // most records and free lists for which a split asks
+
 std::optional<device> device_of_upstream(pool_upstream const& upstream) {
   auto const ordinal = upstream.device();
   if (ordinal < 0) return std::nullopt;
@@ -150,21 +152,22 @@ bool graph_memory::add(chunk const& drawn) noexcept try {
 std::size_t graph_memory::trim(std::size_t) noexcept { return 0; }
 
 void graph_memory::free_or_report(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
-  switch (free(key, pointer, bytes)) {
+  late_misuse wrong;
+  switch (free(key, pointer, bytes, wrong)) {
   case free_outcome::done: return drop_live(); // may destroy this object
   case free_outcome::refused: return;
   case free_outcome::foreign:
-    report_misuse({misuse::kind::foreign_pointer, pointer, bytes.value_or(0), 0, key.id(), resource_name()});
+    wrong.set({misuse::kind::foreign_pointer, pointer, bytes.value_or(0), 0, key.id(), resource_name()});
   }
 }
 
-graph_memory::free_outcome graph_memory::free(stream_key const& key, void* pointer,
-                                              std::optional<std::size_t> bytes) noexcept {
+graph_memory::free_outcome graph_memory::free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                                              late_misuse& wrong) noexcept {
   sync::lock const held{mutex_};
   auto* const freed = ranges_.find_live(pointer);
-  if (!freed || (bytes && *bytes != freed->requested)) return report(key, pointer, bytes);
+  if (!freed || (bytes && *bytes != freed->requested)) return explain(key, pointer, bytes, wrong);
   if (!serves_stream(key)) {
-    report_misuse({misuse::kind::unopened_device, pointer, bytes.value_or(0), 0, key.id(), resource_name()});
+    wrong.set({misuse::kind::unopened_device, pointer, bytes.value_or(0), 0, key.id(), resource_name()});
     return free_outcome::refused;
   }
   ++counts_.frees;
@@ -176,14 +179,14 @@ graph_memory::free_outcome graph_memory::free(stream_key const& key, void* point
   return free_outcome::done;
 }
 
-graph_memory::free_outcome graph_memory::report(stream_key const& key, void const* pointer,
-                                                std::optional<std::size_t> bytes) const noexcept {
+graph_memory::free_outcome graph_memory::explain(stream_key const& key, void const* pointer,
+                                                 std::optional<std::size_t> bytes, late_misuse& wrong) const noexcept {
   auto const* const in = chunks_.find_containing(pointer);
   if (!in) return free_outcome::foreign;
   std::size_t const requested = in->requested;
   auto what = misuse::kind::double_free;
   if (in->is_live()) what = in->pointer() == pointer ? misuse::kind::wrong_size : misuse::kind::foreign_pointer;
-  report_misuse({what, pointer, bytes.value_or(0), in->is_live() ? requested : 0, key.id(), resource_name()});
+  wrong.set({what, pointer, bytes.value_or(0), in->is_live() ? requested : 0, key.id(), resource_name()});
   return free_outcome::refused;
 }
 
@@ -231,81 +234,90 @@ std::vector<memory_range> graph_memory::memory_map() {
   return map;
 }
 
+// Checks all ranges and reserves the host's memory for their blocks before it changes anything.
 void graph_memory::restore(std::span<memory_range const> live) {
-  std::int64_t before = 0;
+  std::uint64_t before = 0, after = 0; // live blocks
   {
     sync::lock const held{mutex_};
-    for (auto const& one : live) {
-      auto const* const in = one.live ? chunks_.find_containing(one.base) : nullptr;
-      if (one.live && !in) throw std::invalid_argument{"gpumem: a block to restore is not in the graph memory"};
-    }
-    before = static_cast<std::int64_t>(counts_.allocations - counts_.frees);
+    auto const planned = plan_restore(live);
+    before = counts_.allocations - counts_.frees;
     free_everything();
-    for (auto const& one : live) {
-      if (one.live) make_live(one);
-    }
-    before -= static_cast<std::int64_t>(counts_.allocations - counts_.frees);
+    for (auto const& one : planned) make_live(one);
+    after = planned.size();
   }
-  for (; before < 0; ++before) add_live();
-  for (; before > 0; --before) drop_live(); // cannot destroy this object: the caller has a handle
+  for (; before < after; ++before) add_live();
+  for (; before > after; --before) drop_live(); // cannot destroy this object: the caller has a handle
+}
+
+std::vector<graph_memory::restored_block> graph_memory::plan_restore(std::span<memory_range const> live) {
+  std::vector<restored_block> planned;
+  for (auto const& one : live) {
+    if (!one.live) continue;
+    auto const* const in = chunks_.find_containing(one.base);
+    auto const begin = reinterpret_cast<std::uintptr_t>(one.base);
+    bool const whole = in && (begin - in->parent->base) % granule == 0 && one.bytes > 0 && one.bytes % granule == 0;
+    if (!whole || one.bytes > in->parent->end() - begin || one.requested > one.bytes)
+      throw std::invalid_argument{"gpumem: a block to restore is not in the graph memory"};
+    auto* const stream = uses_.find_stream(one.stream);
+    if (!stream) throw std::invalid_argument{"gpumem: a block to restore is of a stream unknown to the graph memory"};
+    planned.push_back({begin, one.bytes, one.requested, stream});
+  }
+  std::ranges::sort(planned, {}, &restored_block::base);
+  auto const overlap = [](restored_block const& a, restored_block const& b) { return b.base - a.base < a.bytes; };
+  if (std::ranges::adjacent_find(planned, overlap) != planned.end())
+    throw std::invalid_argument{"gpumem: a block to restore overlaps another one"};
+  ranges_.reserve_metadata(records_per_split * (planned.size() + 1), records_per_split);
+  return planned;
 }
 
 // Makes each chunk one free range. The range needs no uses that order its reuse: the caller guarantees that the
-// captures so far are launched before later captures.
-void graph_memory::free_everything() {
+// captures so far are launched before later captures. Allocates no host memory: a range without uses goes to a free
+// list that exists.
+void graph_memory::free_everything() noexcept {
   uses_.forget_all_blocks();
   chunks_.visit([&](chunk const& each) {
     mutex_.assert_held();
-    std::vector<block*> all;
-    each.visit([&](block& one) { all.push_back(&one); });
-    auto const is_used = [](block const* one) { return one->is_live() || !one->uses.empty(); };
-    for (auto used = std::ranges::find_if(all, is_used); used != all.end(); used = std::ranges::find_if(all, is_used)) {
-      auto& one = **used;
-      if (one.is_live()) {
+    for (auto* at = each.first; at; at = at->upper) {
+      if (at->is_live()) {
         ++counts_.frees;
-        counts_.live -= one.requested;
-        counts_.allocated -= one.bytes;
-        one.uses.clear();
-        ranges_.free(one, range_allocator::coalescing::any);
-      } else {
-        ranges_.free_ranges().mark_complete(one);
+        counts_.live -= at->requested;
+        counts_.allocated -= at->bytes;
+        at->uses.clear();
+        at = &ranges_.free(*at, range_allocator::coalescing::same_streams);
+      } else if (!at->uses.empty()) {
+        at = &ranges_.free_ranges().mark_complete(*at);
       }
-      all.clear(); // some blocks were joined with neighbours
-      each.visit([&](block& left) { all.push_back(&left); });
     }
   });
 }
 
-void graph_memory::make_live(memory_range const& one) {
-  auto* const in = chunks_.find_containing(one.base);
-  auto const offset = reinterpret_cast<std::uintptr_t>(one.base) - in->base;
-  auto* const stream = uses_.find_stream(one.stream);
-  if (!in->is_free() || in->bytes - offset < one.bytes || !stream)
-    throw std::invalid_argument{"gpumem: a block to restore overlaps another one, or is not of this graph memory"};
-  auto& made = ranges_.split_off(*in, offset, one.bytes);
+void graph_memory::make_live(restored_block const& one) noexcept {
+  auto& in = *chunks_.find_containing(reinterpret_cast<void const*>(one.base));
+  auto& made = ranges_.split_off(in, one.base - in.base, one.bytes);
   made.requested = one.requested;
-  made.stream = stream;
+  made.stream = one.stream;
   ++counts_.allocations;
   counts_.live += one.requested;
   counts_.peak_live = std::max(counts_.peak_live, counts_.live);
   counts_.allocated += one.bytes;
 }
 
-bool graph_memory::declare_use(stream_key const& key, void const* pointer) noexcept {
+bool graph_memory::declare_use(stream_key const& key, void const* pointer, late_misuse& wrong) noexcept {
   sync::lock const held{mutex_};
   auto* const used = chunks_.find_containing(pointer);
   if (!used) return false;
   if (used->is_live() && used->pointer() == pointer) {
     uses_.end(*used, key, graph_uses::ended_by::declaration);
   } else {
-    report(key, pointer, std::nullopt);
+    explain(key, pointer, std::nullopt, wrong);
   }
   return true;
 }
 
 void graph_memory::record_use(stream_key const& key, void* pointer) noexcept {
-  if (declare_use(key, pointer)) return;
-  report_misuse({misuse::kind::foreign_pointer, pointer, 0, 0, key.id(), resource_name()});
+  late_misuse wrong;
+  if (declare_use(key, pointer, wrong)) return;
+  wrong.set({misuse::kind::foreign_pointer, pointer, 0, 0, key.id(), resource_name()});
 }
 
 statistics graph_memory::read_statistics() noexcept {

@@ -8,6 +8,7 @@ module gpumem:graph_memory_list.impl;
 import :graph_memory;
 import :block_info;
 import :intrusive_list;
+import :misuse;
 import :stream;
 import :sync;
 
@@ -29,11 +30,12 @@ void graph_memory_list::remove(graph_memory& one) noexcept {
 
 // Until drop_live() the freed block keeps its graph memory alive, so drop_live() needs no lock.
 bool graph_memory_list::free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  late_misuse wrong;
   graph_memory* owner = nullptr;
   {
     sync::lock const held{mutex_};
     for (auto* each = items_.first(); each && !owner; each = each->links_.next) {
-      auto const result = each->free(key, pointer, bytes);
+      auto const result = each->free(key, pointer, bytes, wrong);
       if (result == graph_memory::free_outcome::refused) return true;
       if (result == graph_memory::free_outcome::done) owner = each;
     }
@@ -60,9 +62,10 @@ std::optional<owned_block> graph_memory_list::find_owned(void const* pointer) no
 }
 
 bool graph_memory_list::record_use(stream_key const& key, void const* pointer) noexcept {
+  late_misuse wrong;
   sync::lock const held{mutex_};
   for (auto* each = items_.first(); each; each = each->links_.next) {
-    if (each->declare_use(key, pointer)) return true;
+    if (each->declare_use(key, pointer, wrong)) return true;
   }
   return false;
 }

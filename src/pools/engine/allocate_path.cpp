@@ -55,7 +55,7 @@ allocate_path::try_allocate(stream_key const& key, size_class size, std::size_t 
     return unexpected<failure>{failure_of(broken_rule::unopened_device, bytes)};
   }
   bool const beyond_limit = parts_.chunks.limit() && request.bytes > parts_.chunks.limit();
-  if (beyond_limit || bytes > parts_.largest_block) [[unlikely]]
+  if (beyond_limit || (bytes > parts_.largest_block && !key.for_chunk())) [[unlikely]]
     return fail(request, outcome::too_large);
   if (!parts_.requests.is_open()) [[unlikely]] {
     if (auto const why = queue_.refusal_at_admission(request)) return fail(request, *why);

@@ -101,11 +101,12 @@ bool free_path::push_remote_free(free_call const& call, shard_list::lookup const
 
 free_result free_path::free_with_all_locks(free_call const& call) noexcept {
   auto const& key = call.key;
+  late_misuse wrong;
   woken_waiters woken;
   all_shards_lock const held{parts_.shards};
   frees_.drain_all_remote_frees();
   if (!key.capturing()) deferred_.run(&key);
-  auto* const freed = find_or_report(parts_, key, call.pointer, call.bytes);
+  auto* const freed = find_or_explain(parts_, key, call.pointer, call.bytes, wrong);
   if (!freed) return free_result::refused;
   auto& shard = *freed->parent->shard;
   shard.counters.all_locked_calls += !parts_.shards.single();

@@ -17,10 +17,11 @@ import :stream;
 namespace gpumem::detail {
 namespace {
 
-[[clang::requires_capability(one_shard, all_shards)]] void
-report(pool_parts& parts, stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+[[clang::requires_capability(one_shard, all_shards)]] void explain(pool_parts& parts, stream_key const& key,
+                                                                   void* pointer, std::optional<std::size_t> bytes,
+                                                                   late_misuse& wrong) noexcept {
   auto const refuse = [&](misuse::kind what, std::size_t expected) {
-    report_misuse({what, pointer, bytes.value_or(0), expected, key.id(), parts.options.name.c_str()});
+    wrong.set({what, pointer, bytes.value_or(0), expected, key.id(), parts.options.name.c_str()});
   };
   auto const* const parent = parts.chunks.find_containing(pointer);
   auto const* const found = parent ? parent->find_containing(pointer) : nullptr;
@@ -33,11 +34,11 @@ report(pool_parts& parts, stream_key const& key, void* pointer, std::optional<st
 
 } // namespace
 
-block* find_or_report(pool_parts& parts, stream_key const& key, void* pointer,
-                      std::optional<std::size_t> bytes) noexcept {
+block* find_or_explain(pool_parts& parts, stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                       late_misuse& wrong) noexcept {
   auto* const found = parts.shards.find_live(pointer).that;
   if (found && found->is_live() && (!bytes || *bytes == found->requested)) return found;
-  report(parts, key, pointer, bytes);
+  explain(parts, key, pointer, bytes, wrong);
   return nullptr;
 }
 

@@ -16,6 +16,7 @@ import :deferred_release;
 import :device;
 import :error;
 import :eviction_wait;
+import :growth_lock;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;
@@ -36,6 +37,8 @@ namespace gpumem::detail {
 // new memory. A pool of pages unmaps only as many unused pages as the request needs, so it does that before the host
 // waits. A pool of chunks gives back all unused chunks, so it does that only after the wait.
 expected<void*, failure> out_of_memory::allocate(allocation_request& request, failure const& why) {
+  if (why.reason == outcome::invalid_argument)
+    return unexpected<failure>{why}; // the growth is called from inside itself
   request.growth_failed = true;
   request.drop_rounding(parts_.smallest_block);
   bool const within_limit = parts_.chunks.headroom() >= request.bytes;
@@ -87,8 +90,12 @@ expected<void*, failure> out_of_memory::grow_in_place(allocation_request const& 
     if (auto* const p = allocator_.search_all(request)) return p;
   }
   if (auto const place = parts_.backend.move_at_limit(request)) return allocator_.commit(request, place);
-  parts_.backend.release_for(request);
-  return grow_or_search(request);
+  // The driver's free of a chunk waits for all work of the device.
+  bool const leaves_release = !parts_.backend.paged() && request.can_park();
+  if (!leaves_release) parts_.backend.release_for(request);
+  auto const grown = grow_or_search(request);
+  if (!grown && leaves_release && parts_.backend.ask_for_release()) parts_.passes.schedule();
+  return grown;
 }
 
 expected<void*, failure> out_of_memory::grow_or_search(allocation_request const& request) {

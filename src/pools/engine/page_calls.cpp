@@ -9,6 +9,7 @@ import :admission;
 import :cache_limits;
 import :device;
 import :error;
+import :growth_lock;
 import :page_table;
 import :pool_backend;
 import :pool_parts;
@@ -20,11 +21,13 @@ import :waiter;
 namespace gpumem::detail {
 
 bool page_calls::pin(void const* pointer, std::size_t bytes) {
+  upstream_call::throw_if_here(parts_.shards);
   all_shards_lock const held{parts_.shards};
   return parts_.backend.pin(pointer, bytes);
 }
 
 void page_calls::unpin(void const* pointer, std::size_t bytes) {
+  upstream_call::throw_if_here(parts_.shards);
   woken_waiters woken;
   all_shards_lock const held{parts_.shards};
   parts_.backend.unpin(pointer, bytes);
@@ -33,12 +36,14 @@ void page_calls::unpin(void const* pointer, std::size_t bytes) {
 }
 
 void page_calls::open_to(device peer) {
+  upstream_call::throw_if_here(parts_.shards);
   all_shards_lock const held{parts_.shards};
   check(parts_.backend.open_to(peer), "cuMemSetAccess");
   parts_.caches.add_devices(cache_limits::bit_of(peer.ordinal()));
 }
 
 expected<exported_page, failure> page_calls::export_page(void const* pointer) {
+  if (upstream_call::runs_here(parts_.shards)) return unexpected<failure>{failure_of(broken_rule::inside_growth, 0)};
   all_shards_lock const held{parts_.shards};
   return parts_.backend.export_page(pointer);
 }

@@ -19,6 +19,7 @@ import :deferred_frees;
 import :deferred_release;
 import :error;
 import :executor;
+import :growth_lock;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;
@@ -56,6 +57,7 @@ pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
 
 std::size_t pool_engine::reserve(std::size_t bytes) {
   auto const fail = [&](failure const& why) { throw_failure({why.reason, why.code, bytes}); };
+  upstream_call::throw_if_here(parts_.shards);
   all_shards_lock const held{parts_.shards};
   auto const limit = parts_.chunks.limit();
   auto& shard = parts_.shards.shard_of_thread();
@@ -83,6 +85,7 @@ void pool_engine::set_limit(std::size_t bytes) {
 }
 
 std::size_t pool_engine::trim(std::size_t keep) {
+  upstream_call::throw_if_here(parts_.shards);
   timeline_registry::cover_own_defaults();
   woken_waiters woken;
   all_shards_lock const held{parts_.shards};

@@ -11,6 +11,7 @@ import :block;
 import :cuda;
 import :deferred_frees;
 import :error;
+import :misuse;
 import :misuse_check;
 import :pool_mode;
 import :pool_parts;
@@ -37,9 +38,10 @@ stream_uses recorded_uses::of(void const* pointer) noexcept {
 
 bool recorded_uses::record(stream_key const& key, void* pointer) {
   key.timeline().prepare();
+  late_misuse wrong;
   all_shards_lock const held{parts_.shards};
   if (!key.capturing()) deferred_.run(&key);
-  auto* const used = find_or_report(parts_, key, pointer, std::nullopt);
+  auto* const used = find_or_explain(parts_, key, pointer, std::nullopt, wrong);
   if (!used) return false;
   parts_.mode.add_stream(key.timeline());
   auto& timeline = key.timeline();

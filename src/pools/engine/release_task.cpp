@@ -44,7 +44,9 @@ void release_task::expire() noexcept {
     all_shards_lock const held{parts_.shards};
     parts_.passes.begin_pass();
     bool const closed = parts_.backend.closed();
-    auto const kept = closed || is_beyond_threshold() ? release_pass() : held_by::nothing;
+    bool const wanted = parts_.backend.wants_release();
+    auto const kept = closed || wanted || is_beyond_threshold() ? release_pass(wanted) : held_by::nothing;
+    if (wanted) parts_.notify(); // requests wait for the memory that has gone back
     parts_.passes.end_pass();
     bool const looks_on = (is_beyond_threshold() && !parts_.passes.gives_up()) || monitor_.needs_pass();
     if (parts_.backend.closed()) {
@@ -84,11 +86,12 @@ std::size_t release_task::kept_bytes() const noexcept {
   return parts_.upstream->stream_ordered() ? std::max(reserved, tuning::driver_pool_step) : reserved;
 }
 
-release_task::held_by release_task::release_pass() noexcept {
+release_task::held_by release_task::release_pass(bool all) noexcept {
+  parts_.backend.begin_wanted_release();
   try {
     frees_.flush_thread_caches(); // frees fill the caches until the reserved bytes exceed the threshold by an eighth
     parts_.rules.poll_streams(nullptr, parts_.everywhere());
-    parts_.backend.release(parts_.backend.closed() ? 0 : parts_.options.release_threshold);
+    parts_.backend.release(all || parts_.backend.closed() ? 0 : parts_.options.release_threshold);
     bool const open = reuse_rules::may_complete(parts_.everywhere());
     parts_.passes.count_idle(open);
     if (open) return held_by::open_events;

@@ -12,6 +12,7 @@ import :attempt;
 import :block;
 import :chunk;
 import :error;
+import :growth_lock;
 import :growth_policy;
 import :pool_backend;
 import :pool_counters;
@@ -98,6 +99,8 @@ void* shard_allocator::search_with_wait(allocation_request const& request) {
 }
 
 attempt<void*> shard_allocator::grow(allocation_request const& request, bool exact) {
+  if (upstream_call::runs_here(parts_.shards))
+    return unexpected<failure>{failure_of(broken_rule::inside_growth, request.requested)};
   if (parts_.backend.wait_for_growth()) return attempt<void*>::retry();
   try {
     auto const grown = parts_.backend.grow(request, exact);

@@ -100,7 +100,7 @@ bool hardening::drain(sync::time_point deadline, until goal) noexcept {
 void hardening::flush() noexcept { drain(sync::now() + max_flush_time, until::nothing_is_left); }
 
 bool hardening::synchronize(sync::duration longest) noexcept {
-  drain(sync::now() + longest, until::nothing_is_left);
+  drain(deadline_after(longest), until::nothing_is_left);
   lock const held{mutex_};
   return blocks_.frees() == released_;
 }

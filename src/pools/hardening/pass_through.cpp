@@ -20,6 +20,7 @@ import :pool_engine;
 import :pool_options;
 import :pool_upstream;
 import :reuse_rules;
+import :size_class;
 import :stream;
 import :stream_timeline;
 import :stream_uses;
@@ -52,7 +53,7 @@ expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::
                                                     std::size_t alignment) noexcept {
   auto const largest = engine_.options().largest_block;
   expected<void*, failure> result = unexpected<failure>{failure{outcome::closed, 0, bytes}};
-  if (largest && bytes > largest) {
+  if (largest && bytes > size_class::of(largest).bytes && !key.for_chunk()) {
     result = unexpected<failure>{failure{outcome::too_large, 0, bytes}};
   } else if (!engine_.refuses()) {
     result = engine_.upstream().allocate_exact(key, bytes, alignment);

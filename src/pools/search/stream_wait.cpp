@@ -47,7 +47,7 @@ bool is_lost(goal const& one) {
 } // namespace
 
 bool wait_for_streams(std::vector<stream_timeline*> const& timelines, sync::duration longest) noexcept {
-  auto const deadline = sync::now() + longest;
+  auto const deadline = deadline_after(longest);
   try {
     std::vector<goal> open;
     for (auto* const timeline : timelines) open.push_back(goal_of(*timeline));

@@ -82,7 +82,7 @@ waiter* progress_monitor::next_to_abort() noexcept {
   auto const& queue = waiting_.queue;
   auto* const first = queue.next_waiting();
   if (!first || !parts_.requests.has_waiting() || waiting_.has_deferred_frees() || parts_.backend.growing() ||
-      pressure.pending())
+      parts_.backend.is_releasing() || pressure.pending())
     return nullptr;
   bool const fits = waiting_.fits(*first);
   if (fits &&

@@ -52,10 +52,10 @@ bool waiting_requests::fits(waiter const& item) const noexcept {
   return bytes <= headroom(waiter_list::has_turn(item) ? bytes : 0);
 }
 
-// Returns whether memory is live, set aside for a request that tries again, or freed inside a graph capture (a later
-// call completes such a free). A later free may then help a request.
+// Returns whether memory is live, set aside for a request that tries again, on its way back to the upstream, or freed
+// inside a graph capture (a later call completes such a free). A later free may then help a request.
 bool waiting_requests::is_held() const noexcept {
-  return parts_.live_blocks() > 0 || has_deferred_frees() || queue.set_aside() > 0;
+  return parts_.live_blocks() > 0 || has_deferred_frees() || queue.set_aside() > 0 || parts_.backend.is_releasing();
 }
 
 bool waiting_requests::ends(waiter const& item) const noexcept {

@@ -98,6 +98,7 @@ STD = {
     "stdexcept": r"domain_error|invalid_argument|length_error|logic_error|out_of_range|overflow_error|range_error|"
                  r"runtime_error|underflow_error",
     "stop_token": r"nostopstate|stop_(callback|source|token)",
+    "streambuf": r"streambuf",
     "string": r"basic_string|char_traits|erase(_if)?|getline|sto(d|i|l|ul|ll|ull)|string|string_literals|to_string",
     "string_view": r"string_view|string_view_literals",
     "system_error": r"errc|error_(category|code|condition)|(generic|system)_category|make_error_(code|condition)|"
