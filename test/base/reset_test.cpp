@@ -185,26 +185,15 @@ TEST_P(device_reset, frees_and_statistics_work_after_a_reset) {
 }
 
 // The library polls by itself: no call of the program has found the reset yet.
-TEST_P(device_reset, polls_pass_no_event_from_before_the_reset) {
+TEST_P(device_reset, no_event_from_before_the_reset_is_polled_or_waited_for) {
   objects o;
   auto& timeline = o.a.key().timeline();
-  timeline.record_later(o.a.get());
+  auto const closed = timeline.record_at_free(o.a.get());
+  EXPECT_TRUE(timeline.waitable(closed));
   reset_device(o);
   EXPECT_FALSE(timeline.poll());
   EXPECT_TRUE(o.device.lost());
-}
-
-TEST_P(device_reset, streams_of_a_lost_device_are_not_passed_on_beside_another_one) {
-  objects lost, o;
-  gpumem::event happened{o.device};
-  happened.record(o.a);
-  lost.a.key().timeline().record_at_free(lost.a.get());
-  auto const closed = lost.a.key().timeline().newest_recorded();
-  reset_device(lost);
-  EXPECT_TRUE(says_it(told([&] { gpumem::event{lost.device}; })));
-  EXPECT_FALSE(lost.a.key().timeline().insert_wait(o.a.key().timeline(), o.a.get(), closed));
-  EXPECT_TRUE(says_it(told([&] { happened.make_wait(lost.a); })));
-  EXPECT_TRUE(says_it(told([&] { happened.record(lost.a); })));
+  EXPECT_FALSE(timeline.insert_wait(o.b.key().timeline(), o.b.get(), closed));
 }
 
 // Raw streams end with the device's context, and so do adopted ones, even though their owner promised that they live.

@@ -87,10 +87,11 @@ TEST_F(captured_streams, memory_waits_for_the_next_call_on_a_stream_that_lives) 
       EXPECT_NE(pool.allocate(b, size), block) << static_cast<int>(how);
       simulator::run_until_idle();
       EXPECT_FALSE(pool.synchronize(std::chrono::milliseconds{0})) << static_cast<int>(how);
-      touch(on);
+      auto* const next = pool.allocate(on, 64);
       simulator::run_until_idle();
       EXPECT_TRUE(pool.synchronize(std::chrono::seconds{1})) << static_cast<int>(how);
       EXPECT_EQ(pool.statistics().free_in_use, 0u);
+      pool.deallocate(on, next, 64);
       destroy(on);
     }
   }
