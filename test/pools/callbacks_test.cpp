@@ -6,6 +6,7 @@
 #include <gpumem/services.hpp>
 
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <functional>
 #include <optional>
@@ -13,6 +14,7 @@
 #include <stdexcept>
 #include <streambuf>
 #include <string>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -73,8 +75,23 @@ struct calling_buffer : std::streambuf {
   }
 };
 
+// Ends the program if a call hangs.
+void end_program(int) {
+  constexpr char text[] = "[  FAILED  ] a call from inside a callback hangs\n";
+  if (write(STDOUT_FILENO, text, sizeof text - 1) >= 0) _exit(1);
+}
+
 class callbacks : public simulated {
 protected:
+  void SetUp() override {
+    simulated::SetUp();
+    std::signal(SIGALRM, end_program);
+    alarm(20);
+  }
+  void TearDown() override {
+    alarm(0);
+    simulated::TearDown();
+  }
   using pool_type = gpumem::pool_resource<gpumem::cuda_resource>;
 
   // Calls `trigger`, which makes the resource run the callback, once for each call.
