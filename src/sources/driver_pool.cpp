@@ -205,11 +205,15 @@ void async_state::record_free(freed_stream& freed, stream_key const& key, CUstre
       return done;
     });
   }
-  if (!freed.event) freed.event = take_event(context);
-  freed.id = id;
   context_guard const here{is_default_handle(on) ? context : nullptr};
   check(here.result(), "cuCtxPushCurrent");
-  check(where().interpret(driver().event_record(freed.event->handle, on)), "cuEventRecord");
+  bool const first = !freed.event;
+  if (first) freed.event = take_event(context);
+  freed.id = id;
+  auto const result = where().interpret(driver().event_record(freed.event->handle, on));
+  bool const keeps = result == CUDA_SUCCESS || !first; // otherwise the event has the record of an earlier owner
+  if (!keeps) give_event(std::exchange(freed.event, nullptr));
+  check(result, "cuEventRecord");
   // If another thread has begun a capture on the stream meanwhile, the event may belong to its graph, and then does not
   // show when the free has run.
   if (!is_capturing(on)) return;

@@ -64,6 +64,7 @@ protected:
     }
   }
   template <class Resource> void expect_blocks_to_stay(Resource made, gpumem::stream& wrong, broken_rule rule) {
+    test::recorded_misuse const told;
     auto block = gpumem::acquire(made, own_, 1_MiB).wait();
     expect_refused(rule, [&] { static_cast<void>(block.use_on(wrong)); });
     expect_refused(rule, [&] { block.set_stream(wrong); });
@@ -75,6 +76,7 @@ protected:
     expect_refused(rule, [&] { bytes.set_stream(wrong); });
     expect_refused(rule, [&] { (void)gpumem::buffer{wrong, made, 1_MiB}; });
     expect_refused(rule, [&] { (void)gpumem::stream_allocator<int>{wrong, made}.allocate(10); });
+    EXPECT_TRUE(test::seen.empty());
   }
 
   gpumem::device const device_{0}, other_{1};

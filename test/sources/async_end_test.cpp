@@ -128,4 +128,21 @@ TEST_F(async_end, pool_with_a_free_that_no_event_covers_is_leaked) {
   expect_end(false);
 }
 
+TEST_F(async_end, failed_record_keeps_no_event_of_an_earlier_owner) {
+  auto const& driver = gpumem::driver_api::driver();
+  auto* const stream = new_stream();
+  void* const p = pool_->allocate(gpumem::stream_ref{stream}, mib);
+  own_.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED);
+  gpumem::event{gpumem::device{0}}.record(own_);
+  simulator::fail_call("cuEventRecord", 1, CUDA_ERROR_NOT_SUPPORTED);
+  pool_->deallocate(gpumem::stream_ref{stream}, p, mib);
+  simulator::run_until_idle();
+  EXPECT_EQ(driver.stream_destroy(stream), CUDA_SUCCESS);
+  auto* const next = new_stream(); // reuses what gpumem knows of the previous one
+  use_and_free(gpumem::stream_ref{next});
+  EXPECT_EQ(driver.graph_destroy(own_.end_capture()), CUDA_SUCCESS) << "the capture was broken";
+  EXPECT_EQ(driver.stream_destroy(next), CUDA_SUCCESS);
+  expect_end(false);
+}
+
 } // namespace
