@@ -128,6 +128,7 @@ export import :pool_backend;
 export import :deferred_release;
 export import :admission;
 export import :pass_timer;
+export import :guard_layout;
 export import :pool_mode;
 export import :pool_parts;
 export import :free_events;

@@ -54,6 +54,7 @@ public:
   inline bool can_wait() const noexcept { return table().admit != nullptr; }
   bool admit(waiter& item) noexcept { return table().admit(state(), &item); }
   bool cancel_waiter(waiter& item) noexcept { return table().cancel_waiter && table().cancel_waiter(state(), &item); }
+  bool is_too_large(waiter& item) noexcept { return table().is_too_large && table().is_too_large(state(), &item); }
   void on_holder_event(holder& unit, holder_event what) noexcept {
     if (table().on_holder_event) table().on_holder_event(state(), &unit, what);
   }
@@ -100,6 +101,10 @@ public:
   {
     return state_->cancel_waiter(item);
   }
+  bool is_too_large(waiter& item) noexcept {
+    if constexpr (requires { state_->is_too_large(item); }) return state_->is_too_large(item);
+    return false;
+  }
   void on_holder_event(holder& unit, holder_event what) noexcept
     requires holding_state<state_type>
   {
@@ -129,18 +134,39 @@ private:
   state_type* state_;
 };
 
-// The state that all handles of an adaptor share. It is deleted when its last handle is gone and its last block is
-// freed. It calls noexcept functions of `Derived`:
-// - on_granted() after the upstream has allocated, at the first attempt or for a request that waited;
-// - on_free() before the upstream frees, because after that another thread can get the memory immediately;
-// - on_failure() after the upstream has refused an attempt;
-// - on_refused_free(), if there is one, after the upstream has refused a free as misuse: the block is still live, so
-// this
-//   takes back what on_free() has counted.
-template <class Derived, class Upstream> class adaptor_state : public shared_state, protected grant_hook {
-  using link = upstream_access<Upstream>;
+// Returns whether requests can wait at the upstream. A type-erased upstream with services may hold one where they can.
+template <class Upstream> consteval bool may_let_wait() {
+  if constexpr (transparent_resource<Upstream>) {
+    return waiting_state<typename Upstream::state_type>;
+  } else {
+    return mr::has_property<Upstream, services>;
+  }
+}
+
+} // namespace detail
+
+namespace extend {
+/// Base of the states of adaptors. A state is the object that all handles of an adaptor share; it is deleted when the
+/// last handle is gone and the last block is freed. This base allocates and frees at the upstream, counts live blocks,
+/// and forwards waiting requests, holders, `trim`, statistics and the resource's name. `Derived` is the adaptor's own
+/// class. It may have four noexcept functions, which any thread may call:
+/// - `on_granted(stream_key const&, void* pointer, std::size_t bytes)`: the upstream has allocated, at the first
+/// attempt
+///   or for a request that waited;
+/// - `on_free(stream_key const&, void* pointer, std::size_t bytes)`: the upstream is about to free. After the free
+///   another thread can get the memory immediately;
+/// - `on_failure(stream_key const&, std::size_t bytes)`: the upstream has refused an attempt. If the request waits,
+/// more
+///   attempts may follow;
+/// - `on_refused_free(std::size_t bytes)`: the upstream has refused a free as misuse. The block is still live, so this
+///   takes back what on_free() has counted.
+///
+/// A derived class that changes requests hides `try_allocate`, `deallocate` or `admit`, and calls those of this base.
+export template <class Derived, class Upstream> class adaptor_state : public shared_state, protected grant_hook {
+  using link = detail::upstream_access<Upstream>;
 
 public:
+  /// Whether requests on a capturing stream go to the upstream, which serves or refuses them.
   static constexpr bool forwards_captures = link::forwards_captures;
 
   /// If `long_lived` is false, construction and destruction are cheaper and calls are slower, because the threads then
@@ -148,6 +174,7 @@ public:
   explicit adaptor_state(Upstream upstream, bool long_lived = true)
       : shared_state{long_lived}, upstream_{std::move(upstream)} {}
 
+  /// Allocates at the upstream.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     auto const result = upstream_.try_allocate(key, bytes, alignment);
     if (result) {
@@ -158,24 +185,22 @@ public:
     return result;
   }
 
+  /// Frees at the upstream. The state may be deleted when this returns.
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     derived().on_free(key, pointer, bytes);
-    auto const refused = refused_calls;
+    auto const refused = detail::refused_calls;
     upstream_.deallocate(key, pointer, bytes, alignment);
-    if (refused_calls != refused) [[unlikely]]
-      return keep_live(bytes);
+    if (detail::refused_calls != refused) [[unlikely]]
+      return derived().on_refused_free(bytes);
     this->drop_live(); // may destroy *this
   }
 
+  /// Returns the upstream's device, if it has one.
   inline auto where() noexcept { return upstream_.where(); }
 
-  // Lets a request wait at the upstream. Returns whether it waits there now. First adds this adaptor to the request's
-  // hooks, so that on_grant() runs when the request gets memory. A request has room for 8 hooks. If more adaptors are
-  // stacked, returns false, and the request ends as exhausted.
-  //
-  // If requests cannot wait at the upstream, returns false. A request for memory then ends as exhausted, because its
-  // attempt has failed already. A request that asks only for its turn in the queue, without memory, is answered
-  // immediately.
+  /// Lets a request wait at the upstream; on_granted() runs when the request gets memory there. Returns whether the
+  /// request waits now. If requests cannot wait at the upstream, a request for memory ends as outcome::exhausted, and
+  /// one that asks only for a turn is answered immediately. If the host has no memory, the request ends as exhausted.
   bool admit(waiter& item) noexcept
     requires requires(link& up) { up.admit(item); }
   {
@@ -183,36 +208,49 @@ public:
     if (item.asks_for_turn()) item.complete(nullptr);
     return false;
   }
+  /// Withdraws a request that waits at the upstream. Returns false if it does not wait there any more.
   bool cancel_waiter(waiter& item) noexcept
     requires requires(link& up) { up.cancel_waiter(item); }
   {
     return upstream_.cancel_waiter(item);
   }
+  /// Returns whether the upstream knows that it can never serve the request.
+  bool is_too_large(waiter& item) noexcept { return upstream_.is_too_large(item); }
+  /// Tells the upstream of a change of a holder, a unit of work that holds memory.
   void on_holder_event(holder& unit, holder_event what) noexcept
     requires requires(link& up) { up.on_holder_event(unit, what); }
   {
     upstream_.on_holder_event(unit, what);
   }
+  /// Returns whether work of the stream may use the upstream's memory.
   bool serves_stream(stream_key const& key) noexcept
     requires requires(link& up) { up.serves_stream(key); }
   {
     return upstream_.serves_stream(key);
   }
+  /// Trims the upstream.
   std::size_t trim(std::size_t keep)
     requires requires(link& up) { up.trim(keep); }
   {
     return upstream_.trim(keep);
   }
+  /// Returns the upstream's statistics.
   auto read_statistics()
     requires requires(link& up) { up.read_statistics(); }
   {
     return upstream_.read_statistics();
   }
+  /// Returns the upstream's name for messages; null if it has none.
   char const* resource_name() noexcept { return upstream_.resource_name(); }
 
+  /// Returns the upstream.
   Upstream& upstream() noexcept { return upstream_.value(); }
 
 protected:
+  void on_granted(stream_key const&, void*, std::size_t) noexcept {}
+  void on_free(stream_key const&, void*, std::size_t) noexcept {}
+  void on_failure(stream_key const&, std::size_t) noexcept {}
+  void on_refused_free(std::size_t) noexcept {}
   void on_grant(waiter const&, request_part const& part) noexcept override {
     grant(part.stream, part.pointer, part.bytes);
   }
@@ -223,17 +261,11 @@ private:
     this->add_live();
     derived().on_granted(key, pointer, bytes);
   }
-  void keep_live(std::size_t bytes) noexcept {
-    if constexpr (requires(Derived& self) { self.on_refused_free(bytes); }) derived().on_refused_free(bytes);
-  }
   Derived& derived() noexcept { return static_cast<Derived&>(*this); }
 
   link upstream_;
 };
 
-} // namespace detail
-
-namespace extend {
 /// Base of every adaptor: a handle of 8 bytes to a shared state that holds the upstream. Copies refer to the same
 /// adaptor and compare equal. The adaptor lives until its last handle is gone and its last block is freed. Beyond
 /// allocation and free it forwards all that the upstream supports: waiting, trim, statistics, record_use, find, and
@@ -244,6 +276,9 @@ namespace extend {
 /// resource and returns an aligned pointer inside the block. Over a type-erased upstream, `statistics()` returns a
 /// std::optional. The functions of a handle that was moved from throw std::invalid_argument, and so does the
 /// construction of an adaptor over that handle.
+///
+/// `State` is a class that derives from adaptor_state. Any other resource_state will do that has `admit` and
+/// `cancel_waiter`, if requests can wait at the upstream.
 export template <class Self, class State, class Upstream>
 class adaptor_base : public detail::forwarding_base<Self, State, Upstream> {
   using base = detail::forwarding_base<Self, State, Upstream>;
@@ -292,7 +327,12 @@ public:
   }
 
 protected:
-  explicit adaptor_base(State* state) noexcept : state_{state} {}
+  explicit adaptor_base(State* state) noexcept : state_{state} {
+    static_assert(
+        waiting_state<State> || !detail::may_let_wait<Upstream>(),
+        "gpumem: the adaptor loses waiting: derive its state from extend::adaptor_state, or write admit() and "
+        "cancel_waiter()");
+  }
   // Throws std::invalid_argument if this handle was moved from.
   State& shared() const { return *state_; }
 

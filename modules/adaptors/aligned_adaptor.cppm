@@ -40,21 +40,23 @@ public:
   bool admit(waiter& item) noexcept
     requires requires(base& b) { b.admit(item); }
   {
-    for (std::size_t i = 0; i < item.parts() && !item.asks_for_turn(); ++i) {
-      auto& one = item.part(i);
-      one.alignment = alignment_of(one.bytes, one.alignment);
-    }
+    raise(item);
     return base::admit(item);
+  }
+  bool is_too_large(waiter& item) noexcept {
+    raise(item);
+    return base::is_too_large(item);
   }
 
   aligned_options const& options() const noexcept { return options_; }
 
 private:
-  friend class adaptor_state<aligning_state, Upstream>;
-  void on_granted(stream_key const&, void*, std::size_t) noexcept {}
-  void on_free(stream_key const&, void*, std::size_t) noexcept {}
-  void on_failure(stream_key const&, std::size_t) noexcept {}
-
+  void raise(waiter& item) const noexcept {
+    for (std::size_t i = 0; i < item.parts() && !item.asks_for_turn(); ++i) {
+      auto& one = item.part(i);
+      one.alignment = alignment_of(one.bytes, one.alignment);
+    }
+  }
   std::size_t alignment_of(std::size_t bytes, std::size_t asked) const noexcept {
     return bytes < options_.threshold ? asked : std::max(asked, options_.alignment);
   }

@@ -74,6 +74,7 @@ public:
     requires requires(base& b) { b.admit(item); }
   {
     if (!item.asks_for_turn() && !item.has_passed(*this)) {
+      if (!item.add_hook(*this)) return false;
       if (rules_.refuse_waiting()) {
         item.complete(refusal(item.bytes()));
         return false;
@@ -86,10 +87,6 @@ public:
   refusals& rules() noexcept { return rules_; }
 
 private:
-  friend class adaptor_state<failing_state, Upstream>;
-  void on_granted(stream_key const&, void*, std::size_t) noexcept {}
-  void on_free(stream_key const&, void*, std::size_t) noexcept {}
-  void on_failure(stream_key const&, std::size_t) noexcept {}
   static expected<void*, failure> refusal(std::size_t bytes) noexcept {
     return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
   }

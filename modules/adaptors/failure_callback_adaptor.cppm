@@ -65,14 +65,10 @@ public:
   }
 
 private:
-  friend class adaptor_state<failure_callback_state, Upstream>;
   bool may_retry(failure const& why, unsigned attempt) noexcept {
     return why.reason == outcome::exhausted &&
            calls_.wants_retry(services_of(this->upstream()), this->where(), why, attempt);
   }
-  void on_granted(stream_key const&, void*, std::size_t) noexcept {}
-  void on_free(stream_key const&, void*, std::size_t) noexcept {}
-  void on_failure(stream_key const&, std::size_t) noexcept {}
 
   failure_calls calls_;
 };

@@ -79,6 +79,7 @@ public:
     if (item.asks_for_turn()) item.complete(nullptr);
     return false;
   }
+  bool is_too_large(waiter& item) noexcept { return first_.is_too_large(item) && second_.is_too_large(item); }
   bool cancel_waiter(waiter& item) noexcept
     requires requires(upstream_access<First>& up) { up.cancel_waiter(item); }
   {

@@ -60,6 +60,10 @@ protected:
     waiting what;
     std::uint64_t since = 0;
   };
+  // Returns whether the request neither waits here nor has passed this adaptor.
+  bool is_new(waiter const& item) noexcept;
+  // Returns whether the request is larger than the limit.
+  bool exceeds_limit(waiter const& item) noexcept;
   turn begin_turn(waiter& item, bool upstream_waits) noexcept;
   turn end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept;
   // Removes a parked request and returns true. Returns false if the request is not parked here. Returns false also if
@@ -80,6 +84,8 @@ private:
     std::optional<expected<void*, failure>> answer; // the argument of waiter::complete(), if the request is answered
   };
   std::optional<outcome> refusal(std::size_t bytes) const noexcept __attribute__((requires_capability(mutex_)));
+  std::optional<outcome> refusal(waiter const& item) const noexcept __attribute__((requires_capability(mutex_)));
+  std::size_t size_of(waiter const& item) const noexcept __attribute__((requires_capability(mutex_)));
   bool fits(std::size_t bytes, std::size_t its_own = 0) const noexcept __attribute__((requires_capability(mutex_)));
   void wake_next(woken_waiters& woken) noexcept __attribute__((requires_capability(mutex_)));
   void wake_ended(woken_waiters& woken) noexcept __attribute__((requires_capability(mutex_)));
@@ -127,10 +133,14 @@ public:
   }
 
   // Parks the request, answers it, or passes it to the upstream. Adds this adaptor to the waiter's hooks: the objects
-  // that are told when the request is granted or refused. A waiter has room for 8 hooks. If there is no room for this
-  // one, returns false, and the request ends as exhausted.
+  // that are told when the request is granted or refused. If the host has no memory for that, returns false, and the
+  // request ends as exhausted.
   bool admit(waiter& item) noexcept {
     if (!item.add_hook(*this)) return false;
+    if (is_new(item) && upstream_.is_too_large(item)) {
+      item.complete(unexpected<failure>{failure{outcome::too_large, 0, item.bytes()}});
+      return false;
+    }
     auto now = begin_turn(item, upstream_.can_wait());
     while (now.what == waiting::turn) now = end_turn(item, now, try_in_turn(item));
     if constexpr (requires { upstream_.admit(item); }) {
@@ -149,6 +159,8 @@ public:
     }
     return false;
   }
+
+  bool is_too_large(waiter& item) noexcept { return exceeds_limit(item) || upstream_.is_too_large(item); }
 
   void on_holder_event(holder& unit, holder_event what) noexcept
     requires requires(upstream_access<Upstream>& up) { up.on_holder_event(unit, what); }
@@ -208,8 +220,8 @@ private:
 /// failure of the upstream ends the request.
 ///
 /// An allocation and a free each take one short lock, besides the locks of the upstream. Waiting allocates no host
-/// memory. Copies are handles to the same adaptor; see adaptor_base. A handle must live until its requests have ended.
-/// Any thread.
+/// memory, unless the request waits through more than eight adaptors. Copies are handles to the same adaptor; see
+/// adaptor_base. A handle must live until its requests have ended. Any thread.
 export template <class Upstream>
 class limiting_adaptor : public adaptor_base<limiting_adaptor<Upstream>, detail::limiting_state<Upstream>, Upstream> {
   using base = adaptor_base<limiting_adaptor, detail::limiting_state<Upstream>, Upstream>;

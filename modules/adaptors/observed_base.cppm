@@ -36,7 +36,6 @@ private:
   void on_free(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
     observer_.freed(handle_of(key), key.is_host(), pointer, bytes);
   }
-  void on_failure(stream_key const&, std::size_t) noexcept {}
 
   // Returns the handle of the stream that the key names. If the key has no handle, the stream may have been destroyed:
   // returns the handle that it had last.

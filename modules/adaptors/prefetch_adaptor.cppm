@@ -50,8 +50,6 @@ private:
   void on_granted(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
     blocks_.move(key, pointer, bytes);
   }
-  void on_free(stream_key const&, void*, std::size_t) noexcept {}
-  void on_failure(stream_key const&, std::size_t) noexcept {}
 
   prefetcher blocks_;
 };

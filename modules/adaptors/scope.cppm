@@ -55,7 +55,6 @@ private:
   void on_granted(stream_key const&, void*, std::size_t bytes) noexcept { this->add(bytes); }
   void on_free(stream_key const&, void*, std::size_t bytes) noexcept { this->remove(bytes); }
   void on_refused_free(std::size_t bytes) noexcept { this->add(bytes); }
-  void on_failure(stream_key const&, std::size_t) noexcept {}
 };
 
 } // namespace detail

@@ -103,7 +103,6 @@ private:
   void on_granted(stream_key const&, void*, std::size_t bytes) noexcept { counters_.granted(bytes); }
   void on_free(stream_key const&, void*, std::size_t bytes) noexcept { counters_.freed(bytes); }
   void on_refused_free(std::size_t bytes) noexcept { counters_.not_freed(bytes); }
-  void on_failure(stream_key const&, std::size_t) noexcept {}
 
   allocation_counters counters_;
 };

@@ -68,10 +68,6 @@ private:
     locking_state& of_;
     bool const outermost_;
   };
-  friend class adaptor_state<locking_state, Upstream>;
-  void on_granted(stream_key const&, void*, std::size_t) noexcept {}
-  void on_failure(stream_key const&, std::size_t) noexcept {}
-
   sync::mutex mutex_;
   std::atomic<void const*> owner_{nullptr}; // here() of the thread that has the lock
 };

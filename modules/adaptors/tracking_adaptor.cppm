@@ -144,16 +144,12 @@ public:
   tracked_blocks& blocks() noexcept { return blocks_; }
 
 private:
-  friend class adaptor_state<tracking_state, Upstream>;
   void on_grant(waiter const& item, request_part const& part) noexcept override {
     blocks_.add_prepared(item, part);
     base::on_grant(item, part);
   }
   void on_refusal(waiter& item) noexcept override { blocks_.forget(item); }
   void on_last_handle() noexcept override { blocks_.report_at_end(); }
-  void on_granted(stream_key const&, void*, std::size_t) noexcept {}
-  void on_free(stream_key const&, void*, std::size_t) noexcept {}
-  void on_failure(stream_key const&, std::size_t) noexcept {}
 
   tracked_blocks blocks_;
 };

@@ -55,10 +55,6 @@ public:
     held_device const scope{this->where()};
     base::deallocate(key, pointer, bytes, alignment);
   }
-
-  void on_granted(stream_key const&, void*, std::size_t) noexcept {}
-  void on_free(stream_key const&, void*, std::size_t) noexcept {}
-  void on_failure(stream_key const&, std::size_t) noexcept {}
 };
 
 // A handle to a held_state. Two handles are equal if their resources are equal.

@@ -183,16 +183,18 @@ struct awaitable_request {
   }
 };
 
-// Returns an awaitable that waits until the resource could grant a request for `bytes`, but gets no memory. It
-// completes immediately if the resource does not let requests wait. `resume_on` is the executor of acquire_options.
+// Returns an awaitable that waits until the resource could grant a request for `bytes`, but gets no memory. If `bytes`
+// is more than the resource can ever have, waits until it could grant all that it can have. Completes immediately if
+// the resource does not let requests wait. `resume_on` is the executor of acquire_options.
 template <class R> acquire_awaitable<> turn_for(R& resource, std::size_t bytes, executor* resume_on) noexcept {
   return awaitable_request::of<never_stop_token>(
       {services_of(resource), stream_ref{CUstream{}}, bytes, {.resume_on = resume_on}, true}, {}, {});
 }
 } // namespace detail
 
-/// Asks any resource for memory in stream order. A resource that is not gpumem's is asked by its `allocate`: the
-/// coroutine then does not suspend, and the resource must outlive the allocation. Any thread.
+/// Asks any resource for memory in stream order: `co_await acquire(pool, stream, bytes, {.deadline = soon}, token)`.
+/// The options have the deadline; the stop token is an argument of its own. A resource that is not gpumem's is asked by
+/// its `allocate`: the coroutine then does not suspend, and the resource must outlive the allocation. Any thread.
 export template <class R, stoppable_token Token = never_stop_token>
 acquire_awaitable<Token> acquire(R& resource, stream_ref stream, std::size_t bytes, acquire_options options = {},
                                  Token token = {}) noexcept {

@@ -1,6 +1,7 @@
 // The parts of one request for memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cstdint>
 #include <utility>
 export module gpumem:request_parts;
 import :error;
@@ -30,12 +31,13 @@ public:
   inline std::size_t alignment() const noexcept { return first_.alignment; }
   /// Returns the sum of the bytes of all parts; in a request for a turn, the bytes to set aside.
   inline std::size_t bytes() const noexcept { return bytes_; }
-  /// Returns the sum of `round(bytes)` of all parts.
+  /// Returns the sum of `round(part)` of all parts that ask for bytes; at most PTRDIFF_MAX.
   template <class Round> std::size_t bytes_by(Round round) const noexcept {
-    if (asks_for_turn()) return round(bytes_);
-    auto sum = round(first_.bytes);
-    for (auto const& each : more_) sum += round(each.bytes);
-    return sum;
+    std::size_t total = 0;
+    for (std::size_t i = 0; i < parts(); ++i) {
+      if (part(i).bytes > 0) total += std::min<std::size_t>(round(part(i)), PTRDIFF_MAX - total);
+    }
+    return total;
   }
   /// Returns whether there is more than one part.
   inline bool has_parts() const noexcept { return !more_.empty(); }
@@ -43,6 +45,7 @@ public:
   inline std::size_t parts() const noexcept { return 1 + more_.size(); }
   /// Returns the part number `i`, from 0.
   inline request_part& part(std::size_t i) noexcept { return i == 0 ? first_ : more_[i - 1]; }
+  inline request_part const& part(std::size_t i) const noexcept { return i == 0 ? first_ : more_[i - 1]; }
   /// Returns whether this is a request for a turn: it asks for no memory, but waits until bytes() are set aside for it.
   inline bool asks_for_turn() const noexcept { return first_.bytes == 0 && bytes_ > 0 && more_.empty(); }
 

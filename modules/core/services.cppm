@@ -264,6 +264,11 @@ template <class Type, resource_state S> services_table make_table() noexcept {
       return static_cast<S*>(s)->cancel_waiter(*static_cast<waiter*>(w));
     };
   }
+  if constexpr (requires(S& s, waiter& w) { s.is_too_large(w); }) {
+    table.is_too_large = [](void* s, void* w) noexcept {
+      return static_cast<S*>(s)->is_too_large(*static_cast<waiter*>(w));
+    };
+  }
   if constexpr (holding_state<S>) {
     table.on_holder_event = [](void* s, void* h, holder_event what) noexcept {
       static_cast<S*>(s)->on_holder_event(*static_cast<holder*>(h), what);

@@ -69,14 +69,16 @@ public:
   inline bool is_being_destroyed() const noexcept { return being_destroyed_; }
 
   /// Adds an adaptor's hook, which runs when the request is granted or refused. The hooks of the adaptor's upstreams
-  /// run first. Returns false, and adds nothing, if there are `max_hooks` already.
+  /// run first. Called in each admit() of the adaptor, by the thread that calls it; a second call in the same admit()
+  /// changes nothing. The hooks of eight adaptors lie in the waiter; further ones are allocated. Returns false, and
+  /// adds nothing, if the host has no memory: the adaptor then refuses the request.
   bool add_hook(grant_hook& hook) noexcept;
 
   /// Returns whether the request has passed the adaptor whose hook is `by`. That adaptor has let it go on to the
   /// upstream, and also passes each repeated call of admit() on. The request then waits only in the upstream. An
   /// adaptor with a queue calls this, mark_passed() and clear_passed() under the lock of the queue.
   bool has_passed(grant_hook const& by) const noexcept;
-  /// Notes that the request has passed the adaptor.
+  /// Notes that the request has passed the adaptor, which has added its hook before.
   void mark_passed(grant_hook const& by) noexcept;
   /// Takes mark_passed() back. Returns false if the request has not passed the adaptor.
   bool clear_passed(grant_hook const& by) noexcept;
@@ -94,7 +96,7 @@ protected:
   waiter(stream_key const& stream, std::size_t bytes, std::size_t alignment, int priority = 0,
          std::span<request_part> more = {}) noexcept
       : request_parts{stream, bytes, alignment, more}, priority_{priority} {}
-  ~waiter() = default;
+  ~waiter();
 
   /// Makes the operation resume. The caller must not touch the waiter afterwards.
   virtual void on_complete() noexcept = 0;
@@ -110,23 +112,39 @@ protected:
   }
   expected<void*, failure> take_result() noexcept;
   /// Called before a repeated call of admit(), in which the adaptors add their hooks again.
-  void clear_hooks() noexcept { hook_count_ = 0; }
+  void clear_hooks() noexcept;
   void set_being_destroyed() noexcept { being_destroyed_ = true; }
 
 private:
   friend class waiter_list;
   friend class woken_waiters;
   friend class detail::intrusive_list<waiter>;
-  static constexpr std::size_t max_hooks = 8;
+
+  // A request keeps one passage for each adaptor, from the first call of add_hook() until the request ends.
+  struct passage {
+    grant_hook* hook;
+    passage* outer = nullptr; // of the hook that was added before this one
+    bool added = false;       // the hook runs at the end of the request
+    std::atomic<bool> passed{false};
+    std::atomic<passage*> next{nullptr};
+  };
+  static constexpr std::size_t places = 8;
+  passage* find(grant_hook const& by) const noexcept;
+  passage* make_passage(grant_hook& hook) noexcept;
 
   class holder* holder_ = nullptr;
   int priority_;
   unsigned overtaken_ = 0; // times that it was overtaken since it was parked
   std::uint64_t seen_changes_ = 0;
   expected<void*, failure> result_{nullptr};
-  std::array<grant_hook*, max_hooks> hooks_{};
-  std::size_t hook_count_ = 0;
-  std::array<std::atomic<grant_hook const*>, max_hooks> passed_{}; // hooks of the adaptors that it has passed
+  // The passages: the first ones lie in `storage_`, which is not initialized before. Another thread may read them, to
+  // cancel the request, while an admit() adds one.
+  std::atomic<passage*> first_passage_{nullptr};
+  passage* last_passage_ = nullptr;
+  std::size_t passages_ = 0;
+  passage* innermost_ = nullptr; // of the hook that was added last
+  alignas(passage) std::array<std::byte, places * sizeof(passage)> storage_;
+
   std::atomic<outcome> refusal_{outcome::exhausted};
   bool complete_ = false;
   bool being_destroyed_ = false;
@@ -140,6 +158,9 @@ private:
   sync::time_point parked_since_;
   std::size_t turn_ = 0; // bytes set aside for it; 0: it has no turn
   waiter* next_woken_ = nullptr;
+  std::uint64_t number_ = 0; // counts the calls of park(); of two waiters of equal rank, the lower number goes first
+  waiter* before_ = nullptr; // in the list's tree: the subtrees of those that go first, and of those that go later
+  waiter* behind_ = nullptr;
 };
 
 /// Waiters that got a turn. The destructor wakes them, without the lock of the resource: so declare this object before
@@ -178,8 +199,8 @@ public:
   /// Makes an empty list. If `max_overtakes` is 0, no request may overtake another.
   explicit waiter_list(unsigned max_overtakes = 0) noexcept : max_overtakes_{max_overtakes} {}
 
-  /// Parks the waiter. Returns false if it was cancelled. Time grows with the number of parked requests that go after
-  /// it.
+  /// Parks the waiter. Returns false if it was cancelled. Time grows with the logarithm of the number of parked
+  /// requests, in whatever order these arrive.
   bool park(waiter& item) noexcept;
   /// Unlinks the waiter. Returns false if it is not parked, since it was decided already.
   bool remove(waiter& item) noexcept;
@@ -187,6 +208,8 @@ public:
   inline waiter* first() const noexcept { return items_.first(); }
   /// Returns the request after `item`; null if there is none.
   static inline waiter* after(waiter const& item) noexcept { return item.links_.next; }
+  /// Returns how many pairs of requests all calls of park() and remove() have compared.
+  inline std::uint64_t comparisons() const noexcept { return comparisons_; }
   /// Returns whether no request is parked.
   inline bool empty() const noexcept { return items_.empty(); }
   /// Returns the statistics. Time grows with the number of parked requests.
@@ -220,6 +243,8 @@ public:
   static inline bool holds(waiter const& item) noexcept { return item.parked_; }
   /// Returns whether the waiter has a turn.
   static inline bool has_turn(waiter const& item) noexcept { return item.turn_ > 0; }
+  /// Returns the bytes that are set aside for the waiter; 0 if it has no turn.
+  static inline std::size_t bytes_aside(waiter const& item) noexcept { return item.turn_; }
   /// Returns the time at which the waiter was parked.
   static inline sync::time_point waits_since(waiter const& item) noexcept { return item.parked_since_; }
   /// Returns the first request without a turn; null if there is none.
@@ -256,12 +281,18 @@ public:
 
 private:
   static bool goes_first(waiter const& one, waiter const& other) noexcept;
+  static std::uint64_t height(waiter const& item) noexcept;
+  waiter* insert_into_tree(waiter& item) noexcept;
+  void remove_from_tree(waiter& item) noexcept;
   void add_waiting(waiter& item) noexcept;
   void remove_waiting(waiter& item) noexcept;
   void take_turn_from(waiter& item) noexcept;
 
   unsigned const max_overtakes_;
   detail::intrusive_list<waiter> items_;
+  waiter* root_ = nullptr; // of a tree of all items, by which park() finds a place in `items_`
+  std::uint64_t parks_ = 0;
+  std::uint64_t comparisons_ = 0;
   waiter* first_waiting_ = nullptr;
   std::size_t of_holders_ = 0;
   std::uint64_t turns_ = 0;

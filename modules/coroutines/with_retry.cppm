@@ -49,7 +49,8 @@ private:
 /// memory, the pool may end its request with outcome::preempted, because older work waits for memory that the body
 /// holds. The body must then free its memory and end with that acquire_error. with_retry then calls `rollback()`. That
 /// function undoes the other effects of the body, can make the work smaller, and must not throw. Then with_retry waits
-/// until the pool could give the bytes that the work held and asked for, and runs `body()` again from its start.
+/// until the pool could give the bytes that the work held and asked for, or as many as its limit allows. It then runs
+/// `body()` again from its start.
 ///
 /// All other exceptions pass through. The oldest work is never preempted, so some work always goes on. The awaiting
 /// coroutine resumes on the thread on which the body ends. `resume_on`: the executor on which with_retry resumes after
@@ -66,8 +67,7 @@ task<await_result_t<std::invoke_result_t<Body&>>> with_retry(scope<Upstream> wor
       if (e.reason() != outcome::preempted) throw;
     }
     rollback();
-    auto const limit = statistics_of(work).value_or(statistics{}).limit;
-    static_cast<void>(co_await detail::turn_for(work, limit ? std::min(need, limit) : need, resume_on));
+    static_cast<void>(co_await detail::turn_for(work, need, resume_on));
   }
 }
 

@@ -114,6 +114,7 @@ public:
   std::optional<device> where() noexcept { return device_; }
   bool admit(waiter& item) noexcept;
   bool cancel_waiter(waiter& item) noexcept;
+  bool is_too_large(waiter& item) noexcept;
   void on_holder_event(holder& unit, holder_event what) noexcept;
   // Returns true if one of the bins serves the stream, since a block can come from each.
   bool serves_stream(stream_key const& key) const noexcept;

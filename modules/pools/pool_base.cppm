@@ -68,6 +68,7 @@ public:
   inline void deallocate(stream_key const& key, void* pointer) noexcept { free(key, pointer, std::nullopt); }
   bool admit(waiter& item) noexcept;
   bool cancel_waiter(waiter& item) noexcept;
+  bool is_too_large(waiter& item) noexcept;
   void on_holder_event(holder& unit, holder_event what) noexcept;
   void refuse_requests() noexcept;
   void record_use(stream_key const& key, void* pointer);
@@ -116,7 +117,7 @@ private:
   expected<void*, failure> allocate_region(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   bool exceeds_largest_block(std::size_t bytes) const noexcept;
-  bool is_too_large(waiter& item) noexcept;
+  bool is_beyond_largest(waiter const& item) noexcept;
   bool is_beyond_device(waiter const& item) noexcept;
   static void end(void* state) noexcept;
   void dispose() noexcept;

@@ -21,8 +21,8 @@ namespace gpumem {
 /// its free and the uses that `record_use` declares. The pool relies on the order that events give, on completed
 /// events, or on a wait that it inserts (see reuse_policy).
 ///
-/// Errors: a request for more than the limit is `too_large`; one that finds no memory is `exhausted`. A request by
-/// `acquire` that finds no memory waits instead, in order of priority and then of arrival. Such a request is
+/// Errors: a request that no state of the pool can serve is `too_large`; one that finds no memory is `exhausted`. A
+/// request by `acquire` that finds no memory waits instead, in order of priority and then of arrival. Such a request is
 /// `exhausted` only if no live block is left. Without a limit, it is `too_large` if it exceeds the device's memory.
 /// Memory that is freed outside the pool does not wake waiting requests. A thread that waits for memory that it holds
 /// itself waits for ever, unless there is a `stall_timeout`. A `hardened` pool also reports double frees, frees of a

@@ -51,7 +51,7 @@ void limiter::set_limit(std::size_t bytes) {
 // is closed.
 void limiter::wake_ended(woken_waiters& woken) noexcept {
   for (auto* at = queue_.first(); at; at = waiter_list::after(*at)) {
-    if (!waiter_list::has_turn(*at) && refusal(at->bytes())) give_turn(*at, woken);
+    if (!waiter_list::has_turn(*at) && refusal(*at)) give_turn(*at, woken);
   }
 }
 
@@ -107,6 +107,14 @@ std::optional<outcome> limiter::refusal(std::size_t bytes) const noexcept {
   return std::nullopt;
 }
 
+std::optional<outcome> limiter::refusal(waiter const& item) const noexcept { return refusal(size_of(item)); }
+
+// Returns the bytes that must fit under the limit. A request that asks only for a turn waits for no more than the
+// limit.
+std::size_t limiter::size_of(waiter const& item) const noexcept {
+  return item.asks_for_turn() ? std::min(item.bytes(), limit_) : item.bytes();
+}
+
 // Returns whether `bytes` fit under the limit, besides the bytes in use and those set aside for waiting requests. Bytes
 // set aside for the caller itself (`its_own`) do not count.
 bool limiter::fits(std::size_t bytes, std::size_t its_own) const noexcept {
@@ -120,16 +128,16 @@ void limiter::wake_next(woken_waiters& woken) noexcept {
   auto const may = [this](waiter const& item) {
     mutex_.assert_held();
     bool const nothing_held = in_use_ == 0 && queue_.set_aside() == 0;
-    return refusal(item.bytes()) || (fits(item.bytes()) && (item.seen_changes() != frees_ || nothing_held));
+    return refusal(item) || (fits(size_of(item)) && (item.seen_changes() != frees_ || nothing_held));
   };
   while (auto* const next = queue_.next_for_turn(may)) {
-    if (!refusal(next->bytes())) queue_.count_overtaking(next);
+    if (!refusal(*next)) queue_.count_overtaking(next);
     give_turn(*next, woken);
   }
 }
 
 void limiter::give_turn(waiter& item, woken_waiters& woken) noexcept {
-  queue_.give_turn(item, item.bytes());
+  queue_.give_turn(item, size_of(item));
   woken.add(item);
 }
 
@@ -137,16 +145,16 @@ void limiter::give_turn(waiter& item, woken_waiters& woken) noexcept {
 // other request waits and it fits. A woken request must fit once more, since the limit may have been lowered meanwhile.
 limiter::turn limiter::begin(waiter& item, bool upstream_waits, later& calls) noexcept {
   if (item.has_passed(*this)) return {waiting::passed};
-  if (auto const why = refusal(item.bytes())) return end(item, refused(item, *why), calls);
+  if (auto const why = refusal(item)) return end(item, refused(item, *why), calls);
   if (!waiter_list::holds(item)) {
     bool const first = queue_.empty();
     if (!queue_.park(item)) return {waiting::answered};
-    if (!first || !fits(item.bytes())) {
+    if (!first || !fits(size_of(item))) {
       wake_next(calls.woken);
       return {waiting::parked};
     }
-    queue_.give_turn(item, item.bytes());
-  } else if (!fits(item.bytes(), item.bytes())) {
+    queue_.give_turn(item, size_of(item));
+  } else if (!fits(size_of(item), waiter_list::bytes_aside(item))) {
     return wait_again(item, calls);
   }
   if (!upstream_waits) return {waiting::turn, frees_};
@@ -162,9 +170,11 @@ limiter::turn limiter::begin(waiter& item, bool upstream_waits, later& calls) no
 limiter::turn limiter::go_on(waiter& item, turn const& mine, expected<void*, failure> const& result,
                              later& calls) noexcept {
   if (result || result.error().reason != outcome::exhausted) return end(item, result, calls);
+  if (auto const why = refusal(item)) return end(item, refused(item, *why), calls); // the limit was lowered meanwhile
   bool const any = frees_ != mine.since;
-  if (any && fits(item.bytes(), item.bytes())) return {waiting::turn, frees_};
-  bool const others_hold = in_use_ > 0 || queue_.set_aside() > item.bytes();
+  auto const aside = waiter_list::bytes_aside(item);
+  if (any && fits(size_of(item), aside)) return {waiting::turn, frees_};
+  bool const others_hold = in_use_ > 0 || queue_.set_aside() > aside;
   if (!any && !others_hold) return end(item, result, calls);
   item.set_seen_changes(mine.since);
   return wait_again(item, calls);
@@ -174,7 +184,7 @@ limiter::turn limiter::go_on(waiter& item, turn const& mine, expected<void*, fai
 // request.
 limiter::turn limiter::wait_again(waiter& item, later& calls) noexcept {
   if (item.cancelled()) return end(item, refused(item, item.refusal()), calls);
-  queue_.end_turn(item, fits(item.bytes(), item.bytes()));
+  queue_.end_turn(item, fits(size_of(item), waiter_list::bytes_aside(item)));
   wake_next(calls.woken);
   return {waiting::parked};
 }
@@ -186,6 +196,16 @@ limiter::turn limiter::end(waiter& item, expected<void*, failure> const& result,
   wake_next(calls.woken);
   calls.answer.emplace(result);
   return {waiting::answered};
+}
+
+bool limiter::is_new(waiter const& item) noexcept {
+  sync::spin_lock const held{mutex_};
+  return !waiter_list::holds(item) && !item.has_passed(*this);
+}
+
+bool limiter::exceeds_limit(waiter const& item) noexcept {
+  sync::spin_lock const held{mutex_};
+  return size_of(item) > limit_;
 }
 
 limiter::turn limiter::begin_turn(waiter& item, bool upstream_waits) noexcept {

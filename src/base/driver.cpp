@@ -4,6 +4,7 @@ module;
 #include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -24,6 +25,10 @@ import :sync;
 namespace gpumem {
 namespace detail {
 namespace {
+
+inline constexpr char const* instead_of_a_device =
+    "; without a GPU, a program runs on the simulated device: it calls gpumem::simulator::load() of "
+    "<gpumem/simulator.hpp> first, or preloads libgpumem_simulator_driver.so";
 
 inline constexpr std::size_t function_count = std::size(driver_function_names);
 
@@ -104,19 +109,28 @@ void prepare_fork() {
   made_for_children.store(made, std::memory_order_release);
 }
 
-class error_of_child final : public cuda_error {
+// Has a text of its own. That of CCCL begins with the path of a source file.
+class described_error final : public cuda_error {
 public:
-  error_of_child(cuda_error const& made, std::string const& text) : cuda_error{made}, text_{text} {}
+  described_error(cuda_error const& made, std::string const& text) : cuda_error{made}, text_{text} {}
   char const* what() const noexcept override { return text_.what(); }
 
 private:
   std::runtime_error text_; // its copies do not throw, as an exception's must not
 };
 
+// Returns CUDA's name of an error: that part of CCCL's text after the place in the source and before the last colon.
+std::string cuda_text(cuda_error const& made) {
+  std::string_view text = made.what();
+  if (text.starts_with(__FILE__)) text.remove_prefix(std::min(text.find(' ', std::size(__FILE__)) + 1, text.size()));
+  return std::string{text.substr(0, text.rfind(':'))};
+}
+
 // Returns the text of an error. After a sticky error (one after which the device is lost), the text says that the
 // process has to be restarted.
 std::string describe_result(CUresult result, char const* what) {
-  auto const text = std::string{what};
+  auto const given = std::string{what};
+  auto const text = given.starts_with("gpumem: ") ? given : "gpumem: " + given;
   if (forked()) {
     return text + ": CUDA error " + std::to_string(result) +
            ": this process was forked after gpumem was used, so it cannot use gpumem";
@@ -156,7 +170,8 @@ public:
   CUresult code = CUDA_SUCCESS;
 
   driver_loader() {
-    if (load_all() && (code = table.init.function_(0)) != CUDA_SUCCESS) error = "cuInit failed";
+    if (load_all() && (code = table.init.function_(0)) != CUDA_SUCCESS) fail(code, "cuInit failed");
+    if (code == CUDA_ERROR_NO_DEVICE) error += instead_of_a_device;
     pthread_atfork(prepare_fork, nullptr, nullptr);
     if (!error.empty()) return;
     std::atexit(run_exit_functions);
@@ -242,13 +257,14 @@ void driver_api::check(CUresult result, char const* what) {
 void driver_api::throw_cuda_error(CUresult result, char const* what) {
   auto const text = detail::describe_result(result, what);
   auto const* const made = detail::made_for_children.load(std::memory_order_acquire);
-  if (made && detail::forked()) throw detail::error_of_child{*made, text};
+  if (made && detail::forked()) throw detail::described_error{*made, text};
   // If the host has no memory for the text, CCCL's constructor ends the process. This trial allocation throws
   // std::bad_alloc first.
   constexpr std::size_t more_than_a_text = 1024;
   ::operator delete(::operator new(more_than_a_text)); // a plain call, which no compiler may remove
   auto const status = detail::forked() ? CUDA_ERROR_DEINITIALIZED : result;
-  throw cuda_error{static_cast<cudaError_t>(status), text.c_str()};
+  cuda_error const plain{static_cast<cudaError_t>(status), ""};
+  throw detail::described_error{plain, text + ": " + detail::cuda_text(plain)};
 }
 
 bool driver_api::is_sticky(CUresult error) noexcept {

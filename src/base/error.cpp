@@ -56,7 +56,7 @@ void throw_failure_in(char const* resource, failure const& why, out_of_memory_in
   case outcome::too_large: {
     auto filled = info;
     filled.requested = why.requested;
-    throw gpumem::out_of_memory{why.reason, filled};
+    throw gpumem::out_of_memory{why.reason, filled, gpumem::out_of_memory::describe(why.reason, filled, resource)};
   }
   case outcome::device_lost:
   case outcome::driver_error: {

@@ -7,7 +7,6 @@ module;
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -90,9 +89,10 @@ std::string format_bytes(std::size_t bytes) {
   std::size_t unit = 0;
   // The limit is 1023.995, because larger values would be shown as 1024.00.
   for (; value >= 1023.995 && unit + 1 < units.size(); ++unit) value /= 1024;
+  // std::to_chars writes the same in every locale, unlike std::snprintf.
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
-  return text.data();
+  auto const end = std::to_chars(text.begin(), text.end(), value, std::chars_format::fixed, unit == 0 ? 0 : 2).ptr;
+  return std::string(text.data(), end) + " " + units[unit];
 }
 
 std::size_t percent_of_free_device_memory(int percent, device where) {

@@ -102,7 +102,8 @@ void throw_failure_of(services_handle const& from, CUstream stream, failure cons
                            .free_ranges = f.free_ranges,
                            .free_in_use = f.free_in_use,
                            .in_use_streams = f.in_use_streams,
-                           .quarantined = f.quarantined};
+                           .quarantined = f.quarantined,
+                           .largest_block = f.largest_block};
   try {
     device const where{facts.device};
     relaxed_capture const relaxed; // the calls below must not end a capture

@@ -8,6 +8,7 @@ module;
 #include <climits>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <utility>
 module gpumem:waiter.impl;
 import :waiter;
@@ -29,15 +30,15 @@ void waiter::set_holder(class holder& of) noexcept {
 void waiter::complete(expected<void*, failure> result) noexcept {
   if (result) {
     part(0).pointer = *result;
-    for (std::size_t i = hook_count_; i > 0; --i) {
-      for (std::size_t at = 0; at < parts(); ++at) {
-        auto const& one = part(at);
-        if (one.pointer) hooks_[i - 1]->on_grant(*this, one);
+    for (auto* at = innermost_; at; at = at->outer) {
+      for (std::size_t i = 0; i < parts(); ++i) {
+        auto const& one = part(i);
+        if (one.pointer) at->hook->on_grant(*this, one);
       }
     }
   }
   if (!result || asks_for_turn()) {
-    for (std::size_t i = hook_count_; i > 0; --i) hooks_[i - 1]->on_refusal(*this);
+    for (auto* at = innermost_; at; at = at->outer) at->hook->on_refusal(*this);
   }
   result_ = result;
   complete_ = true;
@@ -53,34 +54,57 @@ void waiter::refuse(failure const& why) noexcept {
   on_complete();
 }
 
+waiter::~waiter() {
+  auto* at = first_passage_.load(std::memory_order_relaxed);
+  for (std::size_t i = 0; at; ++i) {
+    auto* const next = at->next.load(std::memory_order_relaxed);
+    if (i >= places) delete at;
+    at = next;
+  }
+}
+
+waiter::passage* waiter::find(grant_hook const& by) const noexcept {
+  auto* at = first_passage_.load(std::memory_order_acquire);
+  while (at && at->hook != &by) at = at->next.load(std::memory_order_acquire);
+  return at;
+}
+
+// Adds a passage to the list. Returns null if the host has no memory.
+waiter::passage* waiter::make_passage(grant_hook& hook) noexcept {
+  void* const place = storage_.data() + std::min(passages_, places - 1) * sizeof(passage);
+  auto* const made = passages_ < places ? ::new (place) passage{&hook} : new (std::nothrow) passage{&hook};
+  if (!made) return nullptr;
+  (last_passage_ ? last_passage_->next : first_passage_).store(made, std::memory_order_release);
+  last_passage_ = made;
+  ++passages_;
+  return made;
+}
+
 bool waiter::add_hook(grant_hook& hook) noexcept {
-  if (hook_count_ == max_hooks) return false;
-  hooks_[hook_count_++] = &hook;
+  auto* mine = find(hook);
+  if (!mine) mine = make_passage(hook);
+  if (!mine) return false;
+  if (std::exchange(mine->added, true)) return true;
+  mine->outer = std::exchange(innermost_, mine);
   return true;
 }
 
-bool waiter::has_passed(grant_hook const& by) const noexcept {
-  for (auto const& each : passed_) {
-    if (each.load(std::memory_order_relaxed) == &by) return true;
-  }
-  return false;
+void waiter::clear_hooks() noexcept {
+  for (; innermost_; innermost_ = innermost_->outer) innermost_->added = false;
 }
 
-// A hook has functions of an adaptor that run when the request is answered. Each hook takes at most one entry, and
-// there are as many entries as hooks. So one entry is free.
+bool waiter::has_passed(grant_hook const& by) const noexcept {
+  auto const* const mine = find(by);
+  return mine && mine->passed.load(std::memory_order_relaxed);
+}
+
 void waiter::mark_passed(grant_hook const& by) noexcept {
-  for (auto& each : passed_) {
-    if (!each.load(std::memory_order_relaxed)) return each.store(&by, std::memory_order_relaxed);
-  }
+  if (auto* const mine = find(by)) mine->passed.store(true, std::memory_order_relaxed);
 }
 
 bool waiter::clear_passed(grant_hook const& by) noexcept {
-  for (auto& each : passed_) {
-    if (each.load(std::memory_order_relaxed) != &by) continue;
-    each.store(nullptr, std::memory_order_relaxed);
-    return true;
-  }
-  return false;
+  auto* const mine = find(by);
+  return mine && mine->passed.exchange(false, std::memory_order_relaxed);
 }
 
 expected<void*, failure> waiter::take_result() noexcept {
@@ -94,9 +118,8 @@ bool waiter_list::park(waiter& item) noexcept {
   item.overtaken_ = 0;
   item.was_refused_ = false;
   item.parked_since_ = sync::now();
-  auto* at = items_.last();
-  while (at && goes_first(item, *at)) at = at->links_.previous;
-  items_.insert_after(at, item);
+  item.number_ = ++parks_;
+  items_.insert_after(insert_into_tree(item), item);
   item.parked_ = true;
   of_holders_ += item.holder_ != nullptr;
   add_waiting(item);
@@ -110,6 +133,7 @@ bool waiter_list::remove(waiter& item) noexcept {
   } else {
     remove_waiting(item);
   }
+  remove_from_tree(item);
   items_.remove(item);
   item.parked_ = false;
   of_holders_ -= item.holder_ != nullptr;
@@ -178,7 +202,58 @@ void waiter_list::count_overtaking(waiter const* by) noexcept {
 }
 
 bool waiter_list::goes_first(waiter const& one, waiter const& other) noexcept {
-  return one.priority_ > other.priority_ || (one.priority_ == other.priority_ && one.age_ < other.age_);
+  if (one.priority_ != other.priority_) return one.priority_ > other.priority_;
+  return one.age_ != other.age_ ? one.age_ < other.age_ : one.number_ < other.number_;
+}
+
+// Returns the height of a request in the tree: a random number, so that the tree stays flat in whatever order requests
+// arrive. It follows from the number alone. Algorithm: the finalizer of MurmurHash3, by Austin Appleby.
+std::uint64_t waiter_list::height(waiter const& item) noexcept {
+  auto mixed = item.number_;
+  mixed = (mixed ^ (mixed >> 33)) * 0xff51afd7ed558ccdu;
+  mixed = (mixed ^ (mixed >> 33)) * 0xc4ceb9fe1a85ec53u;
+  return mixed ^ (mixed >> 33);
+}
+
+// Inserts the request into the tree. Each request is higher than those in its subtrees. The subtree that has its place
+// is split into the requests before it and those behind it: Seidel, Aragon, "Randomized search trees" (1996). Returns
+// the last request that goes before it; null if there is none.
+waiter* waiter_list::insert_into_tree(waiter& item) noexcept {
+  waiter* last_before = nullptr;
+  auto** place = &root_;
+  auto const descends = [&](waiter& past) {
+    ++comparisons_;
+    bool const first = goes_first(item, past);
+    if (!first) last_before = &past;
+    return first;
+  };
+  while (*place && height(**place) > height(item)) place = descends(**place) ? &(*place)->before_ : &(*place)->behind_;
+  auto *rest = std::exchange(*place, &item), **before = &item.before_, **behind = &item.behind_;
+  while (rest) {
+    auto** const into = descends(*rest) ? behind : before;
+    *into = rest;
+    if (into == behind) {
+      rest = *(behind = &(*into)->before_);
+    } else {
+      rest = *(before = &(*into)->behind_);
+    }
+  }
+  *before = *behind = nullptr;
+  return last_before;
+}
+
+// Joins the two subtrees of the request, and puts them in its place.
+void waiter_list::remove_from_tree(waiter& item) noexcept {
+  auto** place = &root_;
+  for (; *place != &item; ++comparisons_) place = goes_first(item, **place) ? &(*place)->before_ : &(*place)->behind_;
+  auto *before = item.before_, *behind = item.behind_;
+  while (before && behind) {
+    auto*& higher = height(*before) > height(*behind) ? before : behind;
+    *place = higher;
+    place = &higher == &before ? &higher->behind_ : &higher->before_;
+    higher = *place;
+  }
+  *place = before ? before : behind;
 }
 
 void waiter_list::add_waiting(waiter& item) noexcept {

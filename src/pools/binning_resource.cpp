@@ -68,19 +68,19 @@ void bin::on_grant(waiter const&, request_part const& part) noexcept {
   owner_->add_live();
 }
 
-void bin::on_refusal(waiter& item) noexcept { given_.cancel(blocks_of(item)); }
+void bin::on_refusal(waiter& item) noexcept {
+  if (item.clear_passed(*this)) given_.cancel(blocks_of(item));
+}
 
 // Lets the request wait in the bin. A grant must not allocate host memory, so the first call makes room in `given_`,
 // the set of blocks that the bin has given out. A request that asks again has that room already.
 bool bin::admit(waiter& item) noexcept {
+  if (!item.add_hook(*this)) return false;
   if (!item.has_passed(*this)) {
     if (!given_.prepare(blocks_of(item))) return false;
     item.mark_passed(*this);
   }
-  if (item.add_hook(*this)) return services().table->admit(services().state, &item);
-  item.clear_passed(*this);
-  given_.cancel(blocks_of(item));
-  return false;
+  return services().table->admit(services().state, &item);
 }
 
 bool bin::cancel(waiter& item) noexcept {
@@ -180,6 +180,12 @@ bool binning_state::cancel_waiter(waiter& item) noexcept {
     if (item.has_passed(*each)) return each->cancel(item);
   }
   return false;
+}
+
+bool binning_state::is_too_large(waiter& item) noexcept {
+  auto* const in = bin_for(item);
+  if (!in || !in->services().table->is_too_large) return false;
+  return in->services().table->is_too_large(in->services().state, &item);
 }
 
 void binning_state::on_holder_event(holder& unit, holder_event what) noexcept {

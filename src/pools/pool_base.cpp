@@ -243,7 +243,7 @@ void pool_state::free_special(stream_key const& key, void* pointer, std::optiona
 
 bool pool_state::admit(waiter& item) noexcept {
   using waiting = request_queue::waiting;
-  if (!waiter_list::holds(item) && is_too_large(item)) {
+  if (!waiter_list::holds(item) && is_beyond_largest(item)) {
     item.complete(unexpected<failure>{failure{outcome::too_large, 0, item.bytes()}});
     return false;
   }
@@ -255,6 +255,7 @@ bool pool_state::admit(waiter& item) noexcept {
 }
 
 expected<void*, failure> pool_state::try_in_turn(waiter& item) noexcept {
+  if (item.asks_for_turn() && hardening_) hardening_->flush(); // its turn needs the quarantined memory
   if (item.asks_for_turn() || item.has_parts()) {
     if (auto const checked = engine_->requests().may_go_on(item); !checked) return checked;
   }
@@ -274,6 +275,11 @@ expected<void*, failure> pool_state::try_part(request_part const& one) noexcept 
 }
 
 bool pool_state::is_too_large(waiter& item) noexcept {
+  return !forked() && (is_beyond_largest(item) || engine_->requests().is_too_large(item));
+}
+
+// Returns whether a block of the request exceeds the largest block of the pool, or the device.
+bool pool_state::is_beyond_largest(waiter const& item) noexcept {
   for (std::size_t i = 0; i < item.parts(); ++i) {
     if (exceeds_largest_block(item.part(i).bytes)) return true;
   }
@@ -286,7 +292,7 @@ bool pool_state::is_too_large(waiter& item) noexcept {
 bool pool_state::is_beyond_device(waiter const& item) noexcept try {
   auto const& upstream = engine_->upstream();
   bool const of_device = where() && upstream.device_accessible() && !upstream.host_accessible();
-  if (engine_->options().limit != 0 || !of_device) return false;
+  if (engine_->options().limit != 0 || !of_device || item.asks_for_turn()) return false;
   return item.bytes() > where()->memory().total;
 } catch (...) {
   return false; // the attempt to allocate reports the error

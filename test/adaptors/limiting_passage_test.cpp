@@ -224,18 +224,33 @@ template <int Deep, class Upstream> auto nested(Upstream below) {
   }
 }
 
-TEST_F(limiting_passage, request_waits_through_eight_adaptors_but_not_nine) {
-  auto eight = nested<7>(subject);
-  auto nine = nested<8>(subject);
-  request through{*this, eight, b, 30 * MiB}, beyond{*this, nine, b, 25 * MiB};
+TEST_F(limiting_passage, request_waits_through_any_number_of_adaptors) {
+  auto deep = nested<40>(subject);
+  request through{*this, deep, b, 30 * MiB};
   EXPECT_FALSE(through.ended());
-  EXPECT_EQ(beyond.ended(), outcome::exhausted);
-  EXPECT_EQ(nine.in_use(), 0u);
+  EXPECT_EQ(deep.in_use(), 30 * MiB);
   EXPECT_EQ(subject.in_use(), 70 * MiB);
+  request stopped{*this, deep, b, 25 * MiB};
+  stopped.destroy();
   block.reset();
   run_all();
   EXPECT_EQ(through.ended(), outcome::granted);
-  EXPECT_EQ(eight.in_use(), 30 * MiB);
+  EXPECT_EQ(deep.in_use(), 30 * MiB);
+}
+
+// 80 MiB of 100 are in use. The limit could serve the requests later, but the pool, of 60 MiB, never could.
+TEST_F(limiting_passage, request_that_the_upstream_can_never_serve_does_not_wait_for_the_limit) {
+  auto const more = subject.acquire(a, 10 * MiB).wait();
+  request at_limit{*this, subject, b, 30 * MiB}, at_pool{*this, subject, b, 60 * MiB + 1},
+      aligned{*this, gpumem::aligned_adaptor{subject, {.alignment = 64 * MiB}}, b, 60 * MiB};
+  EXPECT_FALSE(at_limit.ended());
+  EXPECT_EQ(at_pool.ended(), outcome::too_large);
+  request outer{*this, limiting_adaptor{gpumem::any_pool{subject}, {.limit = 200 * MiB}}, b, 90 * MiB};
+  EXPECT_EQ(outer.ended(), outcome::too_large);
+  auto const soon = gpumem::detail::sync::now() + std::chrono::milliseconds{5};
+  EXPECT_EQ(subject.acquire_all({{a, 50 * MiB}, {b, 20 * MiB}}).wait_until(soon).error().reason, outcome::too_large);
+  aligned.destroy();
+  at_limit.destroy();
 }
 
 } // namespace

@@ -24,7 +24,10 @@ TEST_F(no_driver, missing_library_is_named) {
       gpumem::driver_api::driver();
       ADD_FAILURE() << "there is a driver after all";
     } catch (gpumem::cuda_error const& e) {
-      EXPECT_NE(std::string{e.what()}.find("libcuda.so.1"), std::string::npos) << e.what();
+      std::string const text = e.what();
+      EXPECT_NE(text.find("libcuda.so.1"), std::string::npos) << text;
+      EXPECT_NE(text.find("gpumem::simulator::load()"), std::string::npos) << text;
+      EXPECT_TRUE(text.starts_with("gpumem: no CUDA driver: ")) << "no path of a source: " << text;
     }
   }
 }

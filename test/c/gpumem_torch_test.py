@@ -74,7 +74,7 @@ class Memory(Plugged):
         gpumem_torch.configure({"limit": "4MiB", "name": "small"})
         stream = self.simulator.stream()
         self.assertIsNone(self.library.gpumem_torch_try_allocate(5 * MIB, 0, stream))
-        self.assertIn(b"gpumem: out of memory (too_large): requested 5242880", self.library.gpumem_last_error())
+        self.assertIn(b"gpumem: out of memory (too_large) in 'small': requested 5.0 MiB", self.library.gpumem_last_error())
         self.free(self.allocate(4 * MIB, stream), 4 * MIB, stream)
 
     @alone

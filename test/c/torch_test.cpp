@@ -18,7 +18,7 @@ TEST_F(torch, allocation_without_memory_throws_bad_alloc) {
     allocate(64 * mib, 0, stream);
     FAIL() << "there were 82 MiB";
   } catch (std::bad_alloc const& e) { EXPECT_THAT(e.what(), HasSubstr("gpumem: out of memory (exhausted)")); }
-  EXPECT_THAT(gpumem_last_error(), HasSubstr("requested 67108864 bytes, live 67108864"));
+  EXPECT_THAT(gpumem_last_error(), HasSubstr("requested 64.0 MiB, live 64.0 MiB"));
   EXPECT_EQ(gpumem_torch_try_allocate(64 * mib, 0, stream), nullptr);
   EXPECT_THAT(gpumem_last_error(), HasSubstr("exhausted"));
   EXPECT_EQ(statistics(0).live, 64 * mib);

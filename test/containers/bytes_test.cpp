@@ -2,11 +2,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "../support/simulated.hpp"
 
+#include <clocale>
 #include <cstddef>
+#include <cstdlib>
+#include <filesystem>
 #include <limits>
+#include <locale>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
+
+#include <unistd.h>
 
 import gpumem;
 
@@ -93,6 +100,66 @@ TEST(bytes, sizes_are_formatted_in_their_largest_unit) {
   EXPECT_EQ(format_bytes(3u << 19), "1.50 MiB");
   EXPECT_EQ(format_bytes(8'074'952'704), "7.52 GiB");
   EXPECT_EQ(format_bytes(std::numeric_limits<std::size_t>::max()), "16.00 EiB");
+}
+
+// Sets a locale of C and one of C++ that write 1.5 as "1,5" and 1234567 as "1.234.567".
+class comma_locale {
+public:
+  comma_locale() : made_{make()}, before_{std::locale::global(std::locale{std::locale::classic(), new commas})} {
+    setenv("LOCPATH", folder_.c_str(), 1);
+    c_ = std::setlocale(LC_ALL, "de_DE.UTF-8") != nullptr;
+  }
+  ~comma_locale() {
+    std::locale::global(before_);
+    std::setlocale(LC_ALL, "C");
+    unsetenv("LOCPATH");
+    std::filesystem::remove_all(folder_);
+  }
+  // Returns whether the system could make a locale of C.
+  bool of_c() const { return c_; }
+
+private:
+  class commas final : public std::numpunct<char> {
+    char do_decimal_point() const override { return ','; }
+    char do_thousands_sep() const override { return '.'; }
+    std::string do_grouping() const override { return "\3"; }
+  };
+  int make() {
+    std::filesystem::create_directories(folder_);
+    auto const made = "localedef -i de_DE -f UTF-8 '" + (folder_ / "de_DE.UTF-8").string() + "' 2> /dev/null";
+    return std::system(made.c_str());
+  }
+  std::filesystem::path folder_ =
+      std::filesystem::temp_directory_path() / ("gpumem_locale_" + std::to_string(getpid()));
+  int made_;
+  std::locale before_;
+  bool c_ = false;
+};
+
+TEST(bytes, numbers_are_written_the_same_in_every_locale) {
+  comma_locale const here;
+  EXPECT_EQ(format_bytes(3u << 19), "1.50 MiB");
+  EXPECT_EQ(parse_bytes("1.5MiB"), 3u << 19);
+  gpumem::out_of_memory const error{gpumem::outcome::exhausted, {.requested = 3 << 19, .live = 1234567}};
+  EXPECT_STREQ(error.what(), "gpumem: out of memory (exhausted): requested 1.5 MiB, live 1.2 MiB, reserved 0 B, "
+                             "largest free range 0 B; stream 0");
+  EXPECT_NE(gpumem::extend::format_row({.bytes = 1234567}).text().find(",1234567,"), std::string_view::npos);
+  if (!here.of_c()) GTEST_SKIP() << "localedef has made no locale of C";
+}
+
+TEST(bytes, sizes_in_errors_have_one_decimal) {
+  auto const text = [](std::size_t bytes) {
+    return gpumem::acquire_error{{gpumem::outcome::stopped, 0, bytes}}.what() + std::string{};
+  };
+  auto const says = [](char const* size) {
+    return std::string{"gpumem: a request for "} + size + " was not granted: stopped";
+  };
+  EXPECT_EQ(text(1023), says("1023 B"));
+  EXPECT_EQ(text(1024), says("1.0 KiB"));
+  EXPECT_EQ(text(1_MiB - 1), says("1.0 MiB"));
+  EXPECT_EQ(text(1_MiB + 53'000), says("1.1 MiB"));
+  EXPECT_EQ(text(1_MiB + 52'000), says("1.0 MiB"));
+  EXPECT_EQ(text(std::numeric_limits<std::size_t>::max()), says("16.0 EiB"));
 }
 
 TEST(bytes, formatted_sizes_can_be_parsed) {

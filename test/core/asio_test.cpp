@@ -1,16 +1,24 @@
 // Asio's io_context as an executor: a coroutine that awaits memory or completion resumes where Asio runs.
 // SPDX-License-Identifier: Apache-2.0
+#include <asio/awaitable.hpp>
+#include <asio/co_spawn.hpp>
+#include <asio/detached.hpp>
 #include <asio/executor_work_guard.hpp>
 #include <asio/io_context.hpp>
 #include <asio/post.hpp>
+#include <asio/use_awaitable.hpp>
 #include <gpumem/services.hpp>
 #include <gpumem/simulator.hpp>
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <coroutine>
+#include <cstddef>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <stop_token>
 #include <thread>
 #include <utility>
@@ -24,6 +32,39 @@ namespace {
 using namespace std::chrono_literals;
 using gpumem::task;
 namespace simulator = gpumem::simulator;
+
+// A coroutine that nothing awaits; it begins at once.
+struct spawned {
+  struct promise_type {
+    spawned get_return_object() const noexcept { return {}; }
+    std::suspend_never initial_suspend() const noexcept { return {}; }
+    std::suspend_never final_suspend() const noexcept { return {}; }
+    void return_void() const noexcept {}
+    void unhandled_exception() const noexcept { std::terminate(); }
+  };
+};
+
+// Awaits the work, and posts the result to the context of the guard. While the guard lives, that context does not end.
+template <class T, class Handler, class Guard> spawned finish_in_asio(task<T> work, Handler handler, Guard guard) {
+  std::exception_ptr error;
+  T result{};
+  try {
+    result = co_await std::move(work);
+  } catch (...) { error = std::current_exception(); }
+  asio::post(guard.get_executor(), [handler = std::move(handler), error, result = std::move(result)]() mutable {
+    std::move(handler)(error, std::move(result));
+  });
+}
+
+// Returns the task as an awaitable of Asio, whose coroutines cannot await other types.
+template <class T> asio::awaitable<T> in_asio(task<T> work) {
+  return asio::async_initiate<asio::use_awaitable_t<> const, void(std::exception_ptr, T)>(
+      [](auto handler, task<T> what) {
+        auto guard = asio::make_work_guard(handler); // from before the work is spawned until its result is posted
+        finish_in_asio(std::move(what), std::move(handler), std::move(guard));
+      },
+      asio::use_awaitable, std::move(work));
+}
 
 class asio_test : public testing::Test {
 protected:
@@ -69,6 +110,32 @@ TEST_F(asio_test, granted_request_resumes_on_asio) {
   held.reset(); // only posts
   EXPECT_FALSE(running.done());
   run_until_done(running);
+}
+
+TEST_F(asio_test, coroutine_of_asio_awaits_a_task_through_a_wrapper) {
+  gpumem::executor_adaptor on_asio{[&](auto job) { asio::post(context, std::move(job)); }};
+  test::parking_resource resource{512};
+  std::optional<gpumem::allocation> held{gpumem::acquire(resource, stream, 512).wait()};
+  std::size_t got = 0;
+  auto const waits = [&]() -> task<gpumem::allocation> {
+    co_return co_await gpumem::acquire(resource, stream, 256); // resumes on gpumem's own thread
+  };
+  auto const fails = []() -> task<int> {
+    throw std::runtime_error{"failed"};
+    co_return 0;
+  };
+  auto const body = [&]() -> asio::awaitable<void> {
+    got = (co_await in_asio(waits())).bytes();
+    EXPECT_THROW(co_await in_asio(fails()), std::runtime_error);
+  };
+  asio::co_spawn(context, body(), asio::detached);
+  std::thread frees{[&] {
+    std::this_thread::sleep_for(5ms);
+    held.reset();
+  }};
+  context.run(); // does not return while only gpumem has work
+  frees.join();
+  EXPECT_EQ(got, 256u);
 }
 
 TEST_F(asio_test, stop_and_deadline_resume_on_asio) {

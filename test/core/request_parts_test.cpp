@@ -38,12 +38,14 @@ TEST(request_parts, sum_the_bytes) {
   EXPECT_EQ(all.bytes(), 135u);
   EXPECT_EQ(all.parts(), 3u);
   EXPECT_TRUE(all.has_parts());
-  EXPECT_EQ(all.bytes_by([](std::size_t bytes) { return (bytes + 15) / 16 * 16; }), 112u + 32 + 16);
+  EXPECT_EQ(all.bytes_by([](request_part const& each) { return (each.bytes + 15) / 16 * 16; }), 112u + 32 + 16);
 }
 
 TEST(request_parts, sum_does_not_overflow) {
   auto more = parts_of({PTRDIFF_MAX, PTRDIFF_MAX});
-  EXPECT_EQ((request{1, more}.bytes()), std::size_t{PTRDIFF_MAX});
+  request const all{1, more};
+  EXPECT_EQ(all.bytes(), std::size_t{PTRDIFF_MAX});
+  EXPECT_EQ(all.bytes_by([](request_part const& each) { return each.bytes; }), std::size_t{PTRDIFF_MAX});
 }
 
 TEST(request_parts, request_for_a_turn_keeps_its_sum) {

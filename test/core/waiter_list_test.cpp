@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <deque>
 #include <optional>
 #include <string>
 #include <utility>
@@ -258,6 +259,69 @@ TEST(waiter_list, random_operations_match_a_model) {
        {seen.parked, seen.turns, seen.overtakes, seen.held_up, seen.ended, seen.removed, seen.plain}) {
     EXPECT_GT(each, seeds.count());
   }
+}
+
+// A unit of work; its requests have its age.
+class unit final : public gpumem::extend::holder {
+public:
+  unit() : holder{"", 0} {}
+};
+
+// Parks a request of each of `count` units of work, and removes all of them. `unit_of(i)`: the unit, from the oldest
+// on, whose request is parked as number i. Returns the steps.
+template <class UnitOf> std::uint64_t steps_of(std::size_t count, UnitOf unit_of) {
+  std::deque<unit> work(count);
+  std::deque<item> items;
+  waiter_list list;
+  for (std::size_t i = 0; i < count; ++i) {
+    auto& parked = items.emplace_back(1, 0);
+    parked.set_holder(work[unit_of(i)]);
+    EXPECT_TRUE(list.park(parked));
+  }
+  auto const* at = list.first();
+  for (auto const& each : work) {
+    EXPECT_EQ(at->holder(), &each);
+    at = waiter_list::after(*at);
+  }
+  for (auto& each : items) list.remove(each);
+  EXPECT_TRUE(list.empty());
+  return list.comparisons();
+}
+
+TEST(waiter_list, requests_are_parked_in_any_order_in_few_steps) {
+  constexpr std::size_t count = 4000;
+  auto const in_order = steps_of(count, [](std::size_t i) { return i; });
+  auto const reverse = steps_of(count, [](std::size_t i) { return count - 1 - i; });
+  auto const from_both_ends = steps_of(count, [](std::size_t i) { return i % 2 ? count - 1 - i / 2 : i / 2; });
+  auto const scattered = steps_of(count, [](std::size_t i) { return i * 1597 % count; });
+  std::printf("steps: %llu in order, %llu in reverse order, %llu from both ends, %llu scattered\n",
+              static_cast<unsigned long long>(in_order), static_cast<unsigned long long>(reverse),
+              static_cast<unsigned long long>(from_both_ends), static_cast<unsigned long long>(scattered));
+  for (auto const each : {in_order, reverse, from_both_ends, scattered}) {
+    EXPECT_LE(each, 2 * in_order);
+    EXPECT_LE(each, count * 100);
+  }
+}
+
+TEST(waiter_list, requests_of_one_unit_keep_their_order) {
+  unit work;
+  std::deque<item> items;
+  waiter_list list;
+  for (int i = 0; i < 100; ++i) {
+    items.emplace_back(1, 0).set_holder(work);
+    list.park(items.back());
+  }
+  list.give_turn(items[0], 1);
+  list.give_turn(items[1], 1);
+  list.end_turn(items[0], false);
+  EXPECT_EQ(list.next_waiting(), &items[0]);
+  list.end_turn(items[1], false);
+  auto const* at = list.first();
+  for (auto const& each : items) {
+    EXPECT_EQ(at, &each);
+    at = waiter_list::after(*at);
+  }
+  for (auto& each : items) list.remove(each);
 }
 
 TEST(woken_waiters, waiters_are_woken_once_in_the_order_of_addition) {

@@ -160,7 +160,15 @@ TEST_F(growth_policy_test, one_of_several_shards_grows_by_a_part_of_its_bytes) {
   EXPECT_EQ(plan(key_a, 2 * MiB, false)->bytes, 2 * MiB) << "within the limit";
 }
 
-TEST_F(growth_policy_test, alignment_is_paid_for) { EXPECT_EQ(plan(key_a, 4 * MiB, true, 2 * MiB)->bytes, 6 * MiB); }
+TEST_F(growth_policy_test, alignment_is_paid_for_where_the_addresses_are_not_aligned) {
+  EXPECT_EQ(plan(key_a, 4 * MiB, true, 2 * MiB)->bytes, 4 * MiB) << "pages are aligned to their size";
+  add_live(3 * MiB / 2, b);
+  add_free(MiB / 2, a);
+  EXPECT_EQ(plan(key_a, 4 * MiB, true, 2 * MiB)->bytes, 4 * MiB);
+  EXPECT_EQ(plan(key_a, 4 * MiB, true)->bytes, 4 * MiB);
+  EXPECT_EQ(plan(key_a, 7 * MiB / 2, true)->bytes, 4 * MiB);
+  EXPECT_EQ(plan(key_a, 7 * MiB / 2, true, MiB)->bytes, 4 * MiB);
+}
 
 TEST_F(growth_policy_test, hole_with_the_fewest_missing_bytes_is_filled) {
   add_live(2 * MiB, b);

@@ -142,6 +142,9 @@ TEST_F(pool_interface, limit_holds_and_can_be_used_to_the_last_byte) {
     ADD_FAILURE() << "nothing was thrown";
   } catch (gpumem::out_of_memory const& e) {
     EXPECT_EQ(e.info().requested, 4096u);
+    EXPECT_TRUE(std::string{e.what()}.starts_with("gpumem: out of memory (exhausted) in 'pool': requested 4.0 KiB, "
+                                                  "live 3.0 MiB, reserved 3.0 MiB"))
+        << e.what();
     EXPECT_EQ(e.info().live, 3 * MiB);
     EXPECT_EQ(e.info().reserved, 3 * MiB);
     EXPECT_EQ(e.info().limit, 3 * MiB);

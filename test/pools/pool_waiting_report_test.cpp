@@ -144,10 +144,9 @@ TEST_F(pool_waiting_report, report_can_be_read_while_scopes_begin_and_end) {
 
 TEST_F(pool_waiting_report, error_of_a_stall_names_the_report) {
   gpumem::acquire_error const stalled{{gpumem::outcome::stalled, 0, 100}}, stopped{{gpumem::outcome::stopped, 0, 100}};
-  EXPECT_STREQ(stalled.what(),
-               "gpumem: a request for 100 bytes was not granted: stalled; describe_waiting() of the pool "
-               "says what holds its memory");
-  EXPECT_STREQ(stopped.what(), "gpumem: a request for 100 bytes was not granted: stopped");
+  EXPECT_STREQ(stalled.what(), "gpumem: a request for 100 B was not granted: stalled; describe_waiting() of the pool "
+                               "says what holds its memory");
+  EXPECT_STREQ(stopped.what(), "gpumem: a request for 100 B was not granted: stopped");
 }
 
 } // namespace

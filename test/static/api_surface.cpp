@@ -185,6 +185,7 @@ using gpumem::extend::acquire_awaitable;
 using gpumem::extend::acquire_operation;
 using gpumem::extend::acquired_t;
 using gpumem::extend::adaptor_base;
+using gpumem::extend::adaptor_state;
 using gpumem::extend::any_memory;
 using gpumem::extend::await_result_t;
 using gpumem::extend::await_value_t;

@@ -15,6 +15,23 @@
 
 namespace gpumem {
 
+namespace detail {
+
+/// Returns a size as text: with one decimal and a unit from KiB on, such as "1.5 MiB"; the same in every locale.
+inline std::string size_text(std::size_t bytes) {
+  constexpr char const* units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 1024) return std::to_string(bytes) + " B";
+  int unit = 0;
+  while (unit < 5 && bytes >> (10 * unit + 20) > 0) ++unit;
+  auto const shift = 10 * unit + 10;
+  auto const rest = static_cast<std::uint64_t>(bytes) & ((std::uint64_t{1} << shift) - 1);
+  auto tenths = (bytes >> shift) * 10 + ((rest * 10 + (std::uint64_t{1} << (shift - 1))) >> shift);
+  if (tenths == 10240 && unit < 5) tenths = 10, ++unit;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " " + units[unit];
+}
+
+} // namespace detail
+
 /// Statistics taken when memory ran out. Numbers are bytes unless stated otherwise; 0 if the resource does not know a
 /// number.
 struct out_of_memory_info {
@@ -32,6 +49,7 @@ struct out_of_memory_info {
   std::size_t free_in_use = 0;      ///< free bytes whose last use the host has not seen complete yet
   std::uint64_t in_use_streams = 0; ///< number of streams whose work may still use free memory
   std::size_t quarantined = 0;      ///< freed bytes that a hardened pool (one that finds misuse) keeps from reuse
+  std::size_t largest_block = 0;    ///< most bytes of a block of the resource; 0: no bound
 };
 
 /// Thrown if memory is exhausted, or if the request is larger than the resource can ever serve.
@@ -47,27 +65,29 @@ public:
   outcome reason() const noexcept { return reason_; }
   /// Returns the statistics at the time of the failure.
   out_of_memory_info const& info() const noexcept { return info_; }
-
-private:
-  static std::string describe(outcome what, out_of_memory_info const& f) {
-    auto const bytes = [](std::size_t n) { return std::to_string(n); };
-    std::string text = "gpumem: out of memory (" + std::string{to_string(what)} + "): requested " + bytes(f.requested) +
-                       " bytes, live " + bytes(f.live) + ", reserved " + bytes(f.reserved) + ", largest free range " +
-                       bytes(f.largest_free);
-    if (f.free_ranges) text += ", free " + bytes(f.free) + " in " + bytes(f.free_ranges) + " ranges";
+  /// Returns a text that names the resource, unless `resource` is null, and shows the statistics. Sizes have one
+  /// decimal and a unit.
+  static std::string describe(outcome what, out_of_memory_info const& f, char const* resource = nullptr) {
+    auto const size = [](std::size_t n) { return detail::size_text(n); };
+    auto text = "gpumem: out of memory (" + std::string{to_string(what)} + ")";
+    if (resource) text += " in '" + std::string{resource} + "'";
+    text += ": requested " + size(f.requested) + ", live " + size(f.live) + ", reserved " + size(f.reserved) +
+            ", largest free range " + size(f.largest_free);
+    if (f.free_ranges) text += ", free " + size(f.free) + " in " + std::to_string(f.free_ranges) + " ranges";
     if (f.free_in_use) {
-      text +=
-          ", free but still in use " + bytes(f.free_in_use) + " on " + std::to_string(f.in_use_streams) + " streams";
+      text += ", free but still in use " + size(f.free_in_use) + " on " + std::to_string(f.in_use_streams) + " streams";
     }
-    if (f.quarantined) text += ", quarantined " + bytes(f.quarantined);
-    if (f.limit) text += ", limit " + bytes(f.limit);
+    if (f.quarantined) text += ", quarantined " + size(f.quarantined);
+    if (f.largest_block) text += ", blocks of at most " + size(f.largest_block);
+    if (f.limit) text += ", limit " + size(f.limit);
     if (f.device >= 0) {
-      text += "; device " + std::to_string(f.device) + " has " + bytes(f.device_free) + " of " + bytes(f.device_total) +
-              " bytes free";
+      text += "; device " + std::to_string(f.device) + " has " + size(f.device_free) + " of " + size(f.device_total) +
+              " free";
     }
     return text + "; stream " + std::to_string(f.stream);
   }
 
+private:
   out_of_memory_info info_;
   std::runtime_error text_; // a std::runtime_error copies its text without throwing
   outcome reason_;
@@ -90,7 +110,7 @@ private:
   static std::string describe(failure const& why) {
     if (why.requested == 0) return std::string{"gpumem: a wait was not completed: "} + to_string(why.reason);
     auto const text =
-        "gpumem: a request for " + std::to_string(why.requested) + " bytes was not granted: " + to_string(why.reason);
+        "gpumem: a request for " + detail::size_text(why.requested) + " was not granted: " + to_string(why.reason);
     return why.reason == outcome::stalled ? text + "; describe_waiting() of the pool says what holds its memory" : text;
   }
 

@@ -58,6 +58,9 @@ struct services_table {
   /// Calls `cancel_waiter` of the state, which ends the wait of the request `waiter`. Returns false if the resource has
   /// already granted or refused the request, or has told it to try again. Null if requests cannot wait in the resource.
   bool (*cancel_waiter)(void* state, void* waiter) noexcept;
+  /// Returns whether the request `waiter`, which has not been admitted, is larger than the resource can ever serve.
+  /// Null if the resource does not know that.
+  bool (*is_too_large)(void* state, void* waiter) noexcept;
   /// Tells the resource of a change of a holder. Null if the resource needs no such calls.
   void (*on_holder_event)(void* state, void* holder, holder_event what) noexcept;
   /// Gives memory beyond `keep` reserved bytes back to the upstream; returns the bytes given back.

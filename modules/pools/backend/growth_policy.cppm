@@ -65,6 +65,12 @@ public:
   std::size_t min_moved_page(virtual_pages const& of) const noexcept {
     return usual_page(of) / 4 * tuning::min_moved_quarters;
   }
+  /// Returns the unit in which the shard's memory grows: the smallest page. Before the shard has addresses, this is the
+  /// smallest page of all known devices.
+  static std::size_t unit_of(pool_shard const& in) noexcept;
+  /// Returns how many bytes lie between an offset in the shard's addresses and the next aligned address. Before the
+  /// shard has addresses, they count as aligned to the smallest page.
+  static std::size_t slack(std::size_t alignment, pool_shard const& in, std::size_t offset) noexcept;
   /// Returns the size of the pages for a growth by `bytes`. Each page costs the same time, whatever its size. So
   /// without a limit there are at most `max_pages` pages, unless each would have to be larger than 32 MiB.
   std::size_t page_size(virtual_pages const& of, std::size_t bytes, std::size_t max_pages) const noexcept;
@@ -76,7 +82,8 @@ private:
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] block*
   usable_end(allocation_request const& request, pool_shard const& in) const;
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::size_t
-  shortfall(allocation_request const& request, pool_shard const& in, block const* end, bool exact) const;
+  shortfall(allocation_request const& request, pool_shard const& in, block const* end, std::size_t offset,
+            bool exact) const;
   struct candidate;
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<candidate>
   best_hole(allocation_request const& request, pool_shard const& in, bool exact) const;

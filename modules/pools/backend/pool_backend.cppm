@@ -38,14 +38,24 @@ public:
   inline bool lost() const noexcept { return parts_.lost(); }
   inline growth_policy const& growth() const noexcept { return parts_.growth; }
 
+  /// Returns the most bytes that the pool can have reserved under its limit: whole pages, or whole granules.
+  [[clang::requires_shared_capability(all_shards)]] std::size_t capacity() const noexcept;
+  /// Returns whether the pool could serve a request for a block if no other block were live. `bytes`: rounded up as
+  /// when memory is short.
+  [[clang::requires_shared_capability(all_shards)]] bool could_hold(std::size_t bytes,
+                                                                    std::size_t alignment) const noexcept;
+  /// Returns whether a chunk of the pool could hold the block if no other block were live. False in a pool of pages.
+  [[clang::requires_shared_capability(all_shards)]] bool has_chunk_for(std::size_t bytes,
+                                                                       std::size_t alignment) const noexcept;
+
   /// Waits while another thread gets a chunk, or maps, moves or unmaps pages. Returns whether it waited.
   [[clang::requires_capability(one_shard, all_shards)]] bool wait_for_growth() { return parts_.lock.wait(); }
   [[clang::requires_shared_capability(all_shards)]] inline bool growing() const noexcept { return parts_.lock.taken(); }
   /// Gets memory for a request, and joins it with free neighbours. No other thread may be growing the pool. Unless
   /// `exact`, gets more memory than the request needs. The result is retry() if the new memory is not enough, or if the
   /// call waited for another thread to release memory. The caller then searches before it tries again. A failure
-  /// carries the requested bytes. If the upstream's reason is too_large, the reason becomes outcome::exhausted. Throws
-  /// std::bad_alloc.
+  /// carries the requested bytes. Its reason is too_large if the upstream of a pool of chunks can never give as many
+  /// bytes as the request needs. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow(allocation_request const& request,
                                                                                 bool exact);
   /// Gets memory until `bytes` are reserved. Returns how many bytes it got, or the upstream's failure. Throws
@@ -95,6 +105,8 @@ public:
   [[clang::requires_capability(one_shard, all_shards)]] expected<exported_page, failure> export_page(void const* pointer);
 
 private:
+  [[clang::requires_shared_capability(all_shards)]] std::size_t unit() const noexcept;
+
   backend_parts parts_;
   chunk_backend chunks_;
   page_backend pages_;

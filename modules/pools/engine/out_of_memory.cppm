@@ -40,6 +40,8 @@ private:
   [[clang::requires_capability(one_shard, all_shards)]] void* sync_and_retry(allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] void* search_after_sync(allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] bool sync_could_help(allocation_request const& request) const;
+  [[clang::requires_shared_capability(all_shards)]] bool is_never_met(allocation_request const& request,
+                                                                      failure const& why) const;
 
   pool_parts& parts_;
   shard_frees& frees_;

@@ -3,29 +3,12 @@
 export module gpumem:guarded_block;
 import :block;
 import :fill_pattern;
+import :guard_layout;
 import :std;
 import :stream_timeline;
 import :stream_uses;
 
 namespace gpumem::detail {
-
-/// The size of the guards around each block, and the number of bytes of a block that are poisoned (filled with a
-/// pattern at the free) and checked.
-export struct guard_layout {
-  std::size_t guard = 0;  ///< a multiple of `granule`, the unit of block sizes
-  std::size_t poison = 0; ///< blocks up to this size are poisoned in full, larger blocks for half this size at each end
-
-  /// Returns the number of bytes before the user's bytes in the block that the engine allocates. The engine is the part
-  /// of the pool that allocates and frees blocks.
-  inline std::size_t front(std::size_t alignment) const noexcept {
-    auto const step = std::max(alignment, granule);
-    return (guard + step - 1) & ~(step - 1);
-  }
-  /// Returns the size of the block to allocate from the engine. Does not overflow for any size that the pool accepts.
-  inline std::size_t total(std::size_t bytes, std::size_t alignment) const noexcept {
-    return front(alignment) + (bytes + granule - 1) / granule * granule + guard;
-  }
-};
 
 /// The overwritten bytes around and in a block.
 export struct corruption_report {

@@ -7,6 +7,7 @@ import :block_info;
 import :cuda;
 import :deferred_release;
 import :error;
+import :guard_layout;
 import :guarded_block;
 import :guarded_blocks;
 import :misuse;

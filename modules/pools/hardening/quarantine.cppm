@@ -4,6 +4,7 @@ export module gpumem:quarantine;
 import :cuda;
 import :device;
 import :fill_pattern;
+import :guard_layout;
 import :guarded_block;
 import :pinned_resource;
 import :std;

@@ -5,6 +5,7 @@ export module gpumem:pool_parts;
 import :admission;
 import :chunk_list;
 import :eviction_wait;
+import :guard_layout;
 import :pass_timer;
 import :peak_tracker;
 import :pool_backend;
@@ -33,6 +34,7 @@ export struct pool_parts {
   pool_options const options;
   std::size_t const smallest_block; ///< bytes, including the guards around each block of a hardened pool
   std::size_t const largest_block;  ///< bytes; SIZE_MAX in a hardened pool: it checks requests before it adds guards
+  guard_layout const guards;        ///< of a hardened pool; in other pools they have no bytes
   reuse_rules rules;
   shard_list shards;
   thread_caches caches;

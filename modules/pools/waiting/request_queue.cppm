@@ -50,6 +50,8 @@ public:
   /// For a request of several parts, or one that asks only for a turn: returns null if there could be enough memory
   /// now, otherwise the failure.
   expected<void*, failure> may_go_on(waiter const& item) noexcept;
+  /// Returns whether no state of the pool could serve the request.
+  bool is_too_large(waiter const& item) noexcept;
   /// Returns why a request that does not wait gets no memory while other requests wait; nullopt if it may overtake
   /// them.
   std::optional<outcome> refusal_at_admission(allocation_request const& request) noexcept;
@@ -76,7 +78,8 @@ public:
   }
 
 private:
-  std::optional<turn> park(waiter& item) noexcept;
+  failure failure_of(waiter const& item, outcome why) const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] turn park(waiter& item, woken_waiters& woken) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void take_turn(waiter& item) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] turn new_turn(waiter const& item) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void end_turn_of(waiter& item) noexcept;

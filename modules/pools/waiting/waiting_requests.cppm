@@ -4,6 +4,7 @@ module;
 #include <cstdint>
 export module gpumem:waiting_requests;
 import :deferred_frees;
+import :error;
 import :pool_parts;
 import :shard_roles;
 import :std;
@@ -29,9 +30,14 @@ public:
   /// Rounds a size up as the pool does when it cannot grow: small sizes to a size class, larger ones to a multiple of
   /// 256 bytes.
   std::size_t rounded(std::size_t bytes) const noexcept;
-  std::size_t rounded(waiter const& item) const noexcept;
-  /// Returns whether the request can never be met any more.
-  [[clang::requires_shared_capability(all_shards)]] bool ends(waiter const& item) const noexcept;
+  /// Returns the size of the block for a user's request, rounded up so. It includes the guards of a hardened pool.
+  std::size_t block_size(std::size_t bytes, std::size_t alignment) const noexcept;
+  /// Returns the sum of the block sizes of a request. For a request that asks only for a turn, returns the bytes to set
+  /// aside, which are never more than the pool can have.
+  [[clang::requires_shared_capability(all_shards)]] std::size_t rounded(waiter const& item) const noexcept;
+  /// Returns why the request can never be met any more: outcome::closed, device_lost or too_large; nullopt if a state
+  /// of the pool could serve it. A request that asks only for a turn is never too large.
+  [[clang::requires_shared_capability(all_shards)]] std::optional<outcome> refusal(waiter const& item) const noexcept;
   /// Returns whether waiting cannot help the request: neither a free nor the end of work on streams can give it memory.
   /// No free can come if no memory is live, set aside for a turn, or freed in a graph capture.
   [[clang::requires_capability(one_shard, all_shards)]] bool waits_for_nothing(waiter const& item) const noexcept;
@@ -65,6 +71,7 @@ public:
 
 private:
   [[clang::requires_capability(one_shard, all_shards)]] bool is_held() const noexcept;
+  [[clang::requires_shared_capability(all_shards)]] bool could_serve(waiter const& item) const noexcept;
 
   pool_parts& parts_;
   deferred_frees const& deferred_;

@@ -27,7 +27,6 @@ std::size_t round_up(std::size_t bytes, std::size_t step) noexcept { return (byt
 std::uintptr_t address_of(block const* range) noexcept { return range ? std::uintptr_t{range->base} : 0; }
 
 std::size_t smallest_of(virtual_pages const& of) noexcept { return std::max(smallest_page, of.granularity()); }
-std::size_t smallest_of(pool_shard const& in) noexcept { return in.pages ? smallest_of(*in.pages) : smallest_page; }
 
 std::size_t whole_pages(virtual_pages const& of, std::size_t bytes) noexcept {
   return bytes / of.granularity() * of.granularity();
@@ -66,13 +65,22 @@ block* growth_policy::usable_end(allocation_request const& request, pool_shard c
   return in.offset_of(last->end()) == in.pages->mapped_end() ? last : nullptr;
 }
 
-// Returns how many bytes to map after the range `end`, in whole pages, so that the range and the new pages hold the
-// request. `end` is a range that the stream may use without a wait, or null.
+std::size_t growth_policy::unit_of(pool_shard const& in) noexcept {
+  return in.pages ? smallest_of(*in.pages) : smallest_page;
+}
+
+std::size_t growth_policy::slack(std::size_t alignment, pool_shard const& in, std::size_t offset) noexcept {
+  if (!in.pages) return std::max(alignment, smallest_page) - smallest_page;
+  return (0 - (reinterpret_cast<std::uintptr_t>(in.pages->base()) + offset)) & (alignment - 1);
+}
+
+// Returns how many bytes to map, in whole pages, so that the new pages and the range `end` before them hold the
+// request. `end` is a range that the stream may use without a wait, or null; the pages then begin at `offset`.
 std::size_t growth_policy::shortfall(allocation_request const& request, pool_shard const& in, block const* end,
-                                     bool exact) const {
-  auto const need = request.bytes + (request.alignment - granule);
+                                     std::size_t offset, bool exact) const {
+  auto const need = request.bytes + slack(request.alignment, in, end ? in.offset_of(end->base) : offset);
   auto const least = need - std::min(need - granule, end ? end->bytes : 0);
-  auto const page = exact || !in.pages ? smallest_of(in) : usual_page(*in.pages);
+  auto const page = exact || !in.pages ? unit_of(in) : usual_page(*in.pages);
   auto wanted = least;
   // With several shards (parts of the pool with their own locks) each growth adds memory to spare. Otherwise threads
   // would run out of memory more often, and then lock all shards.
@@ -85,7 +93,7 @@ std::size_t growth_policy::shortfall(allocation_request const& request, pool_sha
 std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_request const& request,
                                                                  pool_shard const& in, bool exact) const {
   auto const need = request.bytes + (request.alignment - granule);
-  auto const page = exact || !in.pages ? smallest_of(in) : usual_page(*in.pages);
+  auto const page = exact || !in.pages ? unit_of(in) : usual_page(*in.pages);
   std::optional<candidate> best;
   in.ranges.holes().visit([&](block const& at) {
     assert_shard_held();
@@ -120,8 +128,9 @@ std::optional<growth_plan> growth_policy::plan(allocation_request const& request
                                                bool exact) const {
   auto const behind = in.pages ? in.pages->address_space() - in.pages->mapped_end() : SIZE_MAX;
   auto const* const end = usable_end(request, in);
-  auto const least = shortfall(request, in, end, true);
-  candidate at_end{{std::nullopt, shortfall(request, in, end, exact), least, address_of(end)},
+  auto const mapped = in.pages ? in.pages->mapped_end() : 0;
+  auto const least = shortfall(request, in, end, mapped, true);
+  candidate at_end{{std::nullopt, shortfall(request, in, end, mapped, exact), least, address_of(end)},
                    is_of(in.paged ? in.paged->last : nullptr, request.key),
                    behind};
   if (at_end.plan.bytes > std::min(chunks_.headroom(), behind)) at_end.plan.bytes = least;
@@ -132,9 +141,11 @@ std::optional<growth_plan> growth_policy::plan(allocation_request const& request
   if (!at_once) return hole ? std::optional{hole->plan} : fits_behind ? std::optional{at_end.plan} : std::nullopt;
   auto const& best = hole && hole->better_than(at_end) ? *hole : at_end;
   if (best.own_segment || best.plan.beside != 0) return best.plan;
-  growth_plan const apart{new_segment(request, in), shortfall(request, in, nullptr, false),
-                          shortfall(request, in, nullptr, true)};
-  return apart.hole && apart.bytes <= std::min(chunks_.headroom(), apart.hole->bytes) ? apart : best.plan;
+  auto const segment = new_segment(request, in);
+  if (!segment) return best.plan;
+  growth_plan const apart{segment, shortfall(request, in, nullptr, segment->offset, false),
+                          shortfall(request, in, nullptr, segment->offset, true)};
+  return apart.bytes <= std::min(chunks_.headroom(), segment->bytes) ? apart : best.plan;
 }
 
 // The page size grows with the mapped bytes. Under a limit pages are smaller: there the memory of a page can go to

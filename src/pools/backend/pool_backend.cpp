@@ -15,6 +15,7 @@ import :chunk;
 import :chunk_backend;
 import :chunk_list;
 import :error;
+import :growth_policy;
 import :growth_lock;
 import :page_backend;
 import :page_table;
@@ -24,20 +25,50 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
+// Returns the unit in which the pool's memory grows. Shards of one pool have pages of the same granularity.
+std::size_t pool_backend::unit() const noexcept {
+  if (!paged()) return granule;
+  std::size_t most = smallest_page;
+  for (auto const& each : parts_.shards.all()) most = std::max(most, growth_policy::unit_of(*each));
+  return most;
+}
+
+std::size_t pool_backend::capacity() const noexcept { return parts_.chunks.max_reserved() / unit() * unit(); }
+
+// In a pool of pages a block can begin at the first aligned address. In a pool of chunks the address of the next chunk
+// is unknown, so the request needs bytes for the alignment too, unless an existing chunk suffices.
+bool pool_backend::could_hold(std::size_t bytes, std::size_t alignment) const noexcept {
+  auto const most = capacity();
+  if (bytes > most) return false;
+  if (!paged()) return std::max(alignment, granule) - granule <= most - bytes || has_chunk_for(bytes, alignment);
+  return std::ranges::any_of(parts_.shards.all(), [&](auto const& each) {
+    auto const skipped = growth_policy::slack(alignment, *each, 0);
+    return skipped <= most - bytes && (!each->pages || bytes + skipped <= each->pages->address_space());
+  });
+}
+
+bool pool_backend::has_chunk_for(std::size_t bytes, std::size_t alignment) const noexcept {
+  bool any = false;
+  parts_.chunks.visit([&](chunk const& each) {
+    auto const skipped = (0 - each.base) & (alignment - 1);
+    any = any || (!paged() && skipped < each.bytes && bytes <= each.bytes - skipped);
+  });
+  return any;
+}
+
 attempt<placement> pool_backend::grow(allocation_request const& request, bool exact) {
   auto grown = paged() ? pages_.grow(request, exact) : chunks_.grow(request, exact);
   if (!grown.has_failed()) return grown;
   auto const& why = grown.error();
-  auto const kind = why.reason == outcome::too_large ? outcome::exhausted : why.reason;
-  return unexpected<failure>{failure{kind, why.code, request.requested}};
+  bool const no_addresses = paged() && why.reason == outcome::too_large;
+  return unexpected<failure>{failure{no_addresses ? outcome::exhausted : why.reason, why.code, request.requested}};
 }
 
 expected<std::size_t, failure> pool_backend::grow_to(std::size_t bytes, pool_shard& into) {
   for (;;) {
     parts_.lock.wait();
     auto const& chunks = parts_.chunks;
-    auto const unit = paged() ? smallest_page : granule;
-    auto const wanted = std::min((bytes + granule - 1) / granule * granule, chunks.max_reserved() / unit * unit);
+    auto const wanted = std::min((bytes + granule - 1) / granule * granule, capacity());
     if (wanted <= chunks.reserved()) return std::size_t{0};
     auto const missing = wanted - chunks.reserved();
     if (missing > chunks.headroom()) { // bytes that are being released still count

@@ -32,7 +32,7 @@ std::unique_ptr<virtual_pages> pool_upstream::make_pages() const {
 }
 
 std::uint64_t pool_upstream::devices() const noexcept {
-  if (!paged() && !services_.table->serves_stream) return ~std::uint64_t{0};
+  if (!paged() && !calls_.get().table->serves_stream) return ~std::uint64_t{0};
   auto const home = device();
   auto found = home < 0 ? 0 : cache_limits::bit_of(home);
   for (auto const peer : paged() ? std::span{paged_->options.peers} : std::span<gpumem::device const>{})

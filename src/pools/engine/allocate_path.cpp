@@ -48,13 +48,14 @@ allocate_path::try_allocate(stream_key const& key, size_class size, std::size_t 
   allocation_request request{key, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_index()};
   if (key.capturing()) [[unlikely]]
     return fail(request, outcome::capture_unsupported);
-  if (parts_.mode.near_limit()) [[unlikely]]
+  auto const limit = parts_.chunks.limit();
+  if (parts_.mode.near_limit() || (limit && request.bytes > limit)) [[unlikely]]
     request.drop_rounding(parts_.smallest_block);
   if (!parts_.serves(key)) [[unlikely]] {
     static_cast<void>(fail(request, outcome::invalid_argument));
     return unexpected<failure>{failure_of(broken_rule::unopened_device, bytes)};
   }
-  bool const beyond_limit = parts_.chunks.limit() && request.bytes > parts_.chunks.limit();
+  bool const beyond_limit = limit && request.bytes > limit;
   if (beyond_limit || (bytes > parts_.largest_block && !key.for_chunk())) [[unlikely]]
     return fail(request, outcome::too_large);
   if (!parts_.requests.is_open()) [[unlikely]] {

@@ -1,11 +1,11 @@
 // Counts the blocks of a pool by stream and size, and writes the counts as text.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/error.hpp>
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <fstream>
 #include <map>
 #include <string>
@@ -66,15 +66,6 @@ memory_counts count_memory(pool_parts& parts, shard_frees& frees) {
     });
   });
   return found;
-}
-
-std::string size_text(std::size_t bytes) {
-  constexpr char const* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  auto const unit = bytes == 0 ? 0 : (std::bit_width(bytes) - 1) / 10;
-  char text[32];
-  auto const value = static_cast<double>(bytes) / static_cast<double>(std::size_t{1} << (10 * unit));
-  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
-  return text;
 }
 
 std::string blocks_text(row const& counted, char const* noun) {

@@ -50,11 +50,21 @@ expected<void*, failure> out_of_memory::allocate(allocation_request& request, fa
   if (auto* const p = allocator_.search_with_wait(request)) return p;
   expected<void*, failure> grown = unexpected<failure>{why};
   if (why.reason == outcome::device_lost) return grown;
+  if (is_never_met(request, why)) return unexpected<failure>{failure{outcome::too_large, why.code, request.requested}};
   if (parts_.backend.paged() && (grown = grow_in_place(request))) return grown;
   if (request.key.may_wait()) {
     if (auto* const p = sync_and_retry(request)) return p;
   }
-  return grow_in_place(request);
+  grown = grow_in_place(request);
+  if (grown || grown.error().reason != outcome::too_large || is_never_met(request, grown.error())) return grown;
+  return unexpected<failure>{failure{outcome::exhausted, grown.error().code, request.requested}};
+}
+
+// Returns whether no state of the pool could serve the request, which has failed for the reason `why`.
+bool out_of_memory::is_never_met(allocation_request const& request, failure const& why) const {
+  auto const& backend = parts_.backend;
+  if (!backend.could_hold(request.bytes, request.alignment)) return true;
+  return why.reason == outcome::too_large && !backend.has_chunk_for(request.bytes, request.alignment);
 }
 
 bool out_of_memory::release_closed_pools(failure const& why) noexcept {

@@ -56,10 +56,14 @@ pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
 }
 
 std::size_t pool_engine::reserve(std::size_t bytes) {
-  auto const fail = [&](failure const& why) { throw_failure({why.reason, why.code, bytes}); };
   upstream_call::throw_if_here(parts_.shards);
   all_shards_lock const held{parts_.shards};
   auto const limit = parts_.chunks.limit();
+  auto const fail = [&](failure const& why) {
+    assert_all_shards_held();
+    throw_failure_in(parts_.options.name.c_str(), {why.reason, why.code, bytes},
+                     {.reserved = parts_.chunks.reserved(), .limit = limit});
+  };
   auto& shard = parts_.shards.shard_of_thread();
   if (bytes > (limit ? limit : PTRDIFF_MAX)) fail({outcome::too_large});
   if (bytes > parts_.chunks.reserved()) {

@@ -6,6 +6,7 @@ module;
 #include <cstddef>
 module gpumem:guarded_block.impl;
 import :fill_pattern;
+import :guard_layout;
 import :guarded_block;
 
 namespace gpumem::detail {

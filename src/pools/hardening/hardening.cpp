@@ -24,6 +24,7 @@ import :device;
 import :driver;
 import :error;
 import :block_history;
+import :guard_layout;
 import :guarded_block;
 import :guarded_blocks;
 import :misuse;
@@ -41,10 +42,6 @@ namespace {
 
 inline constexpr std::size_t max_reported_events = 16; // most events of the history in one report
 
-guard_layout layout_of(hardening_options const& options) noexcept {
-  return {(options.guard + granule - 1) / granule * granule, options.poison};
-}
-
 std::optional<device> device_for(pool_engine& engine) {
   auto& upstream = engine.upstream();
   if (upstream.host_accessible() || (upstream.device_accessible() && engine.where())) return engine.where();
@@ -54,7 +51,7 @@ std::optional<device> device_for(pool_engine& engine) {
 } // namespace
 
 hardening::hardening(pool_engine& engine, void (*ended)(void* state) noexcept, void* state)
-    : engine_{engine}, options_{engine.options().hardened}, layout_{layout_of(options_)},
+    : engine_{engine}, options_{engine.options().hardened}, layout_{guard_layout::of(options_)},
       by_host_{engine.upstream().host_accessible()}, by_device_{engine.upstream().device_accessible()}, ended_{ended},
       state_{state}, blocks_{options_.history}, quarantine_{device_for(engine), by_host_, layout_} {}
 

@@ -13,6 +13,7 @@ import :quarantine;
 import :block;
 import :cuda;
 import :device;
+import :guard_layout;
 import :guarded_block;
 import :fill_pattern;
 import :pinned_resource;

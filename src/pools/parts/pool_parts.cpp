@@ -14,6 +14,7 @@ import :pool_parts;
 import :admission;
 import :block;
 import :chunk_list;
+import :guard_layout;
 import :pass_timer;
 import :peak_tracker;
 import :pool_backend;
@@ -45,7 +46,7 @@ void check_hardening(hardening_options const& asked, std::size_t limit) {
     throw std::invalid_argument{
         "gpumem: a pool's guard and poison must each be 1 GiB at most, and its history 16,777,216 events"};
   }
-  if (asked.enabled && limit && limit / granule <= 2 * ((asked.guard + granule - 1) / granule)) {
+  if (asked.enabled && limit && limit / granule * granule <= guard_bytes(asked)) {
     throw std::invalid_argument{"gpumem: a hardened pool's limit leaves no room between two guards"};
   }
 }
@@ -88,9 +89,7 @@ pool_options checked_options(pool_options options, bool paged) {
 
 } // namespace
 
-std::size_t guard_bytes(hardening_options const& asked) noexcept {
-  return asked.enabled ? 2 * ((asked.guard + granule - 1) / granule * granule) : 0;
-}
+std::size_t guard_bytes(hardening_options const& asked) noexcept { return guard_layout::of(asked).total(0, granule); }
 
 void check_limit(std::size_t limit) {
   if (limit > PTRDIFF_MAX) {
@@ -104,7 +103,7 @@ pool_parts::pool_parts(std::unique_ptr<pool_upstream> from, pool_options asked, 
       smallest_block{options.smallest_block ? options.smallest_block + guard_bytes(options.hardened) : 0},
       largest_block{options.largest_block && !options.hardened.enabled ? size_class::of(options.largest_block).bytes
                                                                        : SIZE_MAX},
-      rules{options.cross_stream, upstream->host_accessible()},
+      guards{guard_layout::of(options.hardened)}, rules{options.cross_stream, upstream->host_accessible()},
       shards{std::max(options.effort, tuning::min_poll_share), options.shard_per_thread},
       chunks{options.limit, (options.chunk_size + granule - 1) / granule * granule}, passes{pass, requests},
       mode{options, rules, chunks, shards, requests, caches}, backend{*upstream, options, rules, chunks, shards, mode} {

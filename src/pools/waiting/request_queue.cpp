@@ -45,20 +45,20 @@ std::optional<outcome> request_queue::refusal_at_admission(allocation_request co
 void request_queue::wake_next(woken_waiters& woken) noexcept {
   auto const may = [this](waiter const& item) {
     assert_all_shards_held();
-    if (waiting_.ends(item)) return true;
+    if (waiting_.refusal(item)) return true;
     if (item.has_parts() && multi_part_) return false; // only one request for several blocks (parts) at a time
     return (item.seen_changes() != waiting_.change_count(item) && waiting_.fits(item)) ||
            waiting_.waits_for_nothing(item);
   };
   while (auto* const next = waiting_.queue.next_for_turn(may)) {
-    if (!waiting_.ends(*next)) waiting_.queue.count_overtaking(next);
+    if (!waiting_.refusal(*next)) waiting_.queue.count_overtaking(next);
     give_turn(*next, woken);
   }
 }
 
 void request_queue::wake_ended(woken_waiters& woken) noexcept {
   for (auto* at = waiting_.queue.first(); at; at = waiter_list::after(*at)) {
-    if (!waiter_list::has_turn(*at) && waiting_.ends(*at)) give_turn(*at, woken);
+    if (!waiter_list::has_turn(*at) && waiting_.refusal(*at)) give_turn(*at, woken);
   }
 }
 
@@ -79,27 +79,37 @@ request_queue::turn request_queue::new_turn(waiter const& item) noexcept {
 
 // Parks a request (adds it to the queue) so that it misses no free. While requests are parked, all frees look at the
 // queue. The first one to be parked then flushes the thread caches, and tries once more. A free in between counts as a
-// change, after which the request tries again.
+// change, after which the request tries again. A request that can never be met ends.
 request_queue::turn request_queue::begin_turn(waiter& item) noexcept {
-  if (auto const begun = park(item)) return *begun;
-  item.complete(unexpected<failure>{failure{outcome::closed, 0, item.bytes()}}); // without locks: it calls adaptors
-  return {waiting::answered};
+  bool last = false;
+  auto why = outcome::exhausted;
+  {
+    woken_waiters woken;
+    all_shards_lock const held{parts_.shards};
+    auto const ends = waiting_.refusal(item);
+    if (!ends) return park(item, woken);
+    why = *ends;
+    if (waiter_list::holds(item)) last = remove(item, woken);
+  }
+  item.complete(unexpected<failure>{failure_of(item, why)}); // without locks: it calls adaptors
+  return {last ? waiting::last : waiting::answered};
 }
 
-// Parks the request, or gives it a turn. Returns nullopt, and parks nothing, if the pool is closed.
-std::optional<request_queue::turn> request_queue::park(waiter& item) noexcept {
-  woken_waiters woken;
-  all_shards_lock const held{parts_.shards};
+failure request_queue::failure_of(waiter const& item, outcome why) const noexcept {
+  return {why, why == outcome::device_lost ? parts_.backend.where()->lost_error() : 0, item.bytes()};
+}
+
+// Parks the request, or gives it a turn.
+request_queue::turn request_queue::park(waiter& item, woken_waiters& woken) noexcept {
   if (waiter_list::holds(item)) return new_turn(item);
-  if (parts_.requests.is_closed()) return std::nullopt;
   bool const first = waiting_.queue.empty();
-  if (!waiting_.queue.park(item)) return turn{waiting::answered};
+  if (!waiting_.queue.park(item)) return {waiting::answered};
   parts_.passes.restart_waiting();
   if (!first) {
     monitor_.pressure.on_park();
     wake_next(woken);
     monitor_.schedule_poll();
-    return turn{waiting::parked};
+    return {waiting::parked};
   }
   monitor_.stall.begin();
   parts_.requests.set_waiting(true);
@@ -109,14 +119,16 @@ std::optional<request_queue::turn> request_queue::park(waiter& item) noexcept {
   return new_turn(item);
 }
 
+// A limit that was lowered during the turn can make the request too large.
 request_queue::turn request_queue::end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept {
   bool last = false;
   {
     woken_waiters woken;
     all_shards_lock const held{parts_.shards};
     if (!result && result.error().reason == outcome::exhausted) {
-      if (item.cancelled()) {
-        result = unexpected<failure>{failure{item.refusal(), 0, item.bytes()}};
+      auto const ends = item.cancelled() ? std::optional{item.refusal()} : waiting_.refusal(item);
+      if (ends) {
+        result = unexpected<failure>{failure_of(item, *ends)};
       } else if (auto const again = wait_again(item, mine, woken); again.what != waiting::answered) {
         return again;
       }
@@ -139,12 +151,13 @@ request_queue::turn request_queue::wait_again(waiter& item, turn const& mine, wo
   bool const counts_changes = !(parts_.options.hardened.enabled && item.has_parts());
   if (!counts_changes) monitor_.stall.disregard(waiting_.change_count(item) - mine.since);
   bool const changed = counts_changes && waiting_.change_count(item) != mine.since;
-  if (changed && (parts_.requests.is_closed() || waiting_.fits(item))) return new_turn(item);
+  if (changed && waiting_.fits(item)) return new_turn(item);
   end_turn_of(item);
   // If the pool's limit leaves room for the request, the upstream must have refused it, having fewer bytes left.
   auto const bytes = waiting_.rounded(item);
   bool const upstream_full = parts_.chunks.headroom() >= bytes + item.alignment();
-  if (upstream_full && !item.has_parts()) waiting_.set_upstream_limit(parts_.chunks.reserved() + bytes - granule);
+  if (upstream_full && !item.has_parts() && !item.asks_for_turn())
+    waiting_.set_upstream_limit(parts_.chunks.reserved() + bytes - granule);
   if (waiting_.waits_for_nothing(item)) {
     ++parts_.shards.shard_of_thread().counts.failures;
     return {waiting::answered};
@@ -163,14 +176,15 @@ void request_queue::end_turn_of(waiter& item) noexcept {
 
 expected<void*, failure> request_queue::may_go_on(waiter const& item) noexcept {
   all_shards_lock const held{parts_.shards};
-  if (parts_.requests.is_closed()) return unexpected<failure>{failure{outcome::closed, 0, item.bytes()}};
-  if (parts_.backend.lost())
-    return unexpected<failure>{failure{outcome::device_lost, parts_.backend.where()->lost_error(), item.bytes()}};
-  auto const limit = parts_.chunks.limit();
-  bool const too_large = limit && waiting_.rounded(item) > limit;
-  bool const tries = parts_.options.hardened.enabled && item.has_parts(); // an attempt gets the quarantined memory
-  if (!too_large && (tries || waiting_.fits(item))) return nullptr;
-  return unexpected<failure>{failure{too_large ? outcome::too_large : outcome::exhausted, 0, item.bytes()}};
+  // An attempt of a hardened pool gets the quarantined memory. A request for a turn makes none.
+  bool const tries = parts_.options.hardened.enabled && item.has_parts();
+  if (tries || waiting_.fits(item) || (item.asks_for_turn() && waiting_.waits_for_nothing(item))) return nullptr;
+  return unexpected<failure>{failure{outcome::exhausted, 0, item.bytes()}};
+}
+
+bool request_queue::is_too_large(waiter const& item) noexcept {
+  all_shards_lock const held{parts_.shards};
+  return waiting_.refusal(item) == outcome::too_large;
 }
 
 bool request_queue::cancel(waiter& item, bool& last) noexcept {

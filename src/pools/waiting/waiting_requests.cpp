@@ -4,19 +4,21 @@ module;
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 module gpumem:waiting_requests.impl;
 import :waiting_requests;
 import :admission;
 import :block;
 import :chunk_list;
 import :deferred_frees;
+import :error;
 import :pool_backend;
 import :pool_mode;
 import :pool_parts;
+import :request_parts;
 import :reuse_rules;
 import :shard_list;
 import :size_class;
-import :virtual_pages;
 import :waiter;
 
 namespace gpumem::detail {
@@ -25,8 +27,14 @@ std::size_t waiting_requests::rounded(std::size_t bytes) const noexcept {
   return size_class::of(std::max(bytes, parts_.smallest_block), size_class::largest_small).bytes;
 }
 
+std::size_t waiting_requests::block_size(std::size_t bytes, std::size_t alignment) const noexcept {
+  return rounded(parts_.guards.total(bytes, alignment));
+}
+
 std::size_t waiting_requests::rounded(waiter const& item) const noexcept {
-  return item.bytes_by([this](std::size_t each) { return rounded(each); });
+  if (item.asks_for_turn())
+    return std::min(block_size(item.bytes(), granule), std::max(parts_.backend.capacity(), granule));
+  return item.bytes_by([this](request_part const& each) { return block_size(each.bytes, each.alignment); });
 }
 
 std::uint64_t waiting_requests::change_count() const noexcept {
@@ -40,8 +48,7 @@ std::uint64_t waiting_requests::change_count(waiter const& item) const noexcept 
 }
 
 std::size_t waiting_requests::headroom(std::size_t its_own) const noexcept {
-  auto const unit = parts_.backend.paged() ? smallest_page : granule;
-  auto const capacity = std::min(parts_.chunks.max_reserved() / unit * unit, upstream_limit_);
+  auto const capacity = std::min(parts_.backend.capacity(), upstream_limit_);
   auto const reserved = parts_.chunks.reserved();
   auto const free = parts_.free_bytes() + (capacity - std::min(capacity, reserved));
   return free - std::min(free, queue.set_aside() - its_own);
@@ -49,7 +56,7 @@ std::size_t waiting_requests::headroom(std::size_t its_own) const noexcept {
 
 bool waiting_requests::fits(waiter const& item) const noexcept {
   auto const bytes = rounded(item);
-  return bytes <= headroom(waiter_list::has_turn(item) ? bytes : 0);
+  return bytes <= headroom(waiter_list::bytes_aside(item));
 }
 
 // Returns whether memory is live, set aside for a request that tries again, on its way back to the upstream, or freed
@@ -58,9 +65,20 @@ bool waiting_requests::is_held() const noexcept {
   return parts_.live_blocks() > 0 || has_deferred_frees() || queue.set_aside() > 0 || parts_.backend.is_releasing();
 }
 
-bool waiting_requests::ends(waiter const& item) const noexcept {
-  auto const limit = parts_.chunks.limit();
-  return parts_.requests.is_closed() || parts_.backend.lost() || (limit && item.bytes() > limit);
+std::optional<outcome> waiting_requests::refusal(waiter const& item) const noexcept {
+  if (parts_.requests.is_closed()) return outcome::closed;
+  if (parts_.backend.lost()) return outcome::device_lost;
+  return could_serve(item) ? std::nullopt : std::optional{outcome::too_large};
+}
+
+// Returns whether the pool could hold each of the request's blocks, and all of them at once.
+bool waiting_requests::could_serve(waiter const& item) const noexcept {
+  if (item.asks_for_turn()) return true;
+  for (std::size_t i = 0; i < item.parts(); ++i) {
+    auto const& one = item.part(i);
+    if (!parts_.backend.could_hold(block_size(one.bytes, one.alignment), one.alignment)) return false;
+  }
+  return rounded(item) <= parts_.backend.capacity();
 }
 
 bool waiting_requests::waits_for_nothing(waiter const& item) const noexcept {

@@ -76,7 +76,7 @@ STD = {
     "latch": r"latch",
     "limits": r"numeric_limits",
     "list": r"list|erase(_if)?",
-    "locale": r"locale",
+    "locale": r"locale|numpunct",
     "map": r"(multi)?map|erase_if",
     "memory": r"addressof|align|allocator(_traits)?|assume_aligned|construct_at|default_delete|destroy(_at|_n)?|"
               r"enable_shared_from_this|make_shared|make_unique|pointer_traits|shared_ptr|to_address|"
