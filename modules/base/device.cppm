@@ -15,6 +15,7 @@ struct device_state {
   unsigned long long context_id = 0; // a reset changes the context's id, but not its handle
   std::atomic<bool> known{false};    // whether the members above are written; after that they never change
   std::atomic<CUresult> lost{CUDA_SUCCESS};
+  std::atomic<std::uint64_t> resets_before_loss{0}; // of the simulated device; always 0 with a real driver
 };
 // Like device::lost_error() and device::interpret() below, but for an ordinal. If gpumem has not used that device, or
 // the ordinal is -1, lost_error_of() returns success and interpret() returns `answer`.
@@ -57,7 +58,10 @@ public:
   /// Returns whether the device is lost: gpumem has seen a sticky error or a reset, and every allocation fails.
   inline bool lost() const noexcept { return lost_error() != CUDA_SUCCESS; }
   /// Returns the error by which the device was lost; success if it is not lost.
-  inline CUresult lost_error() const noexcept { return state_->lost.load(std::memory_order_relaxed); }
+  inline CUresult lost_error() const noexcept {
+    auto const error = state_->lost.load(std::memory_order_relaxed);
+    return error == CUDA_SUCCESS ? error : still_lost(error);
+  }
   /// Marks the device as lost by `error`. Only the first such error is kept.
   void mark_lost(CUresult error) const noexcept;
   /// Interprets the driver's answer to a call for the device. A sticky error marks the device as lost. For any other
@@ -85,6 +89,7 @@ private:
   friend bool detail::notice_reset(int) noexcept;
   explicit device(detail::device_state& known) noexcept : state_{&known} {}
   bool was_reset() const noexcept;
+  CUresult still_lost(CUresult error) const noexcept;
   static void throw_if_context_lost(CUcontext context, CUresult answer);
   detail::device_state* state_;
 };

@@ -2,9 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
+#include <dlfcn.h>
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 module gpumem:device.impl;
@@ -52,6 +54,12 @@ detail::device_state* device_state_of(int ordinal) {
   return &state;
 }
 
+// Returns how often the simulated device was reset by gpumem::simulator; 0 with a real driver.
+std::uint64_t simulated_resets() noexcept {
+  static auto* const count = reinterpret_cast<std::uint64_t (*)()>(dlsym(RTLD_DEFAULT, "gpumem_simulator_resets"));
+  return count != nullptr ? count() : 0;
+}
+
 bool is_current(CUcontext context) {
   CUcontext current = nullptr;
   check(driver().ctx_get_current(&current), "cuCtxGetCurrent");
@@ -71,7 +79,16 @@ device_memory device::memory() const {
 
 void device::mark_lost(CUresult error) const noexcept {
   auto expected = CUDA_SUCCESS;
+  if (!lost()) state_->resets_before_loss = simulated_resets();
   state_->lost.compare_exchange_strong(expected, error);
+}
+
+// Returns `error`, by which the device was lost, or success if it is no longer lost. A reset of the simulated device
+// takes a sticky error back and keeps all streams and memory. A real driver never takes one back.
+CUresult device::still_lost(CUresult error) const noexcept {
+  if (error == CUDA_ERROR_CONTEXT_IS_DESTROYED || simulated_resets() == state_->resets_before_loss) return error;
+  state_->lost.compare_exchange_strong(error, CUDA_SUCCESS);
+  return CUDA_SUCCESS;
 }
 
 bool device::was_reset() const noexcept {

@@ -31,8 +31,7 @@ const char* phrase(finding_kind kind) {
 
 } // namespace
 
-void checker::clear(bool all_memory) {
-  all_memory_ = all_memory;
+void checker::clear() {
   segments_.clear();
   blocks_.clear();
   tracked_.clear();

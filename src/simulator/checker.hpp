@@ -35,9 +35,10 @@ public:
   checker(report& findings, const memory& allocations, virtual_memory& mappings, const vector_clock& host)
       : findings_(findings), allocations_(allocations), mappings_(mappings), host_(host) {}
 
-  /// Forgets all accesses and blocks. `all_memory` means that the devices can access all memory of the host; then
-  /// accesses to any address are checked.
-  void clear(bool all_memory);
+  /// Forgets all accesses and blocks.
+  void clear();
+  /// With `all_memory` the devices can access all memory of the host; accesses to any address are then checked.
+  void check_all_memory(bool all_memory) noexcept { all_memory_ = all_memory; }
 
   /// Checks work that reads or writes bytes. `own` means work of a resource on its own memory, which needs no grant:
   /// then neither a missing grant nor a use after a free is reported.

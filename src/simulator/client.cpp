@@ -30,7 +30,10 @@ gpumem_simulator_options outside(const options& how) {
           static_cast<std::uint64_t>(how.stall_timeout.count()),
           how.virtual_memory ? 1 : 0,
           how.pageable_memory ? 1 : 0,
-          how.concurrent_managed_access ? 1 : 0};
+          how.concurrent_managed_access ? 1 : 0,
+          how.strict_pool_destroy ? 1 : 0,
+          how.keep_objects ? 1 : 0,
+          how.name.c_str()};
 }
 
 party inside(const gpumem_simulator_party& side) { return {side.stream, side.operation, side.action}; }
@@ -155,6 +158,7 @@ summary report() {
   all.operations_run = statistics.operations_run;
   all.operations_pending = statistics.operations_pending;
   all.streams_created = statistics.streams_created;
+  all.streams_alive = statistics.streams_alive;
   all.stream_handles_recycled = statistics.stream_handles_recycled;
   all.event_handles_recycled = statistics.event_handles_recycled;
   all.implicit_synchronizations = statistics.implicit_synchronizations;

@@ -58,6 +58,11 @@ int gpumem_simulator_reset(const gpumem_simulator_options* options) {
   return device.reset(*options) ? 0 : 1;
 }
 
+uint64_t gpumem_simulator_resets(void) {
+  const locked lock(simulation_mutex);
+  return the_simulation().resets();
+}
+
 void gpumem_simulator_seed(uint64_t seed) {
   const locked lock(simulation_mutex);
   simulation& device = the_simulation();
@@ -183,6 +188,7 @@ void gpumem_simulator_read_statistics(gpumem_simulator_statistics* statistics) {
   statistics->operations_run = device.operations_run;
   statistics->operations_pending = device.pending();
   statistics->streams_created = device.streams_made;
+  for (const auto& home : device.primaries) statistics->streams_alive += home->streams.size();
   statistics->stream_handles_recycled = device.streams.recycled();
   statistics->event_handles_recycled = device.events.recycled();
   statistics->implicit_synchronizations = device.implicit_waits;

@@ -1,6 +1,7 @@
 // Entry points for the attributes of a pointer.
 // SPDX-License-Identifier: Apache-2.0
 #include "entry.hpp"
+#include "stubs.hpp"
 
 using namespace simulated;
 
@@ -9,6 +10,13 @@ namespace {
 template <class T> CUresult put(void* place, T value) {
   *static_cast<T*>(place) = value;
   return CUDA_SUCCESS;
+}
+
+/// Returns the error for an attribute that is not simulated, after a sentence on stderr; for a number that is no
+/// attribute, the driver's own error.
+CUresult refuse(CUpointer_attribute attribute) {
+  if (attribute != CU_POINTER_ATTRIBUTE_P2P_TOKENS) return CUDA_ERROR_INVALID_VALUE;
+  return static_cast<CUresult>(gpumem_simulator_missing("CU_POINTER_ATTRIBUTE_P2P_TOKENS"));
 }
 
 /// Stores one attribute of a reserved address in `place`. Most attributes describe the memory that is mapped at the
@@ -31,6 +39,7 @@ CUresult describe_virtual(const simulation& device, CUpointer_attribute attribut
   case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: return put(place, mapped ? at->bytes : std::size_t{0});
   case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: return put(place, CUmemoryPool{nullptr});
   case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+  case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE: // cuMemCreate refuses this usage
   case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return put(place, false);
   case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     return put(place, mapped && at->of->properties.allocFlags.gpuDirectRDMACapable != 0);
@@ -38,7 +47,8 @@ CUresult describe_virtual(const simulation& device, CUpointer_attribute attribut
     return put(place, mapped ? std::uint64_t{at->of->properties.requestedHandleTypes} : std::uint64_t{0});
   case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
     return put(place, mapped ? static_cast<int>(at->access_of(at->of->device())) : 0);
-  default: return CUDA_ERROR_NOT_SUPPORTED;
+  case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: return put(place, mapped ? at->of->number : std::uint64_t{0});
+  default: return refuse(attribute);
   }
 }
 
@@ -69,7 +79,12 @@ CUresult describe_pointer(const simulation& device, const std::optional<allocati
   case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: return put(place, std::uint64_t{0});
   case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
     return put(place, known ? CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE : CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE);
-  default: return CUDA_ERROR_NOT_SUPPORTED;
+  case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: return put(place, known ? held->address : std::uint64_t{0});
+  case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: return put(place, known ? held->granted : std::size_t{0});
+  case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: return put(place, known ? held->number : std::uint64_t{0});
+  case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+    return put(place, pool != nullptr && (pool->properties.usage & CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS) != 0);
+  default: return refuse(attribute);
   }
 }
 

@@ -84,12 +84,16 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle) {
   return enter_pool<"cuMemPoolDestroy">(handle, [](simulation& device, memory_pool& pool) {
     if (device.pools.is_default(pool)) return CUDA_ERROR_INVALID_VALUE;
     if (device.current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT; // a real driver perhaps needs no context here
-    // CUDA's documentation allows the destruction of a pool before the host has waited for all frees to it. But driver
-    // 580 crashes then, in this call or a later one.
-    if (!pool.unawaited.empty())
+    // CUDA's documentation allows the destruction of a pool before its frees are complete. But driver 580 crashes then,
+    // in this call or a later one; at times also if they are complete, and the host has not waited for them.
+    const bool pending =
+        std::any_of(pool.unawaited.begin(), pool.unawaited.end(), [](const position& freed) { return !freed.done(); });
+    if (pending || (device.options().strict_pool_destroy != 0 && !pool.unawaited.empty()))
       device.find(finding_kind::early_pool_destroy,
-                  "a memory pool is destroyed before the host has synchronized with each stream that freed to it, with "
-                  "an event recorded there afterwards, or with the context; a query does not count: drivers crash");
+                  pending ? "a memory pool is destroyed while frees to it are pending: drivers crash"
+                          : "a memory pool is destroyed before the host has synchronized with each stream that freed "
+                            "to it, with an event recorded there afterwards, or with the context; a query does not "
+                            "count: drivers crash");
     device.pools.destroy(device, pool);
     return CUDA_SUCCESS;
   });

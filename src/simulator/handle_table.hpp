@@ -54,17 +54,24 @@ public:
 
   /// Destroys all objects. Later handles get the same values, in the same order, as the first handles of this table.
   void clear() {
+    for (slot& place : slots_) place.object.reset();
+    restart();
+  }
+
+  /// Forgets that handles were used and freed. Later handles get the values of this table that no object has, in the
+  /// order in which the table made them: without objects, the same values as the first handles.
+  void restart() {
     free_.clear();
-    for (slot& place : slots_) {
-      place.object.reset();
-      place.used = false;
+    for (auto place = slots_.rbegin(); place != slots_.rend(); ++place) {
+      if (place->object) continue;
+      place->used = false;
+      free_.push_back(&*place);
     }
-    for (auto place = slots_.rbegin(); place != slots_.rend(); ++place) free_.push_back(&*place);
     recycled_ = 0;
   }
 
-  template <class Visit> void visit(Visit&& visit) const {
-    for (const slot& place : slots_)
+  template <class Visit> void visit(Visit&& visit) {
+    for (slot& place : slots_)
       if (place.object) visit(*place.object);
   }
 

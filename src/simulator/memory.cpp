@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 #include <utility>
 
 namespace simulated {
@@ -23,27 +24,45 @@ std::size_t granted_for(std::size_t bytes) {
 
 } // namespace
 
-void memory::configure(int devices, std::size_t capacity) {
-  live_.clear();
-  const bool same = capacity == capacity_ && std::cmp_equal(devices, spaces_.size());
-  if (!same) {
-    spaces_.clear();
-    capacity_ = 0;
-    for (int i = 0; i < devices; ++i) {
-      spaces_.push_back(std::make_unique<device_space>());
-      spaces_.back()->space.reserve(granted_for(std::max(capacity, large_granule)) * spaces_a_device);
-    }
-    capacity_ = capacity;
+void memory::device_space::widen(std::size_t bytes) {
+  if (!spaces.empty() && spaces.back().size() >= bytes) return;
+  if (used == 0) spaces.clear();
+  spaces.emplace_back();
+  try {
+    spaces.back().reserve(bytes);
+  } catch (const std::bad_alloc&) {
+    spaces.pop_back();
+    throw;
   }
+}
+
+std::uint64_t memory::device_space::take(std::size_t bytes, std::size_t alignment) {
+  for (address_space& space : spaces)
+    if (const std::uint64_t address = space.take(bytes, alignment); address != 0) return address;
+  return 0;
+}
+
+void memory::device_space::give(std::uint64_t address, std::size_t bytes) {
+  for (address_space& space : spaces)
+    if (space.contains(address)) space.give(address, bytes);
+}
+
+bool memory::device_space::contains(std::uint64_t address) const noexcept {
+  return std::any_of(spaces.begin(), spaces.end(), [&](const auto& space) { return space.contains(address); });
+}
+
+void memory::configure(int devices, std::size_t capacity) {
+  while (std::cmp_less(spaces_.size(), devices)) spaces_.push_back(std::make_unique<device_space>());
+  for (const auto& own : spaces_) own->widen(granted_for(std::max(capacity, large_granule)) * spaces_a_device);
+  capacity_ = capacity;
   if (host_.size() == 0) host_.reserve(host_space);
-  clear();
 }
 
 void memory::clear() {
   live_.clear();
-  for (auto& space : spaces_) {
-    space->space.clear();
-    space->used = 0;
+  for (const auto& own : spaces_) {
+    for (address_space& space : own->spaces) space.clear();
+    own->used = 0;
   }
   host_.clear();
   next_buffer_id_ = 1;
@@ -57,7 +76,7 @@ const allocation* memory::allocate(memory_kind kind, int device, context* home, 
   const std::size_t granted = granted_for(bytes);
   if (on_device && own.used + granted > capacity_) return nullptr;
   const std::size_t alignment = granted >= large_granule ? large_granule : small_granule;
-  const std::uint64_t address = (on_device ? own.space : host_).take(granted, alignment);
+  const std::uint64_t address = on_device ? own.take(granted, alignment) : host_.take(granted, alignment);
   if (address == 0) return nullptr;
   if (on_device) own.used += granted;
   return &live_.emplace(address, allocation{address, bytes, granted, kind, device, home, number, next_buffer_id_++})
@@ -77,7 +96,7 @@ void memory::release(std::uint64_t address) {
   const auto found = live_.find(address);
   const allocation& old = found->second;
   if (old.kind == memory_kind::device) {
-    spaces_[old.device]->space.give(old.address, old.granted);
+    spaces_[old.device]->give(old.address, old.granted);
     spaces_[old.device]->used -= old.granted;
   } else if (old.kind != memory_kind::registered) {
     host_.give(old.address, old.granted);
@@ -87,7 +106,7 @@ void memory::release(std::uint64_t address) {
 
 bool memory::charge(int device, std::size_t bytes) {
   device_space& own = *spaces_[device];
-  if (bytes > capacity_ - own.used) return false;
+  if (own.used + bytes > capacity_) return false;
   own.used += bytes;
   return true;
 }
@@ -101,7 +120,7 @@ const allocation* memory::find(std::uint64_t address) const {
 
 bool memory::owns(std::uint64_t address) const noexcept {
   if (host_.contains(address)) return true;
-  return std::any_of(spaces_.begin(), spaces_.end(), [&](const auto& own) { return own->space.contains(address); });
+  return std::any_of(spaces_.begin(), spaces_.end(), [&](const auto& own) { return own->contains(address); });
 }
 
 std::vector<std::uint64_t> memory::of(const context* home) const {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <vector>
@@ -29,7 +30,8 @@ struct allocation {
 
 class memory {
 public:
-  /// Reserves the address spaces; `capacity` is the memory of one device, in bytes.
+  /// Sets the memory of one device, in bytes, and reserves the address spaces of the devices. Allocations stay, and
+  /// count against the new capacity.
   void configure(int devices, std::size_t capacity);
 
   /// Frees all allocations and gives their pages back to the system.
@@ -57,9 +59,15 @@ public:
   [[nodiscard]] std::vector<std::uint64_t> of(const context* home) const;
 
 private:
+  /// A later reset with more capacity adds a space.
   struct device_space {
-    address_space space;
+    std::deque<address_space> spaces;
     std::size_t used = 0;
+
+    void widen(std::size_t bytes);
+    [[nodiscard]] std::uint64_t take(std::size_t bytes, std::size_t alignment);
+    void give(std::uint64_t address, std::size_t bytes);
+    [[nodiscard]] bool contains(std::uint64_t address) const noexcept;
   };
 
   std::vector<std::unique_ptr<device_space>> spaces_;

@@ -47,11 +47,20 @@ std::string describe(const block_name& block) {
 }
 
 bool report::last_word() const {
-  if (findings_.empty()) return false;
+  if (findings_.empty() && left_.empty()) return false;
   std::fprintf(stderr, "gpumem simulator: the program fails, since findings were not taken: %zu\n",
-               findings_.size() + dropped_);
-  for (const finding& found : findings_) std::fprintf(stderr, "  %s\n", found.text.c_str());
+               findings_.size() + dropped_ + left_count_);
+  for (const std::string& text : left_) std::fprintf(stderr, "  %s\n", text.c_str());
+  const std::string where = part_.empty() || findings_.empty() ? "" : "in " + part_ + ": ";
+  for (const finding& found : findings_) std::fprintf(stderr, "  %s%s\n", where.c_str(), found.text.c_str());
   return true;
+}
+
+void report::leave() {
+  left_count_ += findings_.size() + dropped_;
+  for (const finding& found : findings_)
+    if (left_.size() < kept_in_full) left_.push_back("in " + (part_.empty() ? "part 1" : part_) + ": " + found.text);
+  clear();
 }
 
 void report::add(finding found) {

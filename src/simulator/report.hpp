@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace simulated {
@@ -68,9 +69,14 @@ public:
   /// two operations that names the same block, or the page before it, is extended instead.
   void add_unordered(finding found, const std::string& before, const std::string& after);
 
-  /// Prints the findings that the program has not taken by take_findings(). Called at the end of the process. Returns
-  /// whether there are any.
+  /// Prints the findings that the program has not taken by take_findings(), also those from before a reset. Called at
+  /// the end of the process. Returns whether there are any.
   bool last_word() const;
+
+  /// Names the findings from now on, in what last_word() prints: a test, or another part of the program.
+  void name(std::string part) { part_ = std::move(part); }
+  /// Ends a part of the program: its findings can no longer be taken, and last_word() prints them.
+  void leave();
 
   void clear() noexcept {
     findings_.clear();
@@ -81,6 +87,9 @@ public:
 private:
   std::vector<finding> findings_;
   std::uint64_t dropped_ = 0;
+  std::string part_;
+  std::vector<std::string> left_; // texts of findings of earlier parts that the program did not take
+  std::uint64_t left_count_ = 0;
 };
 
 } // namespace simulated

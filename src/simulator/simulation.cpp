@@ -20,17 +20,7 @@ namespace simulated {
 
 namespace {
 
-constexpr gpumem_simulator_options default_options{1, std::size_t{80} << 30, 1, 0, 10000, 1, 0, 1};
-
-/// Removes the streams of the context, the clocks of its ended streams, and its peers.
-void forget_streams(context& home) {
-  home.streams.clear();
-  home.per_thread.clear();
-  home.legacy.reset();
-  home.gone = {};
-  home.ended = {};
-  home.peers.clear();
-}
+constexpr gpumem_simulator_options default_options{1, std::size_t{80} << 30, 1, 0, 10000, 1, 0, 1, 0, 1, ""};
 
 bool read_number(const std::string_view text, std::uint64_t& number) {
   const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -77,62 +67,6 @@ simulation::simulation() {
   const bool understood = seed == nullptr || read_number(seed, options.seed);
   reset(options);
   if (!understood) wrong_seed_ = seed;
-}
-
-bool simulation::reset(const gpumem_simulator_options& options) {
-  if (executing_ || !blocked_.empty()) return false;
-  options_ = options;
-  wrong_seed_.reset();
-  vain_ = {};
-  for (auto& home : primaries) forget_streams(*home);
-  drop_work();
-  pools.clear();
-  advice.clear();
-  streams.clear();
-  events.clear();
-  graphs.clear();
-  nodes.clear();
-  executables.clear();
-  modules.clear();
-  captures.clear();
-  order.clear(options.pageable_memory != 0);
-  findings.clear();
-  faults.clear();
-  calls.clear();
-  host = {};
-  host_time = operations_run = streams_made = events_made = implicit_waits = captures_made = 0;
-  free_components_.clear();
-  components_ = 1;
-  chance_ = random_source(options.seed);
-  eagerness_ = calls_at_this_pace_ = 0;
-  mappings.clear();
-  physicals.clear();
-  allocations.configure(options.devices, options.capacity);
-  while (std::cmp_less(primaries.size(), options.devices)) {
-    primaries.push_back(std::make_unique<context>());
-    primaries.back()->device = static_cast<int>(primaries.size()) - 1;
-  }
-  for (auto& home : primaries) {
-    if (home->device >= options.devices) home->active = false;
-    if (home->active) activate(*home);
-  }
-  return true;
-}
-
-void simulation::reseed(std::uint64_t seed) {
-  while (step()) {}
-  for (const auto& home : primaries)
-    for (const stream_ptr& on : home->streams)
-      if (on->queue.empty()) host.join(on->order);
-  for (const auto& home : primaries) host.join(home->ended);
-  chance_ = random_source(seed);
-  eagerness_ = calls_at_this_pace_ = 0;
-}
-
-void simulation::drop_work() {
-  for (const stream_ptr& on : active_) on->queue.clear();
-  active_.clear();
-  retired_.clear();
 }
 
 CUresult simulation::initialise() {
@@ -220,7 +154,10 @@ stream_ptr simulation::legacy_of(context& home) {
 
 stream_ptr simulation::per_thread_of(context& home) {
   stream_ptr& own = home.per_thread[this_host_thread().number];
-  if (!own) own = make_stream(home, stream_kind::per_thread, 0, 0);
+  if (!own) {
+    own = make_stream(home, stream_kind::per_thread, 0, 0);
+    call_at_end_of_this_thread();
+  }
   return own;
 }
 

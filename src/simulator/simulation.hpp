@@ -55,12 +55,15 @@ public:
   simulation();
 
   // Set-up
-  /// Resets handles, memory, findings and counts. Returns false, and does nothing, while a function of device work runs
-  /// or a host call waits.
+  /// Begins with new options, no findings, faults, counts and captures. Pending work counts as complete, without having
+  /// run. Streams, events, memory and all other objects that the program holds stay if the option `keep_objects` says
+  /// so. Returns false, and does nothing, while a function of device work runs or a host call waits.
   bool reset(const gpumem_simulator_options& options);
   /// Runs all work that can run, orders the host after it, and restarts the random numbers with `seed`.
   void reseed(std::uint64_t seed) __attribute__((requires_capability(simulation_mutex)));
   CUresult initialise();
+  /// Returns how often the simulation was reset.
+  [[nodiscard]] std::uint64_t resets() const noexcept { return resets_; }
   [[nodiscard]] bool initialised() const noexcept { return initialised_; }
   [[nodiscard]] const gpumem_simulator_options& options() const noexcept { return options_; }
 
@@ -117,6 +120,8 @@ public:
   std::shared_ptr<event> resolve(CUevent handle, CUresult& why);
   stream_ptr legacy_of(context& home);
   stream_ptr per_thread_of(context& home);
+  /// Destroys the per-thread streams of a host thread that has ended.
+  void end_thread(std::uint64_t number);
   [[nodiscard]] context* current() const;
   void activate(context& home);
   void destroy(context& home);
@@ -185,6 +190,12 @@ private:
   stream* choose();
   void finish(stream& on);
   void drop_work();
+  void drop_captures();
+  void clear_objects();
+  /// Removes the streams of the context, the clocks of its ended streams, and its peers.
+  static void forget_streams(context& home);
+  void see_all_complete();
+  void call_at_end_of_this_thread();
   bool alone() const;
   CUresult deadlocked(const std::string& what);
   std::string who_waits() const;
@@ -193,6 +204,7 @@ private:
   gpumem_simulator_options options_{};
   std::optional<std::string> wrong_seed_; // GPUMEM_SIMULATOR_SEED, if it is no number
   bool initialised_ = false;
+  std::uint64_t resets_ = 0;
   bool executing_ = false;
   random_source chance_;
   unsigned eagerness_ = 0;

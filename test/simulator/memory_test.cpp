@@ -193,4 +193,25 @@ TEST_F(device_memory, memory_is_counted_by_device) {
   cu().release(1);
 }
 
+TEST_F(device_memory, pointer_attributes_of_the_header_have_answers) {
+  const CUstream stream = new_stream();
+  CUdeviceptr pooled = 0;
+  ASSERT_EQ(cu().allocate_async(&pooled, 1 << 20, stream), CUDA_SUCCESS);
+  for (const CUdeviceptr memory : {reinterpret_cast<CUdeviceptr>(new_memory(1000)), pooled}) {
+    for (int i = CU_POINTER_ATTRIBUTE_CONTEXT; i <= CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE; ++i) {
+      alignas(16) char answer[16];
+      const bool simulated = i != CU_POINTER_ATTRIBUTE_P2P_TOKENS; // this one says so on stderr
+      EXPECT_EQ(cu().pointer_attribute(answer, static_cast<CUpointer_attribute>(i), memory),
+                simulated ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED)
+          << "attribute " << i;
+    }
+    bool capable = true;
+    EXPECT_EQ(cu().pointer_attribute(&capable, CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE, memory), CUDA_SUCCESS);
+    EXPECT_FALSE(capable);
+    EXPECT_EQ(cu().pointer_attribute(&capable, static_cast<CUpointer_attribute>(1000), memory),
+              CUDA_ERROR_INVALID_VALUE);
+  }
+  EXPECT_EQ(cu().free_async(pooled, stream), CUDA_SUCCESS);
+}
+
 } // namespace

@@ -3,6 +3,7 @@
 #include "support/pools.hpp"
 
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -117,7 +118,7 @@ TEST_F(memory_pool, destroyed_pool_lives_until_its_blocks_are_freed) {
   EXPECT_EQ(simulator::report().bytes_allocated, 0u);
 }
 
-TEST_F(memory_pool, destruction_before_a_wait_for_its_frees_is_found) {
+TEST_F(memory_pool, destruction_before_its_frees_are_complete_is_found) {
   const CUstream s = new_stream();
   const CUstream other = new_stream();
   const CUevent before = new_event();
@@ -125,38 +126,38 @@ TEST_F(memory_pool, destruction_before_a_wait_for_its_frees_is_found) {
   CUmemoryPool pool = nullptr;
   struct way {
     const char* name;
-    bool covers;
+    bool completes; // CUDA demands no more
+    bool waits;     // the host waits for the free
     std::function<void()> wait;
   };
   const way ways[] = {
-      {"none", false, [] {}},
-      {"all work has run", false, [] { simulator::run_until_idle(); }},
-      {"queries and a trim", false,
+      {"none", false, false, [] {}},
+      {"all work has run", true, false, [] { simulator::run_until_idle(); }},
+      {"queries and a trim", true, false,
        [&] {
          simulator::run_until_idle();
          EXPECT_EQ(cu().stream_query(s), CUDA_SUCCESS);
          EXPECT_EQ(cu().event_query(after), CUDA_SUCCESS);
          EXPECT_EQ(cu().pool_trim(pool, 0), CUDA_SUCCESS);
        }},
-      {"event before the free", false, [&] { EXPECT_EQ(cu().event_synchronize(before), CUDA_SUCCESS); }},
-      {"another stream", false,
+      {"event before the free", false, false, [&] { EXPECT_EQ(cu().event_synchronize(before), CUDA_SUCCESS); }},
+      {"another stream", true, false,
        [&] {
          order(s, other);
          EXPECT_EQ(free(allocate(pool, other, mib), other), CUDA_SUCCESS);
          EXPECT_EQ(cu().stream_synchronize(other), CUDA_SUCCESS);
        }},
-      {"stream", true, [&] { EXPECT_EQ(cu().stream_synchronize(s), CUDA_SUCCESS); }},
-      {"event after the free", true, [&] { EXPECT_EQ(cu().event_synchronize(after), CUDA_SUCCESS); }},
-      {"event after a query", true,
+      {"stream", true, true, [&] { EXPECT_EQ(cu().stream_synchronize(s), CUDA_SUCCESS); }},
+      {"event after the free", true, true, [&] { EXPECT_EQ(cu().event_synchronize(after), CUDA_SUCCESS); }},
+      {"event after a query", true, true,
        [&] {
          simulator::run_until_idle();
          EXPECT_EQ(cu().event_query(after), CUDA_SUCCESS);
          EXPECT_EQ(cu().event_synchronize(after), CUDA_SUCCESS);
        }},
-      {"context", true, [] { EXPECT_EQ(cu().context_synchronize(), CUDA_SUCCESS); }},
+      {"context", true, true, [] { EXPECT_EQ(cu().context_synchronize(), CUDA_SUCCESS); }},
   };
-  for (const way& how : ways) {
-    SCOPED_TRACE(how.name);
+  const auto destroy_after = [&](const way& how) {
     pool = keeping_pool();
     char* a = allocate(pool, s, mib);
     simulator::work(s, {simulator::write(a, mib)}, 50us);
@@ -165,7 +166,18 @@ TEST_F(memory_pool, destruction_before_a_wait_for_its_frees_is_found) {
     EXPECT_EQ(cu().event_record(after, s), CUDA_SUCCESS);
     how.wait();
     EXPECT_EQ(cu().pool_destroy(pool), CUDA_SUCCESS);
-    if (!how.covers) EXPECT_EQ(only_finding().kind, simulator::finding_kind::early_pool_destroy);
+  };
+  for (const bool strict : {false, true}) {
+    simulator::options how = stepped_by_hand();
+    how.strict_pool_destroy = strict;
+    how.keep_objects = true;
+    simulator::reset(how);
+    for (const way& each : ways) {
+      SCOPED_TRACE(std::string(each.name) + (strict ? ", strict" : ""));
+      destroy_after(each);
+      if (strict ? each.waits : each.completes) continue;
+      EXPECT_EQ(only_finding().kind, simulator::finding_kind::early_pool_destroy);
+    }
   }
 }
 

@@ -71,6 +71,7 @@ protected:
   static simulator::options options_of(std::uint64_t seed) {
     simulator::options how;
     how.seed = seed;
+    how.keep_objects = false;
     return how;
   }
 

@@ -15,6 +15,7 @@ protected:
   static void SetUpTestSuite() {
     gpumem::simulator::options how;
     how.devices = 2;
+    how.strict_pool_destroy = true; // the library waits for its frees itself
     gpumem::simulator::load(how);
   }
   void SetUp() override { gpumem::simulator::take_findings(); }

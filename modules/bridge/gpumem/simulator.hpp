@@ -48,6 +48,15 @@ struct options {
   bool virtual_memory = true;   ///< false: devices without virtual memory management (cuMemAddressReserve, cuMemMap, …)
   bool pageable_memory = false; ///< true: devices that can access all memory of the host, as by HMM or ATS
   bool concurrent_managed_access = true; ///< false: devices to which managed memory cannot be prefetched
+  /// true: a destroy of a driver pool whose frees are complete is a finding too, unless the host has waited for them
+  /// (`early_pool_destroy`). CUDA allows it, but driver 580 crashes at times.
+  bool strict_pool_destroy = false;
+  /// false: reset() also ends all streams, events, memory, driver pools and graphs. The handles that gpumem keeps then
+  /// mean nothing, so this is for programs that use the driver alone.
+  bool keep_objects = true;
+  /// Names the findings from here to the next reset(), for example by the test that runs. Findings that are not taken
+  /// are printed with it when the process ends. Empty: "part 1", "part 2", …, counted by resets.
+  std::string name = {};
 };
 
 /// Makes the simulated device the driver of this process. Call it before the first CUDA call; later calls do nothing.
@@ -65,8 +74,14 @@ void load(const options& how = {});
 /// Calls load() if there is no real device. Returns whether the simulated device is in use.
 bool auto_load(const options& how = {});
 
-/// Resets the simulation: streams, events, memory, graphs, findings, counts and faults are gone; primary contexts stay
-/// retained. Throws `error` if a host call waits or device work runs on another thread.
+/// Begins a new test in the same process: sets new options and a new random sequence, and removes all faults and
+/// counts. Pending work is dropped and counts as complete; a capture that is open ends. Findings that were not taken
+/// are kept for the end of the process; then they are printed, and the process fails.
+///
+/// Streams, events, memory, driver pools and graphs that the program still holds stay valid: gpumem keeps some until
+/// the process ends. Memory counts against the new capacity. After sticky_error() gpumem can use its devices again;
+/// after a reset of a context by the driver (cuDevicePrimaryCtxReset) it cannot. Devices beyond the new number are
+/// hidden. Throws `error` if a host call waits or device work runs on another thread.
 void reset(const options& how = {});
 
 /// Runs all work, makes the host see that it is complete, and restarts the random sequence with the seed `number`.
@@ -130,7 +145,7 @@ enum class finding_kind {
   access_without_right,       ///< work touches mapped bytes that its device may not access, or may only read
   premature_unmap,    ///< a mapping, or the access to it, was removed before the host had seen a use of it complete
   dead_memory_handle, ///< a handle of physical memory was used after its release
-  early_pool_destroy, ///< a memory pool was destroyed before the host had waited for its frees; a query is no wait
+  early_pool_destroy, ///< a memory pool was destroyed while frees to it were pending; see strict_pool_destroy
 };
 /// Returns the name of the enumerator.
 [[nodiscard]] const char* to_string(finding_kind kind) noexcept;
@@ -161,6 +176,7 @@ struct summary {
   std::uint64_t operations_run = 0;                  ///< number of operations that have run
   std::uint64_t operations_pending = 0;              ///< number of operations that have not run yet
   std::uint64_t streams_created = 0;                 ///< number of streams that were created
+  std::uint64_t streams_alive = 0; ///< streams that exist now or have work, with the default streams of all threads
   std::uint64_t stream_handles_recycled = 0;         ///< number of these that got the handle of a destroyed stream
   std::uint64_t event_handles_recycled = 0;          ///< number of events that got the handle of a destroyed event
   std::uint64_t implicit_synchronizations = 0;       ///< number of frees for which the driver waited for the device

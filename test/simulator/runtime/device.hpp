@@ -24,6 +24,7 @@ protected:
     simulator::options how;
     how.devices = 2;
     how.mode = simulator::stepping::manual;
+    how.keep_objects = false;
     simulator::reset(how);
     ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
     cudaGetLastError();

@@ -140,7 +140,10 @@ struct driver_functions {
 /// not taken.
 class simulated_device : public testing::Test {
 protected:
-  explicit simulated_device(simulator::options how = stepped_by_hand()) : how_(how) { simulator::load(); }
+  explicit simulated_device(simulator::options how = stepped_by_hand()) : how_(how) {
+    how_.keep_objects = false;
+    simulator::load();
+  }
 
   void SetUp() override {
     simulator::reset(how_);
@@ -159,6 +162,7 @@ protected:
     simulator::options how;
     how.mode = simulator::stepping::manual;
     how.stall_timeout = std::chrono::milliseconds(200);
+    how.keep_objects = false;
     return how;
   }
 
