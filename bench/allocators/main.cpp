@@ -120,7 +120,7 @@ int run(arguments const& asked, bench::formats const& format) {
   }
   if (format.csv_written) written = std::make_unique<bench::csv_reporter>(where.simulated);
   benchmark::RunSpecifiedBenchmarks(shown.get(), written.get());
-  if (where.simulated) replay::accept_unordered_frees();
+  if (where.simulated) replay::accept_unordered(false);
   return where.simulated && shown->failed() ? 1 : 0;
 }
 

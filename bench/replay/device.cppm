@@ -21,8 +21,9 @@ export struct chosen_device {
 /// std::runtime_error.
 export chosen_device choose_device(device_choice choice);
 
-/// Takes the findings of the simulated device. Traces and workloads free on other streams without an event between, and
-/// no work touches the memory, so an unordered free is no error there. Throws std::runtime_error for any other finding.
-export void accept_unordered_frees();
+/// Takes the findings of the simulated device and throws std::runtime_error with the first one that the calls do not
+/// explain. Traces and workloads have no events: a free on another stream than the allocation is unordered in them,
+/// and with such `frees_elsewhere` so is the reuse of the block. No work touches the memory.
+export void accept_unordered(bool frees_elsewhere);
 
 } // namespace replay

@@ -60,6 +60,7 @@ nlohmann::ordered_json object_of(result const& row) {
                                 {"suggested_initial_bytes", row.suggested_initial_bytes},
                                 {"driver_calls_per_1000_operations_cold", row.driver_calls_cold},
                                 {"driver_calls_per_1000_operations", row.driver_calls_warm},
+                                {"frees_on_other_streams", row.frees_elsewhere},
                                 {"blocks_left_live_by_trace", row.blocks_live_at_end},
                                 {"allocation_failures_recorded_in_trace", row.recorded_failures}};
   if (row.fragmentation) object["fragmentation"] = *row.fragmentation;

@@ -10,6 +10,10 @@ import replay;
 
 namespace {
 
+constexpr int status_failed = 1;     // nothing was measured
+constexpr int status_usage = 2;      // the command line is wrong
+constexpr int status_incomplete = 3; // a resource could not replay a trace; the other rows were measured
+
 std::vector<replay::loaded_trace> load(replay::options const& chosen) {
   std::vector<replay::loaded_trace> traces;
   for (std::string const& file : chosen.traces) {
@@ -35,19 +39,31 @@ void print_about_simulated(std::string const& names) {
               names.c_str());
 }
 
-// Measures everything before anything is printed, so that no table is printed in part.
-std::vector<replay::result> measure(std::vector<replay::loaded_trace> const& traces, replay::options const& chosen,
-                                    replay::chosen_device const& where) {
+struct measured {
+  std::vector<replay::result> rows;
+  std::vector<std::string> left_out; // what could not be measured, and why
+};
+
+// Measures everything before anything is printed, so that no table is printed in part. A resource that cannot replay a
+// trace has no row for it.
+measured measure(std::vector<replay::loaded_trace> const& traces, replay::options const& chosen,
+                 replay::chosen_device const& where) {
   std::size_t const passes = replay::passes_of(chosen, where.simulated);
   replay::progress shown{traces.size() * chosen.resources.size() * passes, stderr};
-  std::vector<replay::result> results;
+  measured all;
   for (std::string const& resource : chosen.resources) {
     for (replay::loaded_trace const& trace : traces) {
-      results.push_back(replay::measure_by_name(
-          {.trace = &trace, .resource = resource, .chosen = &chosen, .where = &where, .shown = &shown}));
+      try {
+        replay::result const row = replay::measure_by_name(
+            {.trace = &trace, .resource = resource, .chosen = &chosen, .where = &where, .shown = &shown});
+        if (where.simulated) replay::accept_unordered(trace.operations.frees_elsewhere != 0);
+        all.rows.push_back(row);
+      } catch (std::exception const& error) {
+        all.left_out.push_back(resource + " could not replay " + trace.file + ": " + error.what());
+      }
     }
   }
-  return results;
+  return all;
 }
 
 void write_csv(replay::options const& chosen) {
@@ -55,18 +71,17 @@ void write_csv(replay::options const& chosen) {
   replay::write_whole(chosen.csv, replay::to_csv(replay::read_trace_file(file), file));
 }
 
-void run(replay::options chosen) {
+int run(replay::options chosen) {
   auto const traces = load(chosen);
   auto const where = replay::choose_device(chosen.device);
   std::string const names = where.simulated && chosen.all_resources ? leave_out_by_time(chosen) : std::string{};
-  std::vector<replay::result> const results = measure(traces, chosen, where);
-  std::fputs(replay::format_tables(results).c_str(), stdout);
-  if (where.simulated) {
-    print_about_simulated(names);
-    replay::accept_unordered_frees();
-  }
+  measured const all = measure(traces, chosen, where);
+  std::fputs(replay::format_tables(all.rows).c_str(), stdout);
+  if (where.simulated && !all.rows.empty()) print_about_simulated(names);
   std::fflush(stdout);
-  if (!chosen.json.empty()) replay::write_whole(chosen.json, replay::format_json(results));
+  for (std::string const& each : all.left_out) std::fprintf(stderr, "gpumem-replay: %s\n", each.c_str());
+  if (!chosen.json.empty()) replay::write_whole(chosen.json, replay::format_json(all.rows));
+  return all.left_out.empty() ? 0 : status_incomplete;
 }
 
 } // namespace
@@ -82,14 +97,14 @@ int main(int count, char** arguments) {
     } else if (!parsed.chosen.csv.empty()) {
       write_csv(parsed.chosen);
     } else {
-      run(parsed.chosen);
+      return run(parsed.chosen);
     }
     return 0;
   } catch (replay::usage_error const& error) {
     std::fprintf(stderr, "gpumem-replay: %s\nTry 'gpumem-replay --help'.\n", error.what());
-    return 2;
+    return status_usage;
   } catch (std::exception const& error) {
     std::fprintf(stderr, "gpumem-replay: %s\n", error.what());
-    return 1;
+    return status_failed;
   }
 }

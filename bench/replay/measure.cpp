@@ -53,6 +53,7 @@ result describe(run_config const& what) {
   row.peak_live_bytes = operations.peak_live_bytes * chosen.threads;
   row.suggested_initial_bytes = suggested_initial_size(row.peak_live_bytes);
   row.streams = operations.streams;
+  row.frees_elsewhere = operations.frees_elsewhere;
   row.blocks_live_at_end = operations.live_at_end.size();
   row.recorded_failures = operations.recorded_failures;
   return row;

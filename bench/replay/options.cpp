@@ -83,7 +83,14 @@ inline constexpr char const* column_help = R"(Columns of memory:
   utilization    peak live / peak reserved
   fragmentation  1 - largest free range / free bytes, when the reserved bytes
                  reach their peak, in a cold pass of its own
-  initial size   80 % of peak live in pages of 2 MiB, for initial_size of a pool)";
+  initial size   80 % of peak live in pages of 2 MiB, for initial_size of a pool
+
+A log has no events, so a free on another stream than the allocation has no
+order in it. That is a property of the trace and no error.
+
+Exit status: 0 if all was measured, 1 if nothing was, 2 for a wrong command
+line, 3 if a resource could not replay a trace: stderr names both, and the
+table and the JSON have all other rows.)";
 
 struct raw_options {
   std::string limit;

@@ -89,6 +89,7 @@ private:
            std::to_string(state.line) + " allocated " + std::to_string(state.bytes));
     }
     live_bytes_ -= record.bytes;
+    if (stream_number(record.stream) != state.stream) ++plan_.frees_elsewhere;
     state.live = false;
     state.line = reader_.line();
     free_slots_.push_back(state.block);

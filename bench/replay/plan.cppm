@@ -27,6 +27,7 @@ export struct plan {
   std::uint32_t blocks = 0;                ///< slots that a pass needs: the most blocks live at once
   std::uint32_t streams = 0;               ///< streams of the trace; stream 0 counts if it occurs
   std::uint64_t allocations = 0;           ///< number of allocations among the operations
+  std::uint64_t frees_elsewhere = 0;       ///< frees on another stream than the allocation of the block
   std::uint64_t peak_live_bytes = 0;       ///< the most requested bytes live at once
   std::uint64_t recorded_failures = 0;     ///< rows `allocate failure`, which are not replayed
   std::uint64_t recorded_nulls = 0;        ///< allocations and frees of `(nil)` or 0 bytes, which are not replayed

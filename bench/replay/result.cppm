@@ -57,6 +57,7 @@ export struct result {
   bool foreign_streams = false;
   double work_microseconds = 0; ///< 0: none
   unsigned work_every = 0;
+  std::uint64_t frees_elsewhere = 0; ///< frees on another stream than the allocation
   double recorded_seconds = 0;   ///< of the trace, if it was replayed at the recorded pace; 0: at full pace
   std::uint64_t limit_bytes = 0; ///< 0: none
   std::uint64_t operations = 0;  ///< of one pass of one thread

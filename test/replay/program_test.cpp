@@ -226,9 +226,29 @@ TEST_F(program, peer_libraries_run_with_kernels_and_at_the_recorded_pace) {
 
 TEST_F(program, refuses_libraries_without_the_requested_peer) {
   std::string const trace = file("small.csv", small_trace);
-  expect_refusal({trace, "--peer", GPUMEM_FAKE_PEER, "--resource", "absent"}, "absent is not available");
   expect_refusal({trace, "--peer", trace}, "no peers in " + trace);
   expect_refusal({trace, "--peer", path("none.so")}, "none.so");
+}
+
+TEST_F(program, measures_what_it_can_beside_a_resource_that_cannot_replay) {
+  std::string const trace = file("small.csv", small_trace);
+  outcome const done = run({trace, "--device", "simulated", "--peer", GPUMEM_FAKE_PEER, "--resource",
+                            "pool,absent,cuda", "--json", path("results.json")});
+  EXPECT_EQ(done.code, 3);
+  EXPECT_NE(done.errors.find("absent could not replay " + trace + ": "), std::string::npos) << done.errors;
+  auto const rows = nlohmann::json::parse(read(path("results.json")));
+  ASSERT_EQ(rows.size(), 2U);
+  EXPECT_EQ(rows[0]["resource"], "pool");
+  EXPECT_EQ(rows[1]["resource"], "cuda");
+}
+
+// A log has no events. The driver's pool gives a block again to the stream that freed it, in no order after the other.
+TEST_F(program, frees_on_other_streams_are_a_property_of_the_trace) {
+  std::string const trace =
+      file("elsewhere.csv", header + row("allocate", "0xa00", "512", "0x1") + row("free", "0xa00", "512", "0x2") +
+                                row("allocate", "0xb00", "256", "0x2") + row("free", "0xb00", "256", "0x1"));
+  for (auto const& object : statistics({trace, "--resource", "pool,async,driver_pool,cuda"}))
+    EXPECT_EQ(object["frees_on_other_streams"], 2) << object;
 }
 
 TEST_F(program, json_that_cannot_be_written_is_reported) {
