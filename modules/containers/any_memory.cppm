@@ -79,7 +79,7 @@ private:
 
 // Returns whether kernels of a device can access the memory of the resource. Returns false for plain host memory, which
 // work on a stream reaches only by copies of the driver and by host functions.
-bool device_reaches(any_memory const& resource) noexcept;
+bool device_reaches(any_memory const& resource);
 
 } // namespace detail
 

@@ -110,6 +110,7 @@ public:
 private:
   // Destroys the pool if the rest of the construction throws.
   struct owned_pool {
+    stream& ready; // found before the pool is made, since the destructor must not need memory
     driver_pool pool;
     bool kept = false;
     ~owned_pool();

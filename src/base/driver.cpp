@@ -7,6 +7,7 @@ module;
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>
@@ -46,18 +47,22 @@ struct alignas(64) call_counters {
   unsigned thread_index = 0;
 };
 
-std::atomic<call_counters*> all_counters{nullptr};
+// Counts the calls of threads for whose counters the host has no memory.
+constinit call_counters shared_counters{.thread_index = ~0u};
+constinit std::atomic<call_counters*> all_counters{&shared_counters};
 
-call_counters& own_counters() {
+// Returns null if the host has no memory for the counters.
+call_counters* own_counters() noexcept {
   auto const number = sync::thread_index();
   for (auto* block = all_counters.load(std::memory_order_acquire); block; block = block->next) {
-    if (block->thread_index == number) return *block;
+    if (block->thread_index == number) return block;
   }
-  auto* const block = new call_counters;
+  auto* const block = new (std::nothrow) call_counters;
+  if (!block) return nullptr;
   block->thread_index = number;
   block->next = all_counters.load(std::memory_order_relaxed);
   while (!all_counters.compare_exchange_weak(block->next, block, std::memory_order_acq_rel)) {}
-  return *block;
+  return block;
 }
 
 // The functions that run before the driver shuts down. A few parts of the library register one function each.
@@ -67,8 +72,10 @@ struct exit_list {
   std::size_t size __attribute__((guarded_by(mutex))) = 0;
 };
 
-exit_list& exits() {
-  static auto* const list = new exit_list;
+// Takes no host memory, since noexcept functions register their parts.
+exit_list& exits() noexcept {
+  alignas(exit_list) static std::byte place[sizeof(exit_list)];
+  static auto* const list = ::new (place) exit_list;
   return *list;
 }
 
@@ -147,7 +154,13 @@ std::string describe_result(CUresult result, char const* what) {
 void count_driver_call(driver_function which) noexcept {
   // A reference would be initialized at its first use. In a shared library its flag is a second variable to look up.
   thread_local constinit call_counters* own = nullptr;
-  if (!own) own = &own_counters();
+  if (!own) [[unlikely]] {
+    own = own_counters();
+    if (!own) {
+      shared_counters.calls[static_cast<unsigned>(which)].fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+  }
   auto& counter = own->calls[static_cast<unsigned>(which)];
   counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
@@ -229,7 +242,9 @@ void throw_if_child() {
 }
 } // namespace detail
 
-bool driver_api::driver_available() noexcept { return !detail::forked() && detail::the_loader().error.empty(); }
+bool driver_api::driver_available() noexcept try {
+  return !detail::forked() && detail::the_loader().error.empty();
+} catch (std::bad_alloc const&) { return false; }
 
 std::uint64_t driver_api::driver_calls() noexcept {
   std::uint64_t sum = 0;

@@ -3,8 +3,10 @@
 module;
 #include <cuda.h>
 #include <atomic>
+#include <cstddef>
 #include <memory>
 #include <mutex>
+#include <new>
 module gpumem:pooled_event.impl;
 import :pooled_event;
 import :cuda;
@@ -29,8 +31,10 @@ struct event_store {
   }
 };
 
-event_store& events() {
-  static auto* const store = new event_store;
+// Takes no host memory, since noexcept functions call it.
+event_store& events() noexcept {
+  alignas(event_store) static std::byte place[sizeof(event_store)];
+  static auto* const store = ::new (place) event_store;
   return *store;
 }
 

@@ -7,6 +7,7 @@ module;
 #include <unistd.h>
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <functional>
 #include <mutex>
 #include <new>
@@ -54,8 +55,10 @@ struct number_registry {
   unsigned next __attribute__((guarded_by(mutex))) = 0;
 };
 
-number_registry& numbers() {
-  static auto* const registry = new number_registry;
+// Takes no host memory, since a noexcept function calls it first.
+number_registry& numbers() noexcept {
+  alignas(number_registry) static std::byte place[sizeof(number_registry)];
+  static auto* const registry = ::new (place) number_registry;
   return *registry;
 }
 
@@ -74,7 +77,10 @@ struct number_holder {
     if (gpumem::detail::forked()) return;
     auto& registry = numbers();
     lock const held{registry.mutex};
-    registry.returned.push(std::exchange(detail::own_index, no_index));
+    auto const index = std::exchange(detail::own_index, no_index);
+    try {
+      registry.returned.push(index);
+    } catch (std::bad_alloc const&) {} // no later thread gets the index
   }
 };
 

@@ -7,6 +7,7 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -48,8 +49,10 @@ bool is_free_of_capture(stream_timeline const& idle) noexcept { return !idle.cap
 
 } // namespace
 
+// Takes no host memory: noexcept functions call it, such as stream_key::host().
 timeline_registry& timeline_registry::instance() noexcept {
-  static auto* const registry = new timeline_registry;
+  alignas(timeline_registry) static std::byte place[sizeof(timeline_registry)];
+  static auto* const registry = ::new (place) timeline_registry;
   return *registry;
 }
 

@@ -77,8 +77,10 @@ void torch_mem_pools::begin(id pool, filter serves) {
   support::scoped_lock const held{mutex_};
   if (std::ranges::any_of(open_, [&](route const& one) { return one.pool == pool; }))
     throw std::invalid_argument{"beginAllocateToPool: already recording to mempool_id"};
-  open_.push_front({pool, std::move(serves)});
+  std::list<route> made;
+  made.push_front({pool, std::move(serves)});
   add_use(pool, nullptr);
+  open_.splice(open_.begin(), made); // nothing throws any more: a pool that did not begin cannot end
   routes_.store(static_cast<int>(open_.size()), std::memory_order_release);
 }
 

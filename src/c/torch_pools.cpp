@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -66,8 +67,10 @@ gpumem_outcome free_when_idle(gpumem_pool* pool, void* pointer, std::size_t byte
 
 } // namespace
 
-torch_pools& torch_pools::instance() {
-  static auto* const all = new torch_pools;
+// Takes no host memory, since noexcept functions call it.
+torch_pools& torch_pools::instance() noexcept {
+  alignas(torch_pools) static std::byte place[sizeof(torch_pools)];
+  static auto* const all = ::new (place) torch_pools;
   return *all;
 }
 

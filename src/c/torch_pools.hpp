@@ -24,7 +24,7 @@ namespace gpumem::c {
 class torch_pools {
 public:
   /// Returns the one instance of the process; never destroyed, since PyTorch frees tensors until the process ends.
-  static torch_pools& instance();
+  static torch_pools& instance() noexcept;
 
   void configure(char const* options);
   using observer = void (*)(int device, void* address, std::size_t bytes, int mapped);

@@ -8,7 +8,7 @@ import :services;
 
 namespace gpumem::detail {
 
-bool device_reaches(any_memory const& resource) noexcept {
+bool device_reaches(any_memory const& resource) {
   auto const traits = traits_by_property(resource);
   return traits.device_accessible || !traits.host_accessible;
 }

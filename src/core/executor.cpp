@@ -5,7 +5,9 @@ module;
 #include <pthread.h>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <memory>
+#include <new>
 #include <utility>
 module gpumem:executor.impl;
 import :executor;
@@ -219,8 +221,10 @@ struct library_thread {
   std::atomic<detail::executor_thread*> running{nullptr};
 };
 
-library_thread& the_library_thread() {
-  static auto* const instance = new library_thread;
+// Takes no host memory, since noexcept functions call it.
+library_thread& the_library_thread() noexcept {
+  alignas(library_thread) static std::byte place[sizeof(library_thread)];
+  static auto* const instance = ::new (place) library_thread;
   return *instance;
 }
 

@@ -4,6 +4,8 @@ module;
 #include <array>
 #include <atomic>
 #include <coroutine>
+#include <cstddef>
+#include <new>
 module gpumem:suspension.impl;
 import :suspension;
 import :driver;
@@ -32,8 +34,10 @@ private:
   std::atomic<unsigned> next_{0};
 };
 
+// Takes no host memory, since noexcept functions call it.
 gate_row& gates() noexcept {
-  static auto* const row = new gate_row;
+  alignas(gate_row) static std::byte place[sizeof(gate_row)];
+  static auto* const row = ::new (place) gate_row;
   return *row;
 }
 

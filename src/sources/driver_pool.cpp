@@ -132,12 +132,12 @@ driver_pool_view_state& driver_pool_view_state::of(driver_pool const& pool) {
 async_state::owned_pool::~owned_pool() {
   if (kept) return;
   // The free that a failed allocation has enqueued on this stream must run before the destruction.
-  call_on(pool.where, [&] { return driver().stream_synchronize(ready_stream(pool.where).get()); });
+  call_on(pool.where, [&] { return driver().stream_synchronize(ready.get()); });
   destroy(pool.handle, pool.where);
 }
 
 async_state::async_state(driver_pool_kind kind, class device where, async_options options)
-    : async_state{kind, owned_pool{make_driver_pool(kind, where, options)}, std::move(options)} {}
+    : async_state{kind, owned_pool{ready_stream(where), make_driver_pool(kind, where, options)}, std::move(options)} {}
 
 async_state::async_state(driver_pool_kind kind, owned_pool made, async_options options)
     : driver_pool_state{name_of(kind), made.pool}, options_{std::move(options)} {

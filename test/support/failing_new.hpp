@@ -11,13 +11,23 @@ inline constexpr bool new_can_fail = false;
 inline constexpr bool new_can_fail = true;
 #endif
 
-/// While an object lives, each call of operator new on its thread throws std::bad_alloc, after the first `successes`.
+/// Which allocations fail after the first successes.
+enum class failing {
+  all,      ///< each one
+  only_one, ///< one, and those after it succeed again
+};
+
+/// While an object lives, calls of operator new on its thread throw std::bad_alloc, after the first `successes`. Calls
+/// by the simulated driver succeed, and do not count: a real driver answers with an error of its own.
 class failing_new {
 public:
-  explicit failing_new(int successes = 0) noexcept;
+  explicit failing_new(int successes = 0, failing which = failing::all) noexcept;
   failing_new(failing_new const&) = delete;
   failing_new& operator=(failing_new const&) = delete;
   ~failing_new();
+
+  /// Returns whether an allocation failed since the object was made.
+  static bool refused() noexcept;
 };
 
 } // namespace test

@@ -18,7 +18,7 @@ namespace gpumem::detail {
 export class free_range_set {
 public:
   /// `records`: the memory of the records of all blocks. This object keeps a reference to it.
-  explicit free_range_set(block_metadata& records) noexcept : records_{records} {}
+  explicit free_range_set(block_metadata& records) : records_{records} {}
 
   inline free_lists& lists() noexcept { return lists_; }
   inline free_lists const& lists() const noexcept { return lists_; }

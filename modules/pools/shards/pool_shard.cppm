@@ -21,7 +21,8 @@ namespace gpumem::detail {
 /// Some of a pool's chunks, and the counts of their blocks. Guarded by `mutex`.
 export struct alignas(false_sharing_distance) pool_shard {
   /// `poll_share`: the share of the time that polls may take. `locked`: the calling thread holds the new shard's lock.
-  explicit pool_shard(double poll_share, bool locked = false) noexcept;
+  /// Throws std::bad_alloc.
+  explicit pool_shard(double poll_share, bool locked = false);
 
   sync::spin_mutex mutex;
   range_allocator ranges __attribute__((guarded_by(one_shard)));

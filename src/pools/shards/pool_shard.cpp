@@ -10,7 +10,7 @@ import :tuning;
 
 namespace gpumem::detail {
 
-pool_shard::pool_shard(double poll_share, bool locked) noexcept
+pool_shard::pool_shard(double poll_share, bool locked)
     : mutex{locked}, poll_budget{poll_share, tuning::max_poll_burst, sync::now()} {}
 
 } // namespace gpumem::detail
