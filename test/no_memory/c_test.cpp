@@ -201,18 +201,20 @@ std::vector<row> torch_rows() {
          gpumem_torch_reset_peaks(0);
          gpumem_torch_reset_totals(0);
        }},
-      {"gpumem_torch_empty_cache", [] { gpumem_torch_empty_cache(); }},
-      {"gpumem_torch_begin_allocate_to_pool gpumem_torch_end_allocate_to_pool gpumem_torch_release_pool",
+      {"gpumem_torch_share_block gpumem_torch_open_shared gpumem_torch_close_shared",
        [] {
-         gpumem_torch_begin_allocate_to_pool(0, torch_pool, [](auto) { return true; });
-         if (void* const block = gpumem_torch_try_allocate(MiB, 0, with.raw))
-           gpumem_torch_free(block, MiB, 0, with.raw);
-         gpumem_torch_end_allocate_to_pool(0, torch_pool);
-         gpumem_torch_release_pool(0, torch_pool);
-         gpumem_torch_empty_pool(0, torch_pool);
+         void* const block = gpumem_torch_try_allocate(MiB, 0, with.raw);
+         if (block == nullptr) return;
+         char name[GPUMEM_TORCH_NAME_SIZE];
+         std::size_t offset = 0;
+         void* base = nullptr;
+         gpumem_torch_share_block(block, name, &offset);
+         if (gpumem_torch_open_shared("no such name", 0, &base) == GPUMEM_GRANTED) gpumem_torch_close_shared(base);
+         gpumem_torch_free(block, MiB, 0, with.raw);
        }},
+      {"gpumem_torch_empty_cache", [] { gpumem_torch_empty_cache(); }},
       {"gpumem_torch_retain_pool gpumem_torch_pool_use_count gpumem_torch_use_pool_on_out_of_memory "
-       "gpumem_torch_set_pool_unsplit gpumem_torch_empty_pool gpumem_torch_restore_pool",
+       "gpumem_torch_set_pool_unsplit gpumem_torch_empty_pool gpumem_torch_restore_pool gpumem_torch_release_pool",
        [] {
          int uses = 0;
          if (gpumem_torch_retain_pool(0, torch_pool, nullptr) != GPUMEM_GRANTED) return;

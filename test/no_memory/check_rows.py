@@ -8,7 +8,7 @@ from pathlib import Path
 
 NO_ROW = {
     "a plain value: a struct, an enum or a constant": """
-        acquire_error default_stream driver_pool_usage block_event block_info export_handle
+        acquire_error default_stream driver_pool_usage block_event block_info export_handle exported_page
         expected unexpected span stream_ref latency memory_location memory_range misuse_handler outcome failure
         reuse_policy version version_major version_minor version_patch
         literals::operator""_GiB literals::operator""_KiB literals::operator""_MiB literals::operator""_TiB
@@ -23,6 +23,8 @@ NO_ROW = {
     "a part of a request that waits, which the rows of acquire and of scope use": """
         extend::grant_hook extend::holder extend::holder_list extend::waiter extend::waiter_list extend::woken_waiters
         extend::work_item extend::work_queue""",
+    "not tried yet: an end that follows a begin without memory": """
+        gpumem_torch_begin_allocate_to_pool gpumem_torch_end_allocate_to_pool""",
     "reports or throws what the caller hands over; the handler is the program's": """
         set_misuse_handler extend::report_misuse extend::throw_failure""",
 }
