@@ -9,8 +9,10 @@
 #include <array>
 #include <charconv>
 #include <csignal>
+#include <cstddef>
 #include <cstdlib>
 #include <exception>
+#include <new>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -85,8 +87,10 @@ void pinned_pages::send(page_socket& to) const {
   }
 }
 
+// Takes no host memory: PyTorch's pools refer to it, which are made by noexcept functions.
 shared_blocks& shared_blocks::instance() {
-  static auto* const all = new shared_blocks;
+  alignas(shared_blocks) static std::byte place[sizeof(shared_blocks)];
+  static auto* const all = ::new (place) shared_blocks;
   return *all;
 }
 
