@@ -99,7 +99,7 @@ template <class Upstream> std::vector<erased_stack> stacks_over(Upstream const& 
       {"pool over any_memory", [=] { return pooled(make_any_memory(up)); }},
       {"pool over checked", [=] { return pooled(simulator::checked{up}); }},
       {"statistics", [=] { return make_any_memory(statistics_adaptor{pool_resource{up}}); }},
-      {"aligned", [=] { return make_any_memory(aligned_adaptor{up, {.alignment = 4096}}); }},
+      {"aligned", [=] { return make_any_memory(aligned_adaptor{pool_resource{up}, {.alignment = 4096}}); }},
       {"checked", [=] { return make_any_memory(simulator::checked{pool_resource{up}}); }},
   };
 }

@@ -91,15 +91,17 @@ private:
   gpumem::stream stream_{gpumem::device{1}};
 };
 
-using sources = testing::Types<gpumem::cuda_resource, gpumem::async_resource, gpumem::async_resource_view,
-                               gpumem::managed_resource, gpumem::pinned_resource, gpumem::host_resource,
-                               gpumem::system_resource, gpumem::async_managed_resource, gpumem::async_pinned_resource>;
+using sources =
+    testing::Types<gpumem::cuda_resource, gpumem::async_resource, gpumem::async_resource_view, gpumem::managed_resource,
+                   gpumem::pinned_resource, gpumem::host_resource, gpumem::system_resource,
+                   gpumem::async_managed_resource, gpumem::async_pinned_resource, foreign_managed>;
 TYPED_TEST_SUITE(erased_upstream, sources);
 
 TYPED_TEST(erased_upstream, is_known_as_its_source) {
   // References to it must stay valid, because pools give memory back after their last handle is gone.
   static auto& source = *new auto{TestFixture::make_source()};
   this->check_all("the source", source);
+  gpumem::device_guard const there{gpumem::device{1}};
   this->check_all("any_memory", gpumem::extend::make_any_memory(source));
   if constexpr (TestFixture::for_device && mr::has_property<TypeParam, gpumem::extend::services>) {
     this->check_all("any_pool", gpumem::any_pool{source});
