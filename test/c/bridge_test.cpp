@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 extern "C" {
@@ -20,6 +21,9 @@ extern "C" {
 #if defined(GPUMEM_DETAIL_WITH_MEMORY_RESOURCE) && __cplusplus >= 202002L
 static_assert(cuda::mr::resource_with<gpumem::pool, cuda::mr::device_accessible>);
 static_assert(!cuda::mr::resource_with<gpumem::pool, cuda::mr::host_accessible>);
+// Without this list cuda::make_buffer<T>(stream, pool, …) does not compile.
+static_assert(
+    std::is_same<gpumem::pool::default_queries, cuda::mr::properties_list<cuda::mr::device_accessible>>::value);
 #endif
 
 namespace {
@@ -299,6 +303,9 @@ void cccl_takes_the_pool_as_a_resource() {
   cuda::stream_ref const stream{new_stream()};
   {
     cuda::mr::any_resource<cuda::mr::device_accessible> erased{pool};
+    cuda::mr::any_resource<cuda::mr::device_accessible> const managed{gpumem::pool{0, "pool(managed)"}};
+    cuda::mr::dynamic_accessibility_property const told{};
+    REQUIRE(get_property(managed, told) != get_property(erased, told)); // the host can access managed memory
     auto* const block = erased.allocate(stream, 100, 256);
     REQUIRE(pool.statistics().live == 100);
     erased.deallocate(stream, block, 100, 256);

@@ -64,6 +64,15 @@ static void a_pool_is_steered(void) {
   EXPECT(gpumem_device(pool, &device) == GPUMEM_GRANTED && device == 0);
   EXPECT_REFUSED(gpumem_device(pool, NULL), GPUMEM_INVALID_ARGUMENT, "NULL");
   EXPECT_REFUSED(gpumem_device(NULL, &device), GPUMEM_INVALID_ARGUMENT, "NULL");
+
+  int accessible = -1;
+  EXPECT(gpumem_host_accessible(pool, &accessible) == GPUMEM_GRANTED && accessible == 0);
+  EXPECT_REFUSED(gpumem_host_accessible(pool, NULL), GPUMEM_INVALID_ARGUMENT, "NULL");
+  EXPECT_REFUSED(gpumem_host_accessible(NULL, &accessible), GPUMEM_INVALID_ARGUMENT, "NULL");
+  gpumem_pool* managed = NULL;
+  EXPECT(gpumem_make_pool(0, "statistics(pool(managed))", &managed) == GPUMEM_GRANTED);
+  EXPECT(gpumem_host_accessible(managed, &accessible) == GPUMEM_GRANTED && accessible == 1);
+  gpumem_release(managed);
   EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
   pool = make("limiting(pool,limit=1GiB)");
   EXPECT_REFUSED(gpumem_reserve(pool, MIB), GPUMEM_INVALID_ARGUMENT, "only a pool");
