@@ -44,6 +44,7 @@ export import :shared_state;
 export import :pointer_set;
 export import :inner_alignment;
 export import :stream_ordered;
+export import :resource_state;
 export import :services;
 export import :aligned_services;
 export import :allocation;

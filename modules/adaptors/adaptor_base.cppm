@@ -12,6 +12,7 @@ import :forwarding_base;
 import :holder;
 import :misuse;
 import :resource;
+import :resource_state;
 import :services;
 import :shared_state;
 import :std;

@@ -186,12 +186,12 @@ inline CUstream moved_from_handle() noexcept {
 }
 } // namespace detail
 
-/// Records an event on the stream, unless one covers all earlier frees on it already. gpumem neither keeps nor uses the
-/// handle of a stream that it neither made nor adopted, so only a call that is given the handle can do that. Without
+/// Records an event on the stream, unless one covers all earlier frees on it already. Only a call that is given
+/// the handle can do that, since gpumem keeps no handle of a stream that it neither made nor adopted. Without
 /// the event, a pool that has lost its last handle may keep memory that was freed on the stream. Call it before the
 /// last handle goes, or before the stream is destroyed. It serves all pools. Does nothing for streams on which gpumem
-/// needs no such call. Throws cuda_error, std::bad_alloc, and acquire_error with outcome::capture_unsupported if the
-/// stream captures. Any thread.
+/// needs no such call. Throws cuda_error, std::bad_alloc. If the stream captures, throws acquire_error with
+/// outcome::capture_unsupported. Any thread.
 export void cover_frees(stream_ref stream);
 
 /// A stream that gpumem makes: non-blocking, taken from a pool of streams and returned there by the destructor. The

@@ -7,6 +7,7 @@ import :device;
 import :driver;
 import :error;
 import :misuse;
+import :resource_state;
 import :services;
 import :std;
 import :stop_token;

@@ -99,10 +99,10 @@ typedef struct gpumem_statistics {
 typedef struct gpumem_failure {
   size_t size;             ///< sizeof(gpumem_failure) of the caller
   uint32_t outcome;        ///< a gpumem_outcome; GPUMEM_GRANTED: no call of the thread has failed
-  int32_t code;            ///< the driver's error (CUresult), if one was the cause. For GPUMEM_INVALID_ARGUMENT: -1 for
-                           ///< a wrong alignment, -2 for a default stream of another device, -5 for a stream of a
-                           ///< device to which the pool is not open, -6 for a call from a function that the pool calls
-                           ///< while it changes its memory. Otherwise 0
+  int32_t code;            ///< the driver's error (CUresult), if one was the cause. For GPUMEM_INVALID_ARGUMENT:
+                           ///< -1 for a wrong alignment, -2 for a default stream of another device. The code is -5 for
+                           ///< a stream of a device to which the pool is not open. It is -6 for a call from a function
+                           ///< that the pool calls while it changes its memory. Otherwise 0
   uint64_t requested;      ///< bytes that the call requested
   uint64_t live;           ///< live bytes of the pool. This field and all below are known only for GPUMEM_EXHAUSTED and
                            ///< GPUMEM_TOO_LARGE

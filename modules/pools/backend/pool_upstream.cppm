@@ -21,6 +21,8 @@ public:
   /// Returns whether the host can touch memory as soon as it is allocated, on whatever stream.
   inline bool host_accessible() const noexcept { return traits_.host_accessible; }
   inline bool device_accessible() const noexcept { return traits_.device_accessible; }
+  /// Returns whether the upstream's memory is valid only in the order of the stream of its allocation.
+  inline bool stream_ordered() const noexcept { return traits_.stream_ordered; }
   /// Returns what holds for the memory of a pool over this upstream.
   memory_traits traits_of_pool() const noexcept { return {device_accessible(), host_accessible(), true}; }
   /// Returns whether the memory that allocate() returns for this key is valid only in the order of the key's stream.

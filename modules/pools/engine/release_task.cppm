@@ -48,7 +48,7 @@ private:
   // The reason why a pass has left memory that should go back. `open_events`: streams use it, and polls of their events
   // will show the end. `uses_without_event`: streams use it, and have no event that shows the end.
   enum class held_by { nothing, open_events, uses_without_event };
-  // What a thread does after a pass of a closed pool, without the locks.
+  // The step that a thread takes after a pass of a closed pool, without the locks.
   enum class next_step { nothing, retry, end };
   void expire() noexcept override;
   [[clang::requires_capability(one_shard, all_shards)]] next_step after_closed_pass(held_by kept) noexcept;

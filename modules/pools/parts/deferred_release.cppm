@@ -29,8 +29,8 @@ public:
   static bool give_back_complete(int device) noexcept;
 
 protected:
-  /// What give_back() has found: no memory whose uses are complete; such memory, which it has given back; or memory
-  /// that another thread is giving back.
+  /// The result of give_back(): no memory whose uses are complete; such memory, which it has given back; or memory that
+  /// another thread is giving back.
   enum class given_back : std::uint8_t { nothing, memory, by_other_thread };
 
   ~deferred_release() = default;

@@ -112,7 +112,7 @@ release_task::given_back release_task::give_back() noexcept {
   all_shards_lock const held{parts_.shards};
   auto const before = parts_.chunks.reserved();
   if (parts_.chunks.releasing() > 0) return given_back::by_other_thread;
-  release_pass();
+  release_pass(true);
   return parts_.chunks.reserved() < before ? given_back::memory : given_back::nothing;
 }
 
@@ -126,7 +126,7 @@ void release_task::close() noexcept {
     deferred_.run(nullptr);
     if (!parts_.passes.cancel()) return; // a pass runs now, and gives the memory back
     parts_.passes.restart_idle();
-    step = after_closed_pass(release_pass());
+    step = after_closed_pass(release_pass(true));
   }
   take(step);
 }
