@@ -126,10 +126,11 @@ public:
   void fill(std::byte value, std::size_t bytes, std::size_t offset = 0);
 
   /// Makes `stream` wait for the buffer's stream, so that it may use the buffer. When the returned guard is destroyed,
-  /// the buffer's stream waits for `stream`.
+  /// the buffer's stream waits for `stream`. Throws std::invalid_argument for a stream of a device that may not use the
+  /// memory; see `open_to`.
   scoped_use use_on(stream_ref stream) const;
-  /// Makes `stream` wait for the present stream of the buffer; from then on the buffer belongs to `stream`. If this
-  /// throws, the buffer is unchanged.
+  /// Makes `stream` wait for the present stream of the buffer; from then on the buffer belongs to `stream`. Throws
+  /// as use_on() does; the buffer is then unchanged.
   void set_stream(stream_ref stream);
   /// Waits on the host for all work enqueued on the buffer's stream. Throws cuda_error, and acquire_error if the stream
   /// captures a graph.
@@ -141,6 +142,7 @@ public:
 private:
   detail::stream_work work() const { return {stream(), home()}; }
   device home() const;
+  scoped_use order_on(stream_ref stream) const;
   void require_range(std::size_t bytes, std::size_t offset) const;
   allocation obtain(stream_ref stream, std::size_t bytes, std::size_t alignment);
   void replace(allocation fresh);

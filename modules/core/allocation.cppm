@@ -94,6 +94,9 @@ public:
   void set_stream(stream_ref stream);
 
 private:
+  friend class buffer;
+  // Orders the stream as use_on() does, also if its device may not use the block's memory: another device copies.
+  scoped_use order_on(stream_key const& user, stream_ref stream) const;
   void swap(allocation& other) noexcept;
   void free(stream_key const& key) noexcept;
   device where() const;

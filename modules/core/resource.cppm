@@ -1,5 +1,7 @@
 // resource_base, the base of all resources: makes a resource of a state, an object that can only allocate and free.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/accessibility.hpp>
 export module gpumem:resource;
 import :acquire;
 import :cuda;

@@ -79,14 +79,15 @@ device_memory device::memory() const {
 
 void device::mark_lost(CUresult error) const noexcept {
   auto expected = CUDA_SUCCESS;
-  if (!lost()) state_->resets_before_loss = simulated_resets();
+  if (!lost() && !detail::forked()) state_->resets_before_loss = simulated_resets();
   state_->lost.compare_exchange_strong(expected, error);
 }
 
 // Returns `error`, by which the device was lost, or success if it is no longer lost. A reset of the simulated device
 // takes a sticky error back and keeps all streams and memory. A real driver never takes one back.
 CUresult device::still_lost(CUresult error) const noexcept {
-  if (error == CUDA_ERROR_CONTEXT_IS_DESTROYED || simulated_resets() == state_->resets_before_loss) return error;
+  if (error == CUDA_ERROR_CONTEXT_IS_DESTROYED || detail::forked()) return error;
+  if (simulated_resets() == state_->resets_before_loss) return error;
   state_->lost.compare_exchange_strong(error, CUDA_SUCCESS);
   return CUDA_SUCCESS;
 }

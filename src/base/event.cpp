@@ -111,7 +111,7 @@ void event::refuse_captured() const {
 // Throws if the driver would refuse the wait of this stream and would end a capture: that of the stream or that in
 // which the event was recorded.
 void event::refuse_other_capture(stream_key const& waiting) const {
-  bool const captures = waiting.asked().capturing();
+  bool const captures = detail::is_capturing(waiting.handle()); // the timeline's own flag may be old
   if (captures && (!in_capture_ || detail::id_of_capture(waiting.handle()) != capture_)) refuse();
   if (in_capture_ && spans_streams(waiting.timeline())) refuse();
 }

@@ -166,7 +166,7 @@ void buffer::copy_from(buffer const& source, std::size_t bytes, std::size_t offs
   if (there.ordinal() == home_ && source.stream() == stream()) {
     source.copy_on(on, to, from, bytes, reached);
   } else {
-    auto const use = source.use_on(stream());
+    auto const use = source.order_on(stream());
     source.copy_on(on, to, from, bytes, reached);
   }
 }
@@ -191,7 +191,7 @@ void buffer::read_on(stream_ref stream, void* target, std::size_t bytes, std::si
   detail::stream_work const on{stream, device{identify(stream, home()).timeline().device()}};
   on.refuse_capture();
   require_range(bytes, offset);
-  auto const use = use_on(stream);
+  auto const use = order_on(stream);
   if (!detail::device_reaches(resource_)) on.wait();
   on.copy(target, static_cast<std::byte const*>(block_.data()) + offset, bytes);
   on.wait();
@@ -223,6 +223,13 @@ scoped_use buffer::use_on(stream_ref stream) const {
   identify(stream, home());
   device_guard const scope{home()};
   return block_.use_on(stream);
+}
+
+// The stream's work touches the memory only by copies, which the device that has the memory makes.
+scoped_use buffer::order_on(stream_ref stream) const {
+  auto const key = identify(stream, home());
+  device_guard const scope{home()};
+  return block_.order_on(key, stream);
 }
 
 void buffer::set_stream(stream_ref stream) {

@@ -42,6 +42,7 @@ protected:
     gpumem::uninitialized_vector<unsigned char> v{b, far, 10};
     v.assign(gpumem::uninitialized_vector<unsigned char>::copy_of(a, near, gpumem::span{sent.data(), size}));
     EXPECT_EQ(v.element(size - 1), sent.back());
+    if constexpr (requires { near.open_to(second); }) near.open_to(second); // the next stream is of that device
     check_on_stream_of_other_device(x);
     check_pointers(x, y, sent);
   }
@@ -106,8 +107,9 @@ TEST_F(buffer_devices, pages_and_managed_memory) {
 
 // Both memories are of other devices than the stream: the copy runs on a stream of the target's device.
 TEST_F(buffer_devices, copy_and_fill_are_captured) {
-  auto const near = gpumem::pool_resource{first};
+  auto near = gpumem::pool_resource{first};
   auto const far = gpumem::pool_resource{second};
+  near.open_to(second);
   buffer from{a, near, size}, to{b, far, size};
   from.fill(std::byte{5});
   from.set_stream(b);

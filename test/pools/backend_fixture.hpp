@@ -15,7 +15,7 @@ struct no_pass final : gpumem::detail::timer {
 template <class Resource> class test_upstream final : public gpumem::detail::pool_upstream {
 public:
   explicit test_upstream(Resource const& from, std::optional<gpumem::device> pages_of = {})
-      : pool_upstream{true, false, true}, value_{from} {
+      : value_{from} {
     attach(gpumem::extend::services_of(value_));
     if (pages_of) use_pages(*pages_of, {.address_space = 256 * MiB});
   }

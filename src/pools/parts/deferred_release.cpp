@@ -3,6 +3,7 @@
 module;
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -35,7 +36,8 @@ void set_exiting() noexcept { exiting.store(true, std::memory_order_relaxed); }
 class closed_pools {
 public:
   static closed_pools& instance() noexcept {
-    static auto* const all = new closed_pools;
+    alignas(closed_pools) static std::byte storage[sizeof(closed_pools)]; // needs no memory of the host
+    static auto* const all = new (storage) closed_pools;
     return *all;
   }
   bool any() const noexcept { return any_.load(std::memory_order_relaxed); }

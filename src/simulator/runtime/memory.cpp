@@ -21,6 +21,17 @@ template <class Allocate> cudaError_t allocate(void** pointer, std::size_t bytes
   });
 }
 
+/// Calls `body(driver, there, here)` with the primary contexts of the devices of a copy.
+template <class Body> cudaError_t between(int to_device, int from_device, Body&& body) {
+  return in_context([&](const driver_table& cu) {
+    CUcontext there = nullptr;
+    CUcontext here = nullptr;
+    CUresult result = cu.cuDevicePrimaryCtxRetain(&there, to_device);
+    if (result == CUDA_SUCCESS) result = cu.cuDevicePrimaryCtxRetain(&here, from_device);
+    return result == CUDA_SUCCESS ? body(cu, there, here) : result;
+  });
+}
+
 } // namespace
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
@@ -100,12 +111,17 @@ cudaError_t cudaMemRangeGetAttributes(void** places, size_t* sizes, cudaMemRange
                                                       address(pointer), bytes);
 }
 
-cudaError_t cudaMemcpyPeer(void* to, int, const void* from, int, size_t bytes) {
-  return pass<&driver_table::cuMemcpyPeer>(address(to), CUcontext{}, address(from), CUcontext{}, bytes);
+cudaError_t cudaMemcpyPeer(void* to, int to_device, const void* from, int from_device, size_t bytes) {
+  return between(to_device, from_device, [&](const driver_table& cu, CUcontext there, CUcontext here) {
+    return cu.cuMemcpyPeer(address(to), there, address(from), here, bytes);
+  });
 }
 
-cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes, cudaStream_t stream) {
-  return pass<&driver_table::cuMemcpyPeerAsync>(address(to), CUcontext{}, address(from), CUcontext{}, bytes, stream);
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, size_t bytes,
+                                cudaStream_t stream) {
+  return between(to_device, from_device, [&](const driver_table& cu, CUcontext there, CUcontext here) {
+    return cu.cuMemcpyPeerAsync(address(to), there, address(from), here, bytes, stream);
+  });
 }
 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
