@@ -40,6 +40,8 @@ export import :suspension;
 export import :holder;
 export import :request_parts;
 export import :waiter;
+export import :waiting_place;
+export import :deadlock_monitor;
 export import :shared_state;
 export import :pointer_set;
 export import :inner_alignment;

@@ -159,8 +159,8 @@ namespace extend {
 /// - `on_failure(stream_key const&, std::size_t bytes)`: the upstream has refused an attempt. If the request waits,
 /// more
 ///   attempts may follow;
-/// - `on_refused_free(std::size_t bytes)`: the upstream has refused a free as misuse. The block is still live, so this
-///   takes back what on_free() has counted.
+/// - `on_refused_free(stream_key const&, std::size_t bytes)`: the upstream has refused a free as misuse. The block is
+///   still live, so this takes back what on_free() has counted.
 ///
 /// A derived class that changes requests hides `try_allocate`, `deallocate` or `admit`, and calls those of this base.
 export template <class Derived, class Upstream> class adaptor_state : public shared_state, protected grant_hook {
@@ -192,7 +192,7 @@ public:
     auto const refused = detail::refused_calls;
     upstream_.deallocate(key, pointer, bytes, alignment);
     if (detail::refused_calls != refused) [[unlikely]]
-      return derived().on_refused_free(bytes);
+      return derived().on_refused_free(key, bytes);
     this->drop_live(); // may destroy *this
   }
 
@@ -251,9 +251,9 @@ protected:
   void on_granted(stream_key const&, void*, std::size_t) noexcept {}
   void on_free(stream_key const&, void*, std::size_t) noexcept {}
   void on_failure(stream_key const&, std::size_t) noexcept {}
-  void on_refused_free(std::size_t) noexcept {}
-  void on_grant(waiter const&, request_part const& part) noexcept override {
-    grant(part.stream, part.pointer, part.bytes);
+  void on_refused_free(stream_key const&, std::size_t) noexcept {}
+  void on_grant(waiter const& item, request_part const& part) noexcept override {
+    grant(key_of(item, part), part.pointer, part.bytes);
   }
   link& access() noexcept { return upstream_; }
 

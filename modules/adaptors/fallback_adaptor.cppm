@@ -49,24 +49,27 @@ public:
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     auto const now = key.waiting(false);
     auto const result = first_.try_allocate(now, bytes, alignment);
-    if (result) return counted(result);
+    if (result) return counted(result, key, bytes, first_branch);
     auto const why = result.error().reason;
     if (why != outcome::exhausted && why != outcome::too_large) return result;
     auto const other = allocate_in_second(now, bytes, alignment);
     if (other) return other;
     if (why == outcome::too_large) return key.may_wait() ? allocate_in_second(key, bytes, alignment) : other;
-    return key.may_wait() ? counted(first_.try_allocate(key, bytes, alignment)) : result;
+    return key.may_wait() ? counted(first_.try_allocate(key, bytes, alignment), key, bytes, first_branch) : result;
   }
 
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
     auto const refused = refused_calls;
     auto in_second = in_second_.take(pointer);
+    auto const from = in_second ? second_branch : first_branch;
+    count_bytes(key, from, -static_cast<std::ptrdiff_t>(bytes));
     if (in_second) {
       second_.deallocate(key, pointer, bytes, alignment);
     } else {
       first_.deallocate(key, pointer, bytes, alignment);
     }
     if (refused_calls == refused) return drop_live(); // may destroy *this
+    count_bytes(key, from, static_cast<std::ptrdiff_t>(bytes));
     in_second_.put_back(std::move(in_second));
   }
 
@@ -85,10 +88,11 @@ public:
   {
     return !forked() && first_.cancel_waiter(item);
   }
-  void on_holder_event(holder& unit, holder_event what) noexcept
-    requires requires(upstream_access<First>& up) { up.on_holder_event(unit, what); }
-  {
-    first_.on_holder_event(unit, what);
+  // A holder counts its bytes in each of the two resources, so that each knows whose memory it is.
+  void on_holder_event(holder& unit, holder_event what) noexcept {
+    if (what == holder_event::begins) return unit.begin_branches(this, 2, [&](std::size_t i) { tell(i, unit, what); });
+    tell(first_branch, unit, what);
+    tell(second_branch, unit, what);
   }
   // Returns true if one of the resources serves the stream, since a block can come from either.
   bool serves_stream(stream_key const& key) noexcept {
@@ -140,10 +144,28 @@ public:
   std::uint64_t fallbacks() const noexcept { return fallbacks_.load(std::memory_order_relaxed); }
 
 private:
-  void on_grant(waiter const&, request_part const&) noexcept override { add_live(); }
+  static constexpr std::size_t first_branch = 0, second_branch = 1;
 
-  expected<void*, failure> counted(expected<void*, failure> const& result) noexcept {
-    if (result) add_live();
+  void on_grant(waiter const& item, request_part const& part) noexcept override {
+    static_cast<void>(counted(part.pointer, key_of(item, part), part.bytes, first_branch));
+  }
+  void tell(std::size_t branch, holder& unit, holder_event what) noexcept {
+    if constexpr (requires { first_.on_holder_event(unit, what); }) {
+      if (branch == first_branch) first_.on_holder_event(unit, what);
+    }
+    if constexpr (requires { second_.on_holder_event(unit, what); }) {
+      if (branch == second_branch) second_.on_holder_event(unit, what);
+    }
+  }
+  // Changes the bytes that the holder (the unit of work) of the call has in one of the resources.
+  void count_bytes(stream_key const& key, std::size_t branch, std::ptrdiff_t change) noexcept {
+    if (auto* const unit = key.unit()) unit->count_at(this, branch, change);
+  }
+  expected<void*, failure> counted(expected<void*, failure> const& result, stream_key const& key, std::size_t bytes,
+                                   std::size_t branch) noexcept {
+    if (!result) return result;
+    count_bytes(key, branch, static_cast<std::ptrdiff_t>(bytes));
+    add_live();
     return result;
   }
   expected<void*, failure> allocate_in_second(stream_key const& key, std::size_t bytes,
@@ -155,7 +177,7 @@ private:
       return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
     }
     fallbacks_.fetch_add(1, std::memory_order_relaxed);
-    return counted(result);
+    return counted(result, key, bytes, second_branch);
   }
 
   upstream_access<First> first_;
@@ -178,11 +200,8 @@ private:
 /// for the first, the second decides in the same way. `trim` trims both. If both resources keep statistics,
 /// `statistics()` returns the sums. The sums have a limit only if both resources have one.
 ///
-/// A scope (the adaptor that counts the memory of one unit of work) over this adaptor counts the blocks of both
-/// resources. So a pool as the first resource does not know how much of its own memory each scope holds. Without this
-/// knowledge the pool cannot detect that scopes wait for each other's memory in a deadlock. Give such a pool a
-/// `stall_timeout`: after this time without a grant or free, the pool ends a waiting request. Copies are handles to the
-/// same adaptor. The adaptor lives until its last handle is gone and its last block is freed. Any thread.
+/// Copies are handles to the same adaptor. The adaptor lives until its last handle is gone and its last block is freed.
+/// Any thread.
 export template <class First, class Second>
   requires(!mr::resource<First> || !mr::resource<Second>) ||
           ((mr::has_property<Second, mr::device_accessible> || !mr::has_property<First, mr::device_accessible>) &&

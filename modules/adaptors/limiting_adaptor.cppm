@@ -14,6 +14,7 @@ import :std;
 import :stream;
 import :sync;
 import :waiter;
+import :waiting_place;
 
 namespace gpumem {
 
@@ -28,7 +29,7 @@ namespace detail {
 // Counts the bytes in use and parks the requests that wait for room: it keeps them in a queue. A request's bytes are in
 // use from the moment at which the request goes to the upstream until the upstream refuses it or has freed its block.
 // No lock is held during calls to the upstream.
-class limiter : public shared_state, protected grant_hook {
+class limiter : public shared_state, protected grant_hook, private waiting_place {
 public:
   // The constructor and set_limit() throw std::invalid_argument if the limit is 0 or above PTRDIFF_MAX.
   explicit limiter(limiting_options const& options);
@@ -38,7 +39,10 @@ public:
   std::size_t in_use() noexcept;
 
 protected:
-  ~limiter() override = default;
+  ~limiter() override;
+
+  // Handles the events of scopes over this adaptor, whose requests can wait here.
+  void note_holder_event(holder& unit, holder_event what) noexcept;
 
   // Called for a request that does not wait here. If it may go to the upstream, counts its bytes as in use and returns
   // none. Otherwise returns the reason of the refusal. `how`: whether the request may overtake waiting requests.
@@ -73,11 +77,16 @@ protected:
   // Runs when a request that went to the upstream ends without memory.
   void on_refusal(waiter& item) noexcept final;
   void on_grant(waiter const&, request_part const&) noexcept final { add_live(); }
+  waiting_place* place() noexcept final { return this; }
 
   // Returns the upstream's statistics, changed to include the limit and the waiting requests of this adaptor.
   statistics amend(statistics seen) noexcept;
 
 private:
+  void show(visitor& to) noexcept final;
+  void end_wait(waiter& item, woken_waiters& woken) noexcept final;
+  void schedule_look() noexcept __attribute__((requires_capability(mutex_)));
+
   // Calls that a thread makes after it has released the lock.
   struct later {
     woken_waiters woken;
@@ -162,10 +171,9 @@ public:
 
   bool is_too_large(waiter& item) noexcept { return exceeds_limit(item) || upstream_.is_too_large(item); }
 
-  void on_holder_event(holder& unit, holder_event what) noexcept
-    requires requires(upstream_access<Upstream>& up) { up.on_holder_event(unit, what); }
-  {
-    upstream_.on_holder_event(unit, what);
+  void on_holder_event(holder& unit, holder_event what) noexcept {
+    note_holder_event(unit, what);
+    if constexpr (requires { upstream_.on_holder_event(unit, what); }) upstream_.on_holder_event(unit, what);
   }
   bool serves_stream(stream_key const& key) noexcept
     requires requires(upstream_access<Upstream>& up) { up.serves_stream(key); }
@@ -191,12 +199,14 @@ private:
   // Requests all parts of a waiting request from the upstream. If a part fails, frees the parts that it got before.
   expected<void*, failure> try_in_turn(waiter& item) noexcept {
     return item.allocate_parts(
-        [this](request_part const& one) -> expected<void*, failure> {
-          auto const key = one.stream.queueing_as(queueing::admitted);
+        [this, &item](request_part const& one) -> expected<void*, failure> {
+          auto const key = key_of(item, one).queueing_as(queueing::admitted);
           if (auto const checked = checked_request(key, where(), one.bytes, one.alignment); !checked) return checked;
           return upstream_.try_allocate(key, one.bytes, one.alignment);
         },
-        [this](request_part const& one) { upstream_.deallocate(one.stream, one.pointer, one.bytes, one.alignment); });
+        [this, &item](request_part const& one) {
+          upstream_.deallocate(key_of(item, one), one.pointer, one.bytes, one.alignment);
+        });
   }
 
   upstream_access<Upstream> upstream_;

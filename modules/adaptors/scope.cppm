@@ -6,6 +6,7 @@ module;
 export module gpumem:scope;
 import :adaptor_base;
 import :cuda;
+import :deadlock_monitor;
 import :error;
 import :holder;
 import :std;
@@ -29,6 +30,14 @@ public:
   scope_state(Upstream upstream, std::string name, scope_options const& options)
       : base{std::move(upstream), false}, holder{std::move(name), options.priority} {
     tell(holder_event::begins);
+    deadlock_monitor::get().add(*this);
+  }
+
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
+    return base::try_allocate(key.for_unit(*this), bytes, alignment);
+  }
+  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
+    base::deallocate(key.for_unit(*this), pointer, bytes, alignment);
   }
 
   bool admit(waiter& item) noexcept
@@ -37,24 +46,32 @@ public:
     item.set_holder(*this);
     return base::admit(item);
   }
-  // Handles the events (begin, end, wait) of scopes whose upstream is this scope. Their memory counts here as well, so
-  // they are marked as nested: the pool must not count it twice.
+  // Handles the events (begin, end, wait) of scopes whose upstream is this scope.
   void on_holder_event(holder& unit, holder_event what) noexcept
     requires requires(base& b) { b.on_holder_event(unit, what); }
   {
-    if (what == holder_event::begins) unit.set_nested();
+    if (what == holder_event::begins) unit.set_parent(*this);
     base::on_holder_event(unit, what);
   }
 
 private:
-  ~scope_state() override { tell(holder_event::ends); }
+  ~scope_state() override {
+    deadlock_monitor::get().remove(*this);
+    tell(holder_event::ends);
+  }
   void tell(holder_event what) noexcept {
     if constexpr (requires(base& b) { b.on_holder_event(*this, what); }) base::on_holder_event(*this, what);
   }
   friend class adaptor_state<scope_state, Upstream>;
-  void on_granted(stream_key const&, void*, std::size_t bytes) noexcept { this->add(bytes); }
-  void on_free(stream_key const&, void*, std::size_t bytes) noexcept { this->remove(bytes); }
-  void on_refused_free(std::size_t bytes) noexcept { this->add(bytes); }
+  void on_granted(stream_key const& key, void*, std::size_t bytes) noexcept {
+    this->count_bytes(key, static_cast<std::ptrdiff_t>(bytes));
+  }
+  void on_free(stream_key const& key, void*, std::size_t bytes) noexcept {
+    this->count_bytes(key, -static_cast<std::ptrdiff_t>(bytes));
+  }
+  void on_refused_free(stream_key const& key, std::size_t bytes) noexcept {
+    this->count_bytes(key, static_cast<std::ptrdiff_t>(bytes));
+  }
 };
 
 } // namespace detail
@@ -65,13 +82,15 @@ export class [[nodiscard]] waiting_mark {
 public:
   /// Tells the resource that the holder (the unit of work) waits; see scope::waiting_elsewhere.
   waiting_mark(services_handle where, holder& unit) noexcept : where_{where}, unit_{&unit} {
+    unit_->mark();
     if (where_.table->on_holder_event) where_.table->on_holder_event(where_.state, unit_, holder_event::waits);
   }
   waiting_mark(waiting_mark&& other) noexcept : where_{other.where_}, unit_{std::exchange(other.unit_, nullptr)} {}
   waiting_mark& operator=(waiting_mark&&) = delete;
   ~waiting_mark() {
-    if (unit_ && where_.table->on_holder_event)
-      where_.table->on_holder_event(where_.state, unit_, holder_event::resumes);
+    if (!unit_) return;
+    unit_->unmark();
+    if (where_.table->on_holder_event) where_.table->on_holder_event(where_.state, unit_, holder_event::resumes);
   }
 
 private:
@@ -84,11 +103,16 @@ private:
 /// begun can end and free its memory. While a request of a scope waits, the pool assumes that the scope frees nothing.
 /// So each part of the work that runs concurrently with other parts needs a scope of its own.
 ///
-/// The pool prevents deadlocks between scopes that wait. Work that with_retry runs can roll back: it can free its
-/// memory and run again later. If an older request waits, the pool looks at younger scopes that also wait and can roll
-/// back. If the memory of these younger scopes would satisfy the older request, their requests end with
-/// outcome::preempted: one after another, the youngest first. If waiting scopes hold all memory of the pool and none
-/// can roll back, the youngest request of a scope that holds memory ends with outcome::stalled.
+/// A scope over another scope is a part of its work. It has the age of the outer scope and is rolled back with it. A
+/// request of it is also one of the outer scope. While only the outer scope waits, the memory of the inner one counts
+/// as held by running work.
+///
+/// The pool prevents deadlocks between scopes that wait, here or at a limiting_adaptor or bin in front of the pool.
+/// Work that with_retry runs can roll back: it can free its memory and run again later. If an older request waits, the
+/// pool looks at younger scopes that also wait and can roll back. If the memory of these younger scopes would satisfy
+/// the older request, their requests end with outcome::preempted: one after another, the youngest first. If waiting
+/// scopes hold all memory of the pool and none can roll back, the youngest request of a scope that holds memory ends
+/// with outcome::stalled.
 ///
 /// Memory that was allocated without a scope counts as held by work that still runs. This assumption ends when no grant
 /// or free has happened for the pool's `stall_timeout`. Then a request ends as described above. If no waiting scope

@@ -102,7 +102,7 @@ private:
   friend class adaptor_state<counting_state, Upstream>;
   void on_granted(stream_key const&, void*, std::size_t bytes) noexcept { counters_.granted(bytes); }
   void on_free(stream_key const&, void*, std::size_t bytes) noexcept { counters_.freed(bytes); }
-  void on_refused_free(std::size_t bytes) noexcept { counters_.not_freed(bytes); }
+  void on_refused_free(stream_key const&, std::size_t bytes) noexcept { counters_.not_freed(bytes); }
 
   allocation_counters counters_;
 };

@@ -13,6 +13,7 @@ export class event;
 export class stream;
 export class allocation;
 namespace extend {
+export class holder;
 export class stream_key;
 export stream_key identify(stream_ref handle, device where);
 export stream_key identify(stream_ref handle);
@@ -100,6 +101,21 @@ public:
     key.for_chunk_ = true;
     return key;
   }
+  /// Returns the holder (a unit of work) that counts the bytes of this call as its own; null if none does.
+  inline holder* unit() const noexcept { return unit_; }
+  /// Returns a copy of this key for a call of `of`. If another holder counts the bytes already, the copy names that
+  /// one.
+  inline stream_key for_unit(holder& of) const noexcept {
+    auto key = *this;
+    if (!key.unit_) key.unit_ = &of;
+    return key;
+  }
+  /// Returns a copy of this key that names no holder, for calls of a resource on its own behalf.
+  inline stream_key for_no_unit() const noexcept {
+    auto key = *this;
+    key.unit_ = nullptr;
+    return key;
+  }
   /// Returns a key of the same stream for use after the current call, when the stream may have been destroyed.
   /// has_handle() of the returned key is true only if gpumem made or adopted the stream.
   stream_key by_identity() const noexcept;
@@ -151,6 +167,7 @@ private:
   bool may_wait_ = false;
   bool for_chunk_ = false;
   queueing queueing_ = queueing::none;
+  holder* unit_ = nullptr;
 };
 
 /// Identifies a stream for a resource on a device. A stream that gpumem made or adopted is known by its handle, without

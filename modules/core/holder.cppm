@@ -1,4 +1,4 @@
-// Holders: units of work that hold memory of a resource, and the order in which their requests are served.
+// Holders: units of work that hold memory, the resources in which they hold it, and their ages.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <string>
@@ -6,12 +6,23 @@ module;
 export module gpumem:holder;
 import :intrusive_list;
 import :std;
+import :stream;
 import :sync;
 
-namespace gpumem::extend {
+namespace gpumem {
 
-/// A unit of work that holds memory of one resource and may wait for more, such as the work of a gpumem::scope. If two
-/// holders have the same priority, the requests of the one that was made earlier go first. Any thread.
+namespace detail {
+export class deadlock_monitor;
+export class waiting_place;
+} // namespace detail
+
+namespace extend {
+
+/// A unit of work that holds memory and may wait for more, such as the work of a gpumem::scope. If two holders have the
+/// same priority, the requests of the one that was made earlier go first. Any thread.
+///
+/// A holder is *nested* if its memory passes through the scope of another holder, its parent. It is a part of the
+/// parent's work: it has the age of the parent, and while one of its requests waits, the parent waits too.
 export class holder {
 public:
   holder(holder const&) = delete;
@@ -26,94 +37,113 @@ public:
   /// Returns the next number of the counter of ages.
   static std::uint64_t next_age() noexcept;
 
-  /// Returns whether another holder also counts the bytes that this holder holds.
-  inline bool is_nested() const noexcept { return nested_; }
-  /// Sets that another holder also counts the bytes. Called before this holder is added to a list.
-  void set_nested() noexcept { nested_ = true; }
+  /// Returns the parent; null if this holder is not nested.
+  inline holder* parent() const noexcept { return parent_; }
+  /// Makes `of` the parent, unless there is one already. Called during holder_event::begins. The parent must live as
+  /// long as this holder.
+  void set_parent(holder& of) noexcept;
+  /// Returns whether this holder is `work` or nested in it.
+  bool is_part_of(holder const& work) const noexcept;
+  /// Returns the holder of the whole work: the last parent.
+  holder const& whole() const noexcept;
 
-  /// Returns the requested bytes that the holder was granted and has not freed yet.
-  inline std::size_t held() const noexcept { return held_.load(std::memory_order_relaxed); }
+  /// Returns the requested bytes that the holder was granted and has not freed yet, with those of nested holders.
+  inline std::size_t held() const noexcept { return own_.load(std::memory_order_relaxed) + nested(); }
+  /// Returns those bytes of held() that nested holders hold.
+  inline std::size_t nested() const noexcept { return nested_.load(std::memory_order_relaxed); }
 
   /// Returns whether the holder's work can be rolled back: undone, so that it frees its memory, and begun again. If so,
-  /// a waiting request of the holder can be preempted: it ends with outcome::preempted, in favour of older work.
+  /// waiting requests of the holder and of those nested in it can be preempted: they end with outcome::preempted, in
+  /// favour of older work.
   inline bool may_roll_back() const noexcept { return rollbacks_.load(std::memory_order_relaxed) > 0; }
   /// Allows rollback, until forbid_rollback() has taken back each allow_rollback().
   void allow_rollback() noexcept { rollbacks_.fetch_add(1, std::memory_order_relaxed); }
   /// Takes back one allow_rollback().
   void forbid_rollback() noexcept { rollbacks_.fetch_sub(1, std::memory_order_relaxed); }
-  /// Notes that a request of the holder for `bytes` ends with outcome::preempted. Returns the bytes that the holder
-  /// holds. This function and end_giving_way() are called under the lock of the holder's resource.
-  std::size_t preempt(std::size_t bytes) noexcept {
-    giving_ = held();
-    need_.store(giving_ + bytes, std::memory_order_relaxed);
-    return giving_;
-  }
-  /// Returns whether the holder was preempted and its work has not been rolled back yet.
+  /// Returns the smallest work with this holder that can be rolled back: the holder, or a parent. Null if there is
+  /// none.
+  holder* rolls_back_with() noexcept;
+  /// Notes that a request of the work for `bytes` ends with outcome::preempted. Called under the lock of the monitor.
+  void preempt(std::size_t bytes) noexcept;
+  /// Returns whether the work was preempted and has not been rolled back yet.
   inline bool gives_way() const noexcept { return need_.load(std::memory_order_relaxed) > 0; }
-  /// Called after the rollback: returns the bytes that the last preempt() returned. Further calls return 0, until the
-  /// next preempt().
-  std::size_t end_giving_way() noexcept { return std::exchange(giving_, 0); }
-  /// Returns the bytes that the holder held at the last preempt(), plus those for which the preempted request asked.
-  /// Afterwards gives_way() returns false. Further calls return 0, until the next preempt().
+  /// Returns the holder itself or a parent, whichever gives way; null if none does.
+  holder* gives_way_with() noexcept;
+  /// Called after the rollback: returns the bytes that the holder held when it was preempted, plus those of its
+  /// largest preempted request. Afterwards gives_way() returns false. Further calls return 0, until the next preempt().
   std::size_t take_need() noexcept { return need_.exchange(0, std::memory_order_relaxed); }
+
+  /// Notes that the holder begins to wait for something other than memory. Each mark() needs one unmark().
+  void mark() noexcept;
+  /// Takes back one mark().
+  void unmark() noexcept;
+  /// Returns whether the holder waits for something other than memory.
+  inline bool is_marked() const noexcept { return marks_.load(std::memory_order_relaxed) > 0; }
+  /// Returns whether any holder of the process waits for something other than memory.
+  static bool any_marked() noexcept;
+
+  /// Called during holder_event::begins by a resource in which requests can wait: the memory of this holder lies there.
+  void add_place(detail::waiting_place& at) noexcept;
+  /// Called during holder_event::begins by a resource that sends each request to one of several others, its branches.
+  /// Calls `f(number)` for each branch; `f` passes the event on to it. The holder then has a count of bytes for each
+  /// branch, which the resource changes by count_at().
+  template <class F> void begin_branches(void const* router, std::size_t count, F f) noexcept {
+    auto* const outer = counted_;
+    auto* const made = add_branches(router, count);
+    for (std::size_t i = 0; made && i < count; ++i) {
+      counted_ = &made[i];
+      f(i);
+    }
+    counted_ = outer;
+  }
+  /// Adds to the bytes that the holder has in a branch. Does nothing if the branch was added after the holder began.
+  /// `change` is added after the branch has allocated, and subtracted before it frees.
+  void count_at(void const* router, std::size_t branch, std::ptrdiff_t change) noexcept;
 
 protected:
   /// `name` appears in reports.
   holder(std::string name, int priority) noexcept : name_{std::move(name)}, priority_{priority}, age_{next_age()} {}
   ~holder() = default;
 
-  // The resource counts bytes as live before add() counts them, and stops counting them only after remove(). So held()
-  // never exceeds the live bytes.
-  void add(std::size_t bytes) noexcept { held_.fetch_add(bytes, std::memory_order_relaxed); }
-  void remove(std::size_t bytes) noexcept { held_.fetch_sub(bytes, std::memory_order_relaxed); }
+  /// Adds to the bytes that the holder has. `key` is that of the call: it names the holder that counts the bytes as its
+  /// own, and for all others they are bytes of a nested holder. A resource counts bytes as live before a holder does,
+  /// and stops after it. So no resource has fewer live bytes than its holders count.
+  void count_bytes(stream_key const& key, std::ptrdiff_t change) noexcept {
+    (key.unit() == this ? own_ : nested_).fetch_add(static_cast<std::size_t>(change), std::memory_order_relaxed);
+  }
 
 private:
-  friend class holder_list;
+  friend class detail::deadlock_monitor;
   friend class detail::intrusive_list<holder>;
+  using counter = std::atomic<std::size_t>;
+  struct place {
+    detail::waiting_place* at;
+    counter const* bytes;
+  };
+  struct branches {
+    void const* router;
+    std::size_t count;
+    std::unique_ptr<counter[]> bytes;
+  };
+  counter* add_branches(void const* router, std::size_t count) noexcept;
+
   std::string const name_;
   int const priority_;
-  std::uint64_t const age_;
-  bool nested_ = false;
-  std::atomic<std::size_t> held_{0};
-  std::atomic<int> rollbacks_{0};
+  std::uint64_t age_;
+  holder* parent_ = nullptr;
+  counter own_{0}, nested_{0};
+  counter const* counted_ = &own_; // the bytes at the places that are added now
+  std::vector<place> places_;      // written only during holder_event::begins
+  std::vector<branches> branches_; // written only during holder_event::begins
+  bool incomplete_ = false;        // the host had no memory for all places
+  std::atomic<int> rollbacks_{0}, marks_{0};
   std::atomic<std::size_t> need_{0};
-  std::size_t giving_ = 0;
-  unsigned marks_ = 0; // mark() calls that were not taken back; see holder_list
+
+  // Guarded by the lock of the deadlock_monitor.
+  bool parked_ = false; // a request of the holder or of a nested one is parked
   detail::list_links<holder> links_;
 };
 
-/// The holders of a resource, guarded by the list's own lock. A holder that waits for something other than memory is
-/// marked. The caller of mark() and unmark() holds the lock of the resource.
-export class holder_list {
-public:
-  /// Adds a holder, without a mark.
-  void add(holder& item) noexcept;
-  /// Removes a holder, which must be in the list.
-  void remove(holder& item) noexcept;
-  /// Marks a holder, which must be in the list. Each mark() needs one unmark().
-  void mark(holder& item) noexcept;
-  /// Takes back one mark().
-  void unmark(holder& item) noexcept;
-  /// Returns whether the holder is marked. Called under the lock of the resource.
-  static inline bool is_marked(holder const& item) noexcept { return item.marks_ > 0; }
-  /// Returns whether the list has a marked holder. Called under the lock of the resource.
-  inline bool has_marked() const noexcept { return marked_ > 0; }
-  /// Calls `f(holder)` for each holder, under the lock of the list.
-  template <class F> void visit(F f) {
-    sync::spin_lock const held{mutex_};
-    for (auto const* at = items_.first(); at; at = at->links_.next) f(*at);
-  }
-  /// Calls `f(holder)` for each marked holder, under the lock of the list.
-  template <class F> void visit_marked(F f) {
-    sync::spin_lock const held{mutex_};
-    for (auto const* at = items_.first(); at && is_marked(*at); at = at->links_.next) f(*at);
-  }
+} // namespace extend
 
-private:
-  sync::spin_mutex mutex_;
-  // Marked holders come before all others.
-  detail::intrusive_list<holder> items_ __attribute__((guarded_by(mutex_)));
-  std::size_t marked_ = 0; // written under both locks, so the lock of the resource is enough to read it
-};
-
-} // namespace gpumem::extend
+} // namespace gpumem

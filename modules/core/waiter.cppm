@@ -23,6 +23,9 @@ public:
   /// Called if the request ends without memory. Not called if the request is withdrawn: the adaptor then gets the call
   /// of cancel_waiter() itself.
   virtual void on_refusal(waiter&) noexcept {}
+  /// Returns the place that counts bytes for a request that has passed this adaptor and waits at the upstream. Returns
+  /// null if the adaptor counts no such bytes.
+  virtual detail::waiting_place* place() noexcept { return nullptr; }
 
 protected:
   ~grant_hook() = default;
@@ -48,6 +51,10 @@ public:
   inline class holder* holder() const noexcept { return holder_; }
   /// Sets the holder and takes its priority. Does nothing if the request has a holder already.
   void set_holder(class holder& of) noexcept;
+  /// Returns the key of a part for calls of resources: that of its stream, with the request's holder.
+  friend inline stream_key key_of(waiter const& item, request_part const& part) noexcept {
+    return item.holder_ ? part.stream.for_unit(*item.holder_) : part.stream;
+  }
   /// Returns a number that the resource keeps with the waiter, such as its count of frees at the waiter's last attempt.
   /// It is 0 at first. The resource holds its lock.
   inline std::uint64_t seen_changes() const noexcept { return seen_changes_; }
@@ -82,6 +89,14 @@ public:
   void mark_passed(grant_hook const& by) noexcept;
   /// Takes mark_passed() back. Returns false if the request has not passed the adaptor.
   bool clear_passed(grant_hook const& by) noexcept;
+
+  /// Calls `f(hook)` for the hook of each adaptor that the request has passed. The caller holds the lock of the
+  /// resource in which the request waits.
+  template <class F> void visit_passed(F f) const noexcept {
+    for (auto* at = first_passage_.load(std::memory_order_acquire); at; at = at->next.load(std::memory_order_acquire)) {
+      if (at->passed.load(std::memory_order_relaxed)) f(*at->hook);
+    }
+  }
 
   /// Returns whether a stop or the deadline has cancelled the request. A resource calls this under its lock before it
   /// parks the waiter. If the request was cancelled, the resource answers with refusal() instead.
@@ -118,6 +133,7 @@ protected:
 private:
   friend class waiter_list;
   friend class woken_waiters;
+  friend class ended_waiters;
   friend class detail::intrusive_list<waiter>;
 
   // A request keeps one passage for each adaptor, from the first call of add_hook() until the request ends.
@@ -179,6 +195,26 @@ private:
   waiter** end_ = &first_;
 };
 
+/// Waiters that a resource has unlinked because they end without memory. The destructor refuses them, without a lock:
+/// so declare this object before the locks.
+export class ended_waiters {
+public:
+  /// Each waiter ends with this outcome.
+  explicit ended_waiters(outcome why) noexcept : why_{why} {}
+  ended_waiters(ended_waiters const&) = delete;
+  ended_waiters& operator=(ended_waiters const&) = delete;
+  ~ended_waiters();
+  /// Adds a waiter.
+  void add(waiter& item) noexcept;
+  /// Returns whether no waiter was added.
+  inline bool empty() const noexcept { return first_ == nullptr; }
+
+private:
+  outcome const why_;
+  waiter* first_ = nullptr;
+  waiter** end_ = &first_;
+};
+
 /// Statistics of the requests that are parked in a waiter_list.
 export struct waiting_statistics {
   std::uint64_t requests = 0; ///< number of parked requests
@@ -214,28 +250,6 @@ public:
   inline bool empty() const noexcept { return items_.empty(); }
   /// Returns the statistics. Time grows with the number of parked requests.
   waiting_statistics read_statistics() const noexcept;
-  /// Returns the bytes that the holders of parked requests hold, each holder counted once. Leaves out each holder for
-  /// which `is_counted` returns true: the caller adds its bytes itself. Time grows with the number of parked requests.
-  template <class Counted> std::size_t held_by_parked(Counted is_counted) const noexcept {
-    std::size_t sum = 0;
-    holder const* last = nullptr; // the requests of a holder are neighbours
-    for (auto const* at = items_.first(); at; at = at->links_.next) {
-      if (at->holder_ && at->holder_ != last && !is_counted(*at->holder_)) sum += at->holder_->held();
-      last = at->holder_;
-    }
-    return sum;
-  }
-  /// Parked requests without a turn whose holders could give memory to an older request. These holders hold memory and
-  /// can roll their work back, but have not been asked to.
-  struct yielding {
-    waiter* last = nullptr; ///< the last of these requests; null if there is none
-    std::size_t held = 0;   ///< bytes that their holders hold
-  };
-  /// Returns such requests among those that come after `first` in the list. Requests of the holder of `first` are left
-  /// out.
-  yielding find_yielding(waiter const& first) const noexcept;
-  /// Returns the last request whose holder holds memory; null if there is none.
-  waiter* last_with_memory() const noexcept;
   /// Returns whether a request of a holder is parked.
   inline bool has_holders() const noexcept { return of_holders_ > 0; }
 
@@ -245,6 +259,12 @@ public:
   static inline bool has_turn(waiter const& item) noexcept { return item.turn_ > 0; }
   /// Returns the bytes that are set aside for the waiter; 0 if it has no turn.
   static inline std::size_t bytes_aside(waiter const& item) noexcept { return item.turn_; }
+  /// Returns the age of the waiter, which is parked: that of its holder, or a later number if it has none.
+  static inline std::uint64_t age_of(waiter const& item) noexcept { return item.age_; }
+  /// Returns whether `one` goes before `other` because of its priority and age.
+  static bool goes_first(waiter const& one, waiter const& other) noexcept;
+  /// Returns a number that grows with each change of the list and of turns.
+  inline std::uint64_t changes() const noexcept { return changes_; }
   /// Returns the time at which the waiter was parked.
   static inline sync::time_point waits_since(waiter const& item) noexcept { return item.parked_since_; }
   /// Returns the first request without a turn; null if there is none.
@@ -280,7 +300,6 @@ public:
   void count_overtaking(waiter const* by = nullptr) noexcept;
 
 private:
-  static bool goes_first(waiter const& one, waiter const& other) noexcept;
   static std::uint64_t height(waiter const& item) noexcept;
   waiter* insert_into_tree(waiter& item) noexcept;
   void remove_from_tree(waiter& item) noexcept;
@@ -295,6 +314,7 @@ private:
   std::uint64_t comparisons_ = 0;
   waiter* first_waiting_ = nullptr;
   std::size_t of_holders_ = 0;
+  std::uint64_t changes_ = 0;
   std::uint64_t turns_ = 0;
   std::size_t exclusive_ = 0;
   std::size_t blocked_ = 0; // requests without a turn that have been overtaken max_overtakes_ times

@@ -34,7 +34,8 @@ public:
   ~rollback_permission() {
     work_.forbid_rollback();
     need_ = work_.take_need();
-    if (need_ > 0) from_.table->on_holder_event(from_.state, &work_, holder_event::rolled_back);
+    if (need_ > 0 && from_.table->on_holder_event)
+      from_.table->on_holder_event(from_.state, &work_, holder_event::rolled_back);
   }
 
 private:

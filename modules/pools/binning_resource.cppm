@@ -12,6 +12,7 @@ import :error;
 import :fixed_size_resource;
 import :forwarding_base;
 import :holder;
+import :misuse;
 import :pointer_set;
 import :resource;
 import :services;
@@ -44,7 +45,10 @@ public:
   // Allocates a block, and counts it as live in the binning_resource.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
+    auto const refused = refused_calls;
+    count_bytes(key, -static_cast<std::ptrdiff_t>(bytes));
     calls_.deallocate(key, pointer, bytes, alignment);
+    if (refused_calls != refused) count_bytes(key, static_cast<std::ptrdiff_t>(bytes)); // the block is still live
   }
   // Returns whether the block came from this bin, and takes its record if so. The caller asks the bins by size until
   // one returns true. A bin that records no blocks takes every block that comes that far.
@@ -55,7 +59,12 @@ public:
   void put_back(pointer_set::record taken) noexcept { given_.put_back(std::move(taken)); }
   // Called if the bin was added before the first request.
   void set_early() noexcept { late_.store(false, std::memory_order_release); }
-  void set_owner(shared_state& owner) noexcept { owner_ = &owner; }
+  // `index`: the number of bins that were added before.
+  void set_owner(shared_state& owner, std::size_t index) noexcept {
+    owner_ = &owner;
+    index_ = index;
+  }
+  std::size_t index() const noexcept { return index_; }
   services_handle const& services() const noexcept { return calls_.get(); }
   // Returns whether the chunks of this bin are blocks of the upstream.
   bool is_inside() const noexcept { return inside_; }
@@ -73,12 +82,17 @@ protected:
 private:
   void on_grant(waiter const& item, request_part const& part) noexcept override;
   void on_refusal(waiter& item) noexcept override;
+  // Changes the bytes that the holder (the unit of work) of the call has in this bin.
+  void count_bytes(stream_key const& key, std::ptrdiff_t change) noexcept {
+    if (auto* const unit = key.unit()) unit->count_at(owner_, index_, change);
+  }
 
   aligned_services calls_;
   bool const inside_;
   shared_state* owner_ = nullptr; // counts the live blocks
-  std::atomic<bool> late_{true};  // added after the first request: other bins may have live blocks of its sizes
-  pointer_set given_;             // the live blocks of a late bin
+  std::size_t index_ = 0;
+  std::atomic<bool> late_{true}; // added after the first request: other bins may have live blocks of its sizes
+  pointer_set given_;            // the live blocks of a late bin
 };
 
 template <class R> class held_bin final : public bin {

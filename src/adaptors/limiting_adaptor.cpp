@@ -11,12 +11,15 @@ module;
 #include <stdexcept>
 module gpumem:limiting_adaptor.impl;
 import :limiting_adaptor;
+import :deadlock_monitor;
 import :error;
 import :fork;
+import :holder;
 import :services;
 import :stream;
 import :sync;
 import :waiter;
+import :waiting_place;
 
 namespace gpumem::detail {
 namespace {
@@ -35,7 +38,11 @@ expected<void*, failure> refused(waiter const& item, outcome why) noexcept {
 } // namespace
 
 limiter::limiter(limiting_options const& options)
-    : queue_{options.max_overtakes}, limit_{checked_limit(options.limit)} {}
+    : queue_{options.max_overtakes}, limit_{checked_limit(options.limit)} {
+  deadlock_monitor::get().add(*this);
+}
+
+limiter::~limiter() { deadlock_monitor::get().remove(*this); }
 
 void limiter::set_limit(std::size_t bytes) {
   checked_limit(bytes);
@@ -90,6 +97,7 @@ void limiter::leave(std::size_t bytes) noexcept {
   sync::spin_lock const held{mutex_};
   in_use_ -= bytes;
   wake_next(woken);
+  schedule_look();
 }
 
 void limiter::end_use(std::size_t bytes) noexcept {
@@ -98,6 +106,7 @@ void limiter::end_use(std::size_t bytes) noexcept {
   in_use_ -= bytes;
   ++frees_;
   wake_next(woken);
+  schedule_look();
 }
 
 // Returns why a request of this size must fail, even if other blocks are freed; none if it can still be granted.
@@ -151,6 +160,7 @@ limiter::turn limiter::begin(waiter& item, bool upstream_waits, later& calls) no
     if (!queue_.park(item)) return {waiting::answered};
     if (!first || !fits(size_of(item))) {
       wake_next(calls.woken);
+      schedule_look();
       return {waiting::parked};
     }
     queue_.give_turn(item, size_of(item));
@@ -161,6 +171,7 @@ limiter::turn limiter::begin(waiter& item, bool upstream_waits, later& calls) no
   queue_.remove(item);
   in_use_ += item.bytes();
   item.mark_passed(*this);
+  schedule_look();
   return {waiting::passed};
 }
 
@@ -186,6 +197,7 @@ limiter::turn limiter::wait_again(waiter& item, later& calls) noexcept {
   if (item.cancelled()) return end(item, refused(item, item.refusal()), calls);
   queue_.end_turn(item, fits(size_of(item), waiter_list::bytes_aside(item)));
   wake_next(calls.woken);
+  schedule_look();
   return {waiting::parked};
 }
 
@@ -194,6 +206,7 @@ limiter::turn limiter::end(waiter& item, expected<void*, failure> const& result,
   queue_.remove(item);
   if (result && *result) in_use_ += item.bytes(); // *result is null if the request asked only for a turn
   wake_next(calls.woken);
+  schedule_look();
   calls.answer.emplace(result);
   return {waiting::answered};
 }
@@ -233,6 +246,7 @@ std::optional<bool> limiter::take_back(waiter& item) noexcept {
   if (!waiter_list::holds(item) || (waiter_list::has_turn(item) && !item.is_being_destroyed())) return false;
   queue_.remove(item);
   wake_next(woken);
+  schedule_look();
   return true;
 }
 
@@ -241,6 +255,36 @@ void limiter::on_refusal(waiter& item) noexcept {
   sync::spin_lock const held{mutex_};
   if (!item.clear_passed(*this)) return;
   in_use_ -= item.bytes();
+  wake_next(woken);
+  schedule_look();
+}
+
+void limiter::note_holder_event(holder& unit, holder_event what) noexcept {
+  if (forked() || what == holder_event::ends) return;
+  if (what == holder_event::begins) return unit.add_place(*this);
+  sync::spin_lock const held{mutex_};
+  schedule_look();
+}
+
+// Makes the library thread look for work that waits for ever, if there may be such work.
+void limiter::schedule_look() noexcept {
+  bool const waits = queue_.next_waiting() && (queue_.has_holders() || holder::any_marked());
+  if (waits && queue_.set_aside() == 0) deadlock_monitor::get().schedule();
+}
+
+void limiter::show(visitor& to) noexcept {
+  sync::spin_lock const held{mutex_};
+  auto const* const first = queue_.next_waiting();
+  if (!first) return;
+  place_state now{queue_, in_use_, limit_ - std::min(limit_, in_use_ + queue_.set_aside()), size_of(*first)};
+  now.fits = fits(size_of(*first));
+  now.may_go_on = now.fits && first->seen_changes() != frees_;
+  to.see(now);
+}
+
+void limiter::end_wait(waiter& item, woken_waiters& woken) noexcept {
+  mutex_.assert_held();
+  queue_.remove(item);
   wake_next(woken);
 }
 

@@ -19,8 +19,8 @@ import :sync;
 
 namespace gpumem {
 
-// Keeps the first holder (unit of work that holds memory): that of the outermost scope, which also counts the bytes of
-// inner scopes. A request that asks again writes nothing here, since other threads may be reading the holder.
+// Keeps the first holder (unit of work that holds memory): that of the outermost scope, which counts the bytes as its
+// own. A request that asks again writes nothing here, since other threads may be reading the holder.
 void waiter::set_holder(class holder& of) noexcept {
   if (holder_) return;
   holder_ = &of;
@@ -140,26 +140,6 @@ bool waiter_list::remove(waiter& item) noexcept {
   return true;
 }
 
-waiter_list::yielding waiter_list::find_yielding(waiter const& first) const noexcept {
-  yielding found;
-  holder const* counted = nullptr; // the holder whose bytes were added last; its requests are neighbours in the list
-  for (auto* at = items_.last(); at && at != &first; at = at->links_.previous) {
-    auto const* const of = at->holder_;
-    if (!of || of == first.holder_ || has_turn(*at) || of->held() == 0) continue;
-    if (!of->may_roll_back() || of->gives_way()) continue;
-    if (!found.last) found.last = at;
-    if (of != counted) found.held += of->held();
-    counted = of;
-  }
-  return found;
-}
-
-waiter* waiter_list::last_with_memory() const noexcept {
-  auto* at = items_.last();
-  while (at && (!at->holder_ || at->holder_->held() == 0)) at = at->links_.previous;
-  return at;
-}
-
 waiting_statistics waiter_list::read_statistics() const noexcept {
   waiting_statistics sum;
   auto const now = sync::now();
@@ -181,6 +161,7 @@ void waiter_list::give_turn(waiter& item, std::size_t bytes) noexcept {
 }
 
 void waiter_list::take_turn_from(waiter& item) noexcept {
+  ++changes_;
   set_aside_ -= std::exchange(item.turn_, 0);
   exclusive_ -= std::exchange(item.exclusive_, false);
 }
@@ -257,12 +238,14 @@ void waiter_list::remove_from_tree(waiter& item) noexcept {
 }
 
 void waiter_list::add_waiting(waiter& item) noexcept {
+  ++changes_;
   if (!first_waiting_ || goes_first(item, *first_waiting_)) first_waiting_ = &item;
   blocked_ += item.overtaken_ >= max_overtakes_;
   waiting_bytes_ += item.bytes();
 }
 
 void waiter_list::remove_waiting(waiter& item) noexcept {
+  ++changes_;
   blocked_ -= item.overtaken_ >= max_overtakes_;
   waiting_bytes_ -= item.bytes();
   if (first_waiting_ != &item) return;
@@ -280,6 +263,20 @@ woken_waiters::~woken_waiters() {
   while (auto* const item = first_) {
     first_ = item->next_woken_;
     item->wake();
+  }
+}
+
+void ended_waiters::add(waiter& item) noexcept {
+  item.next_woken_ = nullptr;
+  *end_ = &item;
+  end_ = &item.next_woken_;
+}
+
+// A waiter may be destroyed as soon as refuse() is called, so the next one is read first.
+ended_waiters::~ended_waiters() {
+  while (auto* const item = first_) {
+    first_ = item->next_woken_;
+    item->refuse(failure{why_, 0, item->bytes()});
   }
 }
 

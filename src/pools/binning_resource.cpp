@@ -55,6 +55,7 @@ std::size_t blocks_of(waiter& item) noexcept {
 expected<void*, failure> bin::try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
   auto const result = calls_.try_allocate(key, bytes, alignment);
   if (!result) return result;
+  count_bytes(key, static_cast<std::ptrdiff_t>(bytes));
   if (late_.load(std::memory_order_acquire) && !given_.insert(*result)) {
     deallocate(key, *result, bytes, alignment);
     return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
@@ -63,7 +64,8 @@ expected<void*, failure> bin::try_allocate(stream_key const& key, std::size_t by
   return result;
 }
 
-void bin::on_grant(waiter const&, request_part const& part) noexcept {
+void bin::on_grant(waiter const& item, request_part const& part) noexcept {
+  count_bytes(key_of(item, part), static_cast<std::ptrdiff_t>(part.bytes));
   given_.insert_prepared(part.pointer);
   owner_->add_live();
 }
@@ -90,7 +92,7 @@ bool bin::cancel(waiter& item) noexcept {
 }
 
 binning_state::binning_state(std::unique_ptr<bin> upstream) : device_{device_of(upstream->services())} {
-  upstream->set_owner(*this);
+  upstream->set_owner(*this, 0);
   upstream->set_early();
   tables_.push_back(std::make_unique<bin_table const>(bin_table{upstream.get()}));
   bins_.push_back(std::move(upstream));
@@ -115,7 +117,7 @@ void binning_state::add(std::unique_ptr<bin> added) {
   if ((*place)->size == added->size)
     throw std::invalid_argument{"gpumem: the binning_resource has a bin of this size already"};
   next.insert(place, added.get());
-  added->set_owner(*this);
+  added->set_owner(*this, bins_.size());
   auto made = std::make_unique<bin_table const>(std::move(next));
   bins_.reserve(bins_.size() + 1);
   tables_.push_back(std::move(made));
@@ -165,12 +167,14 @@ bool binning_state::admit(waiter& item) noexcept {
   auto* const in = bin_for(item);
   if (in && in->services().table->admit) return in->admit(item);
   item.complete(item.allocate_parts(
-      [this](request_part const& one) -> expected<void*, failure> {
-        auto const key = one.stream.queueing_as(queueing::none);
+      [this, &item](request_part const& one) -> expected<void*, failure> {
+        auto const key = key_of(item, one).queueing_as(queueing::none);
         if (auto const checked = checked_request(key, where(), one.bytes, one.alignment); !checked) return checked;
         return bin_for(one.bytes).try_allocate(key, one.bytes, one.alignment);
       },
-      [this](request_part const& one) { deallocate(one.stream, one.pointer, one.bytes, one.alignment); }));
+      [this, &item](request_part const& one) {
+        deallocate(key_of(item, one), one.pointer, one.bytes, one.alignment);
+      }));
   return false;
 }
 
@@ -188,11 +192,20 @@ bool binning_state::is_too_large(waiter& item) noexcept {
   return in->services().table->is_too_large(in->services().state, &item);
 }
 
+// A holder counts its bytes in each bin, so that each bin's resource knows whose memory it is.
 void binning_state::on_holder_event(holder& unit, holder_event what) noexcept {
-  for (auto* const each : table()) {
-    auto const& services = each->services();
+  auto const& all = table();
+  auto const tell = [&](bin const& each) {
+    auto const& services = each.services();
     if (services.table->on_holder_event) services.table->on_holder_event(services.state, &unit, what);
+  };
+  if (what != holder_event::begins) {
+    for (auto* const each : all) tell(*each);
+    return;
   }
+  unit.begin_branches(static_cast<shared_state*>(this), all.size(), [&](std::size_t index) {
+    tell(**std::ranges::find(all, index, [](bin const* each) { return each->index(); }));
+  });
 }
 
 bool binning_state::serves_stream(stream_key const& key) const noexcept {

@@ -30,7 +30,7 @@ statistics pool_state::read_statistics() {
 }
 
 std::string pool_state::describe_waiting() {
-  return forked() ? std::string{} : engine_->requests().describe(read_statistics().live);
+  return forked() ? std::string{} : engine_->requests().describe(engine_->passes(), read_statistics().live);
 }
 
 std::string pool_state::describe_memory() { return forked() ? std::string{} : engine_->describe_memory(); }

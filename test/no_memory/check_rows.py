@@ -21,7 +21,7 @@ NO_ROW = {
         extend::reporting_state extend::stoppable_token extend::trimmable_state
         extend::waiting_state""",
     "a part of a request that waits, which the rows of acquire and of scope use": """
-        extend::grant_hook extend::holder extend::holder_list extend::waiter extend::waiter_list extend::woken_waiters
+        extend::ended_waiters extend::grant_hook extend::holder extend::waiter extend::waiter_list extend::woken_waiters
         extend::work_item extend::work_queue""",
     "not tried yet: an end that follows a begin without memory": """
         gpumem_torch_begin_allocate_to_pool gpumem_torch_end_allocate_to_pool""",

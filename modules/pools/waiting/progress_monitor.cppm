@@ -3,27 +3,26 @@
 module;
 #include <cstdint>
 export module gpumem:progress_monitor;
-import :holder;
 import :pool_parts;
 import :pressure_list;
 import :shard_roles;
 import :stall_detector;
 import :std;
 import :waiter;
+import :waiting_place;
 import :waiting_requests;
 
 namespace gpumem::detail {
 
-/// Watches the units of work that hold memory (holders) while requests wait for it. The library thread makes passes
-/// over the pool. This class decides whether a pass polls events, calls functions that free memory, or ends a request
-/// so that others go on. Guarded by the locks of all shards, the parts of the pool.
+/// Decides what the library thread does for requests that wait. The thread makes passes over the pool. A pass polls
+/// events, calls functions that free memory, or makes the deadlock_monitor look for requests that must end. Guarded by
+/// the locks of all shards, the parts of the pool.
 export class progress_monitor {
 public:
   /// Keeps references to both arguments.
-  progress_monitor(pool_parts& parts, waiting_requests const& waiting) noexcept
+  progress_monitor(pool_parts& parts, waiting_requests& waiting) noexcept
       : stall{parts.options.stall_timeout}, parts_{parts}, waiting_{waiting} {}
 
-  holder_list holders;
   pressure_list pressure __attribute__((guarded_by(all_shards)));
   stall_detector stall __attribute__((guarded_by(all_shards)));
 
@@ -34,27 +33,22 @@ public:
   /// null if there is none. In a hardened pool, and while frees in a graph capture are still to be done, returns the
   /// first waiting request. While requests wait, only the library thread polls.
   [[clang::requires_capability(one_shard, all_shards)]] waiter* next_to_poll_for() const noexcept;
-  /// Returns the request that must end without memory so that other requests can go on; null if there is none.
-  [[clang::requires_capability(one_shard, all_shards)]] waiter* next_to_abort() noexcept;
+  /// Returns what the deadlock_monitor sees while `first`, the first request without a turn, waits.
+  [[clang::requires_capability(one_shard, all_shards)]] place_state state(waiter const& first) noexcept;
   /// Returns the bytes that waiting requests lack, beyond those that are free or could be reserved. If they lack none,
   /// the free bytes lie in pieces; then returns the bytes of the first request. Returns 0 if no request waits.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t wanted() const noexcept;
-  /// Returns whether it is possible that all memory is held by work that waits itself. Cheap, because this function
-  /// does not add up the bytes of each holder.
-  [[clang::requires_capability(one_shard, all_shards)]] bool may_stall() const noexcept;
+  /// If it is possible that all memory is held by work that waits itself, posts a pass, in which the deadlock_monitor
+  /// looks. Cheap, because this function does not add up the bytes of each holder.
+  [[clang::requires_capability(one_shard, all_shards)]] void schedule_look() noexcept;
+  /// Called before the deadlock_monitor looks.
+  [[clang::requires_capability(all_shards)]] void begin_look() noexcept { look_is_due_ = false; }
   /// Returns whether a pass of the library thread would have something to do.
   [[clang::requires_capability(one_shard, all_shards)]] bool needs_pass() noexcept;
   /// Posts a pass if the library thread has to poll, to call a pressure callback, or to look for a stall.
   [[clang::requires_capability(one_shard, all_shards)]] void schedule_poll() noexcept;
   /// Posts a pass for the time at which the waiting requests count as stalled.
   [[clang::requires_capability(one_shard, all_shards)]] void schedule_stall_check() noexcept;
-
-  /// Counts the bytes of a holder whose request was preempted: it ended so that the holder rolls back its work and
-  /// frees these bytes. subtract_preempted() is called after the rollback.
-  [[clang::requires_capability(all_shards)]] void add_preempted(std::size_t bytes) noexcept { preempted_ += bytes; }
-  [[clang::requires_capability(all_shards)]] void subtract_preempted(std::size_t bytes) noexcept {
-    preempted_ -= bytes;
-  }
 
 private:
   [[clang::requires_capability(one_shard, all_shards)]] bool is_work_pending() const noexcept;
@@ -64,8 +58,8 @@ private:
   }
 
   pool_parts& parts_;
-  waiting_requests const& waiting_;
-  std::size_t preempted_ __attribute__((guarded_by(all_shards))) = 0;
+  waiting_requests& waiting_;
+  bool look_is_due_ __attribute__((guarded_by(all_shards))) = false; // something has changed since the last look
   bool work_was_pending_ __attribute__((guarded_by(all_shards))) =
       false; // whether streams still used free memory at the last poll
 };

@@ -1,6 +1,7 @@
 // The library thread's work for requests that wait. That thread is the one of default_executor().
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:request_passes;
+import :deadlock_monitor;
 import :deferred_frees;
 import :holder;
 import :pool_parts;
@@ -8,18 +9,23 @@ import :pressure_call;
 import :progress_monitor;
 import :request_queue;
 import :std;
+import :waiter;
+import :waiting_place;
 import :waiting_requests;
 
 namespace gpumem::detail {
 
-/// Does what the progress_monitor decides: calls functions that free memory, ends requests so that others go on, and
-/// polls for work that has completed. Takes the locks of all shards, the parts of the pool.
-export class request_passes final : public pressure_call::observer {
+/// Does what the progress_monitor decides: calls functions that free memory, makes the deadlock_monitor look for
+/// requests that must end, and polls for work that has completed. Takes the locks of all shards, the parts of the pool.
+export class request_passes final : public pressure_call::observer, public waiting_place {
 public:
   /// Keeps references to all arguments.
-  request_passes(pool_parts& parts, deferred_frees& deferred, waiting_requests const& waiting,
-                 progress_monitor& monitor, request_queue& queue) noexcept
-      : parts_{parts}, deferred_{deferred}, waiting_{waiting}, monitor_{monitor}, queue_{queue} {}
+  request_passes(pool_parts& parts, deferred_frees& deferred, waiting_requests& waiting, progress_monitor& monitor,
+                 request_queue& queue) noexcept
+      : parts_{parts}, deferred_{deferred}, waiting_{waiting}, monitor_{monitor}, queue_{queue} {
+    deadlock_monitor::get().add(*this);
+  }
+  ~request_passes() { deadlock_monitor::get().remove(*this); }
 
   /// Called by the library thread in each of its passes over the pool.
   void run() noexcept;
@@ -30,14 +36,16 @@ public:
 
 private:
   void call_pressure() noexcept;
-  bool abort_one() noexcept; // ends one request; returns false if no request must end
+  void end_deadlocks() noexcept;
   void poll() noexcept;
+  void show(visitor& to) noexcept override;
+  void end_wait(waiter& item, woken_waiters& woken) noexcept override;
   std::size_t begin_pressure(pressure_call& call) noexcept override;
   void end_pressure(pressure_call& call, std::size_t freed) noexcept override;
 
   pool_parts& parts_;
   deferred_frees& deferred_;
-  waiting_requests const& waiting_;
+  waiting_requests& waiting_;
   progress_monitor& monitor_;
   request_queue& queue_;
 };

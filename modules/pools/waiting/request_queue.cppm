@@ -12,6 +12,7 @@ import :shard_frees;
 import :shard_roles;
 import :std;
 import :waiter;
+import :waiting_place;
 import :waiting_requests;
 
 namespace gpumem::detail {
@@ -55,9 +56,9 @@ public:
   /// Returns why a request that does not wait gets no memory while other requests wait; nullopt if it may overtake
   /// them.
   std::optional<outcome> refusal_at_admission(allocation_request const& request) noexcept;
-  /// Describes the waiting requests, and the memory that units of work (`scope`) hold, as text. `live`: the live bytes,
-  /// as users see them. Throws std::bad_alloc.
-  std::string describe(std::size_t live);
+  /// Describes the waiting requests, and the memory that units of work (`scope`) hold `here`, as text. `live`: the live
+  /// bytes, as users see them. Throws std::bad_alloc.
+  std::string describe(waiting_place const& here, std::size_t live);
   waiting_statistics read_statistics() noexcept;
 
   /// Gives turns to waiting requests as long as there could be memory for the next one. A request that can never be met

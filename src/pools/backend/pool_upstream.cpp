@@ -55,7 +55,8 @@ bool pool_upstream::orders_by(stream_key const& key) const noexcept {
 // queue behind them.
 stream_key pool_upstream::key_for(stream_key const& stream) const noexcept {
   bool const by_host = traits_.stream_ordered && traits_.host_accessible;
-  return (by_host ? stream_key::host().waiting(stream.may_wait()) : stream).queueing_as(queueing::none);
+  auto const key = by_host ? stream_key::host().waiting(stream.may_wait()) : stream;
+  return key.queueing_as(queueing::none).for_no_unit();
 }
 
 expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::size_t bytes) noexcept {
@@ -81,7 +82,7 @@ expected<void*, failure> pool_upstream::allocate_exact(stream_key const& stream,
 
 void pool_upstream::deallocate_exact(stream_key const& stream, void* pointer, std::size_t bytes,
                                      std::size_t alignment) noexcept {
-  calls_.deallocate(stream, pointer, bytes, alignment);
+  calls_.deallocate(stream.for_no_unit(), pointer, bytes, alignment);
 }
 
 } // namespace gpumem::detail

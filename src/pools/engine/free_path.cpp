@@ -114,7 +114,7 @@ free_result free_path::free_with_all_locks(free_call const& call) noexcept {
   finish_free(*freed, call, shard);
   if (parts_.caches.budget_exhausted()) frees_.flush_thread_caches();
   queue_.wake_next(woken);
-  if (monitor_.may_stall()) parts_.passes.schedule(); // now waiting work may hold all memory: look for a stall
+  monitor_.schedule_look(); // now waiting work may hold all memory
   return waiting_.is_pool_unused() ? free_result::last : free_result::done;
 }
 

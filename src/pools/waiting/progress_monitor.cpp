@@ -1,5 +1,5 @@
-// Decides for which waiting request the pool polls, which request ends without memory, and when the library thread
-// (gpumem's background thread) looks again.
+// Decides for which waiting request the pool polls, and when the library thread (gpumem's background thread) looks
+// again.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -19,6 +19,7 @@ import :reuse_rules;
 import :shard_list;
 import :stall_detector;
 import :waiter;
+import :waiting_place;
 import :waiting_requests;
 
 namespace gpumem::detail {
@@ -55,12 +56,14 @@ bool progress_monitor::needs_poll() noexcept {
          waiting_.change_count(*next) != next->seen_changes() || open;
 }
 
-bool progress_monitor::may_stall() const noexcept {
-  return parts_.requests.has_waiting() && waiting_.queue.set_aside() == 0 &&
-         (waiting_.queue.has_holders() || holders.has_marked());
+void progress_monitor::schedule_look() noexcept {
+  bool const waits = waiting_.queue.has_holders() || holder::any_marked();
+  if (!parts_.requests.has_waiting() || waiting_.queue.set_aside() > 0 || !waits) return;
+  look_is_due_ = true;
+  parts_.passes.schedule();
 }
 
-bool progress_monitor::needs_pass() noexcept { return needs_poll() || next_to_abort() || is_pressure_due(); }
+bool progress_monitor::needs_pass() noexcept { return needs_poll() || look_is_due_ || is_pressure_due(); }
 
 void progress_monitor::schedule_stall_check() noexcept {
   if (parts_.requests.has_waiting() && stall.enabled())
@@ -69,38 +72,22 @@ void progress_monitor::schedule_stall_check() noexcept {
 
 void progress_monitor::schedule_poll() noexcept {
   if (!parts_.requests.has_waiting()) return;
-  if (may_stall() || needs_poll() || is_pressure_due()) parts_.passes.schedule();
+  schedule_look();
+  if (needs_poll() || is_pressure_due()) parts_.passes.schedule();
   schedule_stall_check();
 }
 
-// Returns the request that must end without memory; null if there is none. If the first request lacks memory, requests
-// of younger work that can be rolled back are preempted: they end, and their work is rolled back. The youngest goes
-// first, until the first request has enough. Otherwise a request ends only if work that waits holds all memory, or if
-// the stall detector says so. This is wound-wait: Rosenkrantz, Stearns, Lewis, "System level concurrency control for
-// distributed database systems" (1978).
-waiter* progress_monitor::next_to_abort() noexcept {
-  auto const& queue = waiting_.queue;
-  auto* const first = queue.next_waiting();
-  if (!first || !parts_.requests.has_waiting() || waiting_.has_deferred_frees() || parts_.backend.growing() ||
-      parts_.backend.is_releasing() || pressure.pending())
-    return nullptr;
-  bool const fits = waiting_.fits(*first);
-  if (fits &&
-      (waiting_.change_count(*first) != first->seen_changes() || reuse_rules::may_complete(parts_.everywhere())))
-    return nullptr;
-  auto const yielding = queue.find_yielding(*first);
-  auto const headroom = waiting_.headroom();
-  // If enough bytes are free but the first request was refused, the free bytes lie in pieces and do not count.
-  auto const needed = waiting_.rounded(*first), coming = preempted_ + (fits ? 0 : headroom);
-  bool const enough = needed <= headroom + preempted_ + yielding.held;
-  if (yielding.last && needed > coming && enough) return yielding.last;
-  if (queue.set_aside() > 0) return nullptr;
-  auto held = queue.held_by_parked([](holder const& each) { return holder_list::is_marked(each); });
-  holders.visit_marked([&](holder const& each) { held += each.held(); });
-  if ((held == 0 || held != parts_.live_bytes()) && !stall.has_stalled(waiting_.frees_of_others())) return nullptr;
-  if (yielding.last) return yielding.last;
-  auto* const last = queue.last_with_memory();
-  return last ? last : first;
+// While a growth or a pressure callback (a function that frees memory) is in progress, or while a poll may find memory
+// for the first request, the request may go on without a free.
+place_state progress_monitor::state(waiter const& first) noexcept {
+  place_state now{waiting_.queue, parts_.live_bytes(), waiting_.headroom(), waiting_.rounded(first)};
+  now.fits = waiting_.fits(first);
+  bool const tries = now.fits && (waiting_.change_count(first) != first.seen_changes() ||
+                                  reuse_rules::may_complete(parts_.everywhere()));
+  now.may_go_on = tries || waiting_.has_deferred_frees() || parts_.backend.growing() || parts_.backend.is_releasing() ||
+                  pressure.pending();
+  now.has_stalled = stall.has_stalled(waiting_.frees_of_others());
+  return now;
 }
 
 // Returns the bytes that the waiting requests lack. If enough bytes are free for all requests, the bytes lie in pieces.

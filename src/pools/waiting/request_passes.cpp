@@ -7,8 +7,8 @@ module;
 module gpumem:request_passes.impl;
 import :request_passes;
 import :admission;
+import :deadlock_monitor;
 import :deferred_frees;
-import :error;
 import :holder;
 import :pass_timer;
 import :pool_options;
@@ -21,13 +21,14 @@ import :reuse_rules;
 import :shard_list;
 import :stall_detector;
 import :waiter;
+import :waiting_place;
 import :waiting_requests;
 
 namespace gpumem::detail {
 
 void request_passes::run() noexcept {
   call_pressure();
-  while (abort_one()) {}
+  end_deadlocks();
   poll();
 }
 
@@ -43,26 +44,26 @@ void request_passes::call_pressure() noexcept {
   }
 }
 
-// Ends one request so that other requests can go on. Returns false if none must end. The work whose request ended may
-// free memory, so the stall detector counts the end as progress.
-bool request_passes::abort_one() noexcept {
-  waiter* ended = nullptr;
-  auto why = outcome::stalled;
+void request_passes::end_deadlocks() noexcept {
   {
-    woken_waiters woken;
     all_shards_lock const held{parts_.shards};
-    ended = monitor_.next_to_abort();
-    if (!ended) return false;
-    auto* const work = ended->holder();
-    if (work && work->may_roll_back() && ended != waiting_.queue.next_waiting()) {
-      why = outcome::preempted;
-      monitor_.add_preempted(work->preempt(ended->bytes()));
-    }
-    monitor_.stall.count_grant();
-    queue_.remove(*ended, woken);
+    monitor_.begin_look();
+    if (!parts_.requests.has_waiting()) return;
   }
-  ended->refuse(failure{why, 0, ended->bytes()});
-  return true;
+  deadlock_monitor::get().look();
+}
+
+void request_passes::show(visitor& to) noexcept {
+  all_shards_lock const held{parts_.shards};
+  auto const* const first = waiting_.queue.next_waiting();
+  if (first && parts_.requests.has_waiting()) to.see(monitor_.state(*first));
+}
+
+// The work whose request ends may free memory, so the stall detector counts the end as progress.
+void request_passes::end_wait(waiter& item, woken_waiters& woken) noexcept {
+  assert_all_shards_held();
+  monitor_.stall.count_grant();
+  queue_.remove(item, woken);
 }
 
 // Polls, and gives a turn (the right to try again) to the next request that may succeed now. The pool counts changes,
@@ -91,12 +92,9 @@ void request_passes::poll() noexcept {
 }
 
 void request_passes::on_holder_event(holder& unit, holder_event what) noexcept {
-  if (what == holder_event::begins) return monitor_.holders.add(unit);
-  if (what == holder_event::ends) return monitor_.holders.remove(unit);
+  if (what == holder_event::begins) return unit.add_place(*this);
+  if (what == holder_event::ends) return;
   all_shards_lock const held{parts_.shards};
-  if (what == holder_event::waits) monitor_.holders.mark(unit);
-  if (what == holder_event::resumes) monitor_.holders.unmark(unit);
-  if (what == holder_event::rolled_back) monitor_.subtract_preempted(unit.end_giving_way());
   monitor_.schedule_poll();
 }
 

@@ -10,13 +10,14 @@ module;
 #include <vector>
 module gpumem:request_queue_report.impl;
 import :request_queue;
+import :deadlock_monitor;
 import :holder;
 import :pool_options;
 import :pool_parts;
-import :progress_monitor;
 import :shard_list;
 import :sync;
 import :waiter;
+import :waiting_place;
 import :waiting_requests;
 
 namespace gpumem::detail {
@@ -24,12 +25,13 @@ namespace {
 
 std::string bytes_text(std::size_t count) { return std::to_string(count) + " bytes"; }
 
-std::string holder_text(holder const& of, bool asks) {
-  auto text = "'" + of.name() + "' holds " + bytes_text(of.held());
-  if (of.is_nested()) text += ", which another scope counts as well";
+// `bytes`: those that the holder has in the pool as its own.
+std::string holder_text(holder& of, std::size_t bytes, bool asks) {
+  auto text = "'" + of.name() + "' holds " + bytes_text(bytes + of.nested());
+  if (of.parent()) text += ", which another scope counts as well";
   if (asks) text += "; it waits for memory";
-  if (holder_list::is_marked(of)) text += "; it waits for something else";
-  if (of.may_roll_back()) text += "; it can be rolled back";
+  if (of.is_marked()) text += "; it waits for something else";
+  if (of.rolls_back_with()) text += "; it can be rolled back";
   return text;
 }
 
@@ -48,23 +50,24 @@ waiting_statistics request_queue::read_statistics() noexcept {
   return waiting_.queue.read_statistics();
 }
 
-std::string request_queue::describe(std::size_t live) {
+std::string request_queue::describe(waiting_place const& here, std::size_t live) {
   auto const now = sync::now();
   std::vector<std::pair<std::size_t, std::string>> holding;
   std::vector<holder const*> asking;
   std::string waiting;
   std::size_t requests = 0, outside = live;
-  all_shards_lock const held{parts_.shards};
-  for (auto const* at = waiting_.queue.first(); at; at = waiter_list::after(*at)) {
-    ++requests;
-    waiting += "\ngpumem:   " + waiter_text(*at, now);
-    if (at->holder()) asking.push_back(at->holder());
+  {
+    all_shards_lock const held{parts_.shards};
+    for (auto const* at = waiting_.queue.first(); at; at = waiter_list::after(*at)) {
+      ++requests;
+      waiting += "\ngpumem:   " + waiter_text(*at, now);
+      for (auto const* unit = at->holder(); unit; unit = unit->parent()) asking.push_back(unit);
+    }
   }
-  monitor_.holders.visit([&](holder const& each) {
-    auto const bytes = each.held();
-    if (!each.is_nested()) outside -= std::min(outside, bytes);
+  deadlock_monitor::get().visit(here, [&](holder& each, std::size_t bytes) {
+    outside -= std::min(outside, bytes);
     bool const asks = std::ranges::find(asking, &each) != asking.end();
-    if (bytes > 0) holding.emplace_back(bytes, "\ngpumem:   " + holder_text(each, asks));
+    holding.emplace_back(bytes + each.nested(), "\ngpumem:   " + holder_text(each, bytes, asks));
   });
   std::ranges::sort(holding, std::greater{}, &std::pair<std::size_t, std::string>::first);
   auto text = "gpumem: " + parts_.options.name + ": " + std::to_string(requests) + " requests wait; " +

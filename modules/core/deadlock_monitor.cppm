@@ -1,0 +1,95 @@
+// deadlock_monitor: finds work that waits for ever, in all resources of the process, and ends a request of it.
+// SPDX-License-Identifier: Apache-2.0
+export module gpumem:deadlock_monitor;
+import :holder;
+import :intrusive_list;
+import :std;
+import :sync;
+import :timer;
+import :waiter;
+import :waiting_place;
+
+namespace gpumem::detail {
+
+/// Knows all holders (units of work that hold memory) and all places (resources in which requests wait) of the process.
+///
+/// A holder *waits* if a request of it is parked, or if it is marked as waiting for something else. A place is
+/// *blocked* if all bytes in use are held by holders that wait, and none of these can go on. So each of them is marked,
+/// or has a request at a blocked place. The blocked places are the largest set of which this is true. It is found by
+/// leaving out places until no other place has to be left out. If there are blocked places, their requests wait for
+/// ever, so the monitor ends one of them.
+///
+/// If the first request of a place lacks memory, requests of younger work that can be rolled back are preempted: they
+/// end, and their work is rolled back. The youngest goes first, until the first request has enough. This is wound-wait:
+/// Rosenkrantz, Stearns, Lewis, "System level concurrency control for distributed database systems" (1978).
+export class deadlock_monitor final : timer {
+public:
+  /// Returns the monitor of the process, which is never destroyed.
+  static deadlock_monitor& get() noexcept;
+
+  /// The caller of add() and remove() holds no lock of a place.
+  void add(waiting_place& at) noexcept;
+  void remove(waiting_place& at) noexcept;
+  void add(holder& unit) noexcept;
+  void remove(holder& unit) noexcept;
+
+  /// Ends requests until no request must end. Takes the locks of the places, one after the other.
+  void look() noexcept;
+  /// Makes the library thread call look() soon. The caller may hold the lock of a place.
+  void schedule() noexcept;
+
+  /// Calls `f(holder, bytes)` for each holder that has memory at the place, its own or that of nested holders, under
+  /// the lock of the monitor. `bytes` are its own.
+  template <class F> void visit(waiting_place const& at, F f) {
+    sync::lock const held{mutex_};
+    for (auto* each = holders_.first(); each; each = each->links_.next) {
+      auto const bytes = bytes_at(*each, at);
+      if (bytes > 0 || (each->nested() > 0 && is_at(*each, at))) f(*each, bytes);
+    }
+  }
+
+private:
+  // The requests that one call of end_some() ends, and those that got a turn. The destructor calls functions of users,
+  // so the object is declared before the lock.
+  struct ends {
+    ended_waiters preempted{outcome::preempted}, stalled{outcome::stalled};
+    woken_waiters woken;
+    bool any() const noexcept { return !preempted.empty() || !stalled.empty(); }
+  };
+  // Work that a request needs to be rolled back, and bytes at the request's place.
+  struct yielding {
+    holder* last = nullptr; // the youngest; null if there is none
+    std::size_t held = 0;   // bytes that all such work holds
+    std::size_t coming = 0; // bytes of work that is preempted already, but not rolled back yet
+  };
+
+  deadlock_monitor() = default;
+  void expire() noexcept override;
+  bool end_some() noexcept;
+
+  // Called with the lock held.
+  template <class F> static void show(waiting_place& at, F f) noexcept;
+  template <class F> void each_place(F f) noexcept __attribute__((requires_capability(mutex_)));
+  template <class F> void each_holder(F f) noexcept __attribute__((requires_capability(mutex_)));
+  bool begin_look() noexcept __attribute__((requires_capability(mutex_)));
+  void note_parked(bool at_blocked) noexcept __attribute__((requires_capability(mutex_)));
+  void preempt_for_first(ends& to) noexcept __attribute__((requires_capability(mutex_)));
+  bool find_blocked() noexcept __attribute__((requires_capability(mutex_)));
+  void add_held_up() noexcept __attribute__((requires_capability(mutex_)));
+  void end_blocked(ends& to) noexcept __attribute__((requires_capability(mutex_)));
+  void end_stalled(ends& to) noexcept __attribute__((requires_capability(mutex_)));
+  bool is_as_seen() noexcept __attribute__((requires_capability(mutex_)));
+  yielding find_yielding(waiting_place const& at, waiter const& first) noexcept
+      __attribute__((requires_capability(mutex_)));
+  void preempt(holder* chosen, ends& to) noexcept __attribute__((requires_capability(mutex_)));
+  static bool is_held_up(waiting_place const& at, place_state const& state) noexcept;
+  static bool is_at(holder const& of, waiting_place const& at) noexcept;
+  static std::size_t bytes_at(holder const& of, waiting_place const& at) noexcept;
+
+  sync::mutex mutex_;
+  intrusive_list<waiting_place> places_ __attribute__((guarded_by(mutex_)));
+  intrusive_list<holder> holders_ __attribute__((guarded_by(mutex_)));
+  std::atomic<bool> scheduled_{false};
+};
+
+} // namespace gpumem::detail

@@ -1,0 +1,332 @@
+// Finds work that waits for ever, and ends a request of it so that the other requests go on.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <utility>
+module gpumem:deadlock_monitor.impl;
+import :deadlock_monitor;
+import :error;
+import :fork;
+import :holder;
+import :sync;
+import :timer;
+import :tuning;
+import :waiter;
+import :waiting_place;
+
+namespace gpumem::detail {
+namespace {
+
+// Place in the order in which requests and work are served.
+struct rank {
+  int priority;
+  std::uint64_t age;
+  bool goes_after(rank const& other) const noexcept {
+    return priority < other.priority || (priority == other.priority && age > other.age);
+  }
+};
+
+rank rank_of(holder const& unit) noexcept { return {unit.priority(), unit.age()}; }
+rank rank_of(waiter const& item) noexcept { return {item.priority(), waiter_list::age_of(item)}; }
+
+// Returns whether the request's work holds memory, or bytes are set aside for the request at a place that it has
+// passed.
+bool holds_memory(waiter const& item) noexcept {
+  bool holds = false;
+  for (auto const* unit = item.holder(); unit; unit = unit->parent()) holds = holds || unit->held() > 0;
+  item.visit_passed([&](grant_hook& by) { holds = holds || by.place(); });
+  return holds;
+}
+
+// Returns the last request without a turn whose work holds memory; null if there is none.
+waiter* last_with_memory(waiter_list const& queue) noexcept {
+  waiter* last = nullptr;
+  for (auto* at = queue.first(); at; at = waiter_list::after(*at)) {
+    if (!waiter_list::has_turn(*at) && at->holder() && holds_memory(*at)) last = at;
+  }
+  return last;
+}
+
+} // namespace
+
+// The monitor lies in static memory, so that a host without memory can make it.
+deadlock_monitor& deadlock_monitor::get() noexcept {
+  alignas(deadlock_monitor) static std::byte place[sizeof(deadlock_monitor)];
+  static auto* const monitor = ::new (static_cast<void*>(place)) deadlock_monitor;
+  return *monitor;
+}
+
+void deadlock_monitor::add(waiting_place& at) noexcept {
+  if (forked()) return;
+  sync::lock const held{mutex_};
+  places_.push_back(at);
+}
+
+void deadlock_monitor::remove(waiting_place& at) noexcept {
+  if (forked()) return;
+  sync::lock const held{mutex_};
+  places_.remove(at);
+}
+
+void deadlock_monitor::add(holder& unit) noexcept {
+  if (forked()) return;
+  sync::lock const held{mutex_};
+  holders_.push_back(unit);
+}
+
+void deadlock_monitor::remove(holder& unit) noexcept {
+  if (forked()) return;
+  sync::lock const held{mutex_};
+  holders_.remove(unit);
+}
+
+void deadlock_monitor::schedule() noexcept {
+  if (forked() || scheduled_.exchange(true)) return;
+  try {
+    start_timer(*this, sync::now() + tuning::max_pass_pause);
+  } catch (...) { scheduled_ = false; } // the host has no memory for the library thread: the next call tries again
+}
+
+void deadlock_monitor::expire() noexcept {
+  scheduled_ = false;
+  look();
+}
+
+void deadlock_monitor::look() noexcept {
+  while (!forked() && end_some()) {}
+}
+
+// Returns whether it has ended a request.
+bool deadlock_monitor::end_some() noexcept {
+  ends now;
+  sync::lock const held{mutex_};
+  if (!begin_look()) return false;
+  note_parked(false);
+  preempt(nullptr, now);
+  if (!now.any()) preempt_for_first(now);
+  if (!now.any() && find_blocked()) end_blocked(now);
+  if (!now.any()) end_stalled(now);
+  return now.any();
+}
+
+template <class F> void deadlock_monitor::show(waiting_place& at, F f) noexcept {
+  class calling final : public waiting_place::visitor {
+  public:
+    explicit calling(F& f) noexcept : f_{f} {}
+    void see(place_state const& state) noexcept override { f_(state); }
+
+  private:
+    F& f_;
+  };
+  calling to{f};
+  at.show(to);
+}
+
+template <class F> void deadlock_monitor::each_place(F f) noexcept {
+  for (auto* at = places_.first(); at; at = at->links_.next) f(*at);
+}
+
+template <class F> void deadlock_monitor::each_holder(F f) noexcept {
+  for (auto* unit = holders_.first(); unit; unit = unit->links_.next) f(*unit);
+}
+
+bool deadlock_monitor::is_at(holder const& of, waiting_place const& at) noexcept {
+  return std::ranges::any_of(of.places_, [&](auto const& each) { return each.at == &at; });
+}
+
+std::size_t deadlock_monitor::bytes_at(holder const& of, waiting_place const& at) noexcept {
+  std::size_t sum = 0;
+  for (auto const& each : of.places_) sum += each.at == &at ? each.bytes->load(std::memory_order_relaxed) : 0;
+  return sum;
+}
+
+// Notes the state of each queue. Returns false if no request has to end, because no work waits and no place has
+// stalled.
+bool deadlock_monitor::begin_look() noexcept {
+  bool any = false, waits = false;
+  each_place([&](waiting_place& at) {
+    at.blocked_ = false;
+    show(at, [&](place_state const& state) {
+      at.blocked_ = waits = true;
+      at.seen_ = state.queue.changes();
+      any = any || state.queue.has_holders() || state.has_stalled;
+    });
+  });
+  return any || (waits && holder::any_marked());
+}
+
+// Notes for each holder whether a request of it or of a nested one is parked without a turn; `at_blocked`: at a place
+// that is blocked. Adds up the bytes that are set aside for such requests at places that they have passed.
+void deadlock_monitor::note_parked(bool at_blocked) noexcept {
+  each_holder([](holder& unit) { unit.parked_ = false; });
+  each_place([](waiting_place& at) { at.held_up_ = 0; });
+  each_place([&](waiting_place& at) {
+    if (at_blocked && !at.blocked_) return;
+    show(at, [&](place_state const& state) {
+      for (auto* item = state.queue.first(); item; item = waiter_list::after(*item)) {
+        if (waiter_list::has_turn(*item)) continue;
+        for (auto* unit = item->holder(); unit; unit = unit->parent()) unit->parked_ = true;
+        item->visit_passed([&](grant_hook& by) {
+          if (auto* const passed = by.place()) passed->held_up_ += item->bytes();
+        });
+      }
+    });
+  });
+}
+
+// Ends all requests of `chosen`, and those of work that was preempted before. If one of them went on waiting, the other
+// parts of the work could not end, and the work could not be rolled back.
+void deadlock_monitor::preempt(holder* chosen, ends& to) noexcept {
+  each_place([&](waiting_place& at) {
+    show(at, [&](place_state const& state) {
+      for (auto *item = state.queue.first(), *next = item; item; item = next) {
+        next = waiter_list::after(*item);
+        auto* const unit = item->holder();
+        if (!unit || waiter_list::has_turn(*item)) continue;
+        auto* const work = chosen && unit->is_part_of(*chosen) ? chosen : unit->gives_way_with();
+        if (!work) continue;
+        at.end_wait(*item, to.woken);
+        to.preempted.add(*item);
+        work->preempt(item->bytes());
+      }
+    });
+  });
+}
+
+deadlock_monitor::yielding deadlock_monitor::find_yielding(waiting_place const& at, waiter const& first) noexcept {
+  yielding found;
+  auto const* const own = first.holder() ? &first.holder()->whole() : nullptr;
+  each_holder([&](holder& unit) {
+    auto const bytes = bytes_at(unit, at);
+    if (bytes == 0) return;
+    if (unit.gives_way_with()) return void(found.coming += bytes);
+    auto* const work = unit.rolls_back_with();
+    bool const asks = work && work->parked_;
+    if (!asks || &work->whole() == own || !rank_of(*work).goes_after(rank_of(first))) return;
+    found.held += bytes;
+    if (!found.last || rank_of(*work).goes_after(rank_of(*found.last))) found.last = work;
+  });
+  return found;
+}
+
+// If enough bytes are free but the first request was refused, the free bytes lie in pieces and do not count.
+void deadlock_monitor::preempt_for_first(ends& to) noexcept {
+  each_place([&](waiting_place& at) {
+    mutex_.assert_held();
+    if (to.any()) return;
+    holder* work = nullptr;
+    show(at, [&](place_state const& state) {
+      mutex_.assert_held();
+      if (state.may_go_on) return;
+      auto const yields = find_yielding(at, *state.queue.next_waiting());
+      auto const coming = yields.coming + (state.fits ? 0 : state.headroom);
+      bool const enough = state.needed <= state.headroom + yields.coming + yields.held;
+      if (yields.last && state.needed > coming && enough) work = yields.last;
+    });
+    if (work) preempt(work, to);
+  });
+}
+
+// Returns whether the bytes in use are all held by work that waits, and nothing else can give memory.
+bool deadlock_monitor::is_held_up(waiting_place const& at, place_state const& state) noexcept {
+  bool const all = at.held_up_ == state.in_use;
+  return all && at.held_up_ > 0 && state.queue.set_aside() == 0 && !state.may_go_on;
+}
+
+// Leaves out places until the rest are blocked. Returns whether any is.
+bool deadlock_monitor::find_blocked() noexcept {
+  bool any = true;
+  for (bool changed = true; changed && any;) {
+    changed = any = false;
+    note_parked(true);
+    add_held_up();
+    each_place([&](waiting_place& at) {
+      if (!at.blocked_) return;
+      at.blocked_ = false;
+      show(at, [&](place_state const& state) { at.blocked_ = is_held_up(at, state); });
+      any = any || at.blocked_;
+      changed = changed || !at.blocked_;
+    });
+  }
+  return any;
+}
+
+// Adds up the bytes of the holders that wait, at each place.
+void deadlock_monitor::add_held_up() noexcept {
+  each_holder([](holder& unit) {
+    if (unit.incomplete_ || !(unit.parked_ || unit.is_marked())) return;
+    for (auto const& each : unit.places_) each.at->held_up_ += each.bytes->load(std::memory_order_relaxed);
+  });
+}
+
+// The places were seen one after the other. Nothing has happened in between if no queue has changed, and if each place
+// is still blocked: then work that waits had no turn, and has neither got nor freed memory.
+bool deadlock_monitor::is_as_seen() noexcept {
+  bool same = true;
+  each_place([&](waiting_place& at) {
+    if (!at.blocked_) return;
+    bool this_one = false;
+    show(at, [&](place_state const& state) { this_one = state.queue.changes() == at.seen_ && is_held_up(at, state); });
+    same = same && this_one;
+  });
+  return same;
+}
+
+// Preempts the youngest work that can be rolled back for an older request. Otherwise the youngest request whose work
+// holds memory ends as stalled; if there is none, a first request.
+void deadlock_monitor::end_blocked(ends& to) noexcept {
+  holder* work = nullptr;
+  waiter* last = nullptr;
+  waiting_place* where = nullptr;
+  rank youngest{};
+  bool holds = false;
+  each_place([&](waiting_place& at) {
+    if (!at.blocked_) return;
+    show(at, [&](place_state const& state) {
+      mutex_.assert_held();
+      auto& first = *state.queue.next_waiting();
+      auto* const yields = find_yielding(at, first).last;
+      if (yields && (!work || rank_of(*yields).goes_after(rank_of(*work)))) work = yields;
+      auto* const with_memory = last_with_memory(state.queue);
+      auto& one = with_memory ? *with_memory : first;
+      bool const better = !last || (with_memory && (!holds || rank_of(one).goes_after(youngest)));
+      if (!better) return;
+      last = &one, where = &at, youngest = rank_of(one), holds = with_memory != nullptr;
+    });
+  });
+  if (!is_as_seen()) return;
+  if (work) return preempt(work, to);
+  show(*where, [&](place_state const& state) {
+    if (state.queue.changes() != where->seen_) return; // the request may be gone
+    where->end_wait(*last, to.woken);
+    to.stalled.add(*last);
+  });
+}
+
+// Ends a request at a place where nothing was granted or freed for a long time.
+void deadlock_monitor::end_stalled(ends& to) noexcept {
+  note_parked(false);
+  each_place([&](waiting_place& at) {
+    mutex_.assert_held();
+    if (to.any()) return;
+    holder* work = nullptr;
+    show(at, [&](place_state const& state) {
+      mutex_.assert_held();
+      if (!state.has_stalled || state.may_go_on || state.queue.set_aside() > 0) return;
+      auto& first = *state.queue.next_waiting();
+      work = find_yielding(at, first).last;
+      if (work) return;
+      auto* const last = last_with_memory(state.queue);
+      auto& one = last ? *last : first;
+      at.end_wait(one, to.woken);
+      to.stalled.add(one);
+    });
+    if (work) preempt(work, to);
+  });
+}
+
+} // namespace gpumem::detail
