@@ -58,10 +58,10 @@ export struct result {
   double work_microseconds = 0; ///< 0: none
   unsigned work_every = 0;
   std::uint64_t frees_elsewhere = 0; ///< frees on another stream than the allocation
-  double recorded_seconds = 0;   ///< of the trace, if it was replayed at the recorded pace; 0: at full pace
-  std::uint64_t limit_bytes = 0; ///< 0: none
-  std::uint64_t operations = 0;  ///< of one pass of one thread
-  std::uint64_t streams = 0;     ///< of one thread
+  double recorded_seconds = 0;       ///< of the trace, if it was replayed at the recorded pace; 0: at full pace
+  std::uint64_t limit_bytes = 0;     ///< 0: none
+  std::uint64_t operations = 0;      ///< of one pass of one thread
+  std::uint64_t streams = 0;         ///< of one thread
   std::optional<measured_times> times;
   double driver_calls_cold = 0; ///< per 1,000 operations, without the kernels of `--work`
   double driver_calls_warm = 0;

@@ -120,8 +120,8 @@ void tracked_blocks::insert(live_map::node_type node, void const* pointer) noexc
 
 // Makes room in the table of live blocks for `more` nodes (records of blocks), and for the prepared nodes of requests
 // that still wait. So no insertion makes the table grow. The standard library's reserve() may shrink the table, which
-// moves all nodes. To avoid that, this reserves only if room is missing, and then twice the count. The one bucket of a new
-// table has no room for a node.
+// moves all nodes. To avoid that, this reserves only if room is missing, and then twice the count. The one bucket of a
+// new table has no room for a node.
 void tracked_blocks::reserve(std::size_t more) {
   auto const count = live_.size() + prepared_ + more;
   if (count >= live_.bucket_count()) live_.reserve(2 * count);

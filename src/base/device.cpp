@@ -13,6 +13,7 @@ module gpumem:device.impl;
 import :device;
 import :cuda;
 import :driver;
+import :fork;
 import :sync;
 
 namespace gpumem {

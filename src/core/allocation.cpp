@@ -103,9 +103,9 @@ stream_key allocation::user(stream_ref stream) const {
   return key;
 }
 
-// An event can be recorded only on streams of its own device, so order_on() may need two events. The first one belongs to the
-// block's device and is recorded here. The second one belongs to the using stream's device; the destructor of the
-// returned scoped_use records it.
+// An event can be recorded only on streams of its own device, so order_on() may need two events. The first one belongs
+// to the block's device and is recorded here. The second one belongs to the using stream's device; the destructor of
+// the returned scoped_use records it.
 scoped_use allocation::use_on(stream_ref stream) const { return order_on(user(stream), stream); }
 
 scoped_use allocation::order_on(stream_key const& user, stream_ref stream) const {

@@ -21,6 +21,7 @@ template <class Function> Function* driver_function(char const* name) {
 // Makes the primary context of a device current.
 void make_current(CUdevice device) {
   CUcontext context = nullptr;
+  ASSERT_EQ(driver_function<CUresult(unsigned)>("cuInit")(0), CUDA_SUCCESS);
   ASSERT_EQ(driver_function<CUresult(CUcontext*, CUdevice)>("cuDevicePrimaryCtxRetain")(&context, device),
             CUDA_SUCCESS);
   ASSERT_EQ(driver_function<CUresult(CUcontext)>("cuCtxSetCurrent")(context), CUDA_SUCCESS);

@@ -122,8 +122,8 @@ TEST(out_of_memory, carries_all_statistics) {
                                  .quarantined = 444}};
   std::string const text = e.what();
   for (auto const* figure : {"11", "22", "33", "44", "55", "66", "77", "88", "device 1", "exhausted",
-                             "largest free range 44 B, free 99 B in 111 ranges", "free but still in use 222 B on 333 streams",
-                             "quarantined 444 B"}) {
+                             "largest free range 44 B, free 99 B in 111 ranges",
+                             "free but still in use 222 B on 333 streams", "quarantined 444 B"}) {
     EXPECT_NE(text.find(figure), std::string::npos) << figure << " in " << text;
   }
   EXPECT_THROW(throw gpumem::out_of_memory{e}, std::bad_alloc);

@@ -123,7 +123,8 @@ std::vector<row> pool_rows() {
          if (gpumem_allocate_sync(with.pool, MiB, 256, &block) == GPUMEM_GRANTED)
            gpumem_free_sync(with.pool, block, MiB);
        }},
-      {"gpumem_synchronize gpumem_trim gpumem_set_limit gpumem_reset_peaks gpumem_device gpumem_open_to",
+      {"gpumem_synchronize gpumem_trim gpumem_set_limit gpumem_reset_peaks gpumem_device gpumem_open_to "
+       "gpumem_host_accessible",
        [] {
          std::size_t given = 0;
          int device = 0;
@@ -133,6 +134,15 @@ std::vector<row> pool_rows() {
          gpumem_reset_peaks(with.pool);
          gpumem_device(with.pool, &device);
          gpumem_open_to(with.pool, 1);
+         int accessible = 0;
+         gpumem_host_accessible(with.pool, &accessible);
+       }},
+      {"gpumem_release_on",
+       [] {
+         gpumem_pool* made = nullptr;
+         if (gpumem_make_pool(0, "", &made) != GPUMEM_GRANTED) return;
+         void* const streams[] = {GPUMEM_STREAM_PER_THREAD};
+         if (gpumem_release_on(made, streams, 1) != GPUMEM_GRANTED) gpumem_release(made);
        }},
       {"gpumem_reserve", [] { gpumem_reserve(with.pool, 8 * MiB); }},
       {"gpumem_read_statistics gpumem_visit_ranges",

@@ -13,11 +13,11 @@ NO_ROW = {
         reuse_policy version version_major version_minor version_patch
         literals::operator""_GiB literals::operator""_KiB literals::operator""_MiB literals::operator""_TiB
         extend::trace_action extend::trace_header extend::trace_error extend::queueing extend::holder_event
-        extend::request_part extend::request_parts extend::waiting_statistics extend::epoch
+        extend::memory_traits extend::request_part extend::request_parts extend::waiting_statistics extend::epoch
         extend::page_extent extend::page_info extend::stream_timeline extend::acquired_t extend::await_result_t
         extend::await_value_t extend::stop_callback_t extend::never_stop_token""",
     "a concept": """
-        extend::awaitable extend::awaiter extend::capturing_state extend::holding_state extend::page_source
+        extend::awaitable extend::awaiter extend::capturing_state extend::device_bound_state extend::holding_state extend::page_source
         extend::reporting_state extend::stoppable_token extend::trimmable_state
         extend::waiting_state""",
     "a part of a request that waits, which the rows of acquire and of scope use": """

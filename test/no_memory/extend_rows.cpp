@@ -45,7 +45,8 @@ std::vector<row> extend_rows() {
        [] { auto const held = gpumem::extend::make_any_memory(with().pool); }},
       {"extend::services_of extend::services_handle extend::services_table extend::services",
        [] { gpumem::extend::services_of(with().pool); }},
-      {"extend::adaptor_base extend::resource_base extend::resource_state extend::shared_state extend::state_ptr",
+      {"extend::adaptor_base extend::adaptor_state extend::resource_base extend::resource_state extend::shared_state "
+       "extend::state_ptr",
        [] { serve_fully(gpumem::limiting_adaptor{gpumem::statistics_adaptor{with().pool}, {.limit = 64 * MiB}}); }},
   };
 }

@@ -74,6 +74,7 @@ std::vector<row> base_rows() {
       {"allocation scoped_use acquire", use_allocation},
       {"acquire_all block_request", acquire_both},
       {"extend::identify extend::stream_key", [] { gpumem::extend::identify(raw()); }},
+      {"cover_frees", [] { gpumem::cover_frees(raw()); }},
       {"set_default_stream", [] { gpumem::set_default_stream(gpumem::default_stream::either); }},
       {"inline_executor executor", [] { [[maybe_unused]] gpumem::inline_executor const made; }},
       {"thread_executor",

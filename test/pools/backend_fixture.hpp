@@ -14,8 +14,7 @@ struct no_pass final : gpumem::detail::timer {
 // Chunks of a resource, or pages of a device.
 template <class Resource> class test_upstream final : public gpumem::detail::pool_upstream {
 public:
-  explicit test_upstream(Resource const& from, std::optional<gpumem::device> pages_of = {})
-      : value_{from} {
+  explicit test_upstream(Resource const& from, std::optional<gpumem::device> pages_of = {}) : value_{from} {
     attach(gpumem::extend::services_of(value_));
     if (pages_of) use_pages(*pages_of, {.address_space = 256 * MiB});
   }

@@ -139,8 +139,8 @@ typedef struct gpumem_page_observer {
   size_t size;   ///< sizeof(gpumem_page_observer) of the caller
   void* context; ///< passed to the function; must live as long as the pool and its blocks
   /// `mapped` is 1 after the bytes at the address were mapped, 0 before they are unmapped. The call may come on any
-  /// thread. The function may allocate from the pool what the pool has free, free, and read statistics. A call for which
-  /// the pool would have to map or unmap pages too gives GPUMEM_INVALID_ARGUMENT.
+  /// thread. The function may allocate from the pool what the pool has free, free, and read statistics. A call for
+  /// which the pool would have to map or unmap pages too gives GPUMEM_INVALID_ARGUMENT.
   void (*changed)(void* context, void* address, size_t bytes, int mapped);
 } gpumem_page_observer;
 

@@ -177,12 +177,12 @@ struct summary {
   std::uint64_t operations_pending = 0;              ///< number of operations that have not run yet
   std::uint64_t streams_created = 0;                 ///< number of streams that were created
   std::uint64_t streams_alive = 0; ///< streams that exist now or have work, with the default streams of all threads
-  std::uint64_t stream_handles_recycled = 0;         ///< number of these that got the handle of a destroyed stream
-  std::uint64_t event_handles_recycled = 0;          ///< number of events that got the handle of a destroyed event
-  std::uint64_t implicit_synchronizations = 0;       ///< number of frees for which the driver waited for the device
-  std::uint64_t bytes_allocated = 0;                 ///< bytes of device memory that are allocated now
-  std::uint64_t bytes_reserved = 0;                  ///< bytes of addresses that are reserved for virtual memory now
-  std::uint64_t mappings = 0;                        ///< number of mappings at reserved addresses now
+  std::uint64_t stream_handles_recycled = 0;   ///< number of these that got the handle of a destroyed stream
+  std::uint64_t event_handles_recycled = 0;    ///< number of events that got the handle of a destroyed event
+  std::uint64_t implicit_synchronizations = 0; ///< number of frees for which the driver waited for the device
+  std::uint64_t bytes_allocated = 0;           ///< bytes of device memory that are allocated now
+  std::uint64_t bytes_reserved = 0;            ///< bytes of addresses that are reserved for virtual memory now
+  std::uint64_t mappings = 0;                  ///< number of mappings at reserved addresses now
 };
 
 /// Returns the findings and counts since the last reset. Findings stay until they are taken.

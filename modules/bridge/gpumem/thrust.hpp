@@ -168,7 +168,8 @@ private:
   template <class U, class P> friend class thrust_allocator;
   template <class U, class P> bool is_equal(thrust_allocator<U, P> const& b) const {
     bool const both = memory_ && b.memory_;
-    return stream_ == b.stream_ && device_ == b.device_ && (memory_ == b.memory_ || (both && memory_->equals(*b.memory_)));
+    return stream_ == b.stream_ && device_ == b.device_ &&
+           (memory_ == b.memory_ || (both && memory_->equals(*b.memory_)));
   }
 
 #if defined(__CUDACC__)

@@ -97,12 +97,13 @@ public:
 
   /// open_to() lets the device `peer` use the pool's pages. pin() keeps the pages of these bytes mapped in place until
   /// unpin() was called as often as pin(). It returns false if a byte is not the pool's. export_page() returns the
-  /// page that holds `pointer`, with a file descriptor of it, or invalid_argument if the pool has no such page. All four functions
-  /// wait while another thread grows the pool or changes its pages.
+  /// page that holds `pointer`, with a file descriptor of it, or invalid_argument if the pool has no such page. All
+  /// four functions wait while another thread grows the pool or changes its pages.
   [[clang::requires_capability(one_shard, all_shards)]] CUresult open_to(device peer);
   [[clang::requires_capability(one_shard, all_shards)]] bool pin(void const* pointer, std::size_t bytes);
   [[clang::requires_capability(one_shard, all_shards)]] void unpin(void const* pointer, std::size_t bytes);
-  [[clang::requires_capability(one_shard, all_shards)]] expected<exported_page, failure> export_page(void const* pointer);
+  [[clang::requires_capability(one_shard, all_shards)]] expected<exported_page, failure>
+  export_page(void const* pointer);
 
 private:
   [[clang::requires_shared_capability(all_shards)]] std::size_t unit() const noexcept;

@@ -34,8 +34,8 @@ public:
   /// Returns whether the pool maps pages, in one run of addresses for each shard (part of the pool). Otherwise the pool
   /// allocates chunks.
   inline bool paged() const noexcept { return paged_.has_value(); }
-  /// Returns devices that may use the memory of this object, as a sum of cache_limits::bit_of(). Pages can be used by no
-  /// other device. Otherwise serves() asks the upstream about the devices that are not included.
+  /// Returns devices that may use the memory of this object, as a sum of cache_limits::bit_of(). Pages can be used by
+  /// no other device. Otherwise serves() asks the upstream about the devices that are not included.
   std::uint64_t devices() const noexcept;
   /// Returns whether work of the stream may use the memory of this object, whose devices() do not include the stream's.
   inline bool serves(stream_key const& key) const noexcept { return !paged() && serves_stream(calls_.get(), key); }

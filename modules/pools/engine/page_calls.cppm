@@ -23,8 +23,8 @@ public:
   /// Lets another device read and write the pages of the pool. Does nothing if the pool has chunks. Throws cuda_error,
   /// std::bad_alloc.
   void open_to(device peer);
-  /// Returns the page that holds the pointer, with a file descriptor by which another process can map it. Pins it. Fails
-  /// with outcome::invalid_argument if the pool has no such page, or its pages are not exportable.
+  /// Returns the page that holds the pointer, with a file descriptor by which another process can map it. Pins it.
+  /// Fails with outcome::invalid_argument if the pool has no such page, or its pages are not exportable.
   expected<exported_page, failure> export_page(void const* pointer);
 
 private:
