@@ -75,7 +75,7 @@ static void take_all(void) {
 }
 
 static void reset(int devices, int stepping) {
-  struct gpumem_simulator_options const options = {devices, (size_t)8 << 30, 1, stepping, 10000, 1, 0, 1};
+  struct gpumem_simulator_options const options = {devices, (size_t)8 << 30, 1, stepping, 10000, 1, 0, 1, 0, 0, NULL};
   take_all();
   require(driver.reset(&options), "the reset");
   require(driver.init(0), "cuInit");
