@@ -109,21 +109,6 @@ TEST_F(captured_streams, free_in_a_capture_waits_for_the_stream_of_the_allocatio
   cu().stream_destroy(next.get());
 }
 
-TEST_F(captured_streams, scope_on_a_stream_of_its_own_leaves_nothing_behind) {
-  auto const once = [&] {
-    auto const on = make_foreign();
-    capture(on, use::recorded_in_a_scope);
-    destroy(on);
-  };
-  for (int i = 0; i < 10; ++i) once();
-  auto const events = driver_calls("cuEventCreate"), timelines = gpumem::detail::timeline_registry::instance().size();
-  auto const reserved = memory.statistics().reserved;
-  for (int i = 0; i < 50; ++i) once();
-  EXPECT_EQ(driver_calls("cuEventCreate"), events);
-  EXPECT_EQ(gpumem::detail::timeline_registry::instance().size(), timelines);
-  EXPECT_EQ(memory.statistics().reserved, reserved);
-}
-
 TEST_F(captured_streams, capture_on_the_raw_handle_of_an_own_or_adopted_stream_is_refused) {
   auto const foreign = make_foreign();
   auto const adopted = gpumem::stream::adopt(foreign.get());

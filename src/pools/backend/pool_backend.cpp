@@ -35,14 +35,14 @@ std::size_t pool_backend::unit() const noexcept {
 
 std::size_t pool_backend::capacity() const noexcept { return parts_.chunks.max_reserved() / unit() * unit(); }
 
-// In a pool of pages a block can begin at the first aligned address. In a pool of chunks the address of the next chunk
-// is unknown, so the request needs bytes for the alignment too, unless an existing chunk suffices.
+// Where the pool grows is unknown, so the request needs bytes for an alignment beyond that of pages or chunks too. In a
+// pool of chunks an existing chunk can suffice.
 bool pool_backend::could_hold(std::size_t bytes, std::size_t alignment) const noexcept {
   auto const most = capacity();
   if (bytes > most) return false;
   if (!paged()) return std::max(alignment, granule) - granule <= most - bytes || has_chunk_for(bytes, alignment);
   return std::ranges::any_of(parts_.shards.all(), [&](auto const& each) {
-    auto const skipped = growth_policy::slack(alignment, *each, 0);
+    auto const skipped = std::max(alignment, smallest_page) - smallest_page;
     return skipped <= most - bytes && (!each->pages || bytes + skipped <= each->pages->address_space());
   });
 }
