@@ -184,7 +184,7 @@ static void no_memory_leaves_everything_as_it_was(void) {
   void* block = allocate(pool, stream, 6 * MIB);
   void* pointer = &pool;
   EXPECT_REFUSED(gpumem_allocate(pool, stream, 4 * MIB, 256, &pointer), GPUMEM_EXHAUSTED, "requested 4.0 MiB");
-  EXPECT_REFUSED(gpumem_allocate(pool, stream, 9 * MIB, 256, &pointer), GPUMEM_TOO_LARGE, "limit 8388608");
+  EXPECT_REFUSED(gpumem_allocate(pool, stream, 9 * MIB, 256, &pointer), GPUMEM_TOO_LARGE, "limit 8.0 MiB");
   EXPECT_REFUSED(gpumem_allocate(pool, stream, SIZE_MAX, 256, &pointer), GPUMEM_TOO_LARGE, "out of memory");
   EXPECT(pointer == &pool && statistics_of(pool).live == 6 * MIB);
   release(pool, stream, block, 6 * MIB);
