@@ -35,7 +35,7 @@ if env "${facts[5]:-GPUMEM_SEEDS=$seeds}" "$test" > "$told" 2>&1; then
   exit 1
 fi
 if [[ $replay == none ]]; then
-  grep -m1 -F '[  FAILED  ]' "$told"
+  grep -m1 -E '^\[  FAILED  \]|^terminate called' "$told"
   exit
 fi
 seed=$(sed -nE 's/.*(replay with --seed |GPUMEM_SEED=)([0-9]+).*/\2/p' "$told" | head -1)
