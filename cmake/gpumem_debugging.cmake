@@ -9,7 +9,9 @@
 # printers read a device without its type.
 option(GPUMEM_DEBUG_TYPES "Describe the library's types to debuggers, in Release builds too" ON)
 set(GPUMEM_DESCRIBED "")
-if(GPUMEM_DEBUG_TYPES AND NOT GPUMEM_SANITIZE)
+if(GPUMEM_DEBUG_TYPES AND NOT GPUMEM_SANITIZE AND NOT GPUMEM_PARTITIONS)
+  set(GPUMEM_DESCRIBED "${CMAKE_CURRENT_BINARY_DIR}/gpumem/gpumem.cppm")
+elseif(GPUMEM_DEBUG_TYPES AND NOT GPUMEM_SANITIZE)
   set(GPUMEM_DESCRIBED
     base/error.cppm
     base/stream_identity.cppm
@@ -84,7 +86,7 @@ function(gpumem_add_debug_information)
     list(APPEND options -fno-modules-reduced-bmi)
   endif()
   set_property(SOURCE ${GPUMEM_DESCRIBED} APPEND PROPERTY COMPILE_OPTIONS -g "${options}")
-  set(carrier "${PROJECT_SOURCE_DIR}/src/base/debugging.cpp")
-  set_property(SOURCE "${carrier}" APPEND PROPERTY COMPILE_OPTIONS "-I${PROJECT_SOURCE_DIR}/src/base")
-  set_property(SOURCE "${carrier}" APPEND PROPERTY OBJECT_DEPENDS "${PROJECT_SOURCE_DIR}/src/base/gdb_printers.py")
+  set(carrier "${PROJECT_SOURCE_DIR}/src/base/debugging.cpp" "${CMAKE_CURRENT_BINARY_DIR}/gpumem/base.debugging.cpp")
+  set_property(SOURCE ${carrier} APPEND PROPERTY COMPILE_OPTIONS "-I${PROJECT_SOURCE_DIR}/src/base")
+  set_property(SOURCE ${carrier} APPEND PROPERTY OBJECT_DEPENDS "${PROJECT_SOURCE_DIR}/src/base/gdb_printers.py")
 endfunction()

@@ -12,6 +12,13 @@ install(TARGETS gpumem_simulator EXPORT gpumem
 install(EXPORT gpumem NAMESPACE gpumem:: FILE gpumemTargets.cmake DESTINATION "${gpumem_package}"
   CXX_MODULES_DIRECTORY modules)
 
+# The partitions that the generated interface names, beside it, for readers and debuggers.
+if(NOT GPUMEM_PARTITIONS)
+  install(DIRECTORY "${PROJECT_SOURCE_DIR}/modules" DESTINATION "${CMAKE_INSTALL_DATADIR}/gpumem" FILES_MATCHING
+    PATTERN "*.cppm" PATTERN gpumem.cppm EXCLUDE PATTERN scheduled EXCLUDE PATTERN bridge EXCLUDE
+    PATTERN guide EXCLUDE PATTERN thrust EXCLUDE)
+endif()
+
 # The C ABI is a separate package: its users need no CUDA headers, no modules and no C++ compiler.
 set(gpumem_c_package "${CMAKE_INSTALL_LIBDIR}/cmake/gpumem_c")
 install(TARGETS gpumem_c gpumem_bridge EXPORT gpumem_c

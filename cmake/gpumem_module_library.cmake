@@ -2,6 +2,16 @@
 # variant.
 # SPDX-License-Identifier: Apache-2.0
 
+# The module is written in partitions. It is built from one generated interface, which costs an importer a tenth of what
+# the partitions cost. The preset `partitions` builds it as it is written; clangd and the linters read that.
+option(GPUMEM_PARTITIONS "Build the module from its partitions, without the generated interface" OFF)
+if(NOT GPUMEM_PARTITIONS)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+endif()
+# Units with more in their global module fragment than includes, or with options of their own.
+set(GPUMEM_SINGLE_UNITS
+  base/cuda.cpp base/debugging.cpp base/scheduled/sync.cpp base/sync.cpp pools/backend/nvtx_heaps.cpp)
+
 # gpumem_reduce_bmis(<target> [<interface>...])
 # Makes the project's own build write BMIs without the parts that importers cannot see: those of these files, or of all.
 # The package's configuration decides it again for the importer's compiler. From clang 22 on this is the default. Remove
@@ -25,7 +35,12 @@ endfunction()
 # a BMI is known. Remove the function when CMake compiles them to objects only.
 function(gpumem_add_implementation_partitions target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "PRIMARY" "FILES;MODULES_OF")
-  cmake_path(RELATIVE_PATH arg_PRIMARY BASE_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}" OUTPUT_VARIABLE primary)
+  cmake_path(IS_PREFIX CMAKE_CURRENT_BINARY_DIR "${arg_PRIMARY}" generated)
+  set(base "${CMAKE_CURRENT_SOURCE_DIR}")
+  if(generated)
+    set(base "${CMAKE_CURRENT_BINARY_DIR}")
+  endif()
+  cmake_path(RELATIVE_PATH arg_PRIMARY BASE_DIRECTORY "${base}" OUTPUT_VARIABLE primary)
   string(REPLACE "../" "__/" primary "${primary}")
   set(objects "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${target}.dir")
   set(folders "-fprebuilt-module-path=${objects}")
@@ -59,6 +74,43 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT GPUMEM_SANITIZE)
   set(GPUMEM_TLS_OPTIONS -mtls-dialect=gnu2)
 endif()
 
+# gpumem_generate_interface(<target> <interfaces> <implementations>)
+# Generates <folder>/gpumem.cppm of all interfaces, and units of at most six implementations each, which lie in one
+# folder of src/; <folder> has the target's name, in the calling folder's build folder. Sets `implementations` to the
+# units.
+function(gpumem_generate_interface name interfaces implementations)
+  set(folder "${CMAKE_CURRENT_BINARY_DIR}/${name}")
+  list(JOIN interfaces " " files)
+  set(list "gpumem.cppm: ${files}\n")
+  set(sources)
+  set(units)
+  set(unit_folder)
+  foreach(file IN LISTS implementations)
+    cmake_path(GET file PARENT_PATH file_folder)
+    if(NOT file_folder STREQUAL unit_folder OR count EQUAL 6 OR file IN_LIST GPUMEM_SINGLE_UNITS)
+      string(REPLACE "/" "." unit "${file}")
+      list(APPEND units "${folder}/${unit}")
+      string(APPEND list "\n${unit}:")
+      set(unit_folder "${file_folder}")
+      set(count 0)
+    endif()
+    if(file IN_LIST GPUMEM_SINGLE_UNITS)
+      set(unit_folder)
+    endif()
+    string(APPEND list " ${PROJECT_SOURCE_DIR}/src/${file}")
+    list(APPEND sources "${PROJECT_SOURCE_DIR}/src/${file}")
+    math(EXPR count "${count} + 1")
+  endforeach()
+  string(REPLACE "\n\n" "\n" list "${list}")
+  file(CONFIGURE OUTPUT "${folder}.list" CONTENT "${list}\n" @ONLY)
+  set(script "${PROJECT_SOURCE_DIR}/cmake/one_interface.py")
+  add_custom_command(OUTPUT "${folder}/gpumem.cppm" ${units}
+    COMMAND Python3::Interpreter "${script}" "${folder}.list" "${folder}"
+    DEPENDS "${script}" "${folder}.list" ${interfaces} ${sources}
+    COMMENT "Generating the interface and the units of ${name}" VERBATIM)
+  set(implementations "${units}" PARENT_SCOPE)
+endfunction()
+
 # gpumem_add_module_library(<name> [INTERFACES <file>...] [IMPLEMENTATIONS <file>...] [FULL <file>...])
 # Adds a static library from the lists GPUMEM_HEADERS, GPUMEM_INTERFACES (paths under modules/) and
 # GPUMEM_IMPLEMENTATIONS (paths under src/), and from the additional files of this variant, named the same way. FULL:
@@ -67,27 +119,36 @@ function(gpumem_add_module_library name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "INTERFACES;IMPLEMENTATIONS;FULL")
   set(headers ${GPUMEM_HEADERS})
   set(interfaces ${GPUMEM_INTERFACES} ${arg_INTERFACES})
-  set(implementations ${GPUMEM_IMPLEMENTATIONS} ${arg_IMPLEMENTATIONS})
+  set(implementations ${arg_IMPLEMENTATIONS} ${GPUMEM_IMPLEMENTATIONS})
   list(TRANSFORM headers PREPEND "${PROJECT_SOURCE_DIR}/modules/")
   list(TRANSFORM interfaces PREPEND "${PROJECT_SOURCE_DIR}/modules/")
-  list(TRANSFORM implementations PREPEND "${PROJECT_SOURCE_DIR}/src/")
 
   add_library(${name} STATIC)
+  if(GPUMEM_PARTITIONS)
+    list(TRANSFORM implementations PREPEND "${PROJECT_SOURCE_DIR}/src/")
+    set(folder "${PROJECT_SOURCE_DIR}/modules")
+    set(primary "${folder}/gpumem.cppm")
+  else()
+    gpumem_generate_interface(${name} "${interfaces}" "${implementations}")
+    set(folder "${CMAKE_CURRENT_BINARY_DIR}/${name}")
+    set(primary "${folder}/gpumem.cppm")
+    set(interfaces "${primary}")
+  endif()
   target_sources(${name}
-    PUBLIC FILE_SET CXX_MODULES BASE_DIRS "${PROJECT_SOURCE_DIR}/modules" FILES ${interfaces}
+    PUBLIC FILE_SET CXX_MODULES BASE_DIRS "${folder}" FILES ${interfaces}
     PUBLIC FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/modules/bridge" FILES ${headers})
   set(reduced ${interfaces})
   if(arg_FULL)
     list(REMOVE_ITEM reduced ${arg_FULL})
   endif()
-  gpumem_reduce_bmis(${name} ${reduced})
-  gpumem_add_implementation_partitions(${name}
-    PRIMARY "${PROJECT_SOURCE_DIR}/modules/gpumem.cppm" FILES ${implementations})
+  if(reduced)
+    gpumem_reduce_bmis(${name} ${reduced})
+  endif()
+  gpumem_add_implementation_partitions(${name} PRIMARY "${primary}" FILES ${implementations})
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_compile_options(${name} PRIVATE "$<BUILD_INTERFACE:-Wthread-safety>" "$<BUILD_INTERFACE:${GPUMEM_TLS_OPTIONS}>"
     ${GPUMEM_PREFIX_MAPS})
-  set_property(SOURCE "${PROJECT_SOURCE_DIR}/src/base/version.cpp" APPEND PROPERTY
-    COMPILE_DEFINITIONS GPUMEM_BUILT_VERSION=${GPUMEM_BUILT_VERSION})
+  target_compile_definitions(${name} PRIVATE GPUMEM_BUILT_VERSION=${GPUMEM_BUILT_VERSION})
   # For gpumem_c and for users' shared libraries. In programs the linker removes the indirections.
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   # In the installed package, the finder that it contains defines the same target.

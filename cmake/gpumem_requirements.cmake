@@ -57,8 +57,10 @@ function(gpumem_import_in standard extensions headers)
   foreach(target IN ITEMS gpumem::gpumem gpumem::thrust)
     set_target_properties(${target} PROPERTIES IMPORTED_CXX_MODULES_INCLUDE_DIRECTORIES "${headers}"
       IMPORTED_CXX_MODULES_COMPILE_FEATURES "cxx_std_${standard}" CXX_EXTENSIONS "${extensions}")
+    # clang 19 ignores -fexperimental-modules-reduced-bmi where it writes only a BMI.
     if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 20)
-      set_property(TARGET ${target} PROPERTY IMPORTED_CXX_MODULES_COMPILE_OPTIONS -fexperimental-modules-reduced-bmi)
+      set_property(TARGET ${target} PROPERTY IMPORTED_CXX_MODULES_COMPILE_OPTIONS
+        "SHELL:-Xclang -emit-reduced-module-interface")
     endif()
   endforeach()
 endfunction()

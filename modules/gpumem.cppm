@@ -151,7 +151,7 @@ export import :free_path;
 export import :recorded_uses;
 export import :page_calls;
 export import :shard_allocator;
-export import :out_of_memory;
+export import :out_of_memory_path;
 export import :memory_report;
 export import :allocate_path;
 export import :release_task;

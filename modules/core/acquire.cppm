@@ -29,16 +29,6 @@ struct awaitable_request;
 namespace extend {
 export template <stoppable_token Token, std::size_t N> class acquire_awaitable;
 
-// The result of a request for N blocks.
-template <std::size_t N> struct acquired {
-  using type = std::array<allocation, N>;
-};
-template <> struct acquired<1> {
-  using type = allocation;
-};
-/// One allocation, or an array of N.
-export template <std::size_t N> using acquired_t = acquired<N>::type;
-
 /// The awaiter of one `co_await` of an acquire_awaitable; immovable. The destructor withdraws a request that still
 /// waits. If memory was granted but the coroutine has not resumed, the destructor frees it. Destroy the awaiter only
 /// where the executor (see acquire_options::resume_on) cannot resume the coroutine meanwhile: on the executor's thread,

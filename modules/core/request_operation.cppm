@@ -22,6 +22,18 @@ import :sync;
 import :timer;
 import :waiter;
 
+namespace gpumem::extend {
+// The result of a request for N blocks.
+template <std::size_t N> struct acquired {
+  using type = std::array<allocation, N>;
+};
+template <> struct acquired<1> {
+  using type = allocation;
+};
+/// One allocation, or an array of N.
+export template <std::size_t N> using acquired_t = acquired<N>::type;
+} // namespace gpumem::extend
+
 namespace gpumem::detail {
 
 // A request and the resource to which it goes; small and movable. A request for a turn asks for no memory: it waits
@@ -60,15 +72,6 @@ public:
   std::span<request_part> all() noexcept { return {}; }
   std::optional<failure> wrong() const noexcept { return {}; }
 };
-
-// The result of a request for N blocks.
-template <std::size_t N> struct acquired {
-  using type = std::array<allocation, N>;
-};
-template <> struct acquired<1> {
-  using type = allocation;
-};
-template <std::size_t N> using acquired_t = acquired<N>::type;
 
 // The first attempt of a request for one block. Most requests end here, without a waiting_operation: its construction
 // took three times as long as the allocation itself.
@@ -253,12 +256,12 @@ public:
     return this->park();
   }
 
-  acquired_t<N> finish() {
+  extend::acquired_t<N> finish() {
     forget_cancellers();
     if constexpr (N == 1) {
       return this->take_or_throw();
     } else {
-      acquired_t<N> granted;
+      extend::acquired_t<N> granted;
       this->take_into_or_throw(granted);
       return granted;
     }

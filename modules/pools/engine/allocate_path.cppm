@@ -4,7 +4,7 @@ export module gpumem:allocate_path;
 import :allocation_request;
 import :deferred_frees;
 import :error;
-import :out_of_memory;
+import :out_of_memory_path;
 import :pool_parts;
 import :pool_shard;
 import :request_queue;
@@ -21,12 +21,12 @@ namespace gpumem::detail {
 /// Allocates the blocks that the thread's cache of freed blocks does not have. A pool has one or more shards, each with
 /// a lock and free ranges of its own. The search takes the lock of the thread's own shard. If that shard has nothing,
 /// it takes the locks of all shards. It tries free ranges first, then new memory of the upstream. At last, class
-/// out_of_memory waits for streams and replaces unused memory.
+/// out_of_memory_path waits for streams and replaces unused memory.
 export class allocate_path {
 public:
   /// Keeps references to all arguments.
   allocate_path(pool_parts& parts, shard_frees& frees, deferred_frees& deferred, request_queue& queue,
-                shard_allocator& allocator, out_of_memory& last_resort) noexcept
+                shard_allocator& allocator, out_of_memory_path& last_resort) noexcept
       : parts_{parts}, frees_{frees}, deferred_{deferred}, queue_{queue}, allocator_{allocator},
         out_of_memory_{last_resort} {}
 
@@ -49,7 +49,7 @@ private:
   deferred_frees& deferred_;
   request_queue& queue_;
   shard_allocator& allocator_;
-  out_of_memory& out_of_memory_;
+  out_of_memory_path& out_of_memory_;
 };
 
 } // namespace gpumem::detail

@@ -10,7 +10,7 @@ import :device;
 import :error;
 import :free_path;
 import :memory_report;
-import :out_of_memory;
+import :out_of_memory_path;
 import :page_calls;
 import :pool_backend;
 import :pool_counters;
@@ -158,7 +158,7 @@ private:
   request_passes request_passes_;
   free_path free_path_;
   shard_allocator allocator_;
-  out_of_memory out_of_memory_;
+  out_of_memory_path out_of_memory_;
   allocate_path allocate_path_;
   recorded_uses uses_;
   page_calls pages_;

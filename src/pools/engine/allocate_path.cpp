@@ -16,7 +16,7 @@ import :deferred_frees;
 import :device;
 import :error;
 import :memory_report;
-import :out_of_memory;
+import :out_of_memory_path;
 import :peak_tracker;
 import :pool_backend;
 import :pool_counters;

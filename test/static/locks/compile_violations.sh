@@ -5,7 +5,12 @@
 set -euo pipefail
 cd "$1"
 source=$(dirname "${BASH_SOURCE[0]}")/violations.cpp
-object=$("$2" -t targets all | sed -n 's|^\(modules/CMakeFiles/gpumem\.dir/.*src/core/holder\.cpp\.o\): .*|\1|p')
+object=$("$2" -t targets all | grep -oE '^modules/CMakeFiles/gpumem\.dir/.*core[./][a-z_]+\.cpp\.o' | sed -n 1p)
+if [[ -f modules/gpumem/gpumem.cppm ]]; then # the module is built from one interface
+  mkdir -p test/static/violations
+  python3 "${source%/test/*}/cmake/one_interface.py" <(echo "violations.cpp: $source") test/static/violations
+  source=test/static/violations/violations.cpp
+fi
 compile=$("$2" -t commands -s "$object" | tail -1)
 compile="${compile%% -MD *} -Werror -fsyntax-only -x c++ $source"
 $compile -DLINE=0

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # Reads the names that the interfaces export, namespace by namespace, and holds them against those that
-# api_surface.cpp names: `import gpumem;` shows users no other.
+# api_surface.cpp names: `import gpumem;` shows users no other. No name of the library's own equals a public one: in the
+# generated interface, where all partitions are visible, it would hide the public one.
 # SPDX-License-Identifier: Apache-2.0
 import re
 import sys
@@ -13,7 +14,6 @@ TEMPLATE = re.compile(r"\btemplate (<(?:[^<>]|<(?:[^<>]|<[^<>]*>)*>)*>)")
 TYPE = re.compile(r"^(?:class|struct|union|enum class|enum|concept|using) (?:alignas\([^)]*\) )?([\w:]+)")
 FUNCTION = re.compile(r'(operator""\w+|\w+) ?\(')
 VALUE = re.compile(r"(\w+)$")
-PRIVATE = {"detail", "std", "__gnu_cxx"}  # the library's own, and what users' units need of the standard library
 
 
 def name_of(head):
@@ -30,10 +30,10 @@ def name_of(head):
     return found[1] if found else None
 
 
-def exported(text):
-    """Pairs of namespace and name that a unit exports."""
+def declared(text):
+    """Pairs of namespace and name that a unit exports, and those that it declares without an export or as its own."""
     text = TEXT.sub('""', COMMENT.sub("", text))
-    names, scopes, head, at = set(), [], "", 0
+    names, hidden, scopes, head, at = set(), set(), [], "", 0
     while at < len(text):
         letter = text[at]
         at += 1
@@ -52,38 +52,45 @@ def exported(text):
             head += " {}"
             is_function = "(" in TEMPLATE.sub("", plain) and not re.search(r"\b(class|struct|enum|requires)\b", plain)
             if is_function or text[at:].lstrip()[:1] not in (";", ","):
-                note(names, scopes, plain)
+                note(names, hidden, scopes, plain)
                 head = ""
         elif letter == "}":
             scopes.pop()
             head = ""
         elif letter == ";":
-            note(names, scopes, plain.split(" {}")[0])
+            note(names, hidden, scopes, plain.split(" {}")[0])
             head = ""
         else:
             head += letter
-    return names
+    return names, hidden
 
 
-def note(names, scopes, plain):
+def note(names, hidden, scopes, plain):
     space = "::".join(name for name, _ in scopes if name)
+    skip = re.match(r"(export )?(module|import|static_assert|using namespace|friend|template class|extern template)\b", plain)
+    if not plain or skip or {"std", "__gnu_cxx"} & set(space.split("::")):
+        return
     is_open = plain.startswith("export ") or any(is_exported for _, is_exported in scopes)
-    skip = re.match(r"(export )?(module|import|static_assert)\b", plain)
-    if plain and is_open and not skip and not PRIVATE & set(space.split("::")):
-        if name := name_of(plain):
-            names.add((space, name))
+    if name := name_of(plain):
+        (names if is_open and "detail" not in space.split("::") else hidden).add((space, name))
 
 
 def check(root):
-    found = set()
+    found, hidden = set(), set()
     for path in sorted(root.glob("modules/**/*.cppm")):
         if "thrust" not in path.parts and "scheduled" not in path.parts:
-            found |= exported(path.read_text())
+            of_unit = declared(path.read_text())
+            found |= of_unit[0]
+            hidden |= of_unit[1]
     listed = set()
     for named in re.findall(r"^using ([\w:]+(?:::operator\"\"\w+)?);", (root / "test/static/api_surface.cpp").read_text(), re.M):
         space, _, name = named.rpartition("::")
         listed.add((space, name))
     tell = [f"{space}::{name} is exported, and api_surface.cpp does not name it" for space, name in sorted(found - listed)]
+    public = {name: space for space, name in found if space in ("gpumem", "gpumem::extend", "gpumem::driver_api")}
+    text = "".join(path.read_text() for path in root.glob("modules/**/*.cppm"))
+    tell += [f"{space}::{name} has the name of {public[name]}::{name}" for space, name in sorted(hidden)
+             if space == "gpumem::detail" and name in public and f"using {name} = detail::{name};" not in text]
     return tell + [f"api_surface.cpp names {space}::{name}, which is not exported" for space, name in sorted(listed - found)]
 
 

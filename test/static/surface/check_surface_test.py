@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).parent))
-from check_surface import check, exported  # noqa: E402
+from check_surface import check, declared  # noqa: E402
 
 UNIT = """
 module;
@@ -49,16 +49,16 @@ NAMES |= {("gpumem::extend", "taken"), ("gpumem::extend", "number"), ("gpumem::l
 
 
 class CheckSurface(unittest.TestCase):
-    def faults(self, names):
+    def faults(self, names, unit=None):
         with tempfile.TemporaryDirectory() as folder:
             listed = "".join(f"using {space}::{name};\n" for space, name in names)
-            for path, text in (("modules/base/unit.cppm", UNIT), ("test/static/api_surface.cpp", listed)):
+            for path, text in (("modules/base/unit.cppm", unit or UNIT), ("test/static/api_surface.cpp", listed)):
                 Path(folder, path).parent.mkdir(parents=True, exist_ok=True)
                 Path(folder, path).write_text(text)
             return check(Path(folder))
 
     def test_all_kinds_of_declarations_are_read(self):
-        self.assertEqual(exported(UNIT), NAMES)
+        self.assertEqual(declared(UNIT)[0], NAMES)
 
     def test_same_names_are_silent(self):
         self.assertEqual(self.faults(NAMES), [])
@@ -70,6 +70,12 @@ class CheckSurface(unittest.TestCase):
     def test_name_that_is_not_exported(self):
         self.assertEqual(self.faults(NAMES | {("gpumem", "hidden")}),
                          ["api_surface.cpp names gpumem::hidden, which is not exported"])
+
+    def test_hidden_name_that_is_public_too(self):
+        own = UNIT + "\nnamespace gpumem::detail {\nclass shown;\n}\n"
+        self.assertEqual(self.faults(NAMES, own), ["gpumem::detail::shown has the name of gpumem::shown"])
+        same = own + "namespace gpumem {\nexport using shown = detail::shown;\n}\n"
+        self.assertEqual(self.faults(NAMES, same), [])
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ module;
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
-module gpumem:out_of_memory.impl;
-import :out_of_memory;
+module gpumem:out_of_memory_path.impl;
+import :out_of_memory_path;
 import :allocation_request;
 import :attempt;
 import :backoff;
@@ -36,7 +36,7 @@ namespace gpumem::detail {
 // memory for which the stream must wait. After that the host waits for streams, and the pool replaces unused memory by
 // new memory. A pool of pages unmaps only as many unused pages as the request needs, so it does that before the host
 // waits. A pool of chunks gives back all unused chunks, so it does that only after the wait.
-expected<void*, failure> out_of_memory::allocate(allocation_request& request, failure const& why) {
+expected<void*, failure> out_of_memory_path::allocate(allocation_request& request, failure const& why) {
   if (why.reason == outcome::invalid_argument)
     return unexpected<failure>{why}; // the growth is called from inside itself
   request.growth_failed = true;
@@ -61,13 +61,13 @@ expected<void*, failure> out_of_memory::allocate(allocation_request& request, fa
 }
 
 // Returns whether no state of the pool could serve the request, which has failed for the reason `why`.
-bool out_of_memory::is_never_met(allocation_request const& request, failure const& why) const {
+bool out_of_memory_path::is_never_met(allocation_request const& request, failure const& why) const {
   auto const& backend = parts_.backend;
   if (!backend.could_hold(request.bytes, request.alignment)) return true;
   return why.reason == outcome::too_large && !backend.has_chunk_for(request.bytes, request.alignment);
 }
 
-bool out_of_memory::release_closed_pools(failure const& why) noexcept {
+bool out_of_memory_path::release_closed_pools(failure const& why) noexcept {
   if (why.reason != outcome::exhausted || !deferred_release::any_closed()) return false;
   auto const where = parts_.backend.where();
   all_shards_unlock const during{parts_.shards};
@@ -76,7 +76,7 @@ bool out_of_memory::release_closed_pools(failure const& why) noexcept {
 
 // Turns the thread caches off and moves their blocks to the free lists. Then waits until no block is evicted: taken out
 // of a cache by its thread, but not yet on a free list.
-void out_of_memory::flush() {
+void out_of_memory_path::flush() {
   bool const cached_till_now = parts_.caches.enabled();
   parts_.mode.set_under_pressure(true);
   frees_.flush_thread_caches();
@@ -94,7 +94,7 @@ void out_of_memory::flush() {
 // Polls and searches once more: otherwise memory whose work has just completed would be unmapped and mapped again. Then
 // moves unused pages together to hold the request. If that fails, gives unused memory back to the upstream, and gets
 // new memory for the request instead.
-expected<void*, failure> out_of_memory::grow_in_place(allocation_request const& request) {
+expected<void*, failure> out_of_memory_path::grow_in_place(allocation_request const& request) {
   if (parts_.backend.paged()) {
     parts_.rules.poll_young_events(&request.key, parts_.everywhere());
     if (auto* const p = allocator_.search_all(request)) return p;
@@ -108,7 +108,7 @@ expected<void*, failure> out_of_memory::grow_in_place(allocation_request const& 
   return grown;
 }
 
-expected<void*, failure> out_of_memory::grow_or_search(allocation_request const& request) {
+expected<void*, failure> out_of_memory_path::grow_or_search(allocation_request const& request) {
   for (;;) {
     auto const grown = allocator_.grow(request, true);
     if (grown.is_done()) return grown.value();
@@ -119,7 +119,7 @@ expected<void*, failure> out_of_memory::grow_or_search(allocation_request const&
 
 // Returns whether the request could succeed after streams have completed their work: from free memory, or from new
 // memory after the pool has given back unused memory.
-bool out_of_memory::sync_could_help(allocation_request const& request) const {
+bool out_of_memory_path::sync_could_help(allocation_request const& request) const {
   if (!reuse_rules::may_complete(parts_.everywhere())) return false;
   if (parts_.backend.paged() && parts_.free_bytes() + parts_.chunks.headroom() >= request.bytes) return true;
   std::size_t run = 0;
@@ -131,7 +131,7 @@ bool out_of_memory::sync_could_help(allocation_request const& request) const {
 
 // Polls the streams for up to `tuning::max_host_wait`, and searches after each poll. Returns null if the searches find
 // nothing. The caller then gives back the chunks that have become unused.
-void* out_of_memory::sync_and_retry(allocation_request const& request) {
+void* out_of_memory_path::sync_and_retry(allocation_request const& request) {
   auto const deadline = sync::now() + tuning::max_host_wait;
   parts_.rules.poll_streams(nullptr, parts_.everywhere());
   for (backoff pause{tuning::max_poll_pause}; sync_could_help(request);) {
@@ -146,7 +146,7 @@ void* out_of_memory::sync_and_retry(allocation_request const& request) {
   return search_after_sync(request);
 }
 
-void* out_of_memory::search_after_sync(allocation_request const& request) {
+void* out_of_memory_path::search_after_sync(allocation_request const& request) {
   auto* const p = allocator_.search_all(request);
   if (p) ++request.shard->counts.reuse_after_sync;
   return p;

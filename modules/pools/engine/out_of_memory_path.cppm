@@ -1,6 +1,6 @@
 // The steps by which a pool that cannot grow finds memory for a request.
 // SPDX-License-Identifier: Apache-2.0
-export module gpumem:out_of_memory;
+export module gpumem:out_of_memory_path;
 import :allocation_request;
 import :error;
 import :pool_parts;
@@ -16,10 +16,10 @@ namespace gpumem::detail {
 /// thread caches to the free lists. It makes the request's stream wait for other streams that still use free memory. It
 /// gives unused memory back to the upstream, and gets new memory for the request instead. It lets the host wait, for at
 /// most one second, until streams complete their work.
-export class out_of_memory {
+export class out_of_memory_path {
 public:
   /// Keeps references to all arguments.
-  out_of_memory(pool_parts& parts, shard_frees& frees, shard_allocator& allocator) noexcept
+  out_of_memory_path(pool_parts& parts, shard_frees& frees, shard_allocator& allocator) noexcept
       : parts_{parts}, frees_{frees}, allocator_{allocator} {}
 
   /// Returns the block, or the failure if no step has found memory. `why`: the failure of the growth. The caller holds
