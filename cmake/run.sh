@@ -73,7 +73,8 @@ case $command in
     ;;
   lint)
     set_up lint
-    build release
+    build release --target gpumem
+    build partitions
     bash cmake/setup/lint.sh "$@"
     ;;
   gpu)

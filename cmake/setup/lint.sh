@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks includes, lengths, exported names and comments, formats the sources, and runs clang-tidy over every unit of
-# build/release. Build that first.
+# Checks includes, lengths, exported names and comments, formats the sources, compares the symbols of both forms of the
+# module, and runs clang-tidy over every unit of build/partitions. Build that, and the library of build/release, first.
 # SPDX-License-Identifier: Apache-2.0
 # usage: lint.sh [--check]
 set -euo pipefail
@@ -16,11 +16,13 @@ done
 find modules src test bench -type f \( -name '*.cppm' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.cu' \) \
   -print0 | xargs -0 -r "clang-format-$major" "${format[@]}" || status=1
 
+bash cmake/setup/compare_forms.sh build/partitions/modules/libgpumem.a build/release/modules/libgpumem.a || status=1
+
 # gpumem_scheduled compiles the same files a second time, which need not be checked again.
 mkdir -p build/lint
 python3 - <<'PYTHON' >build/lint/files
 import json
-commands = json.load(open("build/release/compile_commands.json"))
+commands = json.load(open("build/partitions/compile_commands.json"))
 seen = {}
 for entry in commands:
     if "/_deps/" not in entry["file"] and "gpumem_scheduled.dir" not in entry["command"]:

@@ -26,7 +26,7 @@ export struct failing_counts {
   std::uint64_t requests = 0; ///< all requests, including the refused ones
   std::uint64_t refused = 0;  ///< refused by the adaptor; failures of the upstream do not count
 
-  friend bool operator==(failing_counts const&, failing_counts const&) = default;
+  bool operator==(failing_counts const&) const = default;
 };
 
 namespace detail {

@@ -18,7 +18,7 @@ export struct counter {
   std::int64_t peak = 0;  ///< the highest `value`
   std::int64_t total = 0; ///< sum of all that was allocated, whether freed or not
 
-  friend bool operator==(counter const&, counter const&) = default;
+  bool operator==(counter const&) const = default;
 };
 
 /// The counters of a statistics_adaptor.
@@ -26,7 +26,7 @@ export struct allocation_counts {
   counter bytes;       ///< bytes of live blocks, as requested
   counter allocations; ///< number of live blocks
 
-  friend bool operator==(allocation_counts const&, allocation_counts const&) = default;
+  bool operator==(allocation_counts const&) const = default;
 };
 
 namespace detail {

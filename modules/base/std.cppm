@@ -113,10 +113,13 @@ using std::runtime_error;
 
 // Exports the operators of the standard library's iterators, because templates of the interfaces use them in dependent
 // expressions. The standard does not keep a declaration of the global module fragment that only such expressions use.
-// Reduced BMIs then lack it; llvm-project#60488 shows the error.
+// Reduced BMIs then lack it; llvm-project#60488 shows the error. From release 16 on, libstdc++ declares them in the
+// iterators' classes, where they are kept.
+#if !defined(_GLIBCXX_RELEASE) || _GLIBCXX_RELEASE < 16
 export namespace __gnu_cxx {
 using __gnu_cxx::operator==;
 using __gnu_cxx::operator<=>;
 using __gnu_cxx::operator-;
 using __gnu_cxx::operator+;
 } // namespace __gnu_cxx
+#endif

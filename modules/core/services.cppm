@@ -178,7 +178,7 @@ inline constexpr auto as_it_is = [](stream_key const& key) noexcept { return key
 inline constexpr auto waiting_on_host = [](stream_key const& key) noexcept { return key.waiting(); };
 
 // Makes the table of the gpumem resource `Type`. Its function traits_of() tells what holds for the memory of a state.
-template <class Type, resource_state S> services_table make_table() noexcept {
+template <class Type, resource_state S> constexpr services_table make_table() noexcept {
   services_table table{};
   table.type = &typeid(Type);
   table.try_allocate = [](void* s, stream_ref stream, std::size_t n, std::size_t a) noexcept {
@@ -243,7 +243,7 @@ template <class Type, resource_state S> services_table make_table() noexcept {
 void report_moved_from(void* pointer, std::size_t bytes) noexcept;
 
 // Returns the table of a handle that was moved from. The failures of its functions name this cause.
-inline services_table make_moved_from_table() noexcept {
+constexpr services_table make_moved_from_table() noexcept {
   services_table table{};
   table.type = &typeid(void);
   table.try_allocate = [](void*, stream_ref, std::size_t n, std::size_t) noexcept {
@@ -262,14 +262,14 @@ inline services_table make_moved_from_table() noexcept {
   table.traits = [](void*) noexcept { return memory_traits{}; };
   return table;
 }
-inline services_table const moved_from_table = make_moved_from_table();
+inline constexpr services_table moved_from_table = make_moved_from_table();
 
 // The functions below make the table of a resource that is not gpumem's. The resource is its own state and must outlive
 // its allocations. A free uses the handle of the block's stream, so the stream must live until the free.
 template <class R> R& as(void* state) noexcept { return *static_cast<R*>(state); }
 inline stream_ref stream_of(stream_key const& key) noexcept { return stream_ref{key.timeline().handle()}; }
 
-template <class R> services_table make_external_table() noexcept {
+template <class R> constexpr services_table make_external_table() noexcept {
   services_table table{};
   table.type = &typeid(R);
   table.try_allocate = [](void* s, stream_ref stream, std::size_t n, std::size_t a) noexcept {
@@ -303,8 +303,8 @@ template <class R> services_table make_external_table() noexcept {
   return table;
 }
 
-template <class Type, class State> inline services_table const table_of = make_table<Type, State>();
-template <class R> inline services_table const external_table_of = make_external_table<R>();
+template <class Type, class State> inline constexpr services_table table_of = make_table<Type, State>();
+template <class R> inline constexpr services_table external_table_of = make_external_table<R>();
 
 } // namespace detail
 

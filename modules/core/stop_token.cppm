@@ -49,7 +49,7 @@ export struct never_stop_token {
   static constexpr bool stop_requested() noexcept { return false; }
   /// Returns false.
   static constexpr bool stop_possible() noexcept { return false; }
-  friend bool operator==(never_stop_token, never_stop_token) noexcept = default;
+  bool operator==(never_stop_token const&) const noexcept = default;
 };
 } // namespace extend
 

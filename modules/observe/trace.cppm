@@ -25,7 +25,7 @@ export struct trace_record {
   std::uint64_t bytes = 0;                      ///< passed to the call
   std::uint64_t stream = 0;                     ///< passed to the call
 
-  friend bool operator==(const trace_record&, const trace_record&) = default;
+  bool operator==(trace_record const&) const = default;
 };
 
 /// The first line of every trace in the log format, without its line end.

@@ -37,7 +37,7 @@ struct driver_pool_usage {
   std::size_t used = 0;          ///< bytes of live blocks, rounded up by the driver
   std::size_t peak_used = 0;     ///< highest `used`
 
-  friend bool operator==(driver_pool_usage const&, driver_pool_usage const&) = default;
+  bool operator==(driver_pool_usage const&) const = default;
 };
 
 } // namespace gpumem

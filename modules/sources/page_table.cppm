@@ -19,7 +19,7 @@ export struct page_extent {
 
   /// Returns the offset after the run.
   inline std::size_t end() const noexcept { return offset + bytes; }
-  friend bool operator==(page_extent const&, page_extent const&) = default;
+  bool operator==(page_extent const&) const = default;
 };
 
 /// A page: one physical allocation, and the addresses at which it is mapped.
@@ -28,7 +28,7 @@ export struct page_info {
   bool pinned = false;  ///< another library or process uses it, so it may not be moved or unmapped
   bool aliased = false; ///< the same memory is mapped at another offset too
 
-  friend bool operator==(page_info const&, page_info const&) = default;
+  bool operator==(page_info const&) const = default;
 };
 } // namespace extend
 
