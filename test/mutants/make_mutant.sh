@@ -20,8 +20,8 @@ make_mutant() {
   [[ $(grep -cxF -- "$right" "$original") == 1 ]] || { echo "not once in $original: $right"; exit 1; }
 
   # The build compiles the file alone, or as a part of a generated unit, in which it begins at its #line directive.
-  unit=$(grep -lsE "^#line [0-9]+ \"src/${facts[2]}\"" modules/"$library"/*.cpp modules/base/scheduled/"$library"/*.cpp) ||
-    unit=$original
+  unit=$(grep -lsE "^#line [0-9]+ \"src/${facts[2]}\"" modules/"$library"/*.cpp modules/base/scheduled/"$library"/*.cpp || true)
+  unit=${unit:-$original}
   right=$right wrong=$wrong file="\"src/${facts[2]}\"" alone=$([[ $unit == "$original" ]] && echo 1 || echo 0) awk '
     BEGIN { inside = ENVIRON["alone"] }
     $1 == "#line" && NF == 3 { inside = $3 == ENVIRON["file"] }

@@ -45,7 +45,7 @@ class Modes(unittest.TestCase):
         rules = (SCRATCH / "modes/build.ninja").read_text()
         flags = set(re.findall(r"^  FLAGS = .*?-std=(\S+)", rules, re.M))
         modules = re.findall(r"^build CMakeFiles/gpumem\S*\.bmi:.*\n(?:  .*\n)*?  INCLUDES = (.*)$", rules, re.M)
-        self.assertGreater(len(modules), 100)
+        self.assertIn(len(modules), (1, 2), "the interfaces that a project compiles: gpumem, gpumem.thrust")
         self.assertEqual([folders for folders in modules if f"{STAGE}/include" not in folders], [])
         return flags
 
