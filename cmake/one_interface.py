@@ -18,8 +18,6 @@ ROOT = Path(__file__).resolve().parent.parent
 DECLARATION = re.compile(r"^(?:export )?module gpumem(?::([\w.]+))?;")
 IMPORT = re.compile(r"^(?:export )?import (:?[\w.]+);")
 INCLUDE = re.compile(r"^#include (<.*>)")
-# Partitions have initializers of their own, which src/base/debugging.cpp names.
-INITIALIZER = re.compile(r"_ZGIW6gpumemWP\d+\w+")
 
 
 class Source:
@@ -50,7 +48,7 @@ class Source:
 
     def add_to_body(self, number, line):
         if not (found := IMPORT.match(line)):
-            self.body.append((number, INITIALIZER.sub("_ZGIW6gpumem", line)))
+            self.body.append((number, line))
         elif found[1].startswith(":"):
             self.imports.append(found[1][1:])
         else:

@@ -48,7 +48,7 @@ public:
   /// Returns the ordinal, as the runtime API counts devices.
   inline int ordinal() const noexcept { return state_->ordinal; }
   /// Returns the device as CCCL names it.
-  operator device_ref() const { return device_ref{state_->ordinal}; }
+  operator device_ref() const;
   /// Returns the primary context.
   inline CUcontext context() const noexcept { return state_->primary; }
 

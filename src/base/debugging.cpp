@@ -14,12 +14,8 @@ asm(".pushsection .debug_gdb_scripts, \"MS\", @progbits, 1\n"
     ".byte 0\n"
     ".popsection\n");
 
-// These symbols make the linker take the object files of four interfaces, and with them the debug information of their
-// types. The linker takes most other interfaces because they have something to initialize. This section is not loaded
-// either.
+// This symbol makes the linker take the object file of the interface, and with it the debug information of the types.
+// This section is not loaded either.
 asm(".pushsection .debug_gpumem_types, \"\", @progbits\n"
-    ".quad _ZGIW6gpumemWP5chunk\n"
-    ".quad _ZGIW6gpumemWP10block_info\n"
-    ".quad _ZGIW6gpumemWP12peak_tracker\n"
-    ".quad _ZGIW6gpumemWP16executor_adaptor\n"
+    ".quad _ZGIW6gpumem\n"
     ".popsection\n");

@@ -71,6 +71,9 @@ bool is_current(CUcontext context) {
 
 device::device(int ordinal) : state_{device_state_of(ordinal)} {}
 
+// Not inline: CCCL's constructor would put the path of its header into the interface's object.
+device::operator device_ref() const { return device_ref{state_->ordinal}; }
+
 device_memory device::memory() const {
   device_guard const scope{*this};
   device_memory memory;
