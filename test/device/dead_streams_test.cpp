@@ -15,6 +15,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <cuda.h>
 
@@ -247,5 +248,33 @@ TEST_F(dead_streams_on_device, host_memory_stays_flat_over_many_threads) {
     auto const more = of(on, 50'000);
     std::printf("50000 threads: %.2f MiB of host memory\n", static_cast<double>(more) / static_cast<double>(mib));
     EXPECT_LE(more, static_cast<std::ptrdiff_t>(8 * mib));
+  }
+}
+
+// Pools of jobs that end while their streams live, of which the host has waited for none.
+TEST_F(dead_streams_on_device, closed_pools_keep_64_mib) {
+  auto const used = [] {
+    auto const memory = device{0}.memory();
+    return static_cast<std::ptrdiff_t>(memory.total - memory.free);
+  };
+  std::vector<stream_ref> streams;
+  std::ptrdiff_t before = 0;
+  for (int job = 0; job < 200; ++job) {
+    streams.push_back(stream_ref{make_stream()});
+    if (job == 8) before = used(); // the first jobs load what later ones share
+    pool_resource pool{device{0}};
+    for (std::size_t i = 0; i < 100; ++i) {
+      auto const bytes = i * 7919 * 64 % (3 * mib) + 1;
+      auto* const block = pool.allocate(streams.back(), bytes);
+      EXPECT_EQ(cudaMemsetAsync(block, job, bytes, streams.back().get()), cudaSuccess);
+      pool.deallocate(streams.back(), block, bytes);
+    }
+  }
+  auto const kept = used() - before;
+  std::printf("200 closed pools: %td MiB more are used\n", kept / static_cast<std::ptrdiff_t>(mib));
+  EXPECT_LE(kept, static_cast<std::ptrdiff_t>(128 * mib)) << "64 MiB, and what the driver keeps for 200 streams";
+  for (auto each : streams) {
+    EXPECT_EQ(cudaStreamSynchronize(each.get()), cudaSuccess);
+    EXPECT_EQ(cudaStreamDestroy(each.get()), cudaSuccess);
   }
 }

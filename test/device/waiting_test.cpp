@@ -111,4 +111,35 @@ TEST_F(waiting_on_device, request_ends_at_its_deadline) {
   EXPECT_LT(waited, std::chrono::seconds{2});
 }
 
+// cuMemFree waits for the kernels of the device, so the pool's chunks go back on the library's thread.
+TEST_F(waiting_on_device, deadline_is_kept_while_chunks_wait_for_a_kernel) {
+  unsigned* flag = nullptr;
+  ASSERT_EQ(cudaMallocManaged(reinterpret_cast<void**>(&flag), sizeof *flag, cudaMemAttachGlobal), cudaSuccess);
+  *flag = 0;
+  pool_type pool{device{0}, {.limit = limit, .pages = false}};
+  gpumem::stream busy{device{0}}, on{device{0}};
+  {
+    std::vector<allocation> chunks;
+    for (int i = 0; i < 4; ++i) chunks.push_back(pool.acquire(on, limit / 4).wait());
+  }
+  on.synchronize();
+  stamp::wait_for(busy.get(), flag);
+  auto const begin = gpumem::detail::sync::now();
+  auto const reason = [&] {
+    try {
+      auto const block = pool.acquire(on, limit, {.deadline = begin + std::chrono::milliseconds{200}}).wait();
+      return outcome::granted;
+    } catch (acquire_error const& e) { return e.reason(); }
+  }();
+  auto const waited = gpumem::detail::sync::now() - begin;
+  *const_cast<unsigned volatile*>(flag) = 1;
+  EXPECT_LT(waited, std::chrono::milliseconds{600});
+  std::printf("ended with %d after %.1f ms\n", static_cast<int>(reason),
+              std::chrono::duration<double, std::milli>{waited}.count());
+  EXPECT_TRUE(reason == outcome::deadline || reason == outcome::granted);
+  busy.synchronize();
+  EXPECT_TRUE(pool.acquire(on, limit).wait());
+  EXPECT_EQ(cudaFree(flag), cudaSuccess);
+}
+
 } // namespace
