@@ -6,87 +6,121 @@ folder=$PWD
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 source cmake/setup/setup.sh
+source cmake/setup/build.sh
+source cmake/setup/installation.sh
 
 usage() {
   cat <<'TEXT'
-usage: bash cmake/run.sh COMMAND [ARGUMENT...]
+usage: bash cmake/run.sh [--dry-run] COMMAND [ARGUMENT...]
   demo [ARGUMENT...]  build, run the demo, replay the traces of bench/traces (arguments go to the replay)
   test [ARGUMENT...]  build, run the tests, then the property tests under the sanitizers (arguments go to ctest)
-  install [PREFIX]    build only the library and install it (into CMake's default, /usr/local, without PREFIX)
+  install [PREFIX]    build what the library needs and install it (into CMake's default, /usr/local, without PREFIX)
   lint [--check]      format the sources, tidy them; --check changes nothing and fails where it would
   gpu  [ARGUMENT...]  tests, planted faults and benchmarks on this machine's GPU, or a bundle for a machine with one
   setup               only install what is missing
 Each command first looks for its tools (clang >= 19, CMake >= 3.28, Ninja >= 1.11, CUDA >= 13.0, CCCL >= 3.5.0 and the
 test libraries), says what is missing, and installs that: Debian packages with apt-get, the rest into .tools/.
+--dry-run says what the command would install, build and run, and changes nothing. CMAKE_BUILD_PARALLEL_LEVEL is the
+number of jobs and of tests at a time; without it there is one for each processor.
 TEXT
 }
 
-# configure PRESET [OPTION...]: configures, from scratch if the tools have changed since the last time.
-configure() {
-  local fresh=()
-  if [[ -f build/$1/CMakeCache.txt ]] && ! cmp -s .tools/environment "build/$1/environment"; then
-    fresh=(--fresh)
-  fi
-  cmake --preset "$1" "${fresh[@]}" "${@:2}"
-  cp .tools/environment "build/$1/environment"
+# wrong SENTENCE: ends after a wrong command line.
+wrong() {
+  echo "cmake/run.sh: $1" >&2
+  usage >&2
+  exit 2
 }
 
-build() {
-  configure "$1"
-  cmake --build --preset "$1" "${@:2}"
+# Sets `command` and `arguments`. --dry-run may stand anywhere.
+read_command_line() {
+  local argument
+  command='' arguments=()
+  for argument in "$@"; do
+    if [[ $argument == --dry-run ]]; then
+      dry_run=1
+    elif [[ -n $command ]]; then
+      arguments+=("$argument")
+    elif [[ $argument == -* && $argument != -h && $argument != --help ]]; then
+      wrong "unknown option '$argument'"
+    else
+      command=$argument
+    fi
+  done
+}
+
+# accept COUNT [OPTION]: ends the script if the command has more arguments than COUNT, or an option other than OPTION.
+accept() {
+  local argument
+  for argument in "${arguments[@]}"; do
+    [[ $argument != -* || $argument == "${2-}" ]] || wrong "$command has no option '$argument'"
+  done
+  ((${#arguments[@]} <= $1)) || wrong "$command takes no '${arguments[$1]}'"
+}
+
+# Asks ctest before the build, which takes long, whether it knows the arguments.
+accept_ctest_arguments() {
+  local nowhere status=0
+  ((${#arguments[@]} && !dry_run)) || return 0
+  nowhere=$(mktemp -d)
+  ctest --test-dir "$nowhere" --show-only "${arguments[@]}" >/dev/null || status=2
+  rm -rf "$nowhere"
+  ((status == 0)) || exit "$status"
 }
 
 run_demo() {
+  announce "the demo and the replay tool" 300 420 release
   build release --target gpumem_demo gpumem-replay
-  build/release/bench/gpumem_demo
-  build/release/bench/gpumem-replay "$@" bench/traces/*.csv.gz
-}
-
-run_install() {
-  configure install "${@/#/-DCMAKE_INSTALL_PREFIX=}"
-  cmake --build --preset install
+  act build/release/bench/gpumem_demo
+  act build/release/bench/gpumem-replay "$@" bench/traces/*.csv.gz
 }
 
 run_test() {
   local preset
+  announce "the tests, and the property tests with each sanitizer, and runs them" 6000 3600 release asan tsan
   for preset in release asan tsan; do
     build "$preset"
-    ctest --preset "$preset" --parallel "$(nproc)" "$@"
+    act ctest --preset "$preset" --parallel "$(jobs_at_once)" "$@"
   done
 }
 
-command=${1:-help}
-shift || true
+run_lint() {
+  announce "the library, and all units in partitions, which clang-tidy then reads" 4000 4800 release partitions
+  build release --target gpumem
+  build partitions
+  act bash cmake/setup/lint.sh "$@"
+}
+
+read_command_line "$@"
 case $command in
   demo)
     set_up build
-    run_demo "$@"
+    run_demo "${arguments[@]}"
     ;;
   test)
     set_up test
-    run_test "$@"
+    accept_ctest_arguments
+    run_test "${arguments[@]}"
     ;;
   install)
+    accept 1
     set_up install
-    [[ $# -eq 0 || $1 == /* ]] || set -- "$folder/$1"
-    run_install "${@:1:1}"
+    run_install "${arguments[@]}"
     ;;
   lint)
+    accept 1 --check
     set_up lint
-    build release --target gpumem
-    build partitions
-    bash cmake/setup/lint.sh "$@"
+    run_lint "${arguments[@]}"
     ;;
   gpu)
     # A bundle needs no tools on the machine with the GPU.
-    [[ ${1-} == run ]] || set_up test
-    bash bench/gpu.sh "$@"
+    [[ ${arguments[0]-} == run ]] || set_up test
+    act bash bench/gpu.sh "${arguments[@]}"
     ;;
-  setup) set_up test ;;
-  help | -h | --help) usage ;;
-  *)
-    echo "cmake/run.sh: unknown command '$command'" >&2
-    usage >&2
-    exit 2
+  setup)
+    accept 0
+    set_up test
     ;;
+  '' | help | -h | --help) usage ;;
+  *) wrong "unknown command '$command'" ;;
 esac

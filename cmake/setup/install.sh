@@ -18,21 +18,60 @@ pip_command() {
   fi
 }
 
+can_make_pip() { [[ -x .tools/venv/bin/python ]] || quietly python3 -c "import pip" || quietly python3 -c "import ensurepip"; }
+
 installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
 
 # Wheels need pip, and so does the default package index. If the system has no pip, Debian's python3-venv provides it.
 want_pip() {
   if ((${#wheels[@]})) || [[ -n $torch_parts && -z ${PIP_INDEX_URL-} ]]; then
-    pip_command || packages+=(python3-venv)
+    can_make_pip || packages+=(python3-venv)
   fi
 }
 
-say_plan() {
+# megabytes NAME: prints about how much a package or wheel takes on disk, with what it needs itself.
+megabytes() {
+  case $1 in
+    clang-[0-9]*) echo 420 ;;
+    clang-tools-* | python3) echo 45 ;;
+    python3-venv) echo 10 ;;
+    libclang-rt-*) echo 50 ;;
+    clang-tidy-* | clang-format-*) echo 20 ;;
+    doxygen) echo 25 ;;
+    cmake==*) echo 77 ;;
+    cuda-toolkit*) echo 255 ;;
+    nvidia-cuda-cccl==*) echo 25 ;;
+    *) echo 3 ;;
+  esac
+}
+
+# sum_of NAME...: prints the sum of their sizes.
+sum_of() {
+  local name sum=0
+  for name in "$@"; do sum=$((sum + $(megabytes "$name"))); done
+  echo "$sum"
+}
+
+say_what_is_missing() {
+  local sum
+  if ((${#missing[@]} == 0)); then
+    echo "gpumem: all tools and libraries are there"
+    return
+  fi
+  want_pip
   echo "gpumem: missing here:"
   printf '  %s\n' "${missing[@]}"
-  if ((${#packages[@]})); then printf 'gpumem: Debian packages: %s\n' "${packages[*]}"; fi
-  if ((${#wheels[@]})); then printf 'gpumem: wheels from PyPI, into %s: %s\n' "$wheel_root" "${wheels[*]}"; fi
-  if [[ -n $torch_parts ]]; then printf "gpumem: parts of PyTorch's wheels from PyPI, into %s\n" "$torch_parts"; fi
+  if ((${#packages[@]})); then
+    printf 'gpumem: Debian packages, about %d MB: %s\n' "$(sum_of "${packages[@]}")" "${packages[*]}"
+  fi
+  if ((${#wheels[@]})); then
+    printf 'gpumem: wheels from PyPI, about %d MB, into %s: %s\n' "$(sum_of "${wheels[@]}")" "$wheel_root" "${wheels[*]}"
+  fi
+  if [[ -n $torch_parts ]]; then
+    printf "gpumem: parts of PyTorch's wheels from PyPI, 14 MB, into %s\n" "$torch_parts"
+  fi
+  sum=$(sum_of "${packages[@]}" "${wheels[@]}")
+  printf 'gpumem: installing that takes about %d minutes, at 10 MB a second\n' $((sum / 300 + 1))
 }
 
 # stop REASON: ends the set-up on systems where the packages of the plan cannot be installed from here.
@@ -75,8 +114,6 @@ install_torch_parts() {
 }
 
 install_missing() {
-  want_pip
-  say_plan
   if ((${#packages[@]})); then install_packages; fi
   if ((${#wheels[@]})); then install_wheels; fi
   if [[ -n $torch_parts ]]; then install_torch_parts; fi

@@ -30,5 +30,5 @@ for entry in commands:
 json.dump(list(seen.values()), open("build/lint/compile_commands.json", "w"), indent=1)
 print("\n".join(seen))
 PYTHON
-xargs -d '\n' -a build/lint/files -P "$(nproc)" -n 1 "clang-tidy-$major" -p build/lint --quiet || status=1
+xargs -d '\n' -a build/lint/files -P "${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}" -n 1 "clang-tidy-$major" -p build/lint --quiet || status=1
 exit "$status"

@@ -11,13 +11,14 @@ clang_to_install=19
 
 probes=$PWD/cmake/setup/probes
 wheel_root=$PWD/.tools/wheels
+probe_log=.tools/probe.log
 
 # quietly COMMAND...: runs the command with its output in the log of the probes.
 quietly() {
   {
     printf '+ %s\n' "$*"
     "$@"
-  } >>.tools/probe.log 2>&1
+  } >>"$probe_log" 2>&1
 }
 
 # at_least MINIMUM VERSION: succeeds if VERSION is MINIMUM or newer.
@@ -115,7 +116,7 @@ find_cccl() {
 find_tool() {
   local tool version
   for tool in "${@:3}"; do
-    version=$("$tool" --version 2>>.tools/probe.log | grep -oE '[0-9]+(\.[0-9]+)+' | head -n 1) || continue
+    version=$("$tool" --version 2>>"$probe_log" | grep -oE '[0-9]+(\.[0-9]+)+' | head -n 1) || continue
     if at_least "$2" "$version"; then
       printf '%s\n' "$tool"
       return
@@ -125,6 +126,9 @@ find_tool() {
 
 # lacks DESCRIPTION: records what is missing; the caller adds the package that provides it.
 lacks() { missing+=("$1"); }
+
+# The build generates the interface with it.
+probe_python() { type -P python3 >/dev/null || { lacks "Python 3" && packages+=(python3); }; }
 
 probe_build_tools() {
   local list
@@ -198,9 +202,10 @@ probe_lint_tools() {
 # probe_all install|build|test|lint: runs the probes for a command.
 probe_all() {
   missing=() packages=() wheels=() torch_parts=''
-  mkdir -p .tools
+  mkdir -p "$(dirname "$probe_log")"
   scratch=$(mktemp -d)
-  : >.tools/probe.log
+  : >"$probe_log"
+  probe_python
   probe_build_tools
   probe_compilers
   if [[ $1 != install ]]; then probe_libraries; fi

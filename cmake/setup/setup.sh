@@ -4,6 +4,8 @@
 source cmake/setup/probe.sh
 source cmake/setup/install.sh
 
+dry_run=0 # 1: only say what would be done
+
 fail() {
   printf 'gpumem: %s\n' "$@" >&2
   exit 1
@@ -50,14 +52,21 @@ write_environment() {
   } >.tools/environment
 }
 
-# set_up install|build|test|lint: sets the environment so that it names every tool that the command needs.
+# set_up install|build|test|lint: sets the environment so that it names every tool that the command needs. A dry run
+# only says what is missing.
 set_up() {
   local level=$1 key
   PATH=$(path_of_system)
   key=$(setup_key)
   if [[ ! -f .tools/ready.$level || $(<".tools/ready.$level") != "$key" ]]; then
+    if ((dry_run)); then probe_log=/dev/null; fi
     probe_all "$level"
+    if ((dry_run)); then
+      say_what_is_missing
+      return
+    fi
     if ((${#missing[@]})); then
+      say_what_is_missing
       install_missing
       probe_all "$level"
       ((${#missing[@]} == 0)) || fail "still missing after the installation:" "${missing[@]/#/  }" \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the set-up again after .tools/environment was sourced: the links in .tools/bin must still lead to the tools, not
-# to themselves.
+# to themselves. Nothing is missing, so neither apt-get nor pip is called.
 # SPDX-License-Identifier: Apache-2.0
 # usage: sourced_environment_test.sh SOURCE_FOLDER SCRATCH_FOLDER
 set -euo pipefail
@@ -12,6 +12,10 @@ cp -r "$source_folder/cmake" "$place/tree/"
 ln -s tree "$place/other name of the tree"
 for tool in cmake ctest cpack ninja; do
   printf '#!/bin/sh\necho %s version 99.9\n' "$tool" >"$place/bin/$tool"
+  chmod +x "$place/bin/$tool"
+done
+for tool in apt-get pip python3; do
+  printf '#!/bin/sh\necho %s "$@" >>"%s/installers"\nexit 1\n' "$tool" "$place" >"$place/bin/$tool"
   chmod +x "$place/bin/$tool"
 done
 export PATH="$place/bin:$PATH"
@@ -47,3 +51,4 @@ set_up_in "$place/other name of the tree"
 expect_tools "sourced twice, under another name of the folder"
 set_up_in "$place/other name of the tree"
 [[ $(grep -c probed "$place/log") -eq 3 ]] || { echo "an unchanged environment was probed again" && exit 1; }
+[[ ! -e $place/installers ]] || { cat "$place/installers" && echo "an installer was called" && exit 1; }

@@ -101,6 +101,18 @@ class Projects(unittest.TestCase):
         status, output = configure(folder, "guide")
         self.assertEqual(status, 0, output)
 
+    def test_the_first_project_can_be_configured(self):
+        status, output = configure(HERE / "../first", "first")
+        self.assertEqual(status, 0, output)
+
+    def test_one_target_builds_what_is_installed_and_no_tool(self):
+        ninja = re.search(r"^CMAKE_MAKE_PROGRAM:\w+=(.*)$", (BUILD / "CMakeCache.txt").read_text(), re.M)[1]
+        status, output = run(ninja, "-C", BUILD, "-t", "query", "gpumem_installed_files")
+        self.assertEqual(status, 0, output)
+        files = {re.sub(r"\.so.*", ".so", name) for name in re.findall(r"/(lib[\w.]+)", output)}
+        self.assertEqual(files, {"libcudart.so", "libgpumem.a", "libgpumem_c.so", "libgpumem_simulator.a",
+                                 "libgpumem_simulator_driver.so", "libgpumem_thrust.a"})
+
     def test_the_preset_install_has_no_tests_and_installs_all_or_nothing(self):
         folder, prefix = SCRATCH / "install", SCRATCH / "prefix"
         status, output = run(CMAKE, "--preset", "install", "-S", SOURCE, "-B", folder,
