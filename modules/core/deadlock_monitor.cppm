@@ -60,7 +60,7 @@ private:
   struct yielding {
     holder* last = nullptr; // the youngest; null if there is none
     std::size_t held = 0;   // bytes that all such work holds
-    std::size_t coming = 0; // bytes of work that is preempted already, but not rolled back yet
+    std::size_t coming = 0; // bytes that work held when it was preempted, and that is not rolled back yet
   };
 
   deadlock_monitor() = default;
@@ -81,6 +81,7 @@ private:
   bool is_as_seen() noexcept __attribute__((requires_capability(mutex_)));
   yielding find_yielding(waiting_place const& at, waiter const& first) noexcept
       __attribute__((requires_capability(mutex_)));
+  void note_coming() noexcept __attribute__((requires_capability(mutex_)));
   void preempt(holder* chosen, ends& to) noexcept __attribute__((requires_capability(mutex_)));
   static bool is_held_up(waiting_place const& at, place_state const& state) noexcept;
   static bool is_at(holder const& of, waiting_place const& at) noexcept;

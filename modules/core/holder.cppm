@@ -119,6 +119,7 @@ private:
   struct place {
     detail::waiting_place* at;
     counter const* bytes;
+    std::size_t coming = 0; // guarded by the lock of the deadlock_monitor; see note_coming()
   };
   struct branches {
     void const* router;

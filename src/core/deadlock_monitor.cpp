@@ -196,15 +196,26 @@ void deadlock_monitor::preempt(holder* chosen, ends& to) noexcept {
       }
     });
   });
+  note_coming();
+}
+
+// Notes what preempted work holds, until its rollback ends: the bytes at the time when it was preempted. A free takes
+// them from the holder before the place has them. If they counted at neither, further work would be preempted for them.
+void deadlock_monitor::note_coming() noexcept {
+  each_holder([](holder& unit) {
+    bool const yields = unit.gives_way_with() != nullptr;
+    for (auto& each : unit.places_)
+      each.coming = yields ? std::max(each.coming, each.bytes->load(std::memory_order_relaxed)) : 0;
+  });
 }
 
 deadlock_monitor::yielding deadlock_monitor::find_yielding(waiting_place const& at, waiter const& first) noexcept {
   yielding found;
   auto const* const own = first.holder() ? &first.holder()->whole() : nullptr;
   each_holder([&](holder& unit) {
+    for (auto const& each : unit.places_) found.coming += each.at == &at ? each.coming : 0;
     auto const bytes = bytes_at(unit, at);
-    if (bytes == 0) return;
-    if (unit.gives_way_with()) return void(found.coming += bytes);
+    if (bytes == 0 || unit.gives_way_with()) return;
     auto* const work = unit.rolls_back_with();
     bool const asks = work && work->parked_;
     if (!asks || &work->whole() == own || !rank_of(*work).goes_after(rank_of(first))) return;

@@ -29,6 +29,26 @@ namespace simulator = gpumem::simulator;
 
 using pool_preemption = gpumem_test::waiting_fixture;
 
+// An adaptor that makes the deadlock monitor look inside each free: after the free has left the scope, and before it
+// has reached the pool.
+template <class Upstream>
+class looking_state final : public gpumem::extend::adaptor_state<looking_state<Upstream>, Upstream> {
+public:
+  explicit looking_state(Upstream upstream)
+      : gpumem::extend::adaptor_state<looking_state, Upstream>{std::move(upstream)} {}
+  void on_free(gpumem::extend::stream_key const&, void*, std::size_t) noexcept {
+    gpumem::detail::deadlock_monitor::get().look();
+  }
+};
+template <class Upstream>
+class looking_adaptor
+    : public gpumem::extend::adaptor_base<looking_adaptor<Upstream>, looking_state<Upstream>, Upstream> {
+public:
+  explicit looking_adaptor(Upstream upstream)
+      : gpumem::extend::adaptor_base<looking_adaptor, looking_state<Upstream>, Upstream>{
+            new looking_state<Upstream>{std::move(upstream)}} {}
+};
+
 // Work that can be rolled back: it holds one block and waits for another.
 template <class Scope>
 gpumem::task<> one_and_other(Scope work, gpumem::stream& on, std::size_t one, std::size_t other,
@@ -95,7 +115,7 @@ TEST_F(pool_preemption, destroyed_victim_is_replaced_by_another) {
 }
 
 TEST_F(pool_preemption, several_are_preempted_at_once_if_one_is_not_enough) {
-  pool_resource pool{device, {.limit = 100 * MiB}};
+  looking_adaptor pool{pool_resource{device, {.limit = 100 * MiB}}};
   scope old{pool}, one{pool}, two{pool}, three{pool};
   auto held = old.acquire(a, 20 * MiB).wait();
   int rolled_back = 0;
@@ -103,12 +123,12 @@ TEST_F(pool_preemption, several_are_preempted_at_once_if_one_is_not_enough) {
   auto const first_work = test::start(run(one)), second_work = test::start(run(two)), last = test::start(run(three));
   run_all();
   auto const before = executor.posts();
-  request first{*this, old, a, 45 * MiB}; // 5 MiB are free
-  auto const end = gpumem::detail::sync::now() + std::chrono::seconds{2};
-  while (executor.posts() < before + 2 && gpumem::detail::sync::now() < end) std::this_thread::yield();
-  EXPECT_EQ(executor.posts(), before + 2) << "before any work was rolled back";
+  request first{*this, old, a, 45 * MiB};                     // 5 MiB are free
+  wait_until([&] { return executor.posts() >= before + 2; }); // before any work was rolled back
+  let_the_library_thread_poll();
+  EXPECT_EQ(executor.posts(), before + 2) << "two are enough";
   run_until([&] { return first.ended().has_value(); });
-  EXPECT_EQ(rolled_back, 2);
+  EXPECT_EQ(rolled_back, 2) << "their memory was on its way";
   first.block().reset();
   held.reset();
   run_until([&] {

@@ -165,7 +165,7 @@ TEST_F(pool_waiting_ends, request_fails_at_once_if_no_block_is_live) {
 
 TEST_F(pool_waiting_ends, request_ends_exhausted_if_all_is_freed_and_it_still_does_not_fit) {
   upstream.state().capacity = 8 * MiB;
-  pool_resource pool{upstream};
+  pool_resource pool{upstream, {.max_overtakes = 0}}; // the second must not get memory before the first ends
   auto block = pool.acquire(a, 4 * MiB).wait();
   request first{*this, pool, a, 10 * MiB}, second{*this, pool, a, 6 * MiB};
   block.reset();
@@ -190,7 +190,7 @@ TEST_F(pool_waiting_ends, request_without_a_limit_waits_when_the_device_is_full)
 
 TEST_F(pool_waiting_ends, request_succeeds_if_only_its_rounding_exceeds_the_limit) {
   constexpr std::size_t unit = 1024;
-  pool_resource pool{device, {.initial_size = 11 * unit, .limit = 36 * unit, .pages = false}};
+  pool_resource pool{device, {.initial_size = 11 * unit, .limit = 36 * unit, .pages = false, .max_overtakes = 0}};
   auto block = pool.acquire(a, 11 * unit).wait();
   request first{*this, pool, a, 24 * unit + 1}, second{*this, pool, b, 36 * unit}; // rounding makes the first 26 KiB
   block.reset();

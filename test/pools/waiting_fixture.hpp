@@ -67,9 +67,13 @@ protected:
   }
   // Runs posted items until `done`, while gpumem's own thread runs.
   template <class Done> void run_until(Done done) {
+    wait_until([&] { return done() || (executor.run_one() && done()); });
+  }
+  // Waits until `done`, while gpumem's own thread runs and posted items do not.
+  template <class Done> static void wait_until(Done done) {
     auto const end = gpumem::detail::sync::now() + std::chrono::seconds{10};
     while (!done()) {
-      if (!executor.run_one()) std::this_thread::yield();
+      std::this_thread::yield();
       ASSERT_LT(gpumem::detail::sync::now(), end) << "timed out";
     }
   }
