@@ -30,10 +30,12 @@ gpumem_simulator_options outside(const options& how) {
           static_cast<std::uint64_t>(how.stall_timeout.count()),
           how.virtual_memory ? 1 : 0,
           how.pageable_memory ? 1 : 0,
-          how.concurrent_managed_access ? 1 : 0,
-          how.strict_pool_destroy ? 1 : 0,
-          how.keep_objects ? 1 : 0,
-          how.name.c_str()};
+          how.concurrent_managed_access ? 1 : 0};
+}
+
+int reset_to(const options& how, const gpumem_simulator_options& settings) {
+  const gpumem_simulator_details details{how.strict_pool_destroy ? 1 : 0, how.keep_objects ? 1 : 0, how.name.c_str()};
+  return require_control().reset(&settings, &details);
 }
 
 party inside(const gpumem_simulator_party& side) { return {side.stream, side.operation, side.action}; }
@@ -71,7 +73,7 @@ void enqueue(CUstream stream, const touch* first, std::size_t count, std::chrono
 
 void load(const options& how) {
   const gpumem_simulator_options settings = outside(how);
-  if (detail::open_library()) require_control().reset(&settings);
+  if (detail::open_library()) reset_to(how, settings);
 }
 
 bool loaded() noexcept { return detail::loaded_control() != nullptr; }
@@ -104,7 +106,7 @@ bool auto_load(const options& how) {
 
 void reset(const options& how) {
   const gpumem_simulator_options settings = outside(how);
-  if (require_control().reset(&settings) != 0)
+  if (reset_to(how, settings) != 0)
     throw error("the simulated device cannot be reset while a call waits in it or its work runs");
 }
 

@@ -41,7 +41,7 @@ control* functions_of(void* library) {
   if (version() != GPUMEM_SIMULATOR_INTERFACE)
     throw error("the simulated device's library has another interface version");
   auto* all = new control;
-  take(library, all->reset, "gpumem_simulator_reset");
+  take(library, all->reset, "gpumem_simulator_reset_with");
   take(library, all->seed, "gpumem_simulator_seed");
   take(library, all->step, "gpumem_simulator_step");
   take(library, all->run_until_idle, "gpumem_simulator_run_until_idle");

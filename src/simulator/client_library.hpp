@@ -8,7 +8,7 @@ namespace gpumem::simulator::detail {
 
 /// The control functions of the loaded library.
 struct control {
-  decltype(&gpumem_simulator_reset) reset;
+  decltype(&gpumem_simulator_reset_with) reset;
   decltype(&gpumem_simulator_seed) seed;
   decltype(&gpumem_simulator_step) step;
   decltype(&gpumem_simulator_run_until_idle) run_until_idle;

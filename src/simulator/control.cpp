@@ -53,9 +53,13 @@ struct held_context {
 int gpumem_simulator_interface(void) { return GPUMEM_SIMULATOR_INTERFACE; }
 
 int gpumem_simulator_reset(const gpumem_simulator_options* options) {
+  return gpumem_simulator_reset_with(options, &simulation::default_details);
+}
+
+int gpumem_simulator_reset_with(const gpumem_simulator_options* options, const gpumem_simulator_details* details) {
   const locked lock(simulation_mutex);
   simulation& device = the_simulation();
-  return device.reset(*options) ? 0 : 1;
+  return device.reset(*options, *details) ? 0 : 1;
 }
 
 uint64_t gpumem_simulator_resets(void) {

@@ -13,7 +13,7 @@ extern "C" {
 
 /* The version of this interface; it increases with each change. A client library refuses a simulator of another
  * version. */
-#define GPUMEM_SIMULATOR_INTERFACE 6
+#define GPUMEM_SIMULATOR_INTERFACE 7
 
 /* When device work runs. AUTOMATIC: a random part of it in each driver call. MANUAL: only in step(), run_until_idle()
  * and calls that wait. IMMEDIATE: in each driver call all work that can run. */
@@ -28,9 +28,13 @@ struct gpumem_simulator_options {
   int virtual_memory;            /* 0: the devices have no virtual memory */
   int pageable_memory;           /* 0: the devices cannot access memory of the host's own allocators */
   int concurrent_managed_access; /* 0: managed memory cannot be prefetched */
-  int strict_pool_destroy;       /* 0: a driver pool may be destroyed once its frees are complete */
-  int keep_objects;              /* 0: a reset destroys the streams, events, memory, pools and graphs */
-  const char* name;              /* names untaken findings at the end of the process; null or empty: a number */
+};
+
+/* More options. They are no fields of gpumem_simulator_options, which programs pass without stating its size. */
+struct gpumem_simulator_details {
+  int strict_pool_destroy; /* 0: a driver pool may be destroyed once its frees are complete */
+  int keep_objects;        /* 0: a reset destroys the streams, events, memory, pools and graphs */
+  const char* name;        /* names untaken findings at the end of the process; null or empty: a number */
 };
 
 struct gpumem_simulator_touch {
@@ -71,7 +75,9 @@ struct gpumem_simulator_statistics {
 };
 
 int gpumem_simulator_interface(void);
-int gpumem_simulator_reset(const struct gpumem_simulator_options* options);
+int gpumem_simulator_reset(const struct gpumem_simulator_options* options); /* details: 0, 1, null */
+int gpumem_simulator_reset_with(const struct gpumem_simulator_options* options,
+                                const struct gpumem_simulator_details* details);
 uint64_t gpumem_simulator_resets(void); /* how often it was reset */
 void gpumem_simulator_seed(uint64_t seed);
 uint64_t gpumem_simulator_step(uint64_t steps);

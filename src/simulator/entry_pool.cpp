@@ -88,7 +88,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     // in this call or a later one; at times also if they are complete, and the host has not waited for them.
     const bool pending =
         std::any_of(pool.unawaited.begin(), pool.unawaited.end(), [](const position& freed) { return !freed.done(); });
-    if (pending || (device.options().strict_pool_destroy != 0 && !pool.unawaited.empty()))
+    if (pending || (device.strict_pool_destroy() && !pool.unawaited.empty()))
       device.find(finding_kind::early_pool_destroy,
                   pending ? "a memory pool is destroyed while frees to it are pending: drivers crash"
                           : "a memory pool is destroyed before the host has synchronized with each stream that freed "

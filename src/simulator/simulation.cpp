@@ -20,7 +20,7 @@ namespace simulated {
 
 namespace {
 
-constexpr gpumem_simulator_options default_options{1, std::size_t{80} << 30, 1, 0, 10000, 1, 0, 1, 0, 1, ""};
+constexpr gpumem_simulator_options default_options{1, std::size_t{80} << 30, 1, 0, 10000, 1, 0, 1};
 
 bool read_number(const std::string_view text, std::uint64_t& number) {
   const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);

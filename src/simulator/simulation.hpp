@@ -58,7 +58,8 @@ public:
   /// Begins with new options, no findings, faults, counts and captures. Pending work counts as complete, without having
   /// run. Streams, events, memory and all other objects that the program holds stay if the option `keep_objects` says
   /// so. Returns false, and does nothing, while a function of device work runs or a host call waits.
-  bool reset(const gpumem_simulator_options& options);
+  bool reset(const gpumem_simulator_options& options, const gpumem_simulator_details& details = default_details);
+  static constexpr gpumem_simulator_details default_details{0, 1, nullptr};
   /// Runs all work that can run, orders the host after it, and restarts the random numbers with `seed`.
   void reseed(std::uint64_t seed) __attribute__((requires_capability(simulation_mutex)));
   CUresult initialise();
@@ -66,6 +67,8 @@ public:
   [[nodiscard]] std::uint64_t resets() const noexcept { return resets_; }
   [[nodiscard]] bool initialised() const noexcept { return initialised_; }
   [[nodiscard]] const gpumem_simulator_options& options() const noexcept { return options_; }
+  /// Returns whether the destroy of a driver pool is a finding until the host has waited for its frees.
+  [[nodiscard]] bool strict_pool_destroy() const noexcept { return strict_pool_destroy_; }
 
   // Calls
   /// Counts a call of `name`. Returns success, or the error with which the call must fail.
@@ -202,6 +205,7 @@ private:
   void take_component(stream& made);
 
   gpumem_simulator_options options_{};
+  bool strict_pool_destroy_ = false;
   std::optional<std::string> wrong_seed_; // GPUMEM_SIMULATOR_SEED, if it is no number
   bool initialised_ = false;
   std::uint64_t resets_ = 0;

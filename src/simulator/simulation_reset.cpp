@@ -44,22 +44,22 @@ void simulation::end_thread(std::uint64_t number) {
 }
 
 /// Objects that the program holds stay: the library keeps streams, events and memory until the process ends.
-bool simulation::reset(const gpumem_simulator_options& options) {
+bool simulation::reset(const gpumem_simulator_options& options, const gpumem_simulator_details& details) {
   if (executing_ || !blocked_.empty()) return false;
   options_ = options;
+  strict_pool_destroy_ = details.strict_pool_destroy != 0;
   wrong_seed_.reset();
   vain_ = {};
-  options_.name = nullptr; // belongs to the caller
   findings.leave();
   ++resets_;
-  const bool named = options.name != nullptr && *options.name != '\0';
-  findings.name(named ? options.name : resets_ > first_part ? "part " + std::to_string(resets_ - first_part + 1) : "");
+  const bool named = details.name != nullptr && *details.name != '\0';
+  findings.name(named ? details.name : resets_ > first_part ? "part " + std::to_string(resets_ - first_part + 1) : "");
   faults.clear();
   drop_captures();
   drop_work();
   see_all_complete();
   pools.after_wait(*this, [](const position&) { return true; });
-  if (options.keep_objects == 0) clear_objects();
+  if (details.keep_objects == 0) clear_objects();
   streams.restart();
   events.restart();
   graphs.restart();

@@ -9,7 +9,7 @@
 #include <string.h>
 
 static struct {
-  __typeof__(&gpumem_simulator_reset) reset;
+  __typeof__(&gpumem_simulator_reset_with) reset;
   __typeof__(&gpumem_simulator_run_until_idle) run_until_idle;
   __typeof__(&gpumem_simulator_fail_allocation) fail_allocation;
   __typeof__(&gpumem_simulator_work) work;
@@ -51,7 +51,7 @@ static void require(int result, char const* what) {
 }
 
 static void take_all(void) {
-  take(&driver.reset, "gpumem_simulator_reset");
+  take(&driver.reset, "gpumem_simulator_reset_with");
   take(&driver.run_until_idle, "gpumem_simulator_run_until_idle");
   take(&driver.fail_allocation, "gpumem_simulator_fail_allocation");
   take(&driver.work, "gpumem_simulator_work");
@@ -75,9 +75,10 @@ static void take_all(void) {
 }
 
 static void reset(int devices, int stepping) {
-  struct gpumem_simulator_options const options = {devices, (size_t)8 << 30, 1, stepping, 10000, 1, 0, 1, 0, 0, NULL};
+  struct gpumem_simulator_options const options = {devices, (size_t)8 << 30, 1, stepping, 10000, 1, 0, 1};
+  struct gpumem_simulator_details const details = {0, 0, NULL};
   take_all();
-  require(driver.reset(&options), "the reset");
+  require(driver.reset(&options, &details), "the reset");
   require(driver.init(0), "cuInit");
   owner = driver.new_owner();
 }

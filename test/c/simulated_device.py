@@ -14,7 +14,8 @@ class Touch(ctypes.Structure):
 
 class Options(ctypes.Structure):
     _fields_ = [("devices", ctypes.c_int), ("capacity", ctypes.c_size_t), ("seed", ctypes.c_uint64),
-                ("manual", ctypes.c_int), ("stall_timeout_ms", ctypes.c_uint64), ("virtual_memory", ctypes.c_int)]
+                ("manual", ctypes.c_int), ("stall_timeout_ms", ctypes.c_uint64), ("virtual_memory", ctypes.c_int),
+                ("pageable_memory", ctypes.c_int), ("concurrent_managed_access", ctypes.c_int)]
 
 
 class Party(ctypes.Structure):
@@ -44,7 +45,8 @@ class Simulator:
                 ("cuStreamWaitEvent", ctypes.c_int, [pointer, pointer, ctypes.c_uint]),
                 ("cuEventRecord", ctypes.c_int, [pointer, pointer])):
             getattr(self.driver, name).restype, getattr(self.driver, name).argtypes = result, arguments
-        options = Options(devices=2, capacity=1 << 33, seed=1, manual=1, stall_timeout_ms=10000, virtual_memory=1)
+        options = Options(devices=2, capacity=1 << 33, seed=1, manual=1, stall_timeout_ms=10000, virtual_memory=1,
+                          concurrent_managed_access=1)
         self.require(self.driver.gpumem_simulator_reset(ctypes.byref(options)))
         self.owner = self.driver.gpumem_simulator_new_owner()
 
