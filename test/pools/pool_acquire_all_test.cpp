@@ -129,6 +129,20 @@ TEST_F(pool_acquire_all, partial_grant_is_returned_if_the_rest_is_fragmented) {
   EXPECT_EQ(second.ended(), outcome::granted);
 }
 
+TEST_F(pool_acquire_all, blocks_given_back_do_not_hide_a_deadlock) {
+  pool_resource pool{device, {.initial_size = 8 * MiB, .limit = 8 * MiB, .pages = false}};
+  gpumem::scope work{pool, "work"};
+  std::vector<gpumem::allocation> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(work.acquire(a, MiB).wait());
+  for (auto const i : {0, 2, 4, 6}) blocks[i].reset();
+  pair both{*this, work, MiB, 2 * MiB};
+  run_until([&] {
+    gpumem::simulator::run_until_idle();
+    return both.ended().has_value();
+  });
+  EXPECT_EQ(both.ended(), outcome::stalled) << "the work holds all memory, and waits";
+}
+
 TEST_F(pool_acquire_all, stopped_or_destroyed_request_leaves_no_block) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto block = pool.acquire(a, 60 * MiB).wait();

@@ -54,6 +54,7 @@ export struct alignas(128) block {
 
   block* pair_prev = nullptr; ///< links of the list free_pairs, if this block and its upper neighbour are free
   block* pair_next = nullptr;
+  bool was_ready = false; ///< live and granted to a request that waits: all its earlier uses were complete then
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
   inline void* pointer() const noexcept { return reinterpret_cast<void*>(std::uintptr_t{base}); }

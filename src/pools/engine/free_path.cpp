@@ -164,12 +164,15 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
   frees_.free_block(freed);
 }
 
+// No work has used the block since it was granted. If it was ready then, it is freed without a use of the stream. The
+// end of such a use would count as a change, after which the request would try again, for ever.
 void free_path::return_part(stream_key const& key, void* pointer) noexcept {
   all_shards_lock const held{parts_.shards};
   auto& freed = *parts_.shards.find_live(pointer).that;
+  auto const& by = freed.was_ready ? stream_key::host() : key;
   queue_.return_part([&] {
     assert_all_shards_held();
-    finish_free(freed, {key, pointer, std::nullopt, end_use(parts_.mode, key, &freed, std::nullopt)},
+    finish_free(freed, {by, pointer, std::nullopt, end_use(parts_.mode, by, &freed, std::nullopt)},
                 *freed.parent->shard);
   });
 }

@@ -117,7 +117,11 @@ attempt<void*> shard_allocator::grow(allocation_request const& request, bool exa
 
 void* shard_allocator::commit(allocation_request const& request, placement place) {
   auto& from = *place.range->parent->shard;
+  bool const waits = request.key.queues() == queueing::admitted;
+  bool const ready = waits && place.range->uses.completed();
   auto& taken = split_off(request, place);
+  if (waits) [[unlikely]]
+    taken.was_ready = ready;
   taken.requested = request.requested;
   taken.stream = &request.key.timeline();
   taken.class_number = request.class_number;
