@@ -25,12 +25,27 @@ function(gpumem_check_toolchain result)
     set(sentence "gpumem's modules need the generator Ninja, not ${CMAKE_GENERATOR} (cmake -G Ninja).")
   else()
     gpumem_language_mode(standard extensions)
-    if(NOT "cxx_std_${standard}" IN_LIST CMAKE_CXX_COMPILE_FEATURES)
+    string(TOUPPER "CMAKE_CXX_FLAGS_${CMAKE_BUILD_TYPE}" flags)
+    gpumem_disables_exceptions(without_exceptions "${CMAKE_CXX_FLAGS} ${${flags}}")
+    if(without_exceptions)
+      set(sentence "gpumem throws exceptions, so CMAKE_CXX_FLAGS must not have -fno-exceptions.")
+    elseif(NOT "cxx_std_${standard}" IN_LIST CMAKE_CXX_COMPILE_FEATURES)
       string(CONCAT sentence "CMake ${CMAKE_VERSION} has no flag for C++${standard} of clang "
         "${CMAKE_CXX_COMPILER_VERSION}: C++26 needs CMake 3.31 or newer.")
     endif()
   endif()
   set(${result} "${sentence}" PARENT_SCOPE)
+endfunction()
+
+# gpumem_disables_exceptions(<result> <options>): sets the result to ON if the options, separated by blanks or
+# semicolons, end with exceptions disabled.
+function(gpumem_disables_exceptions result options)
+  string(REGEX MATCHALL "(^|[; ])-f(no-)?exceptions" found "${options}")
+  list(POP_BACK found last)
+  set(${result} OFF PARENT_SCOPE)
+  if(last MATCHES "no-")
+    set(${result} ON PARENT_SCOPE)
+  endif()
 endfunction()
 
 # gpumem_language_mode(<standard> <extensions>)
@@ -66,14 +81,11 @@ function(gpumem_import_in standard extensions headers)
 endfunction()
 
 # gpumem_check_importers_later(<directory>)
-# Checks the targets of this directory, and of those below it, when all are known. A target and the modules that it
-# imports must be compiled in the same mode: otherwise clang refuses the BMI, with a text that does not name the remedy.
-# From CMake 4.4 on each importer gets BMIs in its own mode, and nothing is checked. Remove the functions below when
-# CMake 4.4 is required.
+# Checks the targets of this directory, and of those below it, when all are known. The interfaces throw exceptions. A
+# target and the modules that it imports must be compiled in the same mode: otherwise clang refuses the BMI, with a text
+# that does not name the remedy. From CMake 4.4 on each importer gets BMIs in its own mode, and the mode is not checked.
+# Remove that check when CMake 4.4 is required.
 function(gpumem_check_importers_later directory)
-  if(CMAKE_VERSION VERSION_GREATER_EQUAL 4.4)
-    return()
-  endif()
   cmake_language(DEFER DIRECTORY "${directory}" GET_CALL_IDS calls)
   if(NOT gpumem_check IN_LIST calls)
     gpumem_language_mode(standard extensions)
@@ -88,12 +100,13 @@ function(gpumem_check_importers directory standard extensions)
   foreach(folder IN LISTS folders)
     gpumem_check_importers("${folder}" ${standard} ${extensions})
   endforeach()
+  get_directory_property(flags DIRECTORY "${directory}" DEFINITION CMAKE_CXX_FLAGS)  # also if set after find_package
   foreach(target IN LISTS targets)
-    gpumem_check_importer(${target} ${standard} ${extensions})
+    gpumem_check_importer(${target} ${standard} ${extensions} "${flags}")
   endforeach()
 endfunction()
 
-function(gpumem_check_importer target standard extensions)
+function(gpumem_check_importer target standard extensions flags)
   get_target_property(type ${target} TYPE)
   gpumem_property(scanned ${target} CXX_SCAN_FOR_MODULES ON)
   if(NOT type MATCHES "EXECUTABLE|STATIC|SHARED|MODULE|OBJECT" OR NOT scanned)
@@ -104,8 +117,6 @@ function(gpumem_check_importer target standard extensions)
     return()
   endif()
 
-  gpumem_property(own_standard ${target} CXX_STANDARD 20)
-  gpumem_property(own_extensions ${target} CXX_EXTENSIONS ON)
   gpumem_property(options ${target} COMPILE_OPTIONS "")
   gpumem_property(features ${target} COMPILE_FEATURES "")
   foreach(other IN LISTS used)
@@ -114,6 +125,20 @@ function(gpumem_check_importer target standard extensions)
     gpumem_property(part ${other} INTERFACE_COMPILE_FEATURES "")
     list(APPEND features ${part})
   endforeach()
+  list(TRANSFORM options REPLACE "^.*COMPILE_LANG[A-Z_]*:[^>]*CXX[^>]*>:|^.*CONFIG:[^>]*>:|SHELL:|>+$" "")
+  gpumem_disables_exceptions(without_exceptions "${flags};${options}")
+  if(without_exceptions)
+    message(SEND_ERROR "gpumem: the target ${target} is compiled with -fno-exceptions, and imports gpumem, which throws "
+      "exceptions: import it in a target without that option.")
+  endif()
+  if(CMAKE_VERSION VERSION_LESS 4.4)
+    gpumem_check_mode(${target} ${standard} ${extensions} "${options}" "${features}")
+  endif()
+endfunction()
+
+function(gpumem_check_mode target standard extensions options features)
+  gpumem_property(own_standard ${target} CXX_STANDARD 20)
+  gpumem_property(own_extensions ${target} CXX_EXTENSIONS ON)
   if(NOT own_standard MATCHES "^2[0-9]$")
     set(own_standard 20)
   endif()
@@ -131,8 +156,7 @@ function(gpumem_check_importer target standard extensions)
       "CMAKE_CXX_EXTENSIONS before find_package or add_subdirectory, not the properties of a target.")
   endif()
   foreach(option IN LISTS options)
-    string(REGEX REPLACE "^.*COMPILE_LANG[A-Z_]*:[^>]*CXX[^>]*>:|^.*CONFIG:[^>]*>:|SHELL:|>+$" "" option "${option}")
-    if(option MATCHES "^-(std=|pthread$|f(openmp|no-exceptions|no-rtti|fast-math|no-math-errno|wrapv|trapv|\
+    if(option MATCHES "^-(std=|pthread$|f(openmp|no-rtti|fast-math|no-math-errno|wrapv|trapv|\
 stack-protector|unsigned-char|short-enums|freestanding|no-builtin|no-char8_t))")
       message(SEND_ERROR "gpumem: the target ${target} has the option ${option}, gpumem's modules do not. Before CMake "
         "4.4 a module and its importers need the same options: put it into CMAKE_CXX_FLAGS, or import gpumem only in "

@@ -58,7 +58,6 @@ class Modes(unittest.TestCase):
         status, output = configure(HERE, "mixed", "-DCASE=mixed", "-DCMAKE_CXX_STANDARD=20")
         sentences = ["the target newer is compiled as gnu++23, gpumem's modules as gnu++20",
                      "the target strict is compiled as c++20, gpumem's modules as gnu++20",
-                     "the target without_exceptions has the option -fno-exceptions",
                      "the target fast_math has the option -ffast-math",
                      "the target threads has the option -fopenmp=libomp"]
         if cmake_version() >= PER_IMPORTER:
@@ -68,6 +67,13 @@ class Modes(unittest.TestCase):
         for sentence in sentences:
             self.assertIn(sentence, output)
         self.assertNotIn("the target app ", output)
+
+    def test_importers_without_exceptions_are_refused(self):
+        told = re.compile(r"the target (\w+) is compiled with -fno-exceptions, and imports gpumem")
+        status, output = configure(HERE, "exceptions", "-DCASE=exceptions")
+        self.assertEqual((status, told.findall(output)), (1, ["by_option"]), output)
+        status, output = configure(HERE, "exceptions", "-DFLAGS=-O2 -fno-exceptions")
+        self.assertEqual((status, told.findall(output)), (1, ["app", "by_option"]), output)
 
     def test_targets_that_do_not_import_may_have_any_mode(self):
         status, output = configure(HERE, "harmless", "-DCASE=harmless", "-DCMAKE_CXX_STANDARD=20")

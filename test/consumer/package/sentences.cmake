@@ -27,6 +27,8 @@ expect("clang 19 or newer; clang.. is Clang 18.1" thrust CMAKE_CXX_COMPILER_VERS
 expect("clang 19 or newer; clang.. is AppleClang 19" module CMAKE_CXX_COMPILER_ID AppleClang)
 expect("clang.. comes without clang-scan-deps" module CMAKE_CXX_COMPILER_CLANG_SCAN_DEPS "")
 expect("need the generator Ninja, not Unix Makefiles" module CMAKE_GENERATOR "Unix Makefiles")
+expect("must not have -fno-exceptions" module CMAKE_CXX_FLAGS "-O2 -fno-exceptions")
+expect("must not have -fno-exceptions" thrust CMAKE_BUILD_TYPE Small CMAKE_CXX_FLAGS_SMALL -fno-exceptions)
 expect("has no flag for C..26 .*needs CMake 3.31" module CMAKE_CXX_STANDARD 26)
 expect("no component thurst; its components are module, thrust, simulator, c, bridge" thurst)
 file(COPY "${CMAKE_PREFIX_PATH}/${LIBRARY_FOLDER}/cmake/gpumem" DESTINATION "${SCRATCH}/lib/cmake") # without the C ABI
