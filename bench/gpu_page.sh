@@ -74,7 +74,7 @@ if python=$(command -v python3); then
 else
   printf '%-28s skipped: no Python here\n' PyTorch
 fi
-table demo demo.txt "$here/gpumem_demo"
+table demo demo.txt "$here/gpumem_demo" "$here"/traces/gnn_sample.csv.gz
 table waits completion.txt "$here/gpumem-completion-bench" --device cuda
 (($#)) || set -- --resource all
 peers=()

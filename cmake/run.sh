@@ -12,7 +12,8 @@ source cmake/setup/installation.sh
 usage() {
   cat <<'TEXT'
 usage: bash cmake/run.sh [--dry-run] COMMAND [ARGUMENT...]
-  demo [ARGUMENT...]  build, run the demo, replay the traces of bench/traces (arguments go to the replay)
+  demo                build, show in one screen what the library is; demo --help lists its options
+  demo -v [ARG...]    also replay the traces of bench/traces (arguments go to gpumem-replay)
   test [ARGUMENT...]  build, run the tests, then the property tests under the sanitizers (arguments go to ctest)
   install [PREFIX]    build what the library needs and install it (into CMake's default, /usr/local, without PREFIX)
   lint [--check]      format the sources, tidy them; --check changes nothing and fails where it would
@@ -69,10 +70,15 @@ accept_ctest_arguments() {
 }
 
 run_demo() {
+  local long=()
   announce "the demo and the replay tool" 300 420 release
   build release --target gpumem_demo gpumem-replay
-  act build/release/bench/gpumem_demo
-  act build/release/bench/gpumem-replay "$@" bench/traces/*.csv.gz
+  if [[ ${1-} == -v ]]; then
+    long=(act build/release/bench/gpumem-replay "${@:2}" bench/traces/*.csv.gz)
+    set --
+  fi
+  act build/release/bench/gpumem_demo "$@" bench/traces/*.csv.gz
+  "${long[@]}"
 }
 
 run_test() {

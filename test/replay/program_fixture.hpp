@@ -65,8 +65,8 @@ protected:
     return path(name);
   }
 
-  outcome run(std::vector<std::string> const& arguments) const {
-    std::string command = "'" GPUMEM_REPLAY_PROGRAM "'";
+  outcome run(std::vector<std::string> const& arguments, std::string const& program = GPUMEM_REPLAY_PROGRAM) const {
+    std::string command = "'" + program + "'";
     for (std::string const& argument : arguments) command += " '" + argument + "'";
     int const status = std::system((command + " >" + path("out") + " 2>" + path("err") + " </dev/null").c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(path("out")), read(path("err"))};
