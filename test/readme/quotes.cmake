@@ -1,4 +1,4 @@
-# Fails unless the README contains each example literally.
+# Fails unless the README contains each example literally, in at most 250 lines.
 # SPDX-License-Identifier: Apache-2.0
 file(READ "${README}" readme)
 foreach(example IN LISTS EXAMPLES)
@@ -8,3 +8,8 @@ foreach(example IN LISTS EXAMPLES)
     message(FATAL_ERROR "${README} does not contain ${example} literally")
   endif()
 endforeach()
+string(REGEX MATCHALL "\n" lines "${readme}")
+list(LENGTH lines count)
+if(count GREATER 250)
+  message(FATAL_ERROR "${README} has ${count} lines, at most 250")
+endif()

@@ -1,5 +1,6 @@
 #include <array>
 #include <cstdio>
+#include <cuda_runtime_api.h>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,7 +10,7 @@ gpumem::task<> batch(auto work, gpumem::stream& stream, std::size_t bytes) {
   std::array<gpumem::allocation, 3> parts;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     parts[i] = co_await work.acquire(stream, bytes / 10 * std::array{4, 3, 3}[i]); // waits in line; no thread blocks
-    gpumem::driver_api::driver().memset_d8_async(parts[i].address(), 0, parts[i].bytes(), stream.get());
+    cudaMemsetAsync(parts[i].data(), 0, parts[i].bytes(), stream.get());
     co_await gpumem::completion(stream);
   }
 } // the frees let other batches go on
