@@ -92,6 +92,36 @@ TEST_F(pool_deadlocks, older_work_preempts_a_step_with_a_scope_of_its_own) {
   run_all_until([&] { return running.done(); });
 }
 
+// While memory goes back to the upstream, a request may go on without a free. So the deadlock is found afterwards.
+TEST_F(pool_deadlocks, request_ends_after_a_trim_that_did_not_help) {
+  std::atomic<bool> gives_back{false}, may_end{false};
+  gpumem::cuda_resource card{device};
+  auto const allocate = [&](gpumem::stream_ref, std::size_t bytes, std::size_t) { return card.allocate_sync(bytes); };
+  auto const free = [&](gpumem::stream_ref, void* pointer, std::size_t bytes, std::size_t) {
+    gives_back = true;
+    while (!may_end) std::this_thread::yield();
+    card.deallocate_sync(pointer, bytes);
+  };
+  pool_resource pool{gpumem::callback_resource{device, allocate, free}, {.limit = 90 * MiB, .chunk_size = 10 * MiB}};
+  scope old{pool}, young{pool};
+  auto unused = pool.acquire(a, 10 * MiB).wait();
+  auto one = old.acquire(a, 40 * MiB).wait(), two = young.acquire(b, 40 * MiB).wait();
+  unused.reset();
+  a.synchronize();
+  std::thread other{[&] { pool.trim(); }};
+  run_until([&] { return gives_back.load(); });
+  request first{*this, old, a, 20 * MiB}, second{*this, young, b, 20 * MiB};
+  let_the_library_thread_poll();
+  EXPECT_FALSE(second.ended());
+  may_end = true;
+  other.join();
+  run_all_until([&] { return second.ended().has_value(); });
+  EXPECT_EQ(second.ended(), outcome::stalled);
+  two.reset();
+  run_all_until([&] { return first.ended().has_value(); });
+  EXPECT_EQ(first.ended(), outcome::granted);
+}
+
 TEST_F(pool_deadlocks, request_ends_if_scopes_fill_a_limit) {
   pool_resource pool{device};
   auto const tenant = pool.acquire(a, 10 * MiB).wait(); // memory that did not pass the limit

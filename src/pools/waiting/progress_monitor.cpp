@@ -84,8 +84,9 @@ place_state progress_monitor::state(waiter const& first) noexcept {
   now.fits = waiting_.fits(first);
   bool const tries = now.fits && (waiting_.change_count(first) != first.seen_changes() ||
                                   reuse_rules::may_complete(parts_.everywhere()));
-  now.may_go_on = tries || waiting_.has_deferred_frees() || parts_.backend.growing() || parts_.backend.is_releasing() ||
-                  pressure.pending();
+  bool const in_change = parts_.backend.growing() || parts_.backend.is_releasing();
+  if (in_change) schedule_look(); // for the case that the request gets nothing from that
+  now.may_go_on = tries || in_change || waiting_.has_deferred_frees() || pressure.pending();
   now.has_stalled = stall.has_stalled(waiting_.frees_of_others());
   return now;
 }

@@ -53,7 +53,9 @@ void request_passes::end_deadlocks() noexcept {
   deadlock_monitor::get().look();
 }
 
+// Most pools have no waiting request, so this does not lock their shards.
 void request_passes::show(visitor& to) noexcept {
+  if (!parts_.requests.has_waiting()) return;
   all_shards_lock const held{parts_.shards};
   auto const* const first = waiting_.queue.next_waiting();
   if (first && parts_.requests.has_waiting()) to.see(monitor_.state(*first));
