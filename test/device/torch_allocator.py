@@ -6,7 +6,6 @@ without a GPU.
 """
 # SPDX-License-Identifier: Apache-2.0
 import argparse
-import ctypes
 import os
 import subprocess
 import sys
@@ -318,27 +317,6 @@ def compiled_with_graph_trees():
     for number in range(6):
         x = torch.full((64, 64), float(number), device="cuda")
         assert torch.allclose(work(x), torch.full((64,), 64.0 * 64 * number * number, device="cuda"))
-
-
-@case
-def empty_cache_beside_a_capture():
-    """A library captures a stream of its own while PyTorch gives back memory of a graph that has run."""
-    driver = ctypes.CDLL("libcuda.so.1")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = bytes_on(size=64 * MIB).fill_(1)
-    graph.replay()
-    torch.cuda._sleep(200_000_000)
-    for mode in range(3):
-        stream, made = ctypes.c_void_p(), ctypes.c_void_p()
-        equal(driver.cuStreamCreate(ctypes.byref(stream), 1), 0)
-        equal(driver.cuStreamBeginCapture_v2(stream, mode), 0)
-        torch.cuda.empty_cache()
-        equal(driver.cuStreamEndCapture(stream, ctypes.byref(made)), 0)
-        equal(driver.cuGraphDestroy(made), 0)
-        equal(driver.cuStreamDestroy_v2(stream), 0)
-    graph.replay()
-    equal(int(kept.sum()), 64 * MIB)
 
 
 @case
