@@ -6,7 +6,9 @@
 # Sets the result to a sentence that says why the modules cannot be built here; empty if they can.
 function(gpumem_check_toolchain result)
   set(sentence "")
-  if(NOT CMAKE_CXX_COMPILER_ID)
+  if(CMAKE_VERSION VERSION_LESS 3.28)
+    set(sentence "gpumem's modules need CMake 3.28 or newer; this is CMake ${CMAKE_VERSION}.")
+  elseif(NOT CMAKE_CXX_COMPILER_ID)
     set(sentence "gpumem needs a C++ compiler: enable the language CXX first.")
   elseif(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # No number of a report is known; the mailing list gcc-patches has the cause and a patch of 2026-01-09. Remove this

@@ -60,6 +60,7 @@ set_up() {
   key=$(setup_key)
   if [[ ! -f .tools/ready.$level || $(<".tools/ready.$level") != "$key" ]]; then
     if ((dry_run)); then probe_log=/dev/null; fi
+    echo "gpumem: looking for clang, CUDA and the libraries, by compiling small programs"
     probe_all "$level"
     if ((dry_run)); then
       say_what_is_missing

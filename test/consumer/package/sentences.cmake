@@ -20,6 +20,7 @@ function(expect sentence component)
   endif()
 endfunction()
 
+expect("need CMake 3.28 or newer; this is CMake 3.25.1" module CMAKE_VERSION 3.25.1)
 expect("enable the language CXX first" module CMAKE_CXX_COMPILER_ID "")
 expect("GCC through 15 cannot compile coroutines in modules" module CMAKE_CXX_COMPILER_ID GNU)
 expect("GCC through 15 cannot compile coroutines in modules" "" CMAKE_CXX_COMPILER_ID GNU)
