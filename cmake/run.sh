@@ -50,11 +50,11 @@ read_command_line() {
   done
 }
 
-# accept COUNT [OPTION]: ends the script if the command has more arguments than COUNT, or an option other than OPTION.
+# accept COUNT OPTION...: ends the script if the command has more arguments than COUNT, or an option other than these.
 accept() {
   local argument
   for argument in "${arguments[@]}"; do
-    [[ $argument != -* || $argument == "${2-}" ]] || wrong "$command has no option '$argument'"
+    [[ $argument != -* || " ${*:2} " == *" $argument "* ]] || wrong "$command has no option '$argument'"
   done
   ((${#arguments[@]} <= $1)) || wrong "$command takes no '${arguments[$1]}'"
 }
@@ -71,7 +71,7 @@ accept_ctest_arguments() {
 
 run_demo() {
   local long=()
-  announce "the demo and the replay tool" 300 420 release
+  announce "the demo and the replay tool" 200 300 release
   build release --target gpumem_demo gpumem-replay
   if [[ ${1-} == -v ]]; then
     long=(act build/release/bench/gpumem-replay "${@:2}" bench/traces/*.csv.gz)
@@ -83,7 +83,7 @@ run_demo() {
 
 run_test() {
   local preset
-  announce "the tests, and the property tests with each sanitizer, and runs them" 6000 3600 release asan tsan
+  announce "the tests, and the property tests with each sanitizer, and runs them" 4000 3600 release asan tsan
   for preset in release asan tsan; do
     build "$preset"
     act ctest --preset "$preset" --parallel "$(jobs_at_once)" "$@"
@@ -91,7 +91,7 @@ run_test() {
 }
 
 run_lint() {
-  announce "the library, and all units in partitions, which clang-tidy then reads" 4000 4800 release partitions
+  announce "the library, and all units in partitions, which clang-tidy then reads" 3000 4800 release partitions
   build release --target gpumem
   build partitions
   act bash cmake/setup/lint.sh "$@"
@@ -100,6 +100,7 @@ run_lint() {
 read_command_line "$@"
 case $command in
   demo)
+    [[ ${arguments[0]-} == -v ]] || accept 1 --help --simulated
     set_up build
     run_demo "${arguments[@]}"
     ;;

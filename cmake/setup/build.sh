@@ -45,7 +45,8 @@ configure() {
     return
   fi
   mkdir -p "build/$1"
-  { cmake --preset "$1" "${fresh[@]}" "${@:2}" 2>&1 >&3 | tee -a "$log" >&2; } 3>"$log" ||
+  : >"$log"
+  { cmake --preset "$1" "${fresh[@]}" "${@:2}" 2>&1 >&3 | tee -a "$log" >&2; } 3>>"$log" ||
     fail "configuring failed; its output: $PWD/$log"
   cp .tools/environment "build/$1/environment"
 }
@@ -69,11 +70,17 @@ show_progress() {
   if [[ -t 1 && -n ${text-} ]]; then echo; fi
 }
 
-# Prints the end of a build's log: from the first failed step on, without the steps that succeeded.
+# end_of_log LOG: prints at most 100 lines from the first failed step on, otherwise the last 40, without the steps that
+# succeeded.
 end_of_log() {
-  local first
-  first=$(grep -n -m 1 '^FAILED: ' "$1" | cut -d : -f 1) || first=1
-  sed "1,$((first - 1))d" "$1" 2>/dev/null | grep -v '^\[[0-9]*/[0-9]*\] ' | { if ((first == 1)); then tail -n 40; else head -n 100; fi; }
+  awk '/^\[[0-9]+\/[0-9]+\] / { next }
+    { line[++count] = $0 }
+    /^FAILED: / && !failed { failed = count }
+    END {
+      at = failed ? failed : count > 40 ? count - 39 : 1
+      last = failed && count > failed + 99 ? failed + 99 : count
+      for (; at <= last; ++at) print line[at]
+    }' "$1"
 }
 
 # logged PRESET COMMAND...: runs a step of a build; if it fails, shows the end of the log and ends the script.

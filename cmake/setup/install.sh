@@ -32,7 +32,7 @@ want_pip() {
 # megabytes NAME: prints about how much a package or wheel takes on disk, with what it needs itself.
 megabytes() {
   case $1 in
-    clang-[0-9]*) echo 420 ;;
+    clang-[0-9]*) echo 300 ;;
     clang-tools-* | python3) echo 45 ;;
     python3-venv) echo 10 ;;
     libclang-rt-*) echo 50 ;;

@@ -15,6 +15,7 @@ expect_wrong() {
 }
 expect_wrong "unknown command 'tset'" tset
 expect_wrong "unknown option '--dryrun'" --dryrun demo
+expect_wrong "demo has no option '-w'" demo -w
 expect_wrong "install has no option '--prefix'" install --prefix /opt
 expect_wrong "install takes no 'b'" install a b
 expect_wrong "lint has no option '--fix'" lint --fix
@@ -66,6 +67,15 @@ expect_status 1
 expect_said "FAILED: b.o" "b.cpp:1: wrong" "$scratch/tree/build/release/build.log" "cmake --build --preset release"
 grep -q "Building a.o" "$scratch/output" && echo "a step that succeeded is shown" && exit 1
 expect_calls </dev/null
+
+# A step of another kind that fails, such as an installation, shows the last lines.
+mkdir -p "$scratch/tree/build/release"
+touch "$scratch/tree/build/release/build.ninja"
+stub cmake 'if [[ $1 == --install ]]; then seq 1000 | sed "s/^/installing /"; echo "no permission"; exit 1; fi'
+run_sh install /opt/gpumem
+expect_status 1
+expect_said "no permission" "installing 962" "cmake --install build/release --prefix /opt/gpumem"
+grep -q "installing 961$" "$scratch/output" && echo "more than 40 lines are shown" && exit 1
 
 # What configuring says on standard error is shown, its other output is in the log.
 stub cmake 'echo "-- Detecting"; echo "CMake Error: no" >&2; exit 1'
