@@ -14,6 +14,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -28,6 +29,12 @@ namespace gpumem_test {
 // Returns a function of the loaded driver.
 template <class Function> Function* driver_function(char const* name) {
   return reinterpret_cast<Function*>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), name));
+}
+
+// How long a test waits for what must happen. The run of a planted fault, whose test waits in vain, shortens it.
+inline std::chrono::seconds longest_wait() {
+  auto const* const given = std::getenv("GPUMEM_WAIT_SECONDS");
+  return std::chrono::seconds{given ? std::atoi(given) : 10};
 }
 
 // One call of the upstream: an allocation or a free, synchronous or in stream order.

@@ -71,7 +71,7 @@ protected:
   }
   // Waits until `done`, while gpumem's own thread runs and posted items do not.
   template <class Done> static void wait_until(Done done) {
-    auto const end = gpumem::detail::sync::now() + std::chrono::seconds{10};
+    auto const end = gpumem::detail::sync::now() + longest_wait();
     while (!done()) {
       std::this_thread::yield();
       ASSERT_LT(gpumem::detail::sync::now(), end) << "timed out";
