@@ -29,7 +29,7 @@ class Finding(ctypes.Structure):
 
 
 class Simulator:
-    """Two simulated devices in place of the driver. They run only in `finish` and in calls that wait."""
+    """24 simulated devices in place of the driver. They run only in `finish` and in calls that wait."""
 
     def __init__(self):
         self.driver = ctypes.CDLL(os.environ["GPUMEM_SIMULATOR_LIBRARY"], mode=ctypes.RTLD_GLOBAL)
@@ -45,7 +45,7 @@ class Simulator:
                 ("cuStreamWaitEvent", ctypes.c_int, [pointer, pointer, ctypes.c_uint]),
                 ("cuEventRecord", ctypes.c_int, [pointer, pointer])):
             getattr(self.driver, name).restype, getattr(self.driver, name).argtypes = result, arguments
-        options = Options(devices=2, capacity=1 << 33, seed=1, manual=1, stall_timeout_ms=10000, virtual_memory=1,
+        options = Options(devices=24, capacity=1 << 33, seed=1, manual=1, stall_timeout_ms=10000, virtual_memory=1,
                           concurrent_managed_access=1)
         self.require(self.driver.gpumem_simulator_reset(ctypes.byref(options)))
         self.owner = self.driver.gpumem_simulator_new_owner()
