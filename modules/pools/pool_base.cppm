@@ -77,6 +77,8 @@ public:
   std::size_t trim(std::size_t keep);
   std::size_t reserve(std::size_t bytes);
   void set_limit(std::size_t bytes);
+  bool add_outside(std::size_t bytes);
+  void remove_outside(std::size_t bytes);
   bool synchronize(std::chrono::nanoseconds longest);
   bool pin(void const* pointer, std::size_t bytes);
   void unpin(void const* pointer, std::size_t bytes);
@@ -228,6 +230,11 @@ public:
   std::optional<owned_block> find_owned(void const* pointer) const noexcept {
     return has_state() && pointer ? state().find_owned(pointer) : std::nullopt;
   }
+
+  // For the C library: counts bytes of another source toward the limit. add_outside() gives unused memory back to make
+  // room for them, and returns false if the limit would be exceeded.
+  bool add_outside(std::size_t bytes) { return state_->add_outside(bytes); }
+  void remove_outside(std::size_t bytes) { state_->remove_outside(bytes); }
 
   /// Declares that all uses of the block on this stream are enqueued. The block's free need not be ordered after them;
   /// the pool orders reuse after them. A block has room for the uses of three streams. A fourth stream first waits for

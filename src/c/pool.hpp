@@ -62,6 +62,10 @@ struct gpumem_pool {
   virtual std::size_t trim(std::size_t keep) = 0;
   virtual void reserve(std::size_t bytes) = 0;
   virtual void set_limit(std::size_t bytes) = 0;
+  /// Counts bytes of another source toward the limit; gives unused memory back to make room for them. Returns false,
+  /// and counts nothing, if the limit would be exceeded. A stack has no limit that counts them.
+  virtual bool add_outside(std::size_t bytes) = 0;
+  virtual void remove_outside(std::size_t bytes) = 0;
   virtual void reset_peaks() = 0;
   virtual void open_to(int device) = 0;
   /// A page and a file descriptor by which another process can map it.

@@ -4,14 +4,13 @@
 
 #include "pool.hpp"
 
+#include <atomic>
 #include <cstddef>
-
-#include "../support/guarded_mutex.hpp"
 
 namespace gpumem::c {
 
 /// Limits the sum of two parts: the memory of the device's pool, and the memory that PyTorch's pools get from functions
-/// of the caller ("drawn" memory). Drawn memory lowers the limit of the device's pool. Any thread.
+/// of the caller ("drawn" memory). The device's pool counts drawn memory toward its limit. Any thread.
 class torch_limit {
 public:
   /// `limit` is the present limit of the pool; 0: no limit.
@@ -21,23 +20,20 @@ public:
   /// is not a pool.
   void set(std::size_t limit);
   /// Counts memory that is about to be drawn. If needed, gives unused memory of the device's pool back to make room for
-  /// it. Returns false, and counts nothing, if the limit would be exceeded.
+  /// it. Returns false, and counts nothing, if the limit would be exceeded, or if the calling thread now calls an
+  /// observer of the device's pages.
   bool draw(std::size_t bytes) noexcept;
   void give_back(std::size_t bytes) noexcept;
 
   /// Returns the bytes that were drawn and not given back.
-  std::size_t drawn() noexcept;
+  std::size_t drawn() const noexcept { return drawn_.load(std::memory_order_relaxed); }
   /// Returns the limit of both parts together.
-  std::size_t limit() noexcept;
+  std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
 
 private:
-  std::size_t rest() const noexcept __attribute__((requires_capability(mutex_)));
-  void limit_pool(std::size_t limit) noexcept;
-
   gpumem_pool& pool_;
-  support::guarded_mutex mutex_;
-  std::size_t limit_ __attribute__((guarded_by(mutex_)));
-  std::size_t drawn_ __attribute__((guarded_by(mutex_))) = 0;
+  std::atomic<std::size_t> limit_;
+  std::atomic<std::size_t> drawn_{0};
 };
 
 } // namespace gpumem::c

@@ -1,4 +1,4 @@
-// Statistics of a pool, and searches for its blocks.
+// Statistics of a pool, searches for its blocks, and bytes outside the pool that its limit counts.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -8,6 +8,7 @@ module;
 module gpumem:pool_queries.impl;
 import :pool_base;
 import :block_info;
+import :driver;
 import :error;
 import :fork;
 import :graph_memory;
@@ -88,6 +89,18 @@ live_blocks pool_state::find_live() {
 std::vector<memory_range> pool_state::memory_map() {
   if (forked()) return std::vector<memory_range>{};
   return pass_through_ ? pass_through_->memory_map() : engine_->statistics().memory_map();
+}
+
+bool pool_state::add_outside(std::size_t bytes) {
+  if (!driver_alive() || forked()) return false;
+  if (engine_->add_outside(bytes)) return true;
+  if (!hardening_) return false;
+  hardening_->flush(); // quarantined blocks may lie in memory that can go back
+  return engine_->add_outside(bytes);
+}
+
+void pool_state::remove_outside(std::size_t bytes) {
+  if (!forked()) engine_->remove_outside(bytes);
 }
 
 } // namespace gpumem::detail

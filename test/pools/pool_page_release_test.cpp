@@ -4,8 +4,11 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstddef>
 #include <exception>
+#include <functional>
+#include <future>
 #include <utility>
 #include <vector>
 
@@ -188,6 +191,84 @@ TEST_F(pool_page_release, closed_pool_returns_pages_when_their_blocks_are_freed)
   EXPECT_EQ(device_bytes(), 4 * MiB);
   kept.reset();
   EXPECT_TRUE(wait_for_device_bytes(0));
+}
+
+// The limit counts bytes outside the pool: those that another source of a program has.
+class pool_outside : public pool_pages_test {
+protected:
+  /// Calls `meanwhile` while a thread maps pages (true) or unmaps them (false).
+  pool observed(std::function<void(bool)>& meanwhile) {
+    auto const mapped = [&](void*, std::size_t) {
+      meanwhile(true);
+      return true;
+    };
+    return pool{device, {.limit = 64 * MiB}, {.on_mapped = mapped, .on_unmapping = [&](auto...) { meanwhile(false); }}};
+  }
+  static constexpr std::chrono::milliseconds window{50}; // enough for a call that does not wait
+};
+
+TEST_F(pool_outside, bytes_count_toward_the_limit_and_unused_memory_makes_room) {
+  gpumem::pool_resource r{device, {.limit = 64 * MiB}};
+  auto const blocks = four(r);
+  for (auto const i : {0, 1}) r.deallocate(a, blocks[i], 4 * MiB);
+  a.synchronize();
+  EXPECT_FALSE(r.add_outside(57 * MiB)) << "8 MiB are live";
+  EXPECT_TRUE(r.add_outside(56 * MiB));
+  EXPECT_EQ(r.statistics().reserved, 8 * MiB);
+  EXPECT_FALSE(r.try_allocate(a, 2 * MiB));
+  EXPECT_THROW(r.reserve(16 * MiB), gpumem::out_of_memory);
+  r.set_limit(32 * MiB);
+  EXPECT_EQ(r.statistics().limit, 256u) << "more is outside than the limit allows";
+  r.set_limit(64 * MiB);
+  r.remove_outside(56 * MiB);
+  EXPECT_EQ(r.statistics().limit, 64 * MiB);
+  auto* const more = r.allocate(a, 56 * MiB);
+  r.deallocate(a, more, 56 * MiB);
+  for (auto const i : {2, 3}) r.deallocate(a, blocks[i], 4 * MiB);
+  EXPECT_TRUE(r.add_outside(0));
+}
+
+TEST_F(pool_outside, pages_that_another_thread_maps_count) {
+  std::function<void(bool)> meanwhile = [](bool) {};
+  auto r = observed(meanwhile);
+  std::future<bool> added;
+  meanwhile = [&](bool) {
+    if (!added.valid()) added = std::async(std::launch::async, [r] { return pool{r}.add_outside(40 * MiB); });
+    added.wait_for(window);
+  };
+  auto* const grown = r.allocate(a, 40 * MiB);
+  EXPECT_FALSE(added.get()) << "80 of 64 MiB";
+  EXPECT_EQ(r.statistics().limit, 64 * MiB);
+  meanwhile = [&](bool) { EXPECT_THROW(r.add_outside(1), std::invalid_argument) << "it would wait for itself"; };
+  auto* const more = r.allocate(a, 8 * MiB);
+  r.deallocate(a, more, 8 * MiB);
+  r.deallocate(a, grown, 40 * MiB);
+  meanwhile = [](bool) {};
+  a.synchronize();
+  r.trim();
+}
+
+TEST_F(pool_outside, request_that_fits_is_granted_beside_bytes_that_do_not_fit) {
+  std::function<void(bool)> meanwhile = [](bool) {};
+  auto r = observed(meanwhile);
+  auto* const live = r.allocate(a, 30 * MiB);
+  r.deallocate(b, r.allocate(b, 10 * MiB), 10 * MiB);
+  b.synchronize();
+  std::future<void*> beside;
+  meanwhile = [&](bool mapped) {
+    if (mapped || beside.valid()) return;
+    beside = std::async(std::launch::async, [this, r] { return pool{r}.try_allocate(a, 20 * MiB).value_or(nullptr); });
+    beside.wait_for(window);
+  };
+  EXPECT_FALSE(r.add_outside(60 * MiB));
+  ASSERT_TRUE(beside.valid()) << "the unused 10 MiB go back first";
+  auto* const granted = beside.get();
+  EXPECT_TRUE(granted);
+  meanwhile = [](bool) {};
+  r.deallocate(a, granted, 20 * MiB);
+  r.deallocate(a, live, 30 * MiB);
+  a.synchronize();
+  r.trim();
 }
 
 } // namespace

@@ -16,7 +16,7 @@ public:
   /// `limit`: the most bytes that may be reserved; 0: no limit. `chunk_bytes`: the size of a chunk, unless the request
   /// is larger; 0: growth() chooses the size.
   explicit chunk_list(std::size_t limit, std::size_t chunk_bytes = 0) noexcept
-      : limit_{limit}, chunk_bytes_{chunk_bytes} {}
+      : limit_{limit}, whole_limit_{limit}, chunk_bytes_{chunk_bytes} {}
 
   /// Returns the size of the next chunk, for a request of `need` bytes by a shard that has `has` bytes. It is usually
   /// more than `need`, so that growth is rare. It stays within the limit. Returns 0 if `need` exceeds headroom().
@@ -51,9 +51,16 @@ public:
   }
   /// Returns the bytes that all pools of the process have reserved now. Any thread.
   static std::size_t reserved_by_all_pools() noexcept { return reserved_by_all_.load(std::memory_order_relaxed); }
-  /// Returns the limit; 0 if there is none. Any thread.
+  /// Returns the limit, less the bytes outside the pool; 0 if there is none. Any thread.
   inline std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
-  void set_limit(std::size_t bytes) noexcept { limit_.store(bytes, std::memory_order_relaxed); }
+  [[clang::requires_capability(all_shards)]] void set_limit(std::size_t bytes) noexcept;
+  /// Returns the most bytes that the pool may have reserved if `more` further bytes outside it count; nullopt if these
+  /// exceed the limit.
+  [[clang::requires_shared_capability(all_shards)]] std::optional<std::size_t>
+  room_beside(std::size_t more) const noexcept;
+  /// Counts bytes that another source has, or is about to give, toward the limit.
+  [[clang::requires_capability(all_shards)]] void add_outside(std::size_t bytes) noexcept;
+  [[clang::requires_capability(all_shards)]] void remove_outside(std::size_t bytes) noexcept;
   /// Returns the most bytes that may be reserved: the limit, rounded down to whole granules of 256 bytes.
   inline std::size_t max_reserved() const noexcept {
     return (limit() ? limit() : std::numeric_limits<std::size_t>::max()) / granule * granule;
@@ -90,6 +97,8 @@ private:
   static inline constinit std::atomic<std::size_t> reserved_by_all_{0};
   std::vector<std::unique_ptr<chunk>> chunks_ __attribute__((guarded_by(all_shards))); // sorted by address
   std::atomic<std::size_t> limit_;
+  std::size_t whole_limit_ __attribute__((guarded_by(all_shards)));
+  std::size_t outside_ __attribute__((guarded_by(all_shards))) = 0;
   std::size_t const chunk_bytes_;
   std::size_t reserved_ __attribute__((guarded_by(all_shards))) = 0;
   std::size_t releasing_ __attribute__((guarded_by(all_shards))) = 0;

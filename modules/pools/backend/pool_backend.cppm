@@ -62,6 +62,9 @@ public:
   /// std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] expected<std::size_t, failure> grow_to(std::size_t bytes,
                                                                                                pool_shard& into);
+  /// Counts `bytes` that another source is about to give toward the pool's limit, after the growth in progress has
+  /// ended. Returns false, and counts nothing, if the limit would be exceeded.
+  [[clang::requires_capability(one_shard, all_shards)]] bool add_outside(std::size_t bytes);
   /// Moves a chunk from another shard to the request's shard. The chunk must be a single free range that is large
   /// enough and that the stream may use immediately. Returns the place of the request's block in the chunk. If there is
   /// no such chunk, or in a pool of pages, returns an empty place.

@@ -126,6 +126,10 @@ public:
   std::size_t reserve(std::size_t bytes);
   /// Sets the most bytes that the pool may reserve; 0: no limit. Throws std::invalid_argument.
   void set_limit(std::size_t bytes);
+  /// Counts `bytes` of another source toward the limit; gives unused memory back to make room for them. Returns false,
+  /// and counts nothing, if the limit would be exceeded. Throws std::bad_alloc.
+  bool add_outside(std::size_t bytes);
+  void remove_outside(std::size_t bytes);
   /// Sets the peaks in the statistics to the present values.
   void reset_peaks();
   /// Waits on the host until streams have completed their work on the pool's free memory. Returns false if that took
@@ -145,6 +149,7 @@ public:
 
 private:
   [[clang::requires_capability(one_shard, all_shards)]] void refuse_requests(woken_waiters& woken) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void after_limit_change(woken_waiters& woken);
   void destroy() noexcept override { delete this; }
 
   // Each member keeps references to members before it. parts_ also refers to release_, which runs on the library thread

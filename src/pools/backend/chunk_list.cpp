@@ -7,9 +7,11 @@ module;
 #include <cstdint>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <vector>
 module gpumem:chunk_list.impl;
 import :chunk_list;
+import :block;
 import :chunk;
 import :tuning;
 
@@ -33,6 +35,28 @@ std::size_t chunk_list::growth(std::size_t need, std::size_t has) const noexcept
 
 std::size_t chunk_list::headroom() const noexcept {
   return max_reserved() - std::min(max_reserved(), reserved_ + releasing_);
+}
+
+// A limit of 0 would mean that there is none, so the least limit is a granule.
+void chunk_list::set_limit(std::size_t bytes) noexcept {
+  whole_limit_ = bytes;
+  limit_.store(bytes ? std::max(bytes - std::min(bytes, outside_), granule) : 0, std::memory_order_relaxed);
+}
+
+std::optional<std::size_t> chunk_list::room_beside(std::size_t more) const noexcept {
+  if (whole_limit_ == 0) return SIZE_MAX;
+  auto const left = whole_limit_ - std::min(whole_limit_, outside_);
+  return more <= left ? std::optional{left - more} : std::nullopt;
+}
+
+void chunk_list::add_outside(std::size_t bytes) noexcept {
+  outside_ += bytes;
+  set_limit(whole_limit_);
+}
+
+void chunk_list::remove_outside(std::size_t bytes) noexcept {
+  outside_ -= bytes;
+  set_limit(whole_limit_);
 }
 
 chunk& chunk_list::add(void* base, std::size_t bytes) {

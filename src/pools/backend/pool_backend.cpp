@@ -81,6 +81,18 @@ expected<std::size_t, failure> pool_backend::grow_to(std::size_t bytes, pool_sha
   }
 }
 
+bool pool_backend::add_outside(std::size_t bytes) {
+  for (;;) {
+    wait_for_growth(); // its bytes are not reserved yet
+    auto& chunks = parts_.chunks;
+    auto const room = chunks.room_beside(bytes);
+    bool const fits = room && chunks.reserved() + chunks.releasing() <= *room;
+    if (fits) chunks.add_outside(bytes);
+    if (fits || !room || chunks.releasing() == 0) return fits;
+    parts_.lock.wait_for_release(chunks);
+  }
+}
+
 placement pool_backend::migrate_chunk(allocation_request const& request) {
   return paged() ? placement{} : chunks_.migrate(request); // pages stay with their shard (a part of the pool)
 }

@@ -82,10 +82,37 @@ void pool_engine::set_limit(std::size_t bytes) {
   woken_waiters woken;
   all_shards_lock const held{parts_.shards};
   parts_.chunks.set_limit(bytes);
+  after_limit_change(woken);
+}
+
+void pool_engine::after_limit_change(woken_waiters& woken) {
   parts_.mode.update();
   parts_.requests.count_change();
   queue_.wake_ended(woken); // ends requests for more than the limit
   queue_.wake_next(woken);
+}
+
+bool pool_engine::add_outside(std::size_t bytes) {
+  upstream_call::throw_if_here(parts_.shards);
+  timeline_registry::cover_own_defaults();
+  woken_waiters woken;
+  all_shards_lock const held{parts_.shards};
+  bool added = parts_.backend.add_outside(bytes);
+  while (!added) {
+    auto const keep = parts_.chunks.room_beside(bytes);
+    bool const more = keep && release_.release(*keep) > 0; // other threads may grow the pool meanwhile
+    added = parts_.backend.add_outside(bytes);
+    if (!more) break;
+  }
+  after_limit_change(woken);
+  return added;
+}
+
+void pool_engine::remove_outside(std::size_t bytes) {
+  woken_waiters woken;
+  all_shards_lock const held{parts_.shards};
+  parts_.chunks.remove_outside(bytes);
+  after_limit_change(woken);
 }
 
 std::size_t pool_engine::trim(std::size_t keep) {

@@ -65,6 +65,7 @@ STD = {
     "filesystem": r"filesystem",
     "fstream": r"[io]?fstream|ios|istream|ostream|streamsize",
     "functional": r"equal_to|function|greater(_equal)?|hash|invoke|less(_equal)?|minus|plus|reference_wrapper|c?ref",
+    "future": r"async|future|launch",
     "initializer_list": r"initializer_list",
     "ios": r"ios|ios_base|streamsize|fixed|hex",
     "iosfwd": r"istream|ostream|ios",
