@@ -46,6 +46,7 @@ public:
 
 protected:
   ~source_state() = default;
+  void reset_peak_live() noexcept __attribute__((locks_excluded(mutex_)));
 
   struct block {
     void* base;

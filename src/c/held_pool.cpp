@@ -1,5 +1,7 @@
 // recorded_pool: records the blocks of a stack of resources.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -23,7 +25,10 @@ namespace gpumem::c {
 void* recorded_pool::keep(void* pointer, record block) {
   if (!pointer) return nullptr;
   support::scoped_lock const held{mutex_};
-  live_.insert_or_assign(pointer, std::move(block));
+  auto const bytes = block.bytes;
+  if (!live_.insert_or_assign(pointer, std::move(block)).second) return pointer;
+  live_bytes_ += bytes;
+  peak_live_ = std::max(peak_live_, live_bytes_);
   return pointer;
 }
 
@@ -37,6 +42,7 @@ recorded_pool::records::node_type recorded_pool::take(void* pointer, std::option
     throw std::invalid_argument{"gpumem: the block has " + std::to_string(found->second.bytes) + " bytes, not " +
                                 std::to_string(*bytes)};
   }
+  live_bytes_ -= found->second.bytes;
   return live_.extract(found);
 }
 
@@ -45,6 +51,7 @@ recorded_pool::records::node_type recorded_pool::take(void* pointer, std::option
 template <class Free> void recorded_pool::free_taken(records::node_type block, Free free) {
   auto const put_back = [&] {
     support::scoped_lock const held{mutex_};
+    live_bytes_ += block.mapped().bytes;
     live_.insert(std::move(block));
   };
   bool const before = std::exchange(misused, false);
@@ -150,12 +157,29 @@ void recorded_pool::record_use(void* pointer, stream_ref stream) {
 }
 
 gpumem::statistics recorded_pool::statistics() {
-  if (auto const known = statistics_of(resource_)) return *known;
-  throw std::invalid_argument{"gpumem: the outermost resource of this stack keeps no statistics"};
+  auto const known = statistics_of(resource_);
+  if (!known) throw std::invalid_argument{"gpumem: the outermost resource of this stack keeps no statistics"};
+  auto now = *known;
+  now.peak_reserved = std::max(now.peak_reserved, now.reserved);
+  support::scoped_lock const held{mutex_};
+  now.peak_live = std::max({now.peak_live, now.live, peak_live_});
+  return now;
 }
 
-bool recorded_pool::synchronize(std::chrono::nanoseconds) {
-  throw std::invalid_argument{"gpumem: only a pool, fixed or arena can be synchronized, not a stack over one"};
+bool recorded_pool::synchronize(std::chrono::nanoseconds longest) {
+  auto const deadline = std::chrono::steady_clock::now() + longest;
+  bool all = true;
+  for (auto const& each : parts_.synchronize) {
+    auto const left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - std::chrono::steady_clock::now());
+    all = each(left) && all;
+  }
+  return all;
+}
+
+void recorded_pool::reset_peaks() {
+  for (auto const& each : parts_.reset_peaks) each();
+  support::scoped_lock const held{mutex_};
+  peak_live_ = live_bytes_;
 }
 
 void recorded_pool::reserve(std::size_t) {
@@ -168,10 +192,6 @@ void recorded_pool::set_limit(std::size_t) {
 
 gpumem_pool::exported_page recorded_pool::export_page(void const*) {
   throw std::invalid_argument{"gpumem: only a pool over pages can share its memory, not a stack over one"};
-}
-
-void recorded_pool::reset_peaks() {
-  throw std::invalid_argument{"gpumem: only a pool, fixed or arena can reset its peaks, not a stack over one"};
 }
 
 void recorded_pool::visit_ranges(std::function<void(gpumem_range const&)> const&) {

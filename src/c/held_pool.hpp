@@ -79,6 +79,13 @@ public:
   void set_limit(std::size_t bytes) override {
     if constexpr (has_limit) resource_.set_limit(bytes);
   }
+  bool add_outside(std::size_t bytes) override {
+    if constexpr (has_limit) return resource_.add_outside(bytes);
+    return true;
+  }
+  void remove_outside(std::size_t bytes) override {
+    if constexpr (has_limit) resource_.remove_outside(bytes);
+  }
   void reset_peaks() override { resource_.reset_peaks(); }
   void open_to(int device) override {
     if constexpr (has_limit) resource_.open_to(gpumem::device{device});
@@ -123,11 +130,18 @@ private:
   R resource_;
 };
 
+/// Functions of the pools and sources inside a stack, for calls that concern all of them.
+struct stack_parts {
+  std::vector<std::function<bool(std::chrono::nanoseconds)>> synchronize;
+  std::vector<std::function<void()>> reset_peaks;
+};
+
 /// A pool of the C ABI over a stack of resources. The outermost resource does not know its blocks, so this class
 /// records them. A use on another stream is recorded as an event. The stream of the free waits for that event.
 class recorded_pool final : public gpumem_pool {
 public:
-  recorded_pool(int ordinal, any_pool resource) : device_{ordinal}, resource_{std::move(resource)} {}
+  recorded_pool(int ordinal, any_pool resource, stack_parts parts = {})
+      : device_{ordinal}, resource_{std::move(resource)}, parts_{std::move(parts)} {}
 
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) override;
   void free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) override;
@@ -138,11 +152,13 @@ public:
   void* allocate_sync(std::size_t bytes, std::size_t alignment) override;
   void free_sync(void* pointer, std::size_t bytes) override;
   void record_use(void* pointer, stream_ref stream) override;
-  /// The next five functions, visit_ranges() and restore() throw std::invalid_argument: only a pool supports them.
   bool synchronize(std::chrono::nanoseconds longest) override;
+  void reset_peaks() override;
+  /// The next three functions, visit_ranges() and restore() throw std::invalid_argument: only a pool supports them.
   void reserve(std::size_t bytes) override;
   void set_limit(std::size_t bytes) override;
-  void reset_peaks() override;
+  bool add_outside(std::size_t) override { return true; }
+  void remove_outside(std::size_t) override {}
   exported_page export_page(void const* pointer) override;
   void unpin(void const*, std::size_t) noexcept override {}
   void open_to(int) override {} // the resources of the stack decide which devices may use their memory
@@ -170,8 +186,11 @@ private:
 
   gpumem::device device_;
   any_pool resource_;
+  stack_parts const parts_;
   support::guarded_mutex mutex_;
   records live_ __attribute__((guarded_by(mutex_)));
+  std::size_t live_bytes_ __attribute__((guarded_by(mutex_))) = 0;
+  std::size_t peak_live_ __attribute__((guarded_by(mutex_))) = 0; // some resources of a stack know no peak
 };
 
 } // namespace gpumem::c

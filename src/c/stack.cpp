@@ -24,6 +24,7 @@
 
 import gpumem;
 
+#include "counted_source.hpp"
 #include "held_pool.hpp"
 
 namespace gpumem::c {
@@ -71,7 +72,24 @@ private:
 struct stack_base {
   int device;
   gpumem_callbacks const* callbacks = nullptr; // null: the stack has no layer `callbacks`
+  stack_parts* parts = nullptr;                // null: the outermost resource is a pool, which needs none
 };
+
+// Erases a pool inside a stack.
+template <class Pool> any_pool pool_inside(stack_base const& base, Pool made) {
+  if (base.parts) {
+    base.parts->synchronize.push_back([made](auto longest) mutable { return made.synchronize(longest); });
+    base.parts->reset_peaks.push_back([made]() mutable { made.reset_peaks(); });
+  }
+  return any_pool{std::move(made)};
+}
+
+// Erases a source of the whole process, whose own statistics are those of all stacks.
+template <class Source> any_pool source_inside(stack_base const& base, Source source) {
+  counted_source<Source> counted{std::move(source)};
+  if (base.parts) base.parts->reset_peaks.push_back([counted] { counted.reset_peaks(); });
+  return any_pool{std::move(counted)};
+}
 
 any_pool make_layer(stack_base const& base, layer_text layer);
 
@@ -83,7 +101,8 @@ any_pool upstream_of(stack_base const& base, layer_text const& layer) {
 
 // Returns the one resource in the parentheses. If there is none, returns a cuda_resource, which calls cuMemAlloc.
 any_pool upstream_or_cuda(stack_base const& base, layer_text const& layer) {
-  return layer.inner().empty() ? any_pool{cuda_resource{gpumem::device{base.device}}} : upstream_of(base, layer);
+  return layer.inner().empty() ? source_inside(base, cuda_resource{gpumem::device{base.device}})
+                               : upstream_of(base, layer);
 }
 
 fixed_size_resource<any_pool> make_fixed(stack_base const& base, layer_text layer) {
@@ -227,20 +246,26 @@ void expect_no_upstream(layer_text const& layer) {
 template <class Source> any_pool make_source(stack_base const& base, layer_text layer) {
   layer.expect_no_more("");
   expect_no_upstream(layer);
-  return any_pool{Source{gpumem::device{base.device}}};
+  Source made{gpumem::device{base.device}};
+  if constexpr (requires { made.reset_peaks(); }) { // a driver's pool of this stack alone
+    if (base.parts) base.parts->reset_peaks.push_back([made]() mutable { made.reset_peaks(); });
+    return any_pool{std::move(made)};
+  } else {
+    return source_inside(base, std::move(made));
+  }
 }
 
 any_pool make_system(stack_base const& base, layer_text layer) {
   auto const headroom = option_values{layer}.size("headroom", 0);
   layer.expect_no_more("headroom");
   expect_no_upstream(layer);
-  return any_pool{system_resource{gpumem::device{base.device}, {.headroom = headroom}}};
+  return source_inside(base, system_resource{gpumem::device{base.device}, {.headroom = headroom}});
 }
 
 any_pool make_pool_layer(stack_base const& base, layer_text layer) {
   auto options = parse_options(layer.rest());
-  if (layer.inner().empty()) return any_pool{pool_resource{gpumem::device{base.device}, std::move(options)}};
-  return any_pool{pool_resource{upstream_of(base, layer), std::move(options)}};
+  if (layer.inner().empty()) return pool_inside(base, pool_resource{gpumem::device{base.device}, std::move(options)});
+  return pool_inside(base, pool_resource{upstream_of(base, layer), std::move(options)});
 }
 
 struct known_layer {
@@ -250,8 +275,8 @@ struct known_layer {
 
 constexpr std::array known_layers{
     known_layer{"aligned", make_aligned},
-    known_layer{"arena",
-                [](stack_base const& base, layer_text layer) { return any_pool{make_arena(base, std::move(layer))}; }},
+    known_layer{"arena", [](stack_base const& base,
+                            layer_text layer) { return pool_inside(base, make_arena(base, std::move(layer))); }},
     known_layer{"async", make_source<async_resource>},
     known_layer{"async_managed", make_source<async_managed_resource>},
     known_layer{"binning", make_binning},
@@ -259,8 +284,8 @@ constexpr std::array known_layers{
     known_layer{"cuda", make_source<cuda_resource>},
     known_layer{"failing", make_failing},
     known_layer{"fallback", make_fallback},
-    known_layer{"fixed",
-                [](stack_base const& base, layer_text layer) { return any_pool{make_fixed(base, std::move(layer))}; }},
+    known_layer{"fixed", [](stack_base const& base,
+                            layer_text layer) { return pool_inside(base, make_fixed(base, std::move(layer))); }},
     known_layer{"limiting", make_limiting},
     known_layer{"logging", make_logging},
     known_layer{"managed", make_source<managed_resource>},
@@ -302,7 +327,9 @@ std::unique_ptr<gpumem_pool> make_outer(stack_base const& base, layer_text outer
     return held(base, pool_resource{upstream_of(base, outer), parse_options(outer.rest(), plain)});
   if (outer.name() == "fixed") return held(base, make_fixed(base, std::move(outer)));
   if (outer.name() == "arena") return held(base, make_arena(base, std::move(outer)));
-  return std::make_unique<recorded_pool>(base.device, make_layer(base, std::move(outer)));
+  stack_parts parts;
+  auto made = make_layer({base.device, base.callbacks, &parts}, std::move(outer));
+  return std::make_unique<recorded_pool>(base.device, std::move(made), std::move(parts));
 }
 
 } // namespace

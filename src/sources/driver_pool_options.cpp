@@ -195,6 +195,7 @@ void driver_pool_state::reset_peaks() {
   where().require();
   set<cuuint64_t>(handle(), CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0);
   set<cuuint64_t>(handle(), CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0);
+  reset_peak_live();
 }
 
 std::size_t driver_pool_state::release_threshold() {

@@ -154,6 +154,11 @@ statistics source_state::read_statistics() noexcept {
   return now;
 }
 
+void source_state::reset_peak_live() noexcept {
+  sync::lock const held{mutex_};
+  counts_.peak_live = counts_.live;
+}
+
 bool source_state::has_block(void* pointer, std::size_t bytes) noexcept {
   sync::lock const held{mutex_};
   auto const found = live_.find(pointer);

@@ -64,6 +64,27 @@ class Memory(Plugged):
         self.assertEqual(gpumem_torch.statistics(0)["reserved"], 0)
 
     @alone
+    def test_trim_and_peaks_over_each_stack(self):
+        stacks = ("pool", "fixed(block_size=4MiB)", "cuda", "async", "managed", "pinned",
+                  "async_managed", "limiting(pool,limit=64MiB)", "limiting(cuda,limit=64MiB)", "statistics(pool(cuda))",
+                  "statistics(managed)", "binning(pool,bins=1MiB:fixed)", "binning(cuda,bins=8MiB:pool(cuda))",
+                  "aligned(pool,alignment=4KiB)", "fallback(pool(limit=2MiB),cuda)", "thread_safe(async)",
+                  "tracking(pool,report=/dev/null)", "failing(pool)", "prefetch(pool(managed))",
+                  "logging(pool,file=/dev/null)")
+        for device, text in enumerate(stacks):
+            with self.subTest(text):
+                pool = ctypes.c_void_p()
+                gpumem_torch.check(self.library.gpumem_make_pool(device, text.encode(), ctypes.byref(pool)))
+                gpumem_torch.share_pool(pool.value, device)
+                stream = self.simulator.stream(device)
+                self.free(self.allocate(3 * MIB, stream, device), 3 * MIB, stream, device)
+                self.simulator.driver.gpumem_simulator_run_until_idle()
+                gpumem_torch.trim(device=device)
+                told = gpumem_torch.statistics(device)
+                self.assertEqual((told["live"], told["reserved"]), (0, 0))
+                self.assertGreaterEqual(told["peak_live"], 3 * MIB)
+
+    @alone
     def test_no_bytes(self):
         self.assertIsNone(self.library.gpumem_torch_try_allocate(0, 0, None))
         self.library.gpumem_torch_free(None, 0, 0, None)
