@@ -184,6 +184,39 @@ TEST_F(closed_pools, reserve_takes_what_is_complete_in_closed_pools) {
   EXPECT_NO_THROW(other.reserve(60 * MiB));
 }
 
+// While a closed pool gives memory back, it calls a function of the user. That function requests memory that only the
+// same pool has.
+TEST_F(closed_pools, pool_that_gives_memory_back_is_not_asked_again_by_the_same_thread) {
+  for (bool const hardened : {false, true}) {
+    gpumem_test::recording_upstream upstream;
+    upstream.state().capacity = 64 * MiB;
+    pool_resource other{upstream};
+    int calls = 0;
+    auto const allocate = [&](stream_ref, std::size_t bytes, std::size_t) { return upstream.allocate_sync(bytes); };
+    auto const free = [&](stream_ref, void* pointer, std::size_t bytes, std::size_t) {
+      ++calls;
+      EXPECT_FALSE(other.try_allocate(lasting, 60 * MiB));
+      upstream.deallocate_sync(pointer, bytes);
+    };
+    busy_library_thread const busy;
+    {
+      pool_resource pool{gpumem::callback_resource{device, allocate, free},
+                         pool_options{.hardened = {.enabled = hardened}}};
+      run_long(lasting);
+      gpumem_test::freed_in_use(pool, lasting, 60 * MiB);
+    }
+    end_long();
+    gpumem::expected<void*, gpumem::failure> block = nullptr;
+    for (int i = 0; i < 10 && (i == 0 || !block); ++i) {
+      simulator::run_until_idle();
+      block = other.try_allocate(lasting, 60 * MiB);
+    }
+    EXPECT_TRUE(block) << hardened;
+    EXPECT_EQ(calls, 1);
+    if (block) other.deallocate(lasting, *block, 60 * MiB);
+  }
+}
+
 // Many pools end, and each keeps little: the records of all of them must not grow without bound.
 TEST_F(closed_pools, number_of_pools_that_wait_for_an_event_is_bounded) {
   auto const before = device_bytes();

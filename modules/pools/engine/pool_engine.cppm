@@ -117,7 +117,8 @@ public:
   std::string describe_memory() { return detail::describe_memory(parts_, frees_); }
 
   std::size_t trim(std::size_t keep);
-  /// Gives back all free memory whose uses are complete, as trim() does, and returns the bytes.
+  /// Gives back all free memory whose uses are complete, as trim() does, and returns the bytes. Does nothing in a call
+  /// from inside the upstream.
   std::size_t give_back() noexcept;
   /// Returns the reserved bytes.
   std::size_t reserved() noexcept;

@@ -127,6 +127,7 @@ std::size_t pool_engine::trim(std::size_t keep) {
 }
 
 std::size_t pool_engine::give_back() noexcept {
+  if (upstream_call::runs_here(parts_.shards)) return 0;
   try {
     return trim(0);
   } catch (std::bad_alloc const&) { return 0; } // the host has no memory for the polls

@@ -12,6 +12,7 @@ import :chunk_list;
 import :deferred_frees;
 import :deferred_release;
 import :driver;
+import :growth_lock;
 import :pass_timer;
 import :pool_backend;
 import :pool_options;
@@ -109,6 +110,7 @@ std::vector<stream_timeline*> release_task::streams_without_event() {
 
 // Called by a thread whose request found no memory. The library thread may make a pass at the same time.
 release_task::given_back release_task::give_back() noexcept {
+  if (upstream_call::runs_here(parts_.shards)) return given_back::nothing; // this thread gives memory back already
   all_shards_lock const held{parts_.shards};
   auto const before = parts_.chunks.reserved();
   if (parts_.chunks.releasing() > 0) return given_back::by_other_thread;
