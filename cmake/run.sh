@@ -83,7 +83,7 @@ run_demo() {
 
 run_test() {
   local preset
-  announce "the tests, and the property tests with each sanitizer, and runs them" 4000 3600 release asan tsan
+  announce "the tests, and the property tests with each sanitizer" 4000 3600 release asan tsan
   for preset in release asan tsan; do
     build "$preset"
     act ctest --preset "$preset" --parallel "$(jobs_at_once)" "$@"
