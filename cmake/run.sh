@@ -12,8 +12,8 @@ source cmake/setup/installation.sh
 usage() {
   cat <<'TEXT'
 usage: bash cmake/run.sh [--dry-run] COMMAND [ARGUMENT...]
-  demo                build, show in one screen what the library is; demo --help lists its options
-  demo -v [ARG...]    also replay the traces of bench/traces (arguments go to gpumem-replay)
+  demo [--simulated]  build, show in one screen what the library is; --simulated: without the GPU that is there
+  demo -v [ARG...]    also replay the traces of bench/traces (arguments go to gpumem-replay; -v --help lists them)
   test [ARGUMENT...]  build, run the tests, then the property tests under the sanitizers (arguments go to ctest)
   install [PREFIX]    build what the library needs and install it (into CMake's default, /usr/local, without PREFIX)
   lint [--check]      format the sources, tidy them; --check changes nothing and fails where it would
@@ -100,7 +100,12 @@ run_lint() {
 read_command_line "$@"
 case $command in
   demo)
-    [[ ${arguments[0]-} == -v ]] || accept 1 --help --simulated
+    case ${arguments[0]-} in
+      -h | --help) usage && exit ;;
+      -v) ;;
+      '' | --simulated) accept 1 --simulated ;;
+      *) accept 0 ;;
+    esac
     set_up build
     run_demo "${arguments[@]}"
     ;;

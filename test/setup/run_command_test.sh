@@ -16,10 +16,16 @@ expect_wrong() {
 expect_wrong "unknown command 'tset'" tset
 expect_wrong "unknown option '--dryrun'" --dryrun demo
 expect_wrong "demo has no option '-w'" demo -w
+expect_wrong "demo has no option '--simulate'" demo --simulate
+expect_wrong "demo takes no 'trace.csv'" demo trace.csv
 expect_wrong "install has no option '--prefix'" install --prefix /opt
 expect_wrong "install takes no 'b'" install a b
 expect_wrong "lint has no option '--fix'" lint --fix
 expect_wrong "setup takes no 'all'" setup all
+run_sh demo --help
+expect_status 0
+expect_said "demo -v [ARG...]"
+expect_calls </dev/null
 stub ctest 'echo "Unknown argument: $4" >&2; exit 1'
 run_sh test --unknown
 expect_status 2
