@@ -147,8 +147,8 @@ std::optional<gpumem_pool::owned_block> torch_device::find_owned(void const* poi
 }
 
 gpumem_pool::found_block torch_device::find(void const* pointer) {
-  auto const owner = mem_pools_.any() ? mem_pools_.owner_of(pointer) : torch_mem_pools::memory{};
-  return (owner.pool ? *owner.pool : pool_).find(pointer);
+  auto const found = mem_pools_.any() ? mem_pools_.find(pointer) : gpumem_pool::found_block{};
+  return found.base ? found : pool_.find(pointer);
 }
 
 std::optional<gpumem_torch_block> torch_device::describe(void const* pointer) {

@@ -47,13 +47,16 @@ template <class Calls> CUresult beside_captures(int ordinal, Calls calls) {
   return result;
 }
 
-bool is_used(std::shared_ptr<gpumem_pool> const& memory) {
-  return memory && (memory.use_count() > 1 || memory->statistics().live > 0);
+// Returns true also if the host has no memory to count the live blocks: the pool then ends later.
+bool is_used(std::shared_ptr<gpumem_pool> const& memory) noexcept {
+  bool used = memory != nullptr;
+  if (used) outcome_of([&] { used = memory.use_count() > 1 || memory->statistics().live > 0; });
+  return used;
 }
 
 } // namespace
 
-torch_mem_pools::mem_pool& torch_mem_pools::find(id pool) {
+torch_mem_pools::mem_pool& torch_mem_pools::known(id pool) {
   auto const found = pools_.find(pool);
   if (found == pools_.end()) throw unknown_pool(pool);
   return found->second;
@@ -100,7 +103,7 @@ void torch_mem_pools::release(id pool) noexcept {
 
 int torch_mem_pools::use_count(id pool) {
   support::scoped_lock const held{mutex_};
-  return find(pool).uses;
+  return known(pool).uses;
 }
 
 void torch_mem_pools::set_use_on_out_of_memory(id pool, bool on) {
@@ -111,7 +114,7 @@ void torch_mem_pools::set_use_on_out_of_memory(id pool, bool on) {
 
 void torch_mem_pools::set_unsplit(id pool) {
   support::scoped_lock const held{mutex_};
-  auto& found = find(pool);
+  auto& found = known(pool);
   if (found.ordered || found.graph) throw std::invalid_argument{"gpumem: the pool has given out memory already"};
   found.unsplit = true;
 }
@@ -121,7 +124,7 @@ std::shared_ptr<gpumem_pool> torch_mem_pools::serving(void* stream) {
   support::scoped_lock const held{mutex_};
   auto* const handle = static_cast<CUstream_st*>(stream);
   for (auto const& one : open_) {
-    if (one.serves && one.serves(handle)) return memory_for(find(one.pool), stream);
+    if (one.serves && one.serves(handle)) return memory_for(known(one.pool), stream);
   }
   return nullptr;
 }
@@ -163,11 +166,21 @@ torch_mem_pools::memory torch_mem_pools::owner_of(void const* pointer) {
   return {};
 }
 
+gpumem_pool::found_block torch_mem_pools::find(void const* pointer) {
+  support::scoped_lock const held{mutex_};
+  for (auto const& [pool, one] : pools_) {
+    for (auto const& memory : {one.ordered, one.graph}) {
+      if (auto const found = memory ? memory->find(pointer) : gpumem_pool::found_block{}; found.base) return found;
+    }
+  }
+  return {};
+}
+
 // Does not change blocks outside the graph memory.
 void torch_mem_pools::restore(id pool, std::span<gpumem_range const> live,
                               std::function<void(gpumem_range const&, bool now)> const& changed) {
   support::scoped_lock const held{mutex_};
-  auto const& memory = find(pool).graph;
+  auto const& memory = known(pool).graph;
   if (!memory) throw std::invalid_argument{"gpumem: the pool has no graph memory to restore"};
   std::vector<gpumem_range> inside;
   for (auto const& one : live) {

@@ -64,6 +64,8 @@ public:
     bool graph = false;
   };
   memory owner_of(void const* pointer);
+  /// Returns the block or free range of these pools that holds the address. `base` is null if none does.
+  gpumem_pool::found_block find(void const* pointer);
   /// Makes exactly these ranges, which an earlier visit_ranges() has passed, live in the graph memory of the pool.
   /// `changed` is called with each range that was live before (false) and with those that are live now (true).
   void restore(id pool, std::span<gpumem_range const> live,
@@ -98,7 +100,7 @@ private:
     filter serves;
   };
 
-  mem_pool& find(id pool) __attribute__((requires_capability(mutex_)));
+  mem_pool& known(id pool) __attribute__((requires_capability(mutex_)));
   mem_pool& add_use(id pool, gpumem_callbacks const* segments) __attribute__((requires_capability(mutex_)));
   std::shared_ptr<gpumem_pool> memory_for(mem_pool& of, void* stream) __attribute__((requires_capability(mutex_)));
   std::unique_ptr<gpumem_pool> make_ordered(mem_pool const& of) const;

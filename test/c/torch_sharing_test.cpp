@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -24,6 +25,7 @@ namespace {
 
 constexpr int device = 0;
 constexpr auto named = "GPUMEM_TEST_SHARED_NAME";
+constexpr auto ran_file = "GPUMEM_TEST_RAN";
 
 struct shared_name {
   char text[GPUMEM_TORCH_NAME_SIZE] = "";
@@ -57,20 +59,38 @@ protected:
     EXPECT_EQ(gpumem_torch_open_shared(name.text, device, &base), GPUMEM_GRANTED) << gpumem_last_error();
     return base ? static_cast<char*>(base) + name.offset : nullptr;
   }
-  /// Runs one test of this program in a process of its own, in which the environment has the name.
-  static int run_in_another_process(char const* test, shared_name const& name) {
+  struct process {
+    pid_t id = 0;
+    std::string ran; // the file by which the test tells that it has run
+  };
+  /// Starts one test of this program in a process of its own, in which the environment has the name.
+  static process start(char const* test, shared_name const& name) {
+    static int started = 0;
+    process made{0, in_folder("ran" + std::to_string(++started))};
     ::setenv(named, (std::to_string(name.offset) + " " + name.text).c_str(), 1);
     auto filter = std::string{"--gtest_filter="} + test;
     char program[] = "/proc/self/exe";
     char all[] = "--gtest_also_run_disabled_tests";
     char* arguments[] = {program, filter.data(), all, nullptr};
-    pid_t child = 0;
-    EXPECT_EQ(::posix_spawn(&child, program, nullptr, nullptr, arguments, environ), 0);
+    ::setenv(ran_file, made.ran.c_str(), 1);
+    EXPECT_EQ(::posix_spawn(&made.id, program, nullptr, nullptr, arguments, environ), 0);
     ::unsetenv(named);
-    int status = -1;
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
-    return status;
+    return made;
   }
+  /// Waits for the end of the process, and returns its status; -1 if it ran no test.
+  static int end_of(process const& other) {
+    int status = -1;
+    EXPECT_EQ(::waitpid(other.id, &status, 0), other.id);
+    return std::filesystem::remove(other.ran) ? status : -1;
+  }
+  static int run_in_another_process(char const* test, shared_name const& name) { return end_of(start(test, name)); }
+  static std::string in_folder(std::string const& file) { return std::getenv("XDG_RUNTIME_DIR") + ("/" + file); }
+  static void wait_for_file(std::string const& file) {
+    auto const deadline = std::chrono::steady_clock::now() + std::chrono::seconds{20};
+    while (!std::filesystem::exists(file) && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  }
+  /// Tells the process that waits that this test has run.
+  static void tell_end() { std::ofstream{std::getenv(ran_file)}; }
   static shared_name name_of_parent() {
     shared_name name;
     char* text = nullptr;
@@ -90,8 +110,9 @@ TEST_F(torch_sharing, DISABLED_reads_and_writes) {
   auto* const bytes = open(name_of_parent());
   ASSERT_NE(bytes, nullptr);
   for (std::size_t at = 0; at < large; at += mib) EXPECT_EQ(bytes[at], static_cast<char>(at / mib));
-  std::memcpy(bytes, "answer", 6);
+  std::memcpy(bytes + 8, "answer", 6);
   EXPECT_EQ(gpumem_torch_close_shared(bytes - name_of_parent().offset), GPUMEM_GRANTED) << gpumem_last_error();
+  tell_end();
 }
 
 TEST_F(torch_sharing, another_process_reads_and_writes_a_block) {
@@ -102,8 +123,10 @@ TEST_F(torch_sharing, another_process_reads_and_writes_a_block) {
   for (std::size_t at = 0; at < large; at += mib) block[at] = static_cast<char>(at / mib);
   auto const name = share(block);
   auto const files = open_files();
-  EXPECT_EQ(run_in_another_process("torch_sharing.DISABLED_reads_and_writes", name), 0);
-  EXPECT_EQ(std::memcmp(block, "answer", 6), 0);
+  process const readers[] = {start("torch_sharing.DISABLED_reads_and_writes", name),
+                             start("torch_sharing.DISABLED_reads_and_writes", name)};
+  for (auto const& each : readers) EXPECT_EQ(end_of(each), 0);
+  EXPECT_EQ(std::memcmp(block + 8, "answer", 6), 0);
   EXPECT_EQ(open_files(), files);
   auto const again = share(block + mib);
   EXPECT_STREQ(again.text, name.text) << "a block has one name";
@@ -115,6 +138,53 @@ TEST_F(torch_sharing, another_process_reads_and_writes_a_block) {
   EXPECT_LT(figures(device).reserved.current, reserved - large / 2) << "the pages are not kept in place any more";
   expect_refused(name.text, GPUMEM_DRIVER_ERROR, "does not share this memory any more");
   free_block(before);
+}
+
+TEST_F(torch_sharing, block_of_a_mem_pool_is_shared_from_its_middle) {
+  auto* const stream = make_stream(device);
+  constexpr gpumem_torch_pool_id pool{7, 7};
+  gpumem_torch_begin_allocate_to_pool(device, pool, [](CUstream_st*) { return true; });
+  auto* const before = allocate_block(512, device, stream);
+  auto* const block = static_cast<char*>(allocate_block(mib, device, stream));
+  gpumem_torch_end_allocate_to_pool(device, pool);
+  auto const middle = share(block + 4096), whole = share(block);
+  EXPECT_STREQ(middle.text, whole.text);
+  EXPECT_EQ(middle.offset, whole.offset + 4096);
+  auto* const here = open(middle);
+  std::memset(block, 5, 2 * 4096);
+  EXPECT_EQ(here[0], 5);
+  EXPECT_EQ(gpumem_torch_close_shared(here - middle.offset), GPUMEM_GRANTED);
+  free_block(block);
+  expect_refused(whole.text, GPUMEM_DRIVER_ERROR, "does not share this memory any more");
+  free_block(before);
+  gpumem_torch_release_pool(device, pool);
+}
+
+TEST_F(torch_sharing, DISABLED_shares_until_it_is_opened) {
+  auto* const block = static_cast<char*>(allocate_block(4 * mib, device, make_stream(device)));
+  simulator::run_until_idle();
+  std::memset(block, 42, 4 * mib);
+  auto const name = share(block);
+  std::ofstream{in_folder("name_written")} << name.offset << ' ' << name.text;
+  std::filesystem::rename(in_folder("name_written"), in_folder("name"));
+  wait_for_file(in_folder("opened"));
+  tell_end();
+}
+
+TEST_F(torch_sharing, memory_outlives_the_process_that_shared_it) {
+  make_current(device);
+  auto const producer = start("torch_sharing.DISABLED_shares_until_it_is_opened", {});
+  wait_for_file(in_folder("name"));
+  shared_name name;
+  std::ifstream{in_folder("name")} >> name.offset >> name.text;
+  auto* const bytes = open(name);
+  std::ofstream{in_folder("opened")};
+  EXPECT_EQ(end_of(producer), 0);
+  ASSERT_NE(bytes, nullptr);
+  for (std::size_t at = 0; at < 4 * mib; at += mib) EXPECT_EQ(bytes[at], 42);
+  bytes[0] = 1;
+  EXPECT_EQ(gpumem_torch_close_shared(bytes - name.offset), GPUMEM_GRANTED) << gpumem_last_error();
+  expect_refused(name.text, GPUMEM_DRIVER_ERROR, "cannot be reached");
 }
 
 TEST_F(torch_sharing, a_new_block_at_the_same_address_has_another_name) {
@@ -219,6 +289,7 @@ TEST_F(torch_sharing, DISABLED_refuses_an_open_folder) {
   EXPECT_EQ(gpumem_torch_share_block(block, name.text, &name.offset), GPUMEM_DRIVER_ERROR);
   EXPECT_THAT(gpumem_last_error(), HasSubstr("only its owner"));
   free_block(block);
+  tell_end();
 }
 
 TEST_F(torch_sharing, a_folder_that_others_can_enter_is_refused) {
@@ -233,10 +304,12 @@ TEST_F(torch_sharing, DISABLED_shares_and_ends) {
   auto const sockets = std::filesystem::directory_iterator{folder};
   EXPECT_LE(std::distance(begin(sockets), end(sockets)), 2) << "this one, and perhaps that of the process that waits";
   free_block(block);
+  tell_end();
 }
 
 TEST_F(torch_sharing, sockets_of_ended_processes_go) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(run_in_another_process("torch_sharing.DISABLED_shares_and_ends", {}), 0);
+  EXPECT_EQ(run_in_another_process("torch_sharing.no_such_test", {}), -1);
 }
 
 } // namespace

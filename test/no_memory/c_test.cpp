@@ -235,6 +235,15 @@ std::vector<row> torch_rows() {
          gpumem_torch_release_pool(0, torch_pool);
          gpumem_torch_empty_pool(0, torch_pool);
        }},
+      {"gpumem_torch_begin_allocate_to_pool gpumem_torch_end_allocate_to_pool",
+       [] {
+         gpumem_torch_begin_allocate_to_pool(0, torch_pool, [](CUstream_st*) { return true; });
+         if (void* const block = gpumem_torch_try_allocate(MiB, 0, with.raw))
+           gpumem_torch_free(block, MiB, 0, with.raw);
+         EXPECT_NO_THROW(gpumem_torch_end_allocate_to_pool(0, torch_pool)) << "what has begun can end";
+         gpumem_torch_release_pool(0, torch_pool);
+         gpumem_torch_empty_pool(0, torch_pool);
+       }},
       {"gpumem_make_pool_over",
        [] {
          gpumem_callbacks calls{};

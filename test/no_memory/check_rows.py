@@ -23,8 +23,6 @@ NO_ROW = {
     "a part of a request that waits, which the rows of acquire and of scope use": """
         extend::ended_waiters extend::grant_hook extend::holder extend::waiter extend::waiter_list extend::woken_waiters
         extend::work_item extend::work_queue""",
-    "not tried yet: an end that follows a begin without memory": """
-        gpumem_torch_begin_allocate_to_pool gpumem_torch_end_allocate_to_pool""",
     "reports or throws what the caller hands over; the handler is the program's": """
         set_misuse_handler extend::report_misuse extend::throw_failure""",
 }

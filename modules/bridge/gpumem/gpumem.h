@@ -244,11 +244,13 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 ///   failing(resource, every=0, first=0, count=1, probability=0, seed=1)
 ///                          the adaptors of the C++ library
 /// The resources pool, fixed and arena are pools. If the outermost resource of a stack is not a pool,
-/// gpumem_synchronize and gpumem_reset_peaks go to all pools in the stack, except the fixed bins of a binning. A free
-/// then makes its stream wait for the uses that gpumem_record_use declared. Statistics are those of the stack alone,
-/// also if other stacks use the same source. A size is a number of bytes, or a number with a unit and perhaps a
-/// fraction: B, KiB, MiB, GiB, TiB, or kB, KB, MB, GB, TB. Unknown, repeated, malformed and contradicting options give
-/// GPUMEM_INVALID_ARGUMENT, as does a device that does not exist.
+/// gpumem_synchronize and gpumem_reset_peaks go to all pools in the stack, except the fixed bins of a binning.
+/// gpumem_synchronize does not wait for frees into a driver's pool (async). A free makes its stream wait for the uses
+/// that gpumem_record_use declared. Statistics are those of the stack alone, also if other stacks use the same source.
+///
+/// A size is a number of bytes, or a number with a unit and perhaps a fraction: B, KiB, MiB, GiB, TiB, or kB, KB, MB,
+/// GB, TB. Unknown, repeated, malformed and contradicting options give GPUMEM_INVALID_ARGUMENT, as does a device that
+/// does not exist.
 gpumem_outcome gpumem_make_pool(int device, char const* options, gpumem_pool** pool) GPUMEM_NOEXCEPT;
 
 /// Makes a pool over memory of the caller, otherwise like gpumem_make_pool. In the options, `callbacks` is a resource
