@@ -37,8 +37,11 @@ void record_graph_use(graph_memory& state, void* pointer, stream_ref stream);
 ///
 /// In three cases a freed block serves only the stream that freed it. In the first, the free was outside the capture of
 /// the allocation. In the second, the free was on another thread than the newest request of the capture. In the third,
-/// the host had no memory to note the order. No call records an event, or waits on a stream or on the host. A request
-/// that finds no memory ends as `exhausted`.
+/// the host had no memory to note the order. No call records an event or waits on a stream. A request that finds no
+/// memory ends as `exhausted`.
+///
+/// The host: if the host can access the memory, a request outside a capture waits on the host for its stream. So the
+/// host may touch the block at once. No other call waits on the host.
 ///
 /// Captures: a request may read the dependencies of the captured nodes. So another thread must not add work to the same
 /// capture meanwhile, and no thread may replace the dependencies of a capturing stream. A free, `record_use` and

@@ -40,6 +40,17 @@ TEST_F(graph_resource, freed_range_serves_its_stream_at_once) {
   EXPECT_EQ(memory.statistics().reuse_same_stream, 1u);
 }
 
+TEST_F(graph_resource, memory_that_the_host_can_access_is_granted_after_its_uses) {
+  gpumem::graph_resource managed{gpumem::pool_resource{gpumem::any_pool{gpumem::managed_resource{device}}}};
+  auto* const p = managed.allocate(a, 10 * KiB);
+  write(a, p, 10 * KiB, 1); // not complete
+  managed.deallocate(a, p, 10 * KiB);
+  auto* const again = managed.allocate(a, 10 * KiB);
+  EXPECT_EQ(again, p);
+  EXPECT_EQ(static_cast<unsigned char*>(again)[0], 1) << "the work of the stream has run";
+  managed.deallocate(a, again, 10 * KiB);
+}
+
 TEST_F(graph_resource, freed_range_serves_no_other_stream) {
   auto* const p = memory.allocate(a, 2 * MiB);
   memory.deallocate(a, p, 2 * MiB);

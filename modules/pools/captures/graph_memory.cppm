@@ -29,7 +29,7 @@ export class graph_memory_list;
 /// completes anew at each launch of the graph. Another stream of the capture gets the range if the graph orders that
 /// stream's next work after all uses of the range. For each stream that uses a range, a stream_use keeps the end of the
 /// use, as a number: captured_order numbers the points of the graph at which uses end. Records no event, queries none,
-/// and waits for none. Any thread.
+/// and waits for none; a request outside a capture waits for its stream if the host can access the memory. Any thread.
 export class graph_memory final : public shared_state {
 public:
   explicit graph_memory(std::unique_ptr<pool_upstream> upstream);

@@ -76,6 +76,8 @@ expected<void*, failure> graph_memory::try_allocate(stream_key const& key, std::
   if (!*result) result = grow(key, bytes, alignment);
   if (result) {
     add_live();
+    // The host may touch the block at once, but work of the stream may still use it. In a capture it touches none.
+    if (upstream_->host_accessible() && !key.capturing()) static_cast<void>(key.wait_on_host());
   } else {
     sync::lock const held{mutex_};
     ++counts_.failures;
