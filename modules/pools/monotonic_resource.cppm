@@ -54,9 +54,10 @@ private:
   struct region {
     char* base;
     std::size_t bytes;
-    std::size_t used;   // bytes from the base on that are given out
-    stream_key home;    // stream of the region's allocation; has a handle only if gpumem made or adopted it
-    stream_uses origin; // the region's allocation; work of other streams on the region must come after it
+    std::size_t used;          // bytes from the base on that are given out
+    stream_key home;           // stream of the region's allocation; has a handle only if gpumem made or adopted it
+    stream_uses origin = {};   // the region's allocation; work of other streams on the region must come after it
+    bool used_at_home = false; // a block was freed on `home`, whose use is recorded only at a reset by another stream
     std::size_t largest() const noexcept { return bytes - used; }
   };
 
@@ -64,8 +65,9 @@ private:
   void* take(region& from, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept
       __attribute__((requires_capability(mutex_)));
   expected<void*, failure> grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  region const* find(void const* pointer) const noexcept __attribute__((requires_capability(mutex_)));
-  void record_use(region const& of, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
+  region* find(void const* pointer) noexcept __attribute__((requires_capability(mutex_)));
+  void record_use(region& of, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
+  void record_now(region const& of, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
   bool is_unused() const noexcept __attribute__((requires_capability(mutex_))) {
     return handles_ == 0 && live_blocks_ == 0;
   }

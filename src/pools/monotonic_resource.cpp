@@ -65,13 +65,14 @@ void monotonic_state::drop_handle() noexcept {
   if (last) end();
 }
 
-// Frees the regions and destroys the state, which has no handle and no live block left. Each region is freed in the
-// order of the stream on which it was allocated. Uses on other streams were recorded in the pool when their blocks were
-// freed.
+// Frees the regions and destroys the state, which has no handle and no live block left. A region is freed in the order
+// of the stream on which it was allocated, if that stream is gpumem's own or adopted. All other uses were recorded in
+// the pool when their blocks were freed.
 void monotonic_state::end() noexcept {
   {
     sync::lock const held{mutex_};
-    for (auto const& each : regions_) pool_->deallocate(each.home, each.base, each.bytes, granule);
+    for (auto const& each : regions_)
+      pool_->deallocate(each.home.has_handle() ? each.home : stream_key::host(), each.base, each.bytes, granule);
     regions_.clear();
   }
   delete this;
@@ -117,7 +118,7 @@ expected<void*, failure> monotonic_state::grow(stream_key const& key, std::size_
   if (!drawn) return drawn;
   try {
     key.timeline().prepare();
-    region fresh{static_cast<char*>(*drawn), size, 0, key.by_identity(), {}};
+    region fresh{static_cast<char*>(*drawn), size, 0, key.by_identity()};
     if (!key.is_host()) {
       auto const recorded = key.has_handle() ? key.timeline().record_at_free(key.handle()) : epoch{0};
       fresh.origin.assign({&key.timeline(), recorded ? recorded : key.end_use(size, true)});
@@ -131,16 +132,25 @@ expected<void*, failure> monotonic_state::grow(stream_key const& key, std::size_
   }
 }
 
-monotonic_state::region const* monotonic_state::find(void const* pointer) const noexcept {
+monotonic_state::region* monotonic_state::find(void const* pointer) noexcept {
   auto const found = std::ranges::find_if(
       regions_, [&](region const& each) { return pointer >= each.base && pointer < each.base + each.used; });
   return found == regions_.end() ? nullptr : &*found;
 }
 
 // Records the stream's use of the region in the pool. The pool then reuses the region only after this use, even if the
-// free of the region does not come after it. If the recording fails, the host waits for the stream.
-void monotonic_state::record_use(region const& of, stream_key const& key) noexcept {
-  if (key.is_host() || key == of.home || key.capturing()) return;
+// free of the region does not come after it. If the recording fails, the host waits for the stream. A use by the
+// region's own stream costs nothing now if a later call can record it: gpumem then has the stream's handle.
+void monotonic_state::record_use(region& of, stream_key const& key) noexcept {
+  if (key.is_host()) return;
+  if (key == of.home && of.home.has_handle()) {
+    of.used_at_home = true;
+    return;
+  }
+  record_now(of, key);
+}
+
+void monotonic_state::record_now(region const& of, stream_key const& key) noexcept {
   try {
     pool_->record_use(key, of.base);
   } catch (...) { static_cast<void>(key.wait_on_host()); }
@@ -152,7 +162,7 @@ void monotonic_state::deallocate(stream_key const& key, void* pointer, std::size
   bool last = false;
   {
     sync::lock const held{mutex_};
-    auto const* const in = find(pointer);
+    auto* const in = find(pointer);
     if (in && !serves_stream(key)) {
       wrong = misuse::kind::unopened_device;
     } else if (in && live_blocks_ > 0 && bytes <= counts_.live) {
@@ -174,7 +184,10 @@ void monotonic_state::deallocate(stream_key const& key, void* pointer, std::size
 void monotonic_state::reset(stream_key const& key) noexcept {
   if (!driver_alive()) return;
   sync::lock const held{mutex_};
-  for (auto const& each : regions_) pool_->deallocate(key, each.base, each.bytes, granule);
+  for (auto const& each : regions_) {
+    if (each.used_at_home && !key.is_host() && !(key == each.home)) record_now(each, each.home);
+    pool_->deallocate(key, each.base, each.bytes, granule);
+  }
   regions_.clear();
   counts_.frees += live_blocks_;
   counts_.live = 0;

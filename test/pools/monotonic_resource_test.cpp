@@ -95,6 +95,39 @@ TEST_F(monotonic, region_is_reused_after_the_reset_and_the_frees) {
   }
 }
 
+TEST_F(monotonic, reset_on_another_stream_keeps_the_order_of_the_frees) {
+  gpumem::simulator::checked region{gpumem::monotonic_resource{upstream_, {.region_size = 64_KiB, .limit = 64_KiB}}};
+  for (int round = 0; round < 20; ++round) {
+    auto* const a = region.allocate(stream_, 1_KiB);
+    gpumem::simulator::work(stream_, {gpumem::simulator::write(a, 1_KiB)}, 9us);
+    region.deallocate(stream_, a, 1_KiB); // not ordered before the reset, but freed in its own order
+    region.upstream_resource().reset(other_);
+    auto* const b = region.allocate(other_, 1_KiB);
+    gpumem::simulator::work(other_, {gpumem::simulator::write(b, 1_KiB)});
+    region.deallocate(other_, b, 1_KiB);
+    region.upstream_resource().reset(other_);
+    other_.synchronize();
+  }
+}
+
+TEST_F(monotonic, regions_of_raw_streams_go_back_at_the_end) {
+  gpumem::device_guard const here{device_};
+  for (int round = 0; round < 20; ++round) {
+    CUstream raw = nullptr;
+    auto& driver = gpumem::driver_api::driver();
+    ASSERT_EQ(driver.stream_create(&raw, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    gpumem::stream_ref const on{raw};
+    {
+      gpumem::monotonic_resource region{upstream_, {.region_size = 16_MiB}};
+      region.deallocate(on, region.allocate(on, 1_KiB), 1_KiB);
+    }
+    ASSERT_EQ(driver.stream_destroy(raw), CUDA_SUCCESS);
+  }
+  auto const latest = std::chrono::steady_clock::now() + 10s;
+  while (upstream_.counters().bytes.value != 0 && std::chrono::steady_clock::now() < latest) std::this_thread::yield();
+  EXPECT_EQ(upstream_.counters().bytes.value, 0);
+}
+
 TEST_F(monotonic, host_gets_memory_that_it_may_touch_at_once) {
   gpumem::simulator::checked region{
       gpumem::monotonic_resource{gpumem::managed_resource{device_}, {.region_size = 64_KiB}}};
