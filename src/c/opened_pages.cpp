@@ -55,6 +55,7 @@ public:
     driver().mem_address_free(base_, bytes_);
   }
 
+  int device() const noexcept { return device_; }
   void* base() const noexcept { return reinterpret_cast<void*>(base_); }
   std::size_t missing() const noexcept { return bytes_ - mapped_; }
 
@@ -107,19 +108,32 @@ opened_pages::memory opened_pages::open(std::string_view name, int device) {
     for (auto const& page : other.receive_pages()) made->add(page);
   }
   made->open();
+  wait_of(device).prepare();
   memory const opened{made->base(), bytes};
   support::scoped_lock const held{mutex_};
   open_.emplace(opened.base, std::move(made));
   return opened;
 }
 
-void opened_pages::close(void* base) {
-  std::unique_ptr<mapped_pages> closed;
+device_wait& opened_pages::wait_of(int device) {
   support::scoped_lock const held{mutex_};
-  auto const found = open_.find(base);
-  if (found == open_.end()) throw std::invalid_argument{"gpumem: no opened memory begins at this address"};
-  closed = std::move(found->second);
-  open_.erase(found);
+  return waits_.try_emplace(device, device).first->second;
+}
+
+void opened_pages::close(void* base) {
+  auto taken = [&] {
+    support::scoped_lock const held{mutex_};
+    return open_.extract(base);
+  }();
+  if (!taken) throw std::invalid_argument{"gpumem: no opened memory begins at this address"};
+  if (!driver_api::driver_alive()) return;
+  try {
+    wait_of(taken.mapped()->device()).wait();
+  } catch (...) {
+    support::scoped_lock const held{mutex_};
+    open_.insert(std::move(taken));
+    throw;
+  }
 }
 
 } // namespace gpumem::c

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "../support/guarded_mutex.hpp"
+#include "device_wait.hpp"
 
 namespace gpumem::c {
 
@@ -28,8 +29,8 @@ public:
   /// reached or has ended the share, std::invalid_argument if the text is no name, and what the driver's failures
   /// throw.
   memory open(std::string_view name, int device);
-  /// Unmaps the memory. All device work on it must be complete. Throws std::invalid_argument if the address is not that
-  /// of opened memory.
+  /// Waits for all work of the device and unmaps the memory. Throws std::invalid_argument if the address is not that of
+  /// opened memory, and what device_wait::wait() throws; the memory then stays mapped.
   void close(void* base);
 
 private:
@@ -37,7 +38,10 @@ private:
   ~opened_pages() = default;
 
   support::guarded_mutex mutex_;
+  device_wait& wait_of(int device);
+
   std::map<void*, std::unique_ptr<mapped_pages>> open_ __attribute__((guarded_by(mutex_)));
+  std::map<int, device_wait> waits_ __attribute__((guarded_by(mutex_))); // by device
 };
 
 } // namespace gpumem::c

@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 #include <poll.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -45,10 +46,16 @@ sockaddr_un address_of(std::string const& path) {
   return address;
 }
 
-owned_file new_socket() {
-  owned_file made{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+owned_file new_socket(int flags = 0) {
+  owned_file made{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0)};
   if (!made) fail("no socket can be made");
   return made;
+}
+
+/// Lets calls on the socket fail after 10 s without an answer of the other process.
+void set_patience(int socket) noexcept {
+  timeval const wait{patience, 0};
+  for (auto const option : {SO_RCVTIMEO, SO_SNDTIMEO}) ::setsockopt(socket, SOL_SOCKET, option, &wait, sizeof wait);
 }
 
 /// Returns whether a process listens at the path.
@@ -74,18 +81,25 @@ std::string user_folder() {
   return folder;
 }
 
-/// Removes sockets of processes that have ended.
+/// Removes sockets of processes that have ended. Does not wait for a process that accepts no connection.
 void remove_dead_sockets(std::string const& folder) {
   std::unique_ptr<DIR, int (*)(DIR*)> const entries{::opendir(folder.c_str()), &::closedir};
   while (auto const* const entry = entries ? ::readdir(entries.get()) : nullptr) {
     auto const path = folder + "/" + entry->d_name;
     if (!path.ends_with(".pages")) continue;
-    auto const tried = new_socket();
+    auto const tried = new_socket(SOCK_NONBLOCK);
     if (!connects(tried.get(), path) && errno == ECONNREFUSED) ::unlink(path.c_str());
   }
 }
 
 } // namespace
+
+std::uint64_t new_random_number() {
+  std::uint64_t made = 0;
+  if (::getrandom(&made, sizeof made, 0) != static_cast<ssize_t>(sizeof made))
+    throw std::runtime_error{"gpumem: the system gives no random numbers"};
+  return made;
+}
 
 owned_file::~owned_file() {
   if (descriptor_ >= 0) ::close(descriptor_);
@@ -96,13 +110,12 @@ page_socket::page_socket(owned_file connected) : file_{std::move(connected)} {
   socklen_t size = sizeof other;
   if (::getsockopt(file_.get(), SOL_SOCKET, SO_PEERCRED, &other, &size) != 0) fail("the other process is not known");
   if (other.uid != ::geteuid()) throw std::runtime_error{"gpumem: the other process belongs to another user"};
-  timeval const wait{patience, 0};
-  for (auto const option : {SO_RCVTIMEO, SO_SNDTIMEO})
-    ::setsockopt(file_.get(), SOL_SOCKET, option, &wait, sizeof wait);
+  set_patience(file_.get());
 }
 
 page_socket page_socket::connect(std::string const& path) {
   auto made = new_socket();
+  set_patience(made.get());
   if (!connects(made.get(), path)) fail("the process that shares this memory cannot be reached at " + path);
   return page_socket{std::move(made)};
 }
@@ -174,10 +187,11 @@ std::vector<sent_page> page_socket::receive_pages() {
 }
 
 // The socket gets its final name only when it listens: remove_dead_sockets() of another process then finds it alive.
+// Processes in several PID namespaces can share the folder and have the same number, so the number alone is no name.
 listening_socket::listening_socket() : file_{new_socket()} {
   auto const folder = user_folder();
   remove_dead_sockets(folder);
-  path_ = folder + "/" + std::to_string(::getpid()) + ".pages";
+  path_ = folder + "/" + std::to_string(::getpid()) + "-" + std::to_string(new_random_number()) + ".pages";
   auto const first_name = path_ + ".new";
   ::unlink(first_name.c_str());
   auto const address = address_of(first_name);
@@ -189,8 +203,14 @@ listening_socket::listening_socket() : file_{new_socket()} {
     fail("the socket " + path_ + " cannot be opened");
 }
 
+// Most errors pass: the other process has gone, or the program has no descriptor left until it closes a file.
 owned_file listening_socket::accept() noexcept {
-  return owned_file{uninterrupted([&] { return ::accept4(file_.get(), nullptr, nullptr, SOCK_CLOEXEC); })};
+  for (;;) {
+    owned_file connection{::accept4(file_.get(), nullptr, nullptr, SOCK_CLOEXEC)};
+    if (connection || errno == EBADF || errno == ENOTSOCK || errno == EINVAL) return connection;
+    constexpr int pause = 10; // milliseconds
+    ::poll(nullptr, 0, pause);
+  }
 }
 
 } // namespace gpumem::c

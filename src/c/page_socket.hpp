@@ -29,6 +29,9 @@ private:
   int descriptor_;
 };
 
+/// Returns a random number. Throws std::runtime_error if the system has none.
+std::uint64_t new_random_number();
+
 /// The numbers of one message.
 using message_numbers = std::array<std::uint64_t, 3>;
 
@@ -67,7 +70,8 @@ public:
   listening_socket();
   /// Returns the path of the socket.
   std::string const& path() const noexcept { return path_; }
-  /// Waits for a connection, and returns it. Returns an empty file after an error.
+  /// Waits for a connection, and returns it. Waits on while the process has no file descriptor for it. Returns an empty
+  /// file if the program has closed the socket.
   owned_file accept() noexcept;
 
 private:

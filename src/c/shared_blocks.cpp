@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shared_blocks.hpp"
 
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,14 +19,6 @@
 
 namespace gpumem::c {
 namespace {
-
-/// Returns a number that no earlier share has had, so that a process never takes new pages for those of an old name.
-std::uint64_t new_id() {
-  std::uint64_t id = 0;
-  if (::getrandom(&id, sizeof id, 0) != static_cast<ssize_t>(sizeof id))
-    throw std::runtime_error{"gpumem: the system gives no random numbers"};
-  return id;
-}
 
 std::string name_of(std::uint64_t id, std::string const& path) {
   constexpr int hexadecimal = 16;
@@ -98,7 +89,8 @@ shared_blocks::name shared_blocks::share(gpumem_pool& pool, void const* block, s
   support::scoped_lock const held{mutex_};
   auto found = blocks_.find(block);
   if (found == blocks_.end()) {
-    record const made{new_id(), std::make_shared<pinned_pages const>(pool, block, bytes)};
+    // No earlier share has had this number, so no process takes new pages for those of an old name.
+    record const made{new_random_number(), std::make_shared<pinned_pages const>(pool, block, bytes)};
     if (!socket_) {
       auto opened = std::make_unique<listening_socket>();
       start_thread([this] { serve(); });

@@ -34,19 +34,6 @@ bool captures(void* stream) {
   return asked == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-inline constexpr std::size_t awaited_bytes = std::size_t{2} << 20; // of memory whose free waits for the device
-
-// Makes driver calls that the driver allows beside captures only in the relaxed mode.
-template <class Calls> CUresult beside_captures(int ordinal, Calls calls) {
-  device_guard const scope{device{ordinal}};
-  auto const& exchange = driver_api::driver().thread_exchange_stream_capture_mode;
-  auto mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  exchange(&mode);
-  auto const result = calls();
-  exchange(&mode);
-  return result;
-}
-
 // Returns true also if the host has no memory to count the live blocks: the pool then ends later.
 bool is_used(std::shared_ptr<gpumem_pool> const& memory) noexcept {
   bool used = memory != nullptr;
@@ -133,7 +120,7 @@ std::shared_ptr<gpumem_pool> torch_mem_pools::serving(void* stream) {
 // requests, so that captures can use memory that was freed outside a capture.
 std::shared_ptr<gpumem_pool> torch_mem_pools::memory_for(mem_pool& of, void* stream) {
   if (!of.graph && captures(stream)) {
-    prepare_wait();
+    wait_.prepare();
     auto upstream = of.segments ? make_ordered(of)->resource() : parent_.resource();
     of.graph = std::make_shared<held_pool<graph_resource<any_pool>>>(device_, graph_resource{std::move(upstream)});
   }
@@ -228,7 +215,7 @@ void torch_mem_pools::put_back(pool_map& ended) noexcept {
 bool torch_mem_pools::reclaim(id only) noexcept {
   auto ended = take_ended(only); // destroyed without the lock
   bool const graphs = std::ranges::any_of(ended, [](auto const& one) { return one.second.graph != nullptr; });
-  if (graphs && outcome_of([&] { wait_for_device(); }) != GPUMEM_GRANTED) put_back(ended);
+  if (graphs && outcome_of([&] { wait_.wait(); }) != GPUMEM_GRANTED) put_back(ended);
   for (auto const& [pool, one] :
        ended) { // gives the memory back after its uses, for which the destructor would not wait
     if (!one.ordered || one.unsplit) continue;
@@ -238,26 +225,6 @@ bool torch_mem_pools::reclaim(id only) noexcept {
     });
   }
   return !ended.empty();
-}
-
-// Frees memory of the driver, for which the driver waits until all work of the device is complete. cuCtxSynchronize
-// would end each capture, also that of a library which gpumem does not know. The memory is allocated beforehand, while
-// the device has some.
-void torch_mem_pools::wait_for_device() {
-  prepare_wait();
-  CUdeviceptr const freed = waited_by_.exchange(0);
-  if (freed == 0) throw std::bad_alloc{};
-  driver_api::check(beside_captures(device_, [freed] { return driver_api::driver().mem_free(freed); }), "cuMemFree");
-  prepare_wait();
-}
-
-void torch_mem_pools::prepare_wait() {
-  if (waited_by_.load() != 0) return;
-  CUdeviceptr made = 0, none = 0;
-  auto const result =
-      beside_captures(device_, [&made] { return driver_api::driver().mem_alloc(&made, awaited_bytes); });
-  if (result != CUDA_SUCCESS || waited_by_.compare_exchange_strong(none, made)) return;
-  beside_captures(device_, [made] { return driver_api::driver().mem_free(made); }); // another thread was faster
 }
 
 // Allocates without the lock, since functions of the caller may wait for a thread that frees a block.

@@ -4,6 +4,7 @@
 
 #include <gpumem/gpumem_torch.h>
 
+#include "device_wait.hpp"
 #include "pool.hpp"
 #include "torch_limit.hpp"
 
@@ -32,7 +33,7 @@ public:
 
   /// `limit` counts the memory that the pools get from functions of the caller.
   torch_mem_pools(int device, gpumem_pool& parent, torch_limit& limit) noexcept
-      : device_{device}, parent_{parent}, limit_{limit} {}
+      : device_{device}, parent_{parent}, limit_{limit}, wait_{device} {}
 
   /// Returns whether PyTorch has made a pool. A thread that owns a block of a pool always sees true.
   bool any() const noexcept { return count_.load(std::memory_order_relaxed) > 0; }
@@ -107,15 +108,13 @@ private:
   using pool_map = std::map<id, mem_pool>;
   pool_map take_ended(id only);
   void put_back(pool_map& ended) noexcept;
-  void wait_for_device();
-  void prepare_wait();
 
   int const device_;
   gpumem_pool& parent_;
   torch_limit& limit_;
   std::atomic<int> count_{0};
   std::atomic<int> routes_{0};
-  std::atomic<unsigned long long> waited_by_{0}; // memory whose free waits for the device; 0: none yet
+  device_wait wait_;
   support::guarded_mutex mutex_;
   pool_map pools_ __attribute__((guarded_by(mutex_)));
   std::list<route> open_ __attribute__((guarded_by(mutex_))); // the pool that began last comes first

@@ -4,7 +4,6 @@
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <cstring>
@@ -33,8 +32,7 @@ constexpr std::size_t header = 2;
 struct open_memory {
   std::mutex mutex;
   std::unordered_map<std::string, std::weak_ptr<void>> known;
-  // Pages without users that could not be unmapped yet, by device.
-  std::vector<std::pair<DeviceIndex, void*>> waiting;
+  std::vector<void*> waiting; // pages without users that could not be unmapped yet
 };
 
 open_memory& opened() {
@@ -42,16 +40,10 @@ open_memory& opened() {
   return *all;
 }
 
-// Unmaps the pages without users. They may be unmapped only after all device work on them. To wait for that would end a
-// capture of this thread; during one the pages stay until the next call.
+// Unmaps the pages without users. The wait for the device, which comes first, can fail if the device has no memory
+// left. Then the pages stay until the next call.
 void close_waiting(open_memory& from) {
-  if (from.waiting.empty() || c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None)
-    return;
-  for (auto const& [device, base] : from.waiting) {
-    c10::cuda::CUDAGuard const guard{device};
-    if (cudaDeviceSynchronize() == cudaSuccess) gpumem_torch_close_shared(base);
-  }
-  from.waiting.clear();
+  std::erase_if(from.waiting, [](void* base) { return gpumem_torch_close_shared(base) == GPUMEM_GRANTED; });
 }
 
 void* open_malloc(std::string const& text) {
@@ -74,7 +66,7 @@ void close_memory(std::string const& key, bool pages, DeviceIndex device, void* 
   auto& from = opened();
   std::lock_guard const erasing{from.mutex};
   if (pages) {
-    from.waiting.emplace_back(device, memory);
+    from.waiting.push_back(memory);
     close_waiting(from);
   } else {
     c10::cuda::CUDAGuard const guard{device};

@@ -4,7 +4,9 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -294,6 +296,87 @@ TEST_F(torch_sharing, DISABLED_refuses_an_open_folder) {
 
 TEST_F(torch_sharing, a_folder_that_others_can_enter_is_refused) {
   EXPECT_EQ(run_in_another_process("torch_sharing.DISABLED_refuses_an_open_folder", {}), 0);
+}
+
+// Connects to the listening socket at the path. Returns -1 if it accepts no connection now.
+int connect_to(std::string const& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  int const made = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
+  if (::connect(made, reinterpret_cast<sockaddr const*>(&address), sizeof address) == 0) return made;
+  ::close(made);
+  return -1;
+}
+
+std::string path_of(shared_name const& name) {
+  return std::string{name.text}.substr(std::string{name.text}.find(':') + 1);
+}
+
+TEST_F(torch_sharing, blocks_are_shared_again_after_too_many_files_were_open) {
+  auto* const block = allocate_block(mib, device, make_stream(device));
+  auto const name = share(block);
+  std::array const clients{connect_to(path_of(name)), connect_to(path_of(name))};
+  auto const is_answered = [](int client) {
+    std::array<std::uint64_t, 3> const request{};
+    EXPECT_EQ(::send(client, &request, sizeof request, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof request));
+    pollfd answer{client, POLLIN, 0};
+    return ::poll(&answer, 1, 100) == 1;
+  };
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit const none{1, before.rlim_max}; // poll() needs one
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  is_answered(clients[0]); // the thread may have a descriptor for one connection
+  EXPECT_FALSE(is_answered(clients[1]));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  for (int const each : clients) ::close(each);
+  auto* const here = open(name);
+  ASSERT_NE(here, nullptr);
+  EXPECT_EQ(gpumem_torch_close_shared(here - name.offset), GPUMEM_GRANTED);
+  free_block(block);
+}
+
+TEST_F(torch_sharing, close_waits_for_the_device_and_ends_no_capture) {
+  auto* const stream = make_stream(device);
+  auto* const captured = static_cast<CUstream>(make_stream(device));
+  auto* const block = allocate_block(mib, device, stream);
+  auto const name = share(block);
+  auto* const here = open(name);
+  simulator::work(static_cast<CUstream>(stream), {simulator::write(here, 100)});
+  EXPECT_EQ(
+      driver<decltype(&cuStreamBeginCapture_v2)>("cuStreamBeginCapture_v2")(captured, CU_STREAM_CAPTURE_MODE_GLOBAL),
+      CUDA_SUCCESS);
+  EXPECT_EQ(gpumem_torch_close_shared(here - name.offset), GPUMEM_GRANTED) << gpumem_last_error();
+  CUgraph graph = nullptr;
+  EXPECT_EQ(driver<decltype(&cuStreamEndCapture)>("cuStreamEndCapture")(captured, &graph), CUDA_SUCCESS);
+  driver<decltype(&cuGraphDestroy)>("cuGraphDestroy")(graph);
+  free_block(block);
+}
+
+// In a folder that processes of several PID namespaces share, a process with the same number can have its socket.
+TEST_F(torch_sharing, DISABLED_shares_beside_a_process_that_accepts_nothing) {
+  ::alarm(20);
+  auto const path = std::string{std::getenv("XDG_RUNTIME_DIR")} + "/gpumem/" + std::to_string(::getpid()) + ".pages";
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  int const listening = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
+  ASSERT_EQ(::bind(listening, reinterpret_cast<sockaddr const*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(listening, 0), 0);
+  while (connect_to(path) >= 0) {}
+  auto* const block = allocate_block(mib, device, make_stream(device));
+  EXPECT_NE(path_of(share(block)), path);
+  EXPECT_TRUE(std::filesystem::is_socket(path)) << "the other process lives";
+  ::unlink(path.c_str());
+  free_block(block);
+}
+
+TEST_F(torch_sharing, another_process_that_accepts_nothing_is_left_alone) {
+  auto* const block = allocate_block(mib, device, make_stream(device));
+  share(block); // makes the folder
+  EXPECT_EQ(run_in_another_process("torch_sharing.DISABLED_shares_beside_a_process_that_accepts_nothing", {}), 0);
+  free_block(block);
 }
 
 // The process that has shared a block and ended has left its socket behind; the next one removes it.

@@ -135,7 +135,9 @@ gpumem_outcome gpumem_torch_share_block(void const* pointer, char name[GPUMEM_TO
 /// may read and write. Waits for the other process, at most 10 s for each of its messages. If it has ended, or has
 /// freed the block, gives GPUMEM_DRIVER_ERROR.
 gpumem_outcome gpumem_torch_open_shared(char const* name, int device, void** base) GPUMEM_NOEXCEPT;
-/// Unmaps memory that gpumem_torch_open_shared has mapped. The host must have seen all device work on it complete.
+/// Unmaps memory that gpumem_torch_open_shared has mapped. Waits on the host for all work of the device, which ends no
+/// capture. If the device has no memory left, on which the wait depends, the memory can stay mapped: the call then
+/// gives GPUMEM_EXHAUSTED, and a later call may succeed.
 gpumem_outcome gpumem_torch_close_shared(void* base) GPUMEM_NOEXCEPT;
 
 /// Sets a function that pools over pages call, on all devices: with `mapped` 1 after the bytes at the address were
