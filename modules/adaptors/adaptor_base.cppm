@@ -151,14 +151,12 @@ namespace extend {
 /// last handle is gone and the last block is freed. This base allocates and frees at the upstream, counts live blocks,
 /// and forwards waiting requests, holders, `trim`, statistics and the resource's name. `Derived` is the adaptor's own
 /// class. It may have four noexcept functions, which any thread may call:
-/// - `on_granted(stream_key const&, void* pointer, std::size_t bytes)`: the upstream has allocated, at the first
-/// attempt
-///   or for a request that waited;
+/// - `on_granted(stream_key const&, void* pointer, std::size_t bytes)`: the upstream has allocated the block of a
+///   request, which may have waited;
 /// - `on_free(stream_key const&, void* pointer, std::size_t bytes)`: the upstream is about to free. After the free
 ///   another thread can get the memory immediately;
-/// - `on_failure(stream_key const&, std::size_t bytes)`: the upstream has refused an attempt. If the request waits,
-/// more
-///   attempts may follow;
+/// - `on_failure(stream_key const&, std::size_t bytes)`: the upstream has refused an attempt. More attempts may
+///   follow, if the request waits;
 /// - `on_refused_free(stream_key const&, std::size_t bytes)`: the upstream has refused a free as misuse. The block is
 ///   still live, so this takes back what on_free() has counted.
 ///
