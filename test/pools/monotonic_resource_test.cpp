@@ -53,6 +53,25 @@ TEST_F(monotonic, reset_frees_all_blocks) {
   region.reset(stream_);
 }
 
+TEST_F(monotonic, regions_of_destroyed_streams_go_back) {
+  auto const& driver = gpumem::driver_api::driver();
+  gpumem::device_guard const here{device_};
+  constexpr std::int64_t most = 64 << 20; // what ended pools may keep
+  for (int i = 0; i < 20; ++i) {
+    gpumem::monotonic_resource region{upstream_, {.region_size = 8_MiB}};
+    CUstream raw{};
+    ASSERT_EQ(driver.stream_create(&raw, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    region.deallocate(cuda::stream_ref{raw}, region.allocate(cuda::stream_ref{raw}, 1_KiB), 1_KiB);
+    ASSERT_EQ(driver.stream_destroy(raw), CUDA_SUCCESS);
+  }
+  gpumem::simulator::run_until_idle();
+  for (int i = 0; i < 1000 && upstream_.counters().bytes.value > most; ++i) {
+    gpumem::monotonic_resource const next{upstream_}; // takes what is complete in ended pools
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_LE(upstream_.counters().bytes.value, most) << "of 160 MiB";
+}
+
 TEST_F(monotonic, full_region_is_followed_by_another) {
   gpumem::monotonic_resource region{upstream_, {.region_size = 1_MiB, .limit = 4_MiB}};
   (void)region.allocate(stream_, 700_KiB);
