@@ -93,7 +93,6 @@ void history::allocated(void* pointer, block_description const& block, context w
     if (!recording_.load() && trackers_.empty()) return; // only frees are still handled, to empty `live_`
     live_[pointer] = where;
   }
-  if (when_.load(std::memory_order_relaxed) < RecordContext::ALLOC) where = nullptr;
   told(TraceEntry::ALLOC, block.device, reinterpret_cast<std::size_t>(pointer), block.bytes, block.stream, block.pool,
        std::move(where));
 }
@@ -112,7 +111,7 @@ void history::freed(void* pointer, block_description const& block, context where
       return;
     }
   }
-  if (!where && when_.load(std::memory_order_relaxed) >= RecordContext::ALLOC) where = before;
+  if (!where) where = before;
   auto const address = reinterpret_cast<std::size_t>(pointer);
   told(TraceEntry::FREE_REQUESTED, block.device, address, block.bytes, block.stream, block.pool, where);
   told(TraceEntry::FREE_COMPLETED, block.device, address, block.bytes, block.stream, block.pool, std::move(where));
@@ -120,6 +119,7 @@ void history::freed(void* pointer, block_description const& block, context where
 
 void history::told(TraceEntry::Action action, DeviceIndex device, std::size_t address, std::size_t bytes,
                    cudaStream_t stream, MempoolId_t pool, context where) {
+  if (when_.load(std::memory_order_relaxed) < RecordContext::ALLOC) where = nullptr; // it describes live blocks only
   TraceEntry entry{action,
                    device,
                    address,

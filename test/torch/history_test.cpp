@@ -197,10 +197,15 @@ void gathers_contexts() {
 
 void pages_have_the_context_of_the_call() {
   auto& torch = installed();
-  record(torch, 1000, RecordContext::ALL);
-  auto const data = torch.allocate(mib);
-  EXPECT_EQUAL(number_of(trace(torch).at(0).context_), 1);
+  record(torch, 1000, RecordContext::STATE);
+  auto const first = torch.allocate(mib);
   EXPECT_EQUAL(trace(torch).at(0).action_, TraceEntry::SEGMENT_MAP);
+  EXPECT(!trace(torch).at(0).context_); // only live blocks have contexts
+  contexts = 0;
+  torch.recordHistory(true, gather, 1000, RecordContext::ALL, true, {});
+  auto const second = torch.allocate(64 * mib);
+  EXPECT_EQUAL(trace(torch).at(0).action_, TraceEntry::SEGMENT_MAP);
+  EXPECT_EQUAL(number_of(trace(torch).at(0).context_), 1);
 }
 
 void texts_of_the_thread() {
