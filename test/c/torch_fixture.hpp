@@ -113,7 +113,9 @@ protected:
   static void empty_cache() {
     std::atomic<bool> over{false};
     std::thread device{[&] {
-      while (!over) simulator::run_until_idle();
+      do { // at least once, also if the thread starts late
+        simulator::run_until_idle();
+      } while (!over);
     }};
     gpumem_torch_empty_cache();
     over = true;
