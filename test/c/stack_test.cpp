@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -98,6 +99,18 @@ protected:
         << gpumem_last_error();
     return block;
   }
+  static CUstream make_stream() {
+    CUcontext context = nullptr;
+    CUstream made = nullptr;
+    EXPECT_EQ(driver_function<CUresult(CUcontext*, CUdevice)>("cuDevicePrimaryCtxRetain")(&context, 0), CUDA_SUCCESS);
+    EXPECT_EQ(driver_function<CUresult(CUcontext)>("cuCtxSetCurrent")(context), CUDA_SUCCESS);
+    EXPECT_EQ(driver_function<CUresult(CUstream*, unsigned)>("cuStreamCreate")(&made, CU_STREAM_NON_BLOCKING),
+              CUDA_SUCCESS);
+    return made;
+  }
+  static void destroy(CUstream stream) {
+    EXPECT_EQ(driver_function<CUresult(CUstream)>("cuStreamDestroy_v2")(stream), CUDA_SUCCESS);
+  }
   static gpumem_statistics statistics(handle const& of) {
     gpumem_statistics now{};
     now.size = sizeof now;
@@ -186,14 +199,8 @@ TEST_F(c_stack, options_reach_their_layer) {
 
 TEST_F(c_stack, recorded_use_orders_the_free) {
   auto const pool = make("limiting(pool(cuda,limit=2MiB),limit=2MiB)");
-  CUcontext context = nullptr;
-  CUstream one = nullptr, other = nullptr;
-  ASSERT_EQ(driver_function<CUresult(CUcontext*, CUdevice)>("cuDevicePrimaryCtxRetain")(&context, 0), CUDA_SUCCESS);
-  ASSERT_EQ(driver_function<CUresult(CUcontext)>("cuCtxSetCurrent")(context), CUDA_SUCCESS);
-  auto* const create = driver_function<CUresult(CUstream*, unsigned)>("cuStreamCreate");
-  auto* const destroy = driver_function<CUresult(CUstream)>("cuStreamDestroy_v2");
-  ASSERT_EQ(create(&one, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-  ASSERT_EQ(create(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  auto* const one = make_stream();
+  auto* const other = make_stream();
   for (int round = 0; round < 10; ++round) {
     void* block = nullptr;
     ASSERT_EQ(gpumem_allocate(pool.get(), one, 2 * mib, 256, &block), GPUMEM_GRANTED) << gpumem_last_error();
@@ -203,8 +210,25 @@ TEST_F(c_stack, recorded_use_orders_the_free) {
   }
   int foreign = 0;
   EXPECT_EQ(gpumem_record_use(pool.get(), &foreign, other), GPUMEM_INVALID_ARGUMENT);
-  ASSERT_EQ(destroy(one), CUDA_SUCCESS);
-  ASSERT_EQ(destroy(other), CUDA_SUCCESS);
+  destroy(one);
+  destroy(other);
+}
+
+TEST_F(c_stack, free_without_a_stream_leaves_nothing_of_streams_that_end) {
+  for (auto const* text : {"statistics(pool)", "async", "cuda"}) {
+    auto const pool = make(text);
+    std::uint64_t most = 0;
+    for (int round = 0; round < 20; ++round) {
+      auto* const stream = make_stream();
+      void* block = nullptr;
+      ASSERT_EQ(gpumem_allocate(pool.get(), stream, 64 * mib, GPUMEM_ALIGNMENT, &block), GPUMEM_GRANTED);
+      EXPECT_EQ(gpumem_free_pointer(block), GPUMEM_GRANTED);
+      EXPECT_EQ(driver_function<CUresult(CUstream)>("cuStreamSynchronize")(stream), CUDA_SUCCESS);
+      destroy(stream);
+      most = std::max<std::uint64_t>(most, simulator::report().bytes_allocated);
+    }
+    EXPECT_LE(most, 256 * mib) << text;
+  }
 }
 
 // Memory of the caller's own functions, which call the driver.
