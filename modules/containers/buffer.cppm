@@ -116,8 +116,9 @@ public:
   /// Copies to `target` on another stream and waits on the host until the copy is complete. `stream` first waits for
   /// the buffer's stream; after the copy the buffer's stream waits for `stream`. Throws as read() does.
   void read_on(stream_ref stream, void* target, std::size_t bytes, std::size_t offset = 0) const;
-  /// Copies from pageable host memory, such as a local variable, which may be destroyed when this returns. Throws
-  /// acquire_error if the stream captures a graph, since each launch of the graph would read that address again.
+  /// Copies from pageable host memory, such as a local variable, which may be destroyed when this returns. If the host
+  /// can access the buffer's memory, waits on the host for the copy. Throws acquire_error if the stream captures a
+  /// graph, since each launch of the graph would read that address again.
   void write(void const* source, std::size_t bytes, std::size_t offset = 0);
 
   /// Sets every byte in the stream's order. If no device can access the memory, a host function in the stream sets it.

@@ -197,12 +197,13 @@ void buffer::read_on(stream_ref stream, void* target, std::size_t bytes, std::si
   on.wait();
 }
 
-// The source is pageable memory, which the driver's copy call has read when it returns. So the caller may destroy the
-// source once write() returns.
+// The source is pageable memory, which the caller may destroy once write() returns. The driver's copy call has read it
+// when it returns, unless the host can access the target too: that copy may run later, so the host waits for it.
 void buffer::write(void const* source, std::size_t bytes, std::size_t offset) {
   auto const on = work();
   on.refuse_capture();
   copy_from(source, bytes, offset);
+  if (extend::traits_by_property(resource_).host_accessible) on.wait();
 }
 
 void buffer::fill(std::byte value, std::size_t bytes, std::size_t offset) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -156,6 +157,21 @@ TEST_F(uninitialized_vector_test, element_can_be_read_in_the_order_of_another_st
   values.set_stream(b);
   EXPECT_EQ(values.stream().get(), b.get());
   EXPECT_EQ(values.front(), 6);
+}
+
+TEST_F(uninitialized_vector_test, element_of_managed_or_pinned_memory_is_set) {
+  gpumem::stream on{gpumem::device{0}};
+  auto const check = [&](auto resource) {
+    uninitialized_vector<int> values{on, resource, 4};
+    for (int round = 0; round < 5; ++round) {
+      simulator::work(on, {}, std::chrono::microseconds{50}); // the copy of the element comes after this
+      values.set_element(1, round);                           // the value is gone before the copy runs
+      EXPECT_EQ(values.element(1), round);
+    }
+  };
+  check(gpumem::managed_resource{gpumem::device{0}});
+  check(gpumem::pinned_resource{gpumem::device{0}});
+  check(gpumem::pool_resource{gpumem::any_pool{gpumem::managed_resource{gpumem::device{0}}}});
 }
 
 TEST_F(uninitialized_vector_test, value_can_change_after_set_returned) {
