@@ -43,6 +43,10 @@ private:
   broken_rule rule_;
 };
 failure failure_of(broken_rule rule, std::size_t bytes) noexcept;
+/// Returns the failure of an attempt for which the host had no memory.
+inline failure no_host_memory(std::size_t bytes) noexcept { return {outcome::exhausted, -1, bytes}; }
+/// Returns whether a request that failed so may wait. It may not if the host has no memory, since no free ends that.
+inline bool may_wait_after(failure const& why) noexcept { return why.reason == outcome::exhausted && why.code != -1; }
 
 // Throws a rule_error for the use of an object that was moved from. The text names the function `call`, unless that is
 // null.

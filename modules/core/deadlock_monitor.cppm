@@ -1,5 +1,7 @@
 // deadlock_monitor: finds work that waits for ever, in all resources of the process, and ends a request of it.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <string>
 export module gpumem:deadlock_monitor;
 import :holder;
 import :intrusive_list;
@@ -27,7 +29,7 @@ public:
   /// Returns the monitor of the process, which is never destroyed.
   static deadlock_monitor& get() noexcept;
 
-  /// The caller of add() and remove() holds no lock of a place.
+  /// The caller of add() and remove() holds no lock of a place. In a forked child these calls do nothing.
   void add(waiting_place& at) noexcept;
   void remove(waiting_place& at) noexcept;
   void add(holder& unit) noexcept;
@@ -38,15 +40,28 @@ public:
   /// Makes the library thread call look() soon. The caller may hold the lock of a place.
   void schedule() noexcept;
 
-  /// Calls `f(holder, bytes)` for each holder that has memory at the place, its own or that of nested holders, under
-  /// the lock of the monitor. `bytes` are its own.
+  /// Calls `f(holder, bytes, waits)` for each holder that has memory at the place, its own or that of nested holders,
+  /// under the lock of the monitor. `bytes` are its own. `waits`: a request of it is parked without a turn, at any
+  /// place.
   template <class F> void visit(waiting_place const& at, F f) {
     sync::lock const held{mutex_};
+    note_parked(false);
     for (auto* each = holders_.first(); each; each = each->links_.next) {
       auto const bytes = bytes_at(*each, at);
-      if (bytes > 0 || (each->nested() > 0 && is_at(*each, at))) f(*each, bytes);
+      if (bytes > 0 || (each->nested() > 0 && is_at(*each, at))) f(*each, bytes, each->parked_);
     }
   }
+
+  /// A request that is parked.
+  struct parked_request {
+    std::string holder; ///< its name
+    std::size_t bytes;
+    int priority;
+    sync::time_point since;
+  };
+  /// Returns the requests that wait at other places, for holders whose memory lies at this place: for example at a
+  /// limiting_adaptor over a pool. Throws std::bad_alloc.
+  std::vector<parked_request> parked_before(waiting_place const& at);
 
 private:
   // The requests that one call of end_some() ends, and those that got a turn. The destructor calls functions of users,
@@ -66,6 +81,8 @@ private:
   deadlock_monitor() = default;
   void expire() noexcept override;
   bool end_some() noexcept;
+
+  template <class F> void change(F f) noexcept;
 
   // Called with the lock held.
   template <class F> static void show(waiting_place& at, F f) noexcept;

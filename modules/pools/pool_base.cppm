@@ -290,7 +290,10 @@ public:
   /// inside a call of the pool, one call at a time, and returns the bytes that it has freed. If it freed any and
   /// requests still wait, the pool calls it again. Otherwise the pool calls it when the next request begins to wait.
   /// The function may allocate and free, but must not wait for memory of the pool. An exception counts as 0 bytes.
-  /// Throws std::bad_alloc. Any thread.
+  ///
+  /// Memory that it frees elsewhere, for example in another pool, counts if the upstream has refused waiting requests:
+  /// these then ask the upstream once more. The pool does not call the function again for such memory, so free all
+  /// `wanted` bytes in one call. Throws std::bad_alloc. Any thread.
   pressure_callback on_pressure(executor& where, std::function<std::size_t(std::size_t wanted)> free_some) {
     return {*state_, where,
             [free_some = std::move(free_some)](std::size_t wanted, auto&) { return free_some(wanted); }};
@@ -356,8 +359,9 @@ public:
   std::vector<block_event> history(void const* pointer) const { return state_->history(pointer); }
 
   /// Returns a text with one line for each `scope` (a unit of work, not a capture_scope) that holds memory, the largest
-  /// first. Then comes one line for each waiting request, in the order of the queue. The text is meant for people,
-  /// after a request has ended with outcome::stalled. Throws std::bad_alloc. Any thread.
+  /// first. Then comes one line for each waiting request, in the order of the queue. Requests of scopes that wait in
+  /// front of the pool, such as at a limiting_adaptor, come last. The text is meant for people, after a request has
+  /// ended with outcome::stalled. Throws std::bad_alloc. Any thread.
   std::string describe_waiting() const { return state_->describe_waiting(); }
 
   /// Returns a text that tells which streams hold the memory. The sums of the pool come first, then a line for each

@@ -52,6 +52,7 @@ void limiter::set_limit(std::size_t bytes) {
   limit_ = bytes;
   wake_ended(woken);
   wake_next(woken);
+  schedule_look(); // younger work may now hold enough for the first request
 }
 
 // Gives a turn to each waiting request that must fail, so that it ends: those above a new limit, or all if the adaptor
@@ -177,10 +178,10 @@ limiter::turn limiter::begin(waiter& item, bool upstream_waits, later& calls) no
 
 // Decides how a request goes on after the upstream was tried. If the upstream was exhausted and a block was freed since
 // the turn began, the request tries again immediately, since a free wakes no request that has its turn. If no block is
-// left that could be freed, the request ends. Otherwise it waits again.
+// left that could be freed, or the host has no memory, the request ends. Otherwise it waits again.
 limiter::turn limiter::go_on(waiter& item, turn const& mine, expected<void*, failure> const& result,
                              later& calls) noexcept {
-  if (result || result.error().reason != outcome::exhausted) return end(item, result, calls);
+  if (result || !may_wait_after(result.error())) return end(item, result, calls);
   if (auto const why = refusal(item)) return end(item, refused(item, *why), calls); // the limit was lowered meanwhile
   bool const any = frees_ != mine.since;
   auto const aside = waiter_list::bytes_aside(item);

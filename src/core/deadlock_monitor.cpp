@@ -7,7 +7,9 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <string>
 #include <utility>
+#include <vector>
 module gpumem:deadlock_monitor.impl;
 import :deadlock_monitor;
 import :error;
@@ -61,28 +63,26 @@ deadlock_monitor& deadlock_monitor::get() noexcept {
   return *monitor;
 }
 
-void deadlock_monitor::add(waiting_place& at) noexcept {
+template <class F> void deadlock_monitor::change(F f) noexcept {
   if (forked()) return;
   sync::lock const held{mutex_};
-  places_.push_back(at);
+  f();
+}
+
+void deadlock_monitor::add(waiting_place& at) noexcept {
+  change([&] { mutex_.assert_held(), places_.push_back(at); });
 }
 
 void deadlock_monitor::remove(waiting_place& at) noexcept {
-  if (forked()) return;
-  sync::lock const held{mutex_};
-  places_.remove(at);
+  change([&] { mutex_.assert_held(), places_.remove(at); });
 }
 
 void deadlock_monitor::add(holder& unit) noexcept {
-  if (forked()) return;
-  sync::lock const held{mutex_};
-  holders_.push_back(unit);
+  change([&] { mutex_.assert_held(), holders_.push_back(unit); });
 }
 
 void deadlock_monitor::remove(holder& unit) noexcept {
-  if (forked()) return;
-  sync::lock const held{mutex_};
-  holders_.remove(unit);
+  change([&] { mutex_.assert_held(), holders_.remove(unit); });
 }
 
 void deadlock_monitor::schedule() noexcept {
@@ -133,6 +133,38 @@ template <class F> void deadlock_monitor::each_place(F f) noexcept {
 
 template <class F> void deadlock_monitor::each_holder(F f) noexcept {
   for (auto* unit = holders_.first(); unit; unit = unit->links_.next) f(*unit);
+}
+
+// No host memory is allocated under the locks of the places.
+std::vector<deadlock_monitor::parked_request> deadlock_monitor::parked_before(waiting_place const& at) {
+  struct seen {
+    holder const* of;
+    std::size_t bytes;
+    int priority;
+    sync::time_point since;
+  };
+  sync::lock const held{mutex_};
+  auto const each_request = [&](auto f) {
+    mutex_.assert_held();
+    each_place([&](waiting_place& other) {
+      if (&other == &at) return;
+      show(other, [&](place_state const& state) {
+        for (auto* item = state.queue.first(); item; item = waiter_list::after(*item))
+          if (item->holder() && is_at(*item->holder(), at)) f(*item);
+      });
+    });
+  };
+  std::size_t count = 0;
+  each_request([&](waiter const&) { ++count; });
+  std::vector<seen> found;
+  found.reserve(count);
+  each_request([&](waiter const& item) {
+    if (found.size() < found.capacity())
+      found.push_back({item.holder(), item.bytes(), item.priority(), waiter_list::waits_since(item)});
+  });
+  std::vector<parked_request> result;
+  for (auto const& each : found) result.push_back({each.of->name(), each.bytes, each.priority, each.since});
+  return result;
 }
 
 bool deadlock_monitor::is_at(holder const& of, waiting_place const& at) noexcept {

@@ -227,7 +227,7 @@ expected<void*, failure> pool_state::allocate_region(stream_key const& key, std:
   auto const result = engine_->try_allocate(key, bytes, alignment);
   if (!result || engine_->upstream().heaps()->add_region(*result, bytes)) return result;
   engine_->deallocate(key, *result, bytes);
-  return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+  return unexpected<failure>{no_host_memory(bytes)};
 }
 
 // Frees in a pool that passes its requests on, is hardened, or shows its blocks to a tool as regions. A region ends

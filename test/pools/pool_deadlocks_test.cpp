@@ -36,6 +36,19 @@ protected:
       return done();
     });
   }
+  // Frees a block, for which the request has waited.
+  void expect_granted_after(gpumem::allocation& block, request& waits) {
+    block.reset();
+    run_all_until([&] { return waits.ended().has_value(); });
+    EXPECT_EQ(waits.ended(), outcome::granted);
+  }
+  // Returns bins for blocks of at most 20 MiB, of at most 64 MiB, and of more.
+  template <class Pool> auto two_bins(Pool small, Pool large) {
+    gpumem::binning_resource bins{gpumem::cuda_resource{device}};
+    bins.add_bin(20 * MiB, small);
+    bins.add_bin(64 * MiB, large);
+    return bins;
+  }
   // The older scope waits for memory that the younger holds, and the other way round: the younger one's request ends.
   template <class Old, class Young>
   void expect_youngest_ends(Old old, Young young, std::size_t old_has, std::size_t young_has, std::size_t old_wants,
@@ -49,9 +62,7 @@ protected:
     run_all_until([&] { return second.ended().has_value(); });
     EXPECT_EQ(second.ended(), outcome::stalled);
     EXPECT_FALSE(first.ended());
-    two.reset();
-    run_all_until([&] { return first.ended().has_value(); });
-    EXPECT_EQ(first.ended(), outcome::granted);
+    expect_granted_after(two, first);
   }
 };
 
@@ -138,25 +149,41 @@ TEST_F(pool_deadlocks, request_ends_if_one_scope_waits_at_the_limit_and_one_in_t
   request second{*this, young, b, 20 * MiB};
   run_all_until([&] { return second.ended().has_value(); });
   EXPECT_EQ(second.ended(), outcome::stalled);
-  held.reset();
-  run_all_until([&] { return first.ended().has_value(); });
-  EXPECT_EQ(first.ended(), outcome::granted);
+  expect_granted_after(held, first);
 }
 
 TEST_F(pool_deadlocks, request_ends_if_scopes_wait_for_each_others_bins) {
   pool_resource small{device, {.limit = 20 * MiB}}, large{device, {.limit = 64 * MiB}};
-  gpumem::binning_resource bins{gpumem::cuda_resource{device}};
-  bins.add_bin(20 * MiB, small);
-  bins.add_bin(64 * MiB, large);
+  auto bins = two_bins(small, large);
   auto const beside = bins.acquire(a, 100 * MiB).wait(); // of a third bin, outside scopes
   expect_youngest_ends(scope{bins}, scope{bins}, 64 * MiB, 20 * MiB, 20 * MiB, 64 * MiB);
 }
 
+TEST_F(pool_deadlocks, older_work_that_waits_for_another_bin_does_not_give_way) {
+  pool_resource small{device, {.limit = 20 * MiB}}, large{device, {.limit = 64 * MiB}};
+  auto const bins = two_bins(small, large);
+  auto running = small.acquire(b, 20 * MiB).wait();
+  scope old{bins}, young{bins};
+  int rolled_back = 0;
+  auto const body = [&]() -> gpumem::task<> {
+    auto const one = co_await old.acquire(a, 64 * MiB, {.resume_on = &executor});
+    auto const two = co_await old.acquire(a, 20 * MiB, {.resume_on = &executor});
+  };
+  auto work = test::start(gpumem::with_retry(old, body, [&] { ++rolled_back; }, &executor));
+  request second{*this, young, b, 64 * MiB};
+  let_the_library_thread_poll();
+  run_all();
+  EXPECT_EQ(rolled_back, 0);
+  EXPECT_FALSE(second.ended());
+  running.reset();
+  run_all_until([&] { return work.done() && second.ended(); });
+  EXPECT_EQ(second.ended(), outcome::granted);
+  EXPECT_EQ(rolled_back, 0);
+}
+
 TEST_F(pool_deadlocks, request_waits_while_a_holder_waits_where_memory_may_be_freed) {
   pool_resource small{device, {.limit = 64 * MiB}}, large{device, {.limit = 64 * MiB}};
-  gpumem::binning_resource bins{gpumem::cuda_resource{device}};
-  bins.add_bin(20 * MiB, small);
-  bins.add_bin(64 * MiB, large);
+  auto const bins = two_bins(small, large);
   scope work{bins}, other{bins};
   auto running = large.acquire(b, 64 * MiB).wait();
   auto held = work.acquire(a, 20 * MiB).wait(), more = work.acquire(a, 20 * MiB).wait(),
@@ -166,9 +193,7 @@ TEST_F(pool_deadlocks, request_waits_while_a_holder_waits_where_memory_may_be_fr
   run_all();
   EXPECT_FALSE(first.ended());
   EXPECT_FALSE(second.ended()) << "the first waits for memory of running work";
-  running.reset();
-  run_all_until([&] { return first.ended().has_value(); });
-  EXPECT_EQ(first.ended(), outcome::granted);
+  expect_granted_after(running, first);
 }
 
 TEST_F(pool_deadlocks, request_ends_if_scopes_hold_both_resources_of_a_fallback) {
@@ -181,9 +206,7 @@ TEST_F(pool_deadlocks, request_ends_if_scopes_hold_both_resources_of_a_fallback)
   run_all_until([&] { return second.ended().has_value(); });
   EXPECT_EQ(second.ended(), outcome::stalled);
   EXPECT_FALSE(first.ended());
-  two.reset();
-  run_all_until([&] { return first.ended().has_value(); });
-  EXPECT_EQ(first.ended(), outcome::granted);
+  expect_granted_after(two, first);
 }
 
 TEST_F(pool_deadlocks, all_requests_of_preempted_work_end_and_later_deadlocks_are_found) {

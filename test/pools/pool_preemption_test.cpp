@@ -99,6 +99,24 @@ TEST_F(pool_preemption, work_is_preempted_between_requests_without_a_scope) {
   EXPECT_EQ(rolled_back, 1);
 }
 
+TEST_F(pool_preemption, higher_limit_makes_younger_work_hold_enough) {
+  auto const expect_preemption = [&](auto limited) {
+    auto const other = limited.acquire(a, 50 * MiB).wait();
+    scope old{limited, "old"}, young{limited, "young"};
+    int rolled_back = 0;
+    auto const second = test::start(one_and_other(young, a, 40 * MiB, 30 * MiB, executor, rolled_back));
+    request first{*this, old, a, 60 * MiB};
+    let_the_library_thread_poll();
+    EXPECT_EQ(rolled_back, 0) << "50 MiB are not enough";
+    limited.set_limit(110 * MiB);
+    run_until([&] { return first.ended().has_value(); });
+    EXPECT_EQ(first.ended(), outcome::granted);
+    EXPECT_EQ(rolled_back, 1);
+  };
+  expect_preemption(pool_resource{device, {.limit = 100 * MiB}});
+  expect_preemption(gpumem::limiting_adaptor{pool_resource{device}, {.limit = 100 * MiB}});
+}
+
 TEST_F(pool_preemption, destroyed_victim_is_replaced_by_another) {
   pool_resource pool{device, {.limit = 100 * MiB}};
   auto const other = pool.acquire(a, 10 * MiB).wait();

@@ -115,6 +115,31 @@ TEST_F(pool_pressure, callback_can_wait_for_memory_of_another_pool) {
   EXPECT_EQ(reserve.statistics().live, 0u);
 }
 
+TEST_F(pool_pressure, memory_that_a_callback_frees_elsewhere_counts_if_the_upstream_was_full) {
+  upstream.state().capacity = 100 * MiB;
+  auto* elsewhere = upstream.allocate_sync(60 * MiB);
+  pool_resource pool{upstream};
+  auto const block = pool.acquire(a, 10 * MiB).wait();
+  int calls = 0;
+  auto const spiller = pool.on_pressure(executor, [&](std::size_t) -> std::size_t {
+    if (++calls == 1) return 60 * MiB; // a false claim
+    if (elsewhere) upstream.deallocate_sync(std::exchange(elsewhere, nullptr), 60 * MiB);
+    return 60 * MiB;
+  });
+  {
+    request first{*this, pool, a, 50 * MiB};
+    run_until([&] { return calls == 1; });
+    for (int i = 0; i < 3; ++i) run_all(), let_the_library_thread_poll();
+    EXPECT_FALSE(first.ended());
+    EXPECT_EQ(calls, 1) << "a false claim gives one more attempt";
+    request second{*this, pool, a, 256};
+    run_until([&] { return first.ended().has_value(); });
+    EXPECT_EQ(first.ended(), outcome::granted);
+    run_until([&] { return second.ended().has_value(); });
+  }
+  EXPECT_EQ(calls, 2);
+}
+
 TEST_F(pool_pressure, callback_can_destroy_itself_before_it_awaits) {
   gpumem::pressure_callback spiller;
   std::optional<request> first;

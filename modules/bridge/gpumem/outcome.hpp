@@ -59,7 +59,8 @@ enum class broken_rule : int {
 /// A request that was not granted. The resource is as it was before the request.
 struct failure {
   outcome reason = outcome::exhausted; ///< never outcome::granted
-  int code = 0;                        ///< a broken_rule, or the driver's error (CUresult); 0 if neither is the cause
+  int code = 0;                        ///< a broken_rule, or the driver's error (CUresult); 0 if neither is the cause;
+                                       ///< -1 for `exhausted` if the host had no memory
   std::size_t requested = 0;           ///< bytes that were requested
 
   friend bool operator==(failure const& a, failure const& b) noexcept {

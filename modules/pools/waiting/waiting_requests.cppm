@@ -32,14 +32,14 @@ public:
   std::size_t rounded(std::size_t bytes) const noexcept;
   /// Returns the size of the block for a user's request, rounded up so. It includes the guards of a hardened pool.
   std::size_t block_size(std::size_t bytes, std::size_t alignment) const noexcept;
-  /// Returns the sum of the block sizes of a request. For a request that asks only for a turn, returns the bytes to set
-  /// aside, which are never more than the pool can have.
-  [[clang::requires_shared_capability(all_shards)]] std::size_t rounded(waiter const& item) const noexcept;
+  /// Returns the sum of the block sizes of a request. That of a request that asks only for a turn may be more than the
+  /// pool can have: the request then waits until no memory is live.
+  std::size_t rounded(waiter const& item) const noexcept;
   /// Returns why the request can never be met any more: outcome::closed, device_lost or too_large; nullopt if a state
   /// of the pool could serve it. A request that asks only for a turn is never too large.
   [[clang::requires_shared_capability(all_shards)]] std::optional<outcome> refusal(waiter const& item) const noexcept;
   /// Returns whether waiting cannot help the request: neither a free nor the end of work on streams can give it memory.
-  /// No free can come if no memory is live, set aside for a turn, or freed in a graph capture.
+  /// No free can come if no memory is live, set aside for the turn of another request, or freed in a graph capture.
   [[clang::requires_capability(one_shard, all_shards)]] bool waits_for_nothing(waiter const& item) const noexcept;
   /// Returns whether the pool has no handle, no live block and no waiting request.
   [[clang::requires_capability(one_shard, all_shards)]] bool is_pool_unused() const noexcept;
@@ -67,10 +67,13 @@ public:
   [[clang::requires_capability(all_shards)]] void set_upstream_limit(std::size_t reserved) noexcept {
     upstream_limit_ = reserved;
   }
-  [[clang::requires_capability(all_shards)]] void clear_upstream_limit() noexcept { upstream_limit_ = SIZE_MAX; }
+  /// Forgets that. Returns whether there was a note.
+  [[clang::requires_capability(all_shards)]] bool clear_upstream_limit() noexcept {
+    return std::exchange(upstream_limit_, SIZE_MAX) != SIZE_MAX;
+  }
 
 private:
-  [[clang::requires_capability(one_shard, all_shards)]] bool is_held() const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] bool is_held_by_others(waiter const& item) const noexcept;
   [[clang::requires_shared_capability(all_shards)]] bool could_serve(waiter const& item) const noexcept;
 
   pool_parts& parts_;

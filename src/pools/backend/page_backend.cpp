@@ -242,7 +242,7 @@ expected<page_extent, failure> page_backend::map_unlocked(pool_shard& into, grow
     return too_much && plan.bytes > plan.least ? map(plan.least) : made;
   } catch (cuda_error const& e) {
     return unexpected<failure>{failure{outcome::driver_error, static_cast<int>(e.status()), plan.bytes}};
-  } catch (std::bad_alloc const&) { return unexpected<failure>{failure{outcome::exhausted, 0, plan.bytes}}; }
+  } catch (std::bad_alloc const&) { return unexpected<failure>{no_host_memory(plan.bytes)}; }
 }
 
 // Adds pages that were mapped or moved while the shards were unlocked, and gives up the growth lock. Returns the range

@@ -71,8 +71,9 @@ allocate_path::try_allocate(stream_key const& key, size_class size, std::size_t 
     if (auto* const p = allocator_.allocate_from_own(request)) [[likely]]
       return p;
     return allocate_from_all(request);
-  } catch (std::bad_alloc const&) { // the host is out of memory
-    return fail(request, outcome::exhausted);
+  } catch (std::bad_alloc const&) {
+    static_cast<void>(fail(request, outcome::exhausted));
+    return unexpected<failure>{no_host_memory(bytes)};
   }
 }
 

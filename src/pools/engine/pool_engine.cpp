@@ -90,6 +90,7 @@ void pool_engine::after_limit_change(woken_waiters& woken) {
   parts_.requests.count_change();
   queue_.wake_ended(woken); // ends requests for more than the limit
   queue_.wake_next(woken);
+  monitor_.schedule_poll(); // younger work may now hold enough for the first request
 }
 
 bool pool_engine::add_outside(std::size_t bytes) {

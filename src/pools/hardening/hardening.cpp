@@ -64,9 +64,7 @@ expected<void*, failure> hardening::try_allocate(stream_key const& key, std::siz
   expected<void*, failure> result = refuse(outcome::exhausted);
   try {
     result = allocate(key, bytes, alignment);
-  } catch (std::bad_alloc const&) {
-    // The host has no memory. The result stays `exhausted`.
-  }
+  } catch (std::bad_alloc const&) { result = unexpected<failure>{no_host_memory(bytes)}; }
   if (!result) {
     lock const held{mutex_};
     failures_ += key.queues() != queueing::admitted;

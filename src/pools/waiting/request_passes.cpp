@@ -120,9 +120,16 @@ std::size_t request_passes::begin_pressure(pressure_call& call) noexcept {
   return bytes;
 }
 
+// The function may have freed memory in another resource. If the upstream had refused a request, it may then have
+// memory, so the requests try once more.
 void request_passes::end_pressure(pressure_call& call, std::size_t freed) noexcept {
+  woken_waiters woken;
   all_shards_lock const held{parts_.shards};
   monitor_.pressure.on_end(call, freed, waiting_.change_count());
+  if (freed > 0 && waiting_.clear_upstream_limit()) {
+    parts_.requests.count_change();
+    queue_.wake_next(woken);
+  }
   monitor_.schedule_poll();
 }
 

@@ -119,13 +119,14 @@ request_queue::turn request_queue::park(waiter& item, woken_waiters& woken) noex
   return new_turn(item);
 }
 
-// A limit that was lowered during the turn can make the request too large.
+// A limit that was lowered during the turn can make the request too large. A request for which the host has no memory
+// ends, since no free would wake it.
 request_queue::turn request_queue::end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept {
   bool last = false;
   {
     woken_waiters woken;
     all_shards_lock const held{parts_.shards};
-    if (!result && result.error().reason == outcome::exhausted) {
+    if (!result && may_wait_after(result.error())) {
       auto const ends = item.cancelled() ? std::optional{item.refusal()} : waiting_.refusal(item);
       if (ends) {
         result = unexpected<failure>{failure_of(item, *ends)};
@@ -198,7 +199,7 @@ bool request_queue::cancel(waiter& item, bool& last) noexcept {
 bool request_queue::remove(waiter& item, woken_waiters& woken) noexcept {
   waiting_.queue.remove(item);
   if (multi_part_ == &item) multi_part_ = nullptr;
-  if (waiting_.queue.empty()) waiting_.clear_upstream_limit();
+  if (waiting_.queue.empty()) static_cast<void>(waiting_.clear_upstream_limit());
   if (waiting_.queue.empty() && parts_.requests.has_waiting()) parts_.requests.set_waiting(false);
   wake_next(woken);
   monitor_.schedule_poll();

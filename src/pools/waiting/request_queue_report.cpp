@@ -35,11 +35,15 @@ std::string holder_text(holder& of, std::size_t bytes, bool asks) {
   return text;
 }
 
+std::string request_text(std::size_t bytes, sync::duration waited, std::string const& of, int priority) {
+  auto const time = std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();
+  return "a request for " + bytes_text(bytes) + " waits for " + std::to_string(time) + " ms; of " + of + "; priority " +
+         std::to_string(priority);
+}
+
 std::string waiter_text(waiter const& item, sync::time_point now) {
-  auto const waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - waiter_list::waits_since(item));
-  auto text = "a request for " + bytes_text(item.bytes()) + " waits for " + std::to_string(waited.count()) + " ms; ";
-  text += item.holder() ? "of '" + item.holder()->name() + "'" : std::string{"of no scope"};
-  text += "; priority " + std::to_string(item.priority());
+  auto const of = item.holder() ? "'" + item.holder()->name() + "'" : std::string{"no scope"};
+  auto const text = request_text(item.bytes(), now - waiter_list::waits_since(item), of, item.priority());
   return waiter_list::has_turn(item) ? text + "; it has a turn" : text;
 }
 
@@ -64,9 +68,13 @@ std::string request_queue::describe(waiting_place const& here, std::size_t live)
       for (auto const* unit = at->holder(); unit; unit = unit->parent()) asking.push_back(unit);
     }
   }
-  deadlock_monitor::get().visit(here, [&](holder& each, std::size_t bytes) {
+  auto& monitor = deadlock_monitor::get();
+  for (auto const& each : monitor.parked_before(here))
+    waiting += "\ngpumem:   " + request_text(each.bytes, now - each.since, "'" + each.holder + "'", each.priority) +
+               "; in front of the pool";
+  monitor.visit(here, [&](holder& each, std::size_t bytes, bool waits) {
     outside -= std::min(outside, bytes);
-    bool const asks = std::ranges::find(asking, &each) != asking.end();
+    bool const asks = waits || std::ranges::find(asking, &each) != asking.end();
     holding.emplace_back(bytes + each.nested(), "\ngpumem:   " + holder_text(each, bytes, asks));
   });
   std::ranges::sort(holding, std::greater{}, &std::pair<std::size_t, std::string>::first);

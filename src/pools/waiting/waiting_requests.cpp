@@ -32,8 +32,7 @@ std::size_t waiting_requests::block_size(std::size_t bytes, std::size_t alignmen
 }
 
 std::size_t waiting_requests::rounded(waiter const& item) const noexcept {
-  if (item.asks_for_turn())
-    return std::min(block_size(item.bytes(), granule), std::max(parts_.backend.capacity(), granule));
+  if (item.asks_for_turn()) return block_size(item.bytes(), granule);
   return item.bytes_by([this](request_part const& each) { return block_size(each.bytes, each.alignment); });
 }
 
@@ -59,10 +58,11 @@ bool waiting_requests::fits(waiter const& item) const noexcept {
   return bytes <= headroom(waiter_list::bytes_aside(item));
 }
 
-// Returns whether memory is live, set aside for a request that tries again, on its way back to the upstream, or freed
-// inside a graph capture (a later call completes such a free). A later free may then help a request.
-bool waiting_requests::is_held() const noexcept {
-  return parts_.live_blocks() > 0 || has_deferred_frees() || queue.set_aside() > 0 || parts_.backend.is_releasing();
+// Returns whether memory is live, set aside for another request that tries again, on its way back to the upstream, or
+// freed inside a graph capture (a later call completes such a free). A later free may then help the request.
+bool waiting_requests::is_held_by_others(waiter const& item) const noexcept {
+  bool const set_aside = queue.set_aside() > waiter_list::bytes_aside(item);
+  return parts_.live_blocks() > 0 || has_deferred_frees() || set_aside || parts_.backend.is_releasing();
 }
 
 std::optional<outcome> waiting_requests::refusal(waiter const& item) const noexcept {
@@ -82,7 +82,7 @@ bool waiting_requests::could_serve(waiter const& item) const noexcept {
 }
 
 bool waiting_requests::waits_for_nothing(waiter const& item) const noexcept {
-  return !is_held() && !(fits(item) && reuse_rules::may_complete(parts_.everywhere()));
+  return !is_held_by_others(item) && !(fits(item) && reuse_rules::may_complete(parts_.everywhere()));
 }
 
 bool waiting_requests::is_pool_unused() const noexcept {
