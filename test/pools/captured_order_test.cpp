@@ -40,6 +40,13 @@ protected:
     EXPECT_NE(at, nullptr) << "the stream captures";
     return at && order.is_before(one, *at);
   }
+  static CUgraphNode last_node(stream_ref of) {
+    auto status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUgraphNode const* nodes = nullptr;
+    std::size_t count = 0;
+    cu().stream_get_capture_info(of.get(), &status, nullptr, nullptr, &nodes, nullptr, &count);
+    return count > 0 ? nodes[0] : nullptr;
+  }
   // Ends the capture of `a` after joining these streams.
   gpumem_test::captured_graph finish(std::vector<stream_ref> const& joined) {
     for (auto const each : joined) join_streams(each, a);
@@ -98,6 +105,22 @@ TEST_F(captured_order, order_passes_through_other_streams) {
   join_streams(a, c);
   EXPECT_TRUE(before(two, c)) << "by events alone";
   finish({b, c});
+}
+
+// The driver reuses the handles of destroyed nodes.
+TEST_F(captured_order, nodes_of_another_capture_say_nothing) {
+  begin_capture(a);
+  auto const one = worked(a);
+  auto* const node = last_node(a);
+  begin_capture(b, CU_STREAM_CAPTURE_MODE_RELAXED);
+  order.note_request(b.key());
+  CUgraph graph = nullptr;
+  ASSERT_EQ(cu().stream_end_capture(a.get(), &graph), CUDA_SUCCESS);
+  cu().graph_destroy(graph);
+  work(b);
+  ASSERT_EQ(last_node(b), node);
+  EXPECT_FALSE(before(one, b));
+  end_capture(b);
 }
 
 TEST_F(captured_order, all_nodes_of_an_end_must_come_before) {

@@ -332,7 +332,11 @@ TEST_F(captured_reuse, many_frees_in_one_capture_keep_their_order) {
   free(a, declared, 2 * MiB);
   join_streams(a, c);
   EXPECT_NE(probe(c, 2 * MiB), declared) << "c is not ordered after b";
-  finish({b, c});
+  gpumem::stream d{device};
+  join_streams(a, d);
+  join_streams(b, d);
+  EXPECT_EQ(probe(d, 2 * MiB), declared) << "the end of the declared use was kept";
+  finish({b, c, d});
 }
 
 } // namespace

@@ -99,14 +99,37 @@ TEST_F(captured_streams, memory_waits_for_the_next_call_on_a_stream_that_lives) 
 
 // Only the work of the block's own stream tells when the block is free, if the capturing stream is destroyed.
 TEST_F(captured_streams, free_in_a_capture_waits_for_the_stream_of_the_allocation) {
-  simulator::work(a, {}, std::chrono::seconds{1});
+  gpumem::pool_resource<gpumem::cuda_resource> small{device, {.limit = size + 4 * MiB}};
+  auto* const block = small.allocate(a, size);
+  simulator::work(a, {simulator::write(block, size)}, std::chrono::seconds{1});
   auto const on = make_foreign();
-  auto* const block = capture(on, use::freed);
+  begin_capture(on);
+  small.deallocate(on, block, size);
+  end_capture(on);
   cu().stream_destroy(on.get());
   auto const next = make_foreign(); // with the handle
-  touch(next);
-  EXPECT_NE(pool.allocate(b, size), block);
+  small.deallocate(next, small.allocate(next, 64), 64);
+  if (auto const again = small.try_allocate(b, size)) {
+    simulator::work(b, {simulator::write(*again, size)}); // a finding, unless it is ordered after the work on `a`
+    small.deallocate(b, *again, size);
+  }
   cu().stream_destroy(next.get());
+  simulator::run_until_idle();
+}
+
+TEST_F(captured_streams, scope_on_a_stream_of_its_own_leaves_nothing_behind) {
+  auto const once = [&] {
+    auto const on = make_foreign();
+    capture(on, use::recorded_in_a_scope);
+    destroy(on);
+  };
+  for (int i = 0; i < 10; ++i) once();
+  auto const events = driver_calls("cuEventCreate"), timelines = gpumem::detail::timeline_registry::instance().size();
+  auto const reserved = memory.statistics().reserved;
+  for (int i = 0; i < 400; ++i) once(); // more than the tests before have left timelines
+  EXPECT_LE(driver_calls("cuEventCreate") - events, 100u) << "those of frees on `a`, and not one for each capture";
+  EXPECT_EQ(gpumem::detail::timeline_registry::instance().size(), timelines);
+  EXPECT_EQ(memory.statistics().reserved, reserved);
 }
 
 TEST_F(captured_streams, capture_on_the_raw_handle_of_an_own_or_adopted_stream_is_refused) {

@@ -72,6 +72,12 @@ public:
   /// Returns whether the use with this end comes before the next work of the stream at that position.
   bool is_before(epoch end, position const& next) const noexcept;
 
+  /// Returns whether a capture may be open in which the use with this end was captured, or that began before it ended.
+  bool is_recent(epoch end) const noexcept;
+  /// Returns the graph in which the use with this end was captured; null if that is not known. The program may have
+  /// destroyed the graph.
+  CUgraph graph_of(epoch end) const noexcept;
+
   /// Returns whether there are at least 64 ends, and twice as many as after the last call of keep_only().
   inline bool is_full() const noexcept { return ends_.size() >= limit_; }
   /// Drops all ends but those in `used`. Throws std::bad_alloc.

@@ -1,6 +1,8 @@
 // The uses, by capturing streams, of graph memory: memory that captured graphs use at each launch.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cuda.h>
+#include <memory>
 #include <set>
 #include <unordered_map>
 export module gpumem:graph_uses;
@@ -28,7 +30,7 @@ public:
 
   /// Notes that the calling thread requests memory on the stream. Returns the id of the stream's capture; 0 if the
   /// stream does not capture. Keeps the stream's timeline, the library's record of the stream, as long as the stream
-  /// lives or a block names it. So no other stream gets that timeline after the end of this one. Throws std::bad_alloc.
+  /// lives or a live block names it. So no other stream gets that timeline meanwhile. Throws std::bad_alloc.
   std::uint64_t note_request(stream_key const& key);
   /// Notes in which capture a block was allocated; 0: in none. If the host has no memory for the note, the block counts
   /// as allocated in none.
@@ -56,14 +58,25 @@ public:
   fit find_ordered(stream_key const& key, std::size_t bytes, std::size_t alignment);
 
 private:
+  // Names the uses of dead streams in one graph, in place of the timelines of these streams. A range that several of
+  // them used keeps the newest end: the captures of all have ended, so all uses come before the same later work.
+  struct dead_streams {
+    CUgraph graph = nullptr;
+    std::unique_ptr<stream_timeline> name;
+  };
+
   void keep_timeline(stream_timeline& timeline);
   void drop_dead_timelines();
+  void rename_dead(block& used);
+  stream_timeline& name_of_dead(CUgraph graph);
+  std::set<stream_timeline const*> named_timelines() const;
   std::uint64_t capture_of(block const& live) const noexcept;
   void drop_unused_ends();
 
   range_allocator& ranges_;
   graph_chunks const& chunks_;
   std::set<stream_timeline*> timelines_; // retained, so that no other stream gets one of them
+  std::vector<dead_streams> dead_;       // never shrinks, since free lists refer to the names
   captured_order order_;
   // The captures in which live blocks were allocated. A block that was allocated outside a capture is not here.
   std::unordered_map<block const*, std::uint64_t> allocated_in_;

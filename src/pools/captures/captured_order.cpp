@@ -224,6 +224,16 @@ bool captured_order::is_before(epoch end, position const& next) const noexcept {
   return capture == next.capture_ && std::ranges::all_of(nodes, is_complete);
 }
 
+bool captured_order::is_recent(epoch end) const noexcept {
+  auto const found = ends_.find(end);
+  return found != ends_.end() && found->second.era == era_;
+}
+
+CUgraph captured_order::graph_of(epoch end) const noexcept {
+  auto const found = ends_.find(end);
+  return found == ends_.end() ? nullptr : found->second.graph;
+}
+
 void captured_order::keep_only(std::span<epoch const> used) {
   std::set<epoch> const kept{used.begin(), used.end()};
   std::erase_if(ends_, [&](auto const& one) { return !kept.contains(one.first); });

@@ -2,13 +2,16 @@
 // end of a use is a set of nodes of the graph.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cuda.h>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <optional>
 #include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 module gpumem:graph_uses.impl;
 import :graph_uses;
@@ -17,9 +20,11 @@ import :captured_order;
 import :chunk;
 import :free_list;
 import :free_lists;
+import :free_range_set;
 import :graph_chunks;
 import :range_allocator;
 import :stream;
+import :stream_identity;
 import :stream_timeline;
 import :stream_uses;
 
@@ -88,10 +93,68 @@ void graph_uses::keep_timeline(stream_timeline& timeline) {
   timeline.retain();
 }
 
-// Lets go of the timelines of dead streams that no block names. Otherwise a program that captures on a new stream each
-// time would keep a timeline for each. The captures in which these streams took part have ended.
+// Lets go of the timelines of dead streams, but for those on which live blocks were allocated. Otherwise a program that
+// captures on a new stream each time would keep a timeline for each. The captures in which these streams took part have
+// ended.
 void graph_uses::drop_dead_timelines() {
   if (std::ranges::none_of(timelines_, &stream_timeline::is_dead)) return;
+  std::vector<block*> used;
+  chunks_.visit([&](chunk const& each) {
+    each.visit([&](block& one) {
+      if (std::ranges::any_of(one.uses, [](stream_use const& use) { return use.timeline->is_dead(); }))
+        used.push_back(&one);
+    });
+  });
+  for (auto* const each : timelines_) {
+    if (each->is_dead()) order_.leave(*each);
+  }
+  for (auto* const each : used) rename_dead(*each);
+  std::erase_if(timelines_, [named = named_timelines()](stream_timeline* each) {
+    if (!each->is_dead() || named.contains(each)) return false;
+    each->release();
+    return true;
+  });
+}
+
+// Gives the uses of dead streams the name for their graph, unless other captures are open. If the graph of a use is not
+// known, no work is known to come after the use: it never ends.
+void graph_uses::rename_dead(block& used) {
+  stream_uses renamed;
+  for (auto const& use : used.uses) {
+    if (!use.timeline->is_dead() || order_.is_recent(use.newest)) {
+      renamed.add(use);
+    } else if (auto* const graph = order_.graph_of(use.newest)) {
+      renamed.add({&name_of_dead(graph), use.newest});
+    } else {
+      renamed.add({&stream_key::host().timeline(), captured_order::no_end});
+    }
+  }
+  ranges_.lists().reserve();
+  bool const listed = used.is_free();
+  if (listed) ranges_.free_ranges().extract(used);
+  used.uses = renamed;
+  if (listed) ranges_.free_ranges().insert(used);
+}
+
+// Returns the name for a graph. Gives it a name that no block uses any more, or a new one. A name is the timeline of no
+// stream.
+stream_timeline& graph_uses::name_of_dead(CUgraph graph) {
+  auto found = std::ranges::find(dead_, graph, &dead_streams::graph);
+  if (found == dead_.end()) {
+    found = std::ranges::find_if(
+        dead_, [named = named_timelines()](dead_streams const& each) { return !named.contains(each.name.get()); });
+  }
+  if (found == dead_.end()) {
+    auto const index = ~static_cast<std::uint32_t>(dead_.size());
+    auto name = std::make_unique<stream_timeline>(stream_kind::foreign, index, 0, -1, CUcontext{}, CUstream{}, nullptr);
+    found = dead_.insert(dead_.end(), {nullptr, std::move(name)});
+  }
+  found->graph = graph;
+  return *found->name;
+}
+
+// Returns the timelines that uses and live blocks name.
+std::set<stream_timeline const*> graph_uses::named_timelines() const {
   std::set<stream_timeline const*> named;
   chunks_.visit([&](chunk const& each) {
     each.visit([&](block const& one) {
@@ -99,13 +162,7 @@ void graph_uses::drop_dead_timelines() {
       for (auto const& use : one.uses) named.insert(use.timeline);
     });
   });
-  std::erase_if(timelines_, [&](stream_timeline* each) {
-    if (!each->is_dead()) return false;
-    order_.leave(*each);
-    if (named.contains(each)) return false;
-    each->release();
-    return true;
-  });
+  return named;
 }
 
 stream_timeline* graph_uses::find_stream(std::uint64_t id) const noexcept {
