@@ -39,6 +39,17 @@ TEST_F(kept_objects, stay_valid_and_their_work_is_complete) {
   EXPECT_EQ(cu().free(reinterpret_cast<CUdeviceptr>(memory)), CUDA_SUCCESS);
 }
 
+TEST_F(kept_objects, work_that_ran_comes_before_work_after_the_reset) {
+  char* const memory = new_memory(1 << 20);
+  simulator::work(new_stream(), {simulator::write(memory, 1 << 20)});
+  simulator::run_until_idle();
+  simulator::reset(keeping());
+  const CUstream other = new_stream();
+  simulator::work(other, {simulator::write(memory, 1 << 20)});
+  EXPECT_EQ(cu().stream_synchronize(other), CUDA_SUCCESS);
+  EXPECT_EQ(cu().free(reinterpret_cast<CUdeviceptr>(memory)), CUDA_SUCCESS);
+}
+
 TEST_F(kept_objects, captures_end) {
   const CUstream stream = new_stream();
   EXPECT_EQ(cu().begin_capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
