@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cstddef>
 #include <numeric>
+#include <stdexcept>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -105,6 +107,28 @@ TEST_F(buffer_devices, managed_and_pinned_memory) {
 }
 TEST_F(buffer_devices, pages_and_managed_memory) {
   check(gpumem::pool_resource{first}, gpumem::managed_resource{second});
+}
+
+// The stream's device may have no access to the memory.
+TEST_F(buffer_devices, fill_runs_on_the_device_of_the_memory) {
+  buffer x{a, gpumem::cuda_resource{first}, size};
+  x.set_stream(b);
+  auto const waits = gpumem::driver_api::driver_calls("cuStreamWaitEvent");
+  x.fill(std::byte{3});
+  EXPECT_EQ(gpumem::driver_api::driver_calls("cuStreamWaitEvent"), waits + 2) << "for b, and by b";
+}
+
+// The driver would let such a stream touch pages to which its device has no access.
+TEST_F(buffer_devices, stream_of_an_unopened_device_is_refused_before_anything_changes) {
+  auto x = buffer::copy_of(a, gpumem::pool_resource{first}, counting(size, 7).data(), size);
+  try {
+    x.set_stream(b);
+    ADD_FAILURE() << "accepted";
+  } catch (std::invalid_argument const& e) {
+    EXPECT_NE(std::string_view{e.what()}.find("open_to()"), std::string_view::npos) << e.what();
+  }
+  EXPECT_EQ(x.stream().get(), a.get());
+  EXPECT_EQ(test::contents(x), counting(size, 7));
 }
 
 // Both memories are of other devices than the stream: the copy runs on a stream of the target's device.

@@ -33,6 +33,33 @@ template <class Resource>
 concept refers = requires(Resource& r) { r.ref(); };
 static_assert(refers<cuda_resource> && refers<counted> && !refers<host_resource> && !refers<host_log>);
 
+// CCCL makes buffers of memory from each resource, with the properties that the resource lists.
+template <class... Resources>
+inline constexpr bool make_buffers = (requires(gpumem::stream_ref on, Resources& from) {
+  cuda::make_buffer<int>(on, from, 5, cuda::no_init);
+  typename Resources::default_queries;
+} && ...);
+using over_pages = decltype(gpumem::pool_resource{gpumem::device{0}});
+using over_cuda = gpumem::pool_resource<cuda_resource>;
+using callbacks = decltype(gpumem::callback_resource{
+    gpumem::device{0}, [](gpumem::stream_ref, std::size_t, std::size_t) -> void* { return nullptr; },
+    [](gpumem::stream_ref, void*, std::size_t, std::size_t) {}});
+static_assert(make_buffers<cuda_resource, gpumem::async_resource, gpumem::async_resource_view, gpumem::managed_resource,
+                           gpumem::async_managed_resource, gpumem::async_managed_resource_view, gpumem::pinned_resource,
+                           gpumem::async_pinned_resource, gpumem::async_pinned_resource_view, gpumem::system_resource,
+                           callbacks>);
+static_assert(make_buffers<over_pages, over_cuda, decltype(gpumem::arena_resource{cuda_resource{}}),
+                           decltype(gpumem::fixed_size_resource{cuda_resource{}, {}}),
+                           decltype(gpumem::binning_resource{cuda_resource{}}),
+                           decltype(gpumem::monotonic_resource{cuda_resource{}}), gpumem::graph_resource<over_cuda>>);
+static_assert(make_buffers<counted, gpumem::logging_adaptor<over_cuda>, gpumem::limiting_adaptor<over_cuda>,
+                           gpumem::failing_adaptor<over_cuda>, gpumem::prefetch_adaptor<over_cuda>,
+                           gpumem::aligned_adaptor<over_cuda>, gpumem::failure_callback_adaptor<over_cuda>,
+                           gpumem::thread_safe_adaptor<over_cuda>, gpumem::tracking_adaptor<over_cuda>,
+                           decltype(gpumem::fallback_adaptor{over_cuda{cuda_resource{}}, gpumem::managed_resource{}}),
+                           decltype(gpumem::scope{over_cuda{cuda_resource{}}})>);
+static_assert(make_buffers<any_pool, pool_ref, gpumem::simulator::checked<over_cuda>>);
+
 /// A user's adaptor that forwards every property of its upstream, including the services.
 class users_adaptor : public mr::forward_property<users_adaptor, counted> {
 public:

@@ -61,7 +61,7 @@ TEST_F(pass_through, environment_turns_it_on_for_all_pools) {
   gpumem::fixed_size_resource fixed{upstream_, {.block_size = 1_MiB}};
   setenv("GPUMEM_PASS_THROUGH", "perhaps", 1);
   EXPECT_THROW((gpumem::pool_resource{upstream_}), std::invalid_argument);
-  setenv("GPUMEM_PASS_THROUGH", "off", 1);
+  setenv("GPUMEM_PASS_THROUGH", "0", 1);
   gpumem::pool_resource plain{upstream_};
   unsetenv("GPUMEM_PASS_THROUGH");
   EXPECT_EQ(upstream_.counters().bytes.value, 0) << "nothing is reserved";
