@@ -225,8 +225,7 @@ public:
     auto const found = find_owned(pointer);
     return found ? std::optional{found->bytes} : std::nullopt;
   }
-  // For the C library: returns the requested bytes of the live block at the address, and the stream for which it was
-  // allocated.
+  // For the C library: returns the requested bytes and the stream of the live block at the address.
   std::optional<owned_block> find_owned(void const* pointer) const noexcept {
     return has_state() && pointer ? state().find_owned(pointer) : std::nullopt;
   }
@@ -234,6 +233,7 @@ public:
   // For the C library: counts bytes of another source toward the limit. add_outside() gives unused memory back to make
   // room for them, and returns false if the limit would be exceeded.
   bool add_outside(std::size_t bytes) { return state_->add_outside(bytes); }
+  // Takes bytes back that add_outside() has counted.
   void remove_outside(std::size_t bytes) { state_->remove_outside(bytes); }
 
   /// Declares that all uses of the block on this stream are enqueued. The block's free need not be ordered after them;

@@ -370,6 +370,7 @@ TEST_F(torch_sharing, DISABLED_shares_beside_a_process_that_accepts_nothing) {
   EXPECT_TRUE(std::filesystem::is_socket(path)) << "the other process lives";
   ::unlink(path.c_str());
   free_block(block);
+  tell_end();
 }
 
 TEST_F(torch_sharing, another_process_that_accepts_nothing_is_left_alone) {
