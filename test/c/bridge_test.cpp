@@ -268,6 +268,37 @@ void stacks_are_made_from_text() {
   REQUIRE(pool.synchronize());
 }
 
+// The last free on each stream leaves no event.
+void release_on_leaves_nothing() {
+  for (std::string const text :
+       {"", "pages=off", "limit=1GiB", "pool(async)", "arena(cuda,arena_size=16MiB)", "shard_per_thread=on",
+        "binning(pool(cuda),min_exponent=16,max_exponent=20)", "pages=off,chunk_size=64MiB"}) {
+    for (bool const by_object : {false, true}) {
+      auto const before = simulated_device_bytes();
+      gpumem_pool* made = nullptr;
+      REQUIRE(gpumem_make_pool(0, text.c_str(), &made) == GPUMEM_GRANTED);
+      void* const streams[] = {new_stream(), new_stream()};
+      for (std::size_t i = 0; i < 400; ++i) {
+        void* block = nullptr;
+        auto const bytes = i * 7919 % (3 * mib) + 1;
+        REQUIRE(gpumem_allocate(made, streams[i % 2], bytes, 256, &block) == GPUMEM_GRANTED);
+        simulated_write(streams[i % 2], block, 1);
+        REQUIRE(gpumem_free_sized(made, streams[i % 2], block, bytes) == GPUMEM_GRANTED);
+      }
+      if (by_object) {
+        auto pool = gpumem::pool::share(made);
+        gpumem_release(made);
+        pool.release_on(static_cast<CUstream_st*>(streams[0]), static_cast<CUstream_st*>(streams[1]));
+      } else {
+        REQUIRE(gpumem_release_on(made, streams, 2) == GPUMEM_GRANTED);
+      }
+      auto const end = std::chrono::steady_clock::now() + std::chrono::seconds{10};
+      while (simulated_device_bytes() != before && std::chrono::steady_clock::now() < end) simulated_run();
+      REQUIRE(simulated_device_bytes() == before);
+    }
+  }
+}
+
 void null_is_one_default_stream_for_all_threads() {
   gpumem::pool pool{0};
   auto* const mine = pool.allocate(nullptr, 100);
@@ -337,6 +368,7 @@ constexpr test_case cases[] = {
     {"requests_wait_for_memory", requests_wait_for_memory},
     {"the_pool_can_be_steered", the_pool_can_be_steered},
     {"stacks_are_made_from_text", stacks_are_made_from_text},
+    {"release_on_leaves_nothing", release_on_leaves_nothing},
     {"null_is_one_default_stream_for_all_threads", null_is_one_default_stream_for_all_threads},
     {"pytorch_and_the_program_share_a_pool", pytorch_and_the_program_share_a_pool},
     {"cccl_takes_the_pool_as_a_resource", cccl_takes_the_pool_as_a_resource},
