@@ -247,15 +247,33 @@ void answer_once(int listening, std::array<std::uint64_t, 3> numbers, std::uint6
   ::close(other);
 }
 
+sockaddr_un address_of(std::string const& path) {
+  sockaddr_un made{AF_UNIX, {}};
+  path.copy(made.sun_path, sizeof made.sun_path - 1);
+  return made;
+}
+
+int listen_at(std::string const& path, int backlog) {
+  auto const address = address_of(path);
+  int const made = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
+  EXPECT_EQ(::bind(made, reinterpret_cast<sockaddr const*>(&address), sizeof address), 0);
+  EXPECT_EQ(::listen(made, backlog), 0);
+  return made;
+}
+
+// Connects to the listening socket at the path. Returns -1 if it accepts no connection now.
+int connect_to(std::string const& path) {
+  auto const address = address_of(path);
+  int const made = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
+  if (::connect(made, reinterpret_cast<sockaddr const*>(&address), sizeof address) == 0) return made;
+  ::close(made);
+  return -1;
+}
+
 TEST_F(torch_sharing, wrong_answers_are_refused) {
   make_current(device);
   auto const path = std::string{std::getenv("XDG_RUNTIME_DIR")} + "/wrong";
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  path.copy(address.sun_path, sizeof address.sun_path - 1);
-  int const listening = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
-  ASSERT_EQ(::bind(listening, reinterpret_cast<sockaddr const*>(&address), sizeof address), 0);
-  ASSERT_EQ(::listen(listening, 1), 0);
+  int const listening = listen_at(path, 1);
   constexpr std::uint64_t right = 0x31'65'67'61'70'6d'70'67;
   struct answer {
     std::array<std::uint64_t, 3> numbers;
@@ -296,17 +314,6 @@ TEST_F(torch_sharing, DISABLED_refuses_an_open_folder) {
 
 TEST_F(torch_sharing, a_folder_that_others_can_enter_is_refused) {
   EXPECT_EQ(run_in_another_process("torch_sharing.DISABLED_refuses_an_open_folder", {}), 0);
-}
-
-// Connects to the listening socket at the path. Returns -1 if it accepts no connection now.
-int connect_to(std::string const& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  path.copy(address.sun_path, sizeof address.sun_path - 1);
-  int const made = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
-  if (::connect(made, reinterpret_cast<sockaddr const*>(&address), sizeof address) == 0) return made;
-  ::close(made);
-  return -1;
 }
 
 std::string path_of(shared_name const& name) {
@@ -358,13 +365,7 @@ TEST_F(torch_sharing, close_waits_for_the_device_and_ends_no_capture) {
 TEST_F(torch_sharing, DISABLED_shares_beside_a_process_that_accepts_nothing) {
   ::alarm(20);
   auto const path = std::string{std::getenv("XDG_RUNTIME_DIR")} + "/gpumem/" + std::to_string(::getpid()) + ".pages";
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  path.copy(address.sun_path, sizeof address.sun_path - 1);
-  int const listening = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
-  ASSERT_EQ(::bind(listening, reinterpret_cast<sockaddr const*>(&address), sizeof address), 0);
-  ASSERT_EQ(::listen(listening, 0), 0);
-  while (connect_to(path) >= 0) {}
+  for (listen_at(path, 0); connect_to(path) >= 0;) {} // until its line is full
   auto* const block = allocate_block(mib, device, make_stream(device));
   EXPECT_NE(path_of(share(block)), path);
   EXPECT_TRUE(std::filesystem::is_socket(path)) << "the other process lives";

@@ -42,6 +42,13 @@ protected:
     run_all_until([&] { return waits.ended().has_value(); });
     EXPECT_EQ(waits.ended(), outcome::granted);
   }
+  // The second of two requests that wait for each other ends, and the first gets the block of the second one's work.
+  void expect_second_ends(request& first, request& second, gpumem::allocation& block) {
+    run_all_until([&] { return second.ended().has_value(); });
+    EXPECT_EQ(second.ended(), outcome::stalled);
+    EXPECT_FALSE(first.ended());
+    expect_granted_after(block, first);
+  }
   // Returns bins for blocks of at most 20 MiB, of at most 64 MiB, and of more.
   template <class Pool> auto two_bins(Pool small, Pool large) {
     gpumem::binning_resource bins{gpumem::cuda_resource{device}};
@@ -59,10 +66,7 @@ protected:
     run_all();
     EXPECT_FALSE(first.ended()) << "the younger work still runs";
     request second{*this, young, b, young_wants};
-    run_all_until([&] { return second.ended().has_value(); });
-    EXPECT_EQ(second.ended(), outcome::stalled);
-    EXPECT_FALSE(first.ended());
-    expect_granted_after(two, first);
+    expect_second_ends(first, second, two);
   }
 };
 
@@ -147,9 +151,7 @@ TEST_F(pool_deadlocks, request_ends_if_one_scope_waits_at_the_limit_and_one_in_t
   auto held = young.acquire(b, 60 * MiB).wait();
   request first{*this, old, a, 40 * MiB}; // has passed the limit
   request second{*this, young, b, 20 * MiB};
-  run_all_until([&] { return second.ended().has_value(); });
-  EXPECT_EQ(second.ended(), outcome::stalled);
-  expect_granted_after(held, first);
+  expect_second_ends(first, second, held);
 }
 
 TEST_F(pool_deadlocks, request_ends_if_scopes_wait_for_each_others_bins) {
@@ -203,10 +205,7 @@ TEST_F(pool_deadlocks, request_ends_if_scopes_hold_both_resources_of_a_fallback)
   auto one = old.acquire(a, 30 * MiB).wait(), two = young.acquire(b, 30 * MiB).wait(); // of the first resource
   auto const rest = old.acquire(a, 60 * MiB).wait();                                   // of the second
   request first{*this, old, a, 20 * MiB}, second{*this, young, b, 20 * MiB};
-  run_all_until([&] { return second.ended().has_value(); });
-  EXPECT_EQ(second.ended(), outcome::stalled);
-  EXPECT_FALSE(first.ended());
-  expect_granted_after(two, first);
+  expect_second_ends(first, second, two);
 }
 
 TEST_F(pool_deadlocks, all_requests_of_preempted_work_end_and_later_deadlocks_are_found) {

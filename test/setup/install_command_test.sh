@@ -24,7 +24,7 @@ expect_said "set_up install" "gpumem is installed in /usr/local."
 expect_preset " [-DCMAKE_INSTALL_PREFIX=/opt/gpu memory]" "/opt/gpu memory"
 expect_preset " [-DCMAKE_INSTALL_PREFIX=$scratch/elsewhere/prefix]" prefix/
 
-# What the closing lines say: the CMake of the system is too old, and the program is the one that a test builds.
+# The closing lines say that the system's CMake is too old, and print the program that a test builds.
 stub cmake '[[ $1 != --version ]] || echo "cmake version 3.25.1"'
 printf '#!/bin/sh\necho "cmake version 3.31.6"\n' >"$scratch/tree/.tools/bin/cmake"
 chmod +x "$scratch/tree/.tools/bin/cmake"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What run.sh says about its builds: wrong command lines, dry runs, progress, failures, and the number of jobs.
+# Tests the messages of run.sh: wrong command lines, dry runs, progress, failures, and the number of jobs.
 # SPDX-License-Identifier: Apache-2.0
 # usage: run_command_test.sh SOURCE_FOLDER SCRATCH_FOLDER
 set -euo pipefail
@@ -83,7 +83,7 @@ expect_status 1
 expect_said "no permission" "installing 962" "cmake --install build/release --prefix /opt/gpumem"
 grep -q "installing 961$" "$scratch/output" && echo "more than 40 lines are shown" && exit 1
 
-# What configuring says on standard error is shown, its other output is in the log.
+# run.sh shows the errors of configuring; the log has the other output.
 stub cmake 'echo "-- Detecting"; echo "CMake Error: no" >&2; exit 1'
 run_sh demo
 expect_status 1
