@@ -5,9 +5,9 @@ SPDX-License-Identifier: Apache-2.0
 usage: one_interface.py LIST FOLDER
 
 Each line of LIST names a file to write and, after a colon and a blank, the source files that it is made of, separated
-by blanks. A name that ends in .cppm is the interface: its partitions appear after those that they import, otherwise in
-the order of the primary interface. All other names are units. #line directives name the sources, by their paths in the
-project. A file whose text is unchanged keeps its time.
+by blanks. Relative paths begin at the project's folder. A name that ends in .cppm is the interface: its partitions
+appear after those that they import, otherwise in the order of the primary interface. All other names are units. #line
+directives name the sources, by their paths in the project. A file whose text is unchanged keeps its time.
 
 An importer of one interface reads a tenth of what an importer of 200 partitions reads."""
 import re
@@ -125,7 +125,7 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     for line in Path(sys.argv[1]).read_text(encoding="utf-8").splitlines():
         name, files = line.split(": ", 1)
-        write(folder / name, [Source(Path(file)) for file in files.split()])
+        write(folder / name, [Source(ROOT / file) for file in files.split()])
 
 
 main()
