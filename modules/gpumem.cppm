@@ -80,6 +80,7 @@ export import :async_managed_resource;
 export import :async_pinned_resource;
 export import :page_table;
 export import :virtual_pages_options;
+export import :page_store;
 export import :page_mapper;
 export import :virtual_pages;
 

@@ -180,6 +180,9 @@ export inline constexpr std::size_t own_work_fraction = 2;
 /// mapped beside that end, so after its free the block joins them in one range.
 /// Utilization: half -.105 to +.013, double -.018 to +.012.
 export inline constexpr std::size_t high_block_fraction = 16;
+/// A shard gets a further address range once its newest one has fewer addresses than this many times the shard's bytes.
+/// Utilization: no change.
+export inline constexpr std::size_t addresses_per_byte = 64;
 /// A segment is a run of addresses in which the memory of one stream grows. Segments start at multiples of this part of
 /// the reserved addresses.
 /// Utilization: no change.

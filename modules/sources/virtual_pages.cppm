@@ -3,12 +3,14 @@
 module;
 #include <cuda.h>
 #include <map>
+#include <memory>
 #include <span>
 export module gpumem:virtual_pages;
 import :cuda;
 import :device;
 import :error;
 import :page_mapper;
+import :page_store;
 import :page_table;
 import :std;
 import :virtual_pages_options;
@@ -52,6 +54,14 @@ export inline constexpr std::size_t largest_page = std::size_t{32} << 20;
 } // namespace detail
 
 namespace extend {
+export class virtual_pages;
+
+/// Pages that are to be moved, and the object that maps them.
+export struct page_origin {
+  virtual_pages* from = nullptr;
+  page_extent where;
+};
+
 /// Virtual memory of one device, as a page source. Its addresses are reserved at construction and cost no memory. On an
 /// H200 it took about 27 µs to create a page, 33 µs to move one and 21 µs to release one, whatever its size. So the
 /// page size grows with the mapped bytes (see next_page_size()) unless the caller names one.
@@ -71,6 +81,9 @@ public:
   /// Throws std::invalid_argument if a peer cannot access the device, or if the address space is too large. Throws
   /// cuda_error: CUDA_ERROR_NOT_SUPPORTED if the device lacks virtual memory or a feature that an option needs.
   explicit virtual_pages(gpumem::device where = gpumem::device{0}, virtual_pages_options options = {});
+  /// Maps pages of a store that other objects map too; it reserves `most` bytes of addresses, or, if the driver refuses
+  /// that, half of them, and so on down to `least`. Throws std::invalid_argument and cuda_error.
+  virtual_pages(std::shared_ptr<detail::page_store> pages, std::size_t most, std::size_t least);
   virtual_pages(virtual_pages const&) = delete;
   virtual_pages& operator=(virtual_pages const&) = delete;
   /// Releases all memory, pinned pages too; no work may use it any more.
@@ -80,18 +93,18 @@ public:
   static bool supported(gpumem::device where) noexcept;
 
   /// Returns the device.
-  gpumem::device where() const noexcept { return mapper_.where(); }
+  gpumem::device where() const noexcept { return store().where(); }
   /// Returns the first reserved address.
   void* base() const noexcept { return reinterpret_cast<void*>(mapper_.base()); }
   /// Returns the reserved addresses, in bytes.
   std::size_t address_space() const noexcept { return mapper_.address_space(); }
   /// Offsets and page sizes are multiples of this; bytes.
-  std::size_t granularity() const noexcept { return mapper_.granularity(); }
+  std::size_t granularity() const noexcept { return store().granularity(); }
   /// Returns the bytes, rounded up to a multiple of the granularity.
-  std::size_t round_up(std::size_t bytes) const noexcept { return mapper_.round_up(bytes); }
+  std::size_t round_up(std::size_t bytes) const noexcept { return store().round_up(bytes); }
 
-  /// Returns the physical memory held, in bytes; a page that is mapped twice counts once.
-  std::size_t mapped_bytes() const noexcept { return mapper_.held_bytes(); }
+  /// Returns the physical memory of all mapped pages of the store, in bytes; a page that is mapped twice counts once.
+  std::size_t mapped_bytes() const noexcept { return store().held_bytes() - store().kept_bytes(); }
   /// Returns the offset after the last mapped page.
   std::size_t mapped_end() const noexcept { return table_.mapped_end(); }
   /// Returns the number of mapped pages; each alias counts as one.
@@ -113,19 +126,20 @@ public:
   /// all or nothing.
   expected<page_extent, failure> map(std::size_t offset, std::size_t bytes, std::size_t page = 0) noexcept;
 
-  /// Unmaps a run of whole pages and releases their memory, unless it is also mapped at another offset. Returns false,
-  /// and does nothing, if the run does not consist of whole pages or one of them is pinned. Pages that the driver
-  /// refuses to unmap or release still count as mapped; the next call tries them again. Allocates no host memory.
-  bool unmap(std::size_t offset, std::size_t bytes) noexcept;
+  /// Unmaps a run of whole pages. Releases the memory of pages that are mapped nowhere else, or, with `keep`, leaves it
+  /// in the store for the next map(). Returns false, and does nothing, if the run does not consist of whole pages or
+  /// one of them is pinned. Pages that the driver refuses to unmap or release still count as mapped; the next call
+  /// tries them again. Allocates no host memory.
+  bool unmap(std::size_t offset, std::size_t bytes, bool keep = false) noexcept;
 
   /// Maps the page that starts at the offset `offset` a second time, at the offset `to`: both addresses show the same
   /// bytes.
   expected<page_extent, failure> alias(std::size_t offset, std::size_t to) noexcept;
 
   /// Moves the memory of runs of whole pages to adjacent addresses from `to` on, in the order of the runs; all or
-  /// nothing. The runs may not overlap, and no page may be pinned. The host must have seen all work on their old
-  /// addresses complete.
-  expected<page_extent, failure> move(std::span<page_extent const> runs, std::size_t to) noexcept;
+  /// nothing. The runs may lie in other objects over the same store. They may not overlap, and no page may be pinned.
+  /// The host must have seen all work on their old addresses complete.
+  expected<page_extent, failure> move(std::span<page_origin const> runs, std::size_t to) noexcept;
   /// Moves the page that starts at `offset` to the offset `to`, as the function above moves runs.
   expected<page_extent, failure> move(std::size_t offset, std::size_t to) noexcept;
 
@@ -148,12 +162,14 @@ public:
   }
 
 private:
+  virtual_pages(std::size_t space, std::shared_ptr<detail::page_store> pages);
+  inline detail::page_store& store() const noexcept { return mapper_.store(); }
   std::size_t offset_of(void const* address) const noexcept;
   // Returns granted if pages can be mapped at the run, otherwise the reason.
   outcome refusal(page_extent run) const noexcept;
   // Maps the pages, and adds them to the table; all or nothing.
   expected<page_extent, failure> install(detail::page_map made, page_extent run, std::size_t requested) noexcept;
-  void unmap_all(detail::page_map leaving) noexcept;
+  void unmap_all(detail::page_map leaving, bool keep) noexcept;
   // Tries again to unmap and release the pages that the driver has refused before.
   void retry_unreleased() noexcept;
 

@@ -7,6 +7,7 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <new>
 #include <optional>
 #include <span>
@@ -18,6 +19,7 @@ import :device;
 import :driver;
 import :error;
 import :page_mapper;
+import :page_store;
 import :page_table;
 import :source_state;
 import :virtual_pages_options;
@@ -34,13 +36,20 @@ unexpected<failure> refused(outcome what, std::size_t bytes, CUresult code = CUD
 
 } // namespace
 
-virtual_pages::virtual_pages(class device where, virtual_pages_options options) : mapper_{where, std::move(options)} {}
+virtual_pages::virtual_pages(class device where, virtual_pages_options options)
+    : virtual_pages{options.address_space, std::make_shared<detail::page_store>(where, options)} {}
+
+virtual_pages::virtual_pages(std::size_t space, std::shared_ptr<detail::page_store> pages)
+    : virtual_pages{pages, space ? space : pages->most_addresses(), space ? space : pages->most_addresses() / 8} {}
+
+virtual_pages::virtual_pages(std::shared_ptr<detail::page_store> pages, std::size_t most, std::size_t least)
+    : mapper_{std::move(pages), most, least} {}
 
 virtual_pages::~virtual_pages() {
-  if (mapper_.is_gone()) return;
+  if (store().is_gone()) return;
   auto const& pages = table_.pages();
   for (auto const& [offset, page] : pages) mapper_.announce_unmapping({offset, page.of->bytes});
-  unmap_all(table_.take({pages.begin(), pages.end()}));
+  unmap_all(table_.take({pages.begin(), pages.end()}), false);
   retry_unreleased();
   if (table_.is_unmapped({0, address_space()})) mapper_.release_addresses();
 }
@@ -69,7 +78,7 @@ std::optional<std::size_t> virtual_pages::find_extent(std::size_t bytes) const n
 CUresult virtual_pages::open_to(gpumem::device peer) noexcept { return mapper_.open_to(peer, table_.pages()); }
 
 outcome virtual_pages::refusal(page_extent run) const noexcept {
-  if (mapper_.is_gone()) return outcome::device_lost;
+  if (store().is_gone()) return outcome::device_lost;
   if (run.bytes == 0 || run.offset % granularity() != 0) return outcome::invalid_argument;
   if (run.offset > address_space() || run.bytes > address_space() - run.offset) return outcome::too_large;
   return table_.is_unmapped(run) ? outcome::granted : outcome::invalid_argument;
@@ -82,16 +91,17 @@ expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_
   auto const why = page % granularity() != 0 ? outcome::invalid_argument : refusal(run);
   if (why != outcome::granted) return refused(why, bytes, where().lost_error());
   try {
-    auto pages = detail::plan_pages(run, page != 0 ? page : next_page_size());
+    auto const size = page != 0 ? page : next_page_size();
     // If the device had no memory at the last attempt, first try all bytes as one page: a refusal then costs one call,
     // while creating and undoing single pages would cost many.
-    if (mapper_.is_full() && pages.size() > 1) {
+    if (store().is_full() && store().kept_bytes() == 0 && run.bytes > size) {
       auto whole = detail::plan_pages(run, run.bytes);
-      bool const has_memory = mapper_.has_memory(whole);
-      table_.keep_unreleased(whole);
+      auto& page = *whole.begin()->second.of;
+      bool const has_memory = store().has_memory(page);
+      if (page.held) table_.keep_unreleased(whole); // the driver has refused to release it
       if (!has_memory) return unexpected<failure>{detail::refusal_of(CUDA_ERROR_OUT_OF_MEMORY, bytes)};
     }
-    return install(std::move(pages), run, bytes);
+    return install(store().plan(run, size), run, bytes);
   } catch (std::bad_alloc const&) { return refused(outcome::exhausted, bytes); }
 }
 
@@ -111,13 +121,13 @@ expected<page_extent, failure> virtual_pages::alias(std::size_t offset, std::siz
   } catch (std::bad_alloc const&) { return refused(outcome::exhausted, run.bytes); }
 }
 
-expected<page_extent, failure> virtual_pages::move(std::span<page_extent const> runs, std::size_t to) noexcept {
+expected<page_extent, failure> virtual_pages::move(std::span<page_origin const> runs, std::size_t to) noexcept {
   retry_unreleased();
   page_extent there{to, 0};
   detail::page_map made;
   try {
-    for (auto const& run : runs) {
-      auto const leaving = table_.pages_of(run);
+    for (auto const& [from, run] : runs) {
+      auto const leaving = from->table_.pages_of(run);
       if (leaving.empty()) return refused(outcome::invalid_argument, run.bytes);
       if (detail::any_pinned(leaving)) return refused(outcome::invalid_argument, run.bytes, CUDA_ERROR_NOT_PERMITTED);
       for (auto const& [offset, page] : leaving) {
@@ -130,14 +140,14 @@ expected<page_extent, failure> virtual_pages::move(std::span<page_extent const> 
   if (why != outcome::granted) return refused(why, there.bytes, where().lost_error());
   auto const moved = install(std::move(made), there, there.bytes);
   if (!moved) return moved;
-  for (auto const& run : runs) unmap(run.offset, run.bytes);
+  for (auto const& [from, run] : runs) from->unmap(run.offset, run.bytes);
   return moved;
 }
 
 expected<page_extent, failure> virtual_pages::move(std::size_t offset, std::size_t to) noexcept {
   auto const found = table_.pages().find(offset);
-  page_extent const run{offset, found == table_.pages().end() ? 0 : found->second.of->bytes};
-  return move({&run, 1}, to);
+  page_origin const one{this, {offset, found == table_.pages().end() ? 0 : found->second.of->bytes}};
+  return move({&one, 1}, to);
 }
 
 expected<page_extent, failure> virtual_pages::install(detail::page_map made, page_extent run,
@@ -150,17 +160,17 @@ expected<page_extent, failure> virtual_pages::install(detail::page_map made, pag
   return run;
 }
 
-bool virtual_pages::unmap(std::size_t offset, std::size_t bytes) noexcept {
+bool virtual_pages::unmap(std::size_t offset, std::size_t bytes, bool keep) noexcept {
   retry_unreleased();
   auto const going = table_.pages_of({offset, bytes});
   if (going.empty() || detail::any_pinned(going)) return false;
   mapper_.announce_unmapping({offset, bytes});
-  unmap_all(table_.take(going));
+  unmap_all(table_.take(going), keep);
   return true;
 }
 
-void virtual_pages::unmap_all(detail::page_map leaving) noexcept {
-  mapper_.unmap(leaving);
+void virtual_pages::unmap_all(detail::page_map leaving, bool keep) noexcept {
+  mapper_.unmap(leaving, keep);
   table_.keep_unreleased(leaving);
 }
 
@@ -191,7 +201,7 @@ expected<exported_page, failure> virtual_pages::export_page(void const* address)
   auto const found = table_.find_containing(offset_of(address));
   if (found == table_.pages().end()) return refused(outcome::invalid_argument, 0);
   auto& page = *found->second.of;
-  auto const file = mapper_.export_page(page);
+  auto const file = store().export_page(page);
   if (!file) return unexpected<failure>{file.error()};
   ++page.pins;
   return exported_page{*file, reinterpret_cast<void*>(mapper_.base() + found->first), page.bytes};

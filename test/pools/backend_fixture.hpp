@@ -53,6 +53,8 @@ protected:
 
   auto grow(allocation_request const& request, bool exact = true) {
     all_shards_lock const held{parts->shards};
+    bool const reserves = request.shard->addresses.empty() && parts->backend.paged();
+    if (reserves) EXPECT_TRUE(parts->backend.grow(request, exact).must_retry());
     return parts->backend.grow(request, exact);
   }
   auto grow_to(std::size_t bytes) {

@@ -29,23 +29,27 @@ class growth_policy_test : public gpumem_test::simulated_test {
 protected:
   growth_policy_test() { reserve_addresses(256 * MiB); }
   void reserve_addresses(std::size_t bytes) {
-    using gpumem::extend::virtual_pages;
-    shard.pages = std::make_unique<virtual_pages>(device, gpumem::virtual_pages_options{.address_space = bytes});
+    auto pages = std::make_shared<gpumem::detail::page_store>(device, gpumem::virtual_pages_options{});
+    shard.addresses.clear();
+    shard.addresses.push_back(std::make_unique<gpumem::detail::address_range>(shard, std::move(pages), bytes, bytes));
   }
   static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
-  std::size_t end() const { return shard.paged ? shard.paged->bytes : 0; }
+  gpumem::detail::address_range& in() const { return *shard.addresses.back(); }
+  std::size_t end() const { return in().mapped ? in().mapped->bytes : 0; }
 
   // Adds memory with these uses at the end: one page, whatever its size.
   block& add_free(std::size_t bytes, stream_uses const& uses = {}) {
-    EXPECT_TRUE(shard.pages->map(end(), bytes, bytes));
+    EXPECT_TRUE(in().pages.map(end(), bytes, bytes));
     shard.reserved += bytes;
-    if (shard.paged) {
+    auto*& mapped = in().mapped;
+    if (mapped) {
       chunks.add_reserved(bytes);
-      return shard.ranges.extend(*shard.paged, bytes, uses);
+      return shard.ranges.extend(*mapped, bytes, uses);
     }
-    shard.paged = &chunks.add(shard.pages->base(), bytes);
-    shard.paged->shard = &shard;
-    return shard.ranges.add(*shard.paged, uses);
+    mapped = &chunks.add(in().pages.base(), bytes);
+    mapped->shard = &shard;
+    mapped->addresses = &in();
+    return shard.ranges.add(*mapped, uses);
   }
   block& add_free(std::size_t bytes, gpumem::stream const& used_on) {
     return add_free(bytes, stream_uses{stream_use{&of(used_on), of(used_on).current_epoch()}});
@@ -56,7 +60,7 @@ protected:
     return live;
   }
   void add_hole(std::size_t bytes) {
-    auto& made = shard.ranges.extend(*shard.paged, bytes, {});
+    auto& made = shard.ranges.extend(*in().mapped, bytes, {});
     shard.ranges.make_hole(made, made.end() - bytes, bytes);
   }
   void add_shard() {
@@ -76,7 +80,7 @@ protected:
   }
   // Returns the offset at which the plan maps its bytes.
   std::size_t place_of(gpumem::detail::growth_plan const& made) const {
-    return made.hole ? made.offset(made.bytes) : shard.pages->mapped_end();
+    return made.hole ? made.offset(made.bytes) : in().pages.mapped_end();
   }
 
   gpumem::device device = gpumem::device::current();
@@ -95,8 +99,8 @@ TEST_F(growth_policy_test, first_growth_is_at_the_start_in_whole_pages) {
   EXPECT_FALSE(first->hole);
   EXPECT_EQ(first->bytes, 2 * smallest_page);
   EXPECT_EQ(first->beside, 0u);
-  shard.pages.reset();
-  EXPECT_EQ(plan(key_a, granule, false)->bytes, smallest_page) << "before there are addresses";
+  shard.addresses.clear();
+  EXPECT_FALSE(plan(key_a, granule, false)) << "before there are addresses";
 }
 
 TEST_F(growth_policy_test, only_the_missing_bytes_are_mapped_after_a_usable_range) {
@@ -113,7 +117,7 @@ TEST_F(growth_policy_test, only_the_missing_bytes_are_mapped_after_a_usable_rang
 
 TEST_F(growth_policy_test, range_counts_only_if_it_ends_where_the_mapped_addresses_end) {
   add_free(4 * MiB, a);
-  ASSERT_TRUE(shard.pages->map(8 * MiB, 2 * MiB)); // pages that the driver did not unmap
+  ASSERT_TRUE(in().pages.map(8 * MiB, 2 * MiB)); // pages that the driver did not unmap
   auto const made = plan(key_a, 10 * MiB, true);
   EXPECT_EQ(made->bytes, 10 * MiB);
   EXPECT_EQ(made->beside, 0u);
@@ -135,7 +139,7 @@ TEST_F(growth_policy_test, range_is_usable_if_no_other_stream_uses_it) {
 TEST_F(growth_policy_test, growth_with_memory_to_spare_uses_pages_of_the_usual_size) {
   reserve_addresses(GiB);
   add_live(2 * smallest_page * tuning::page_fraction, a);
-  auto const usual = policy.usual_page(*shard.pages);
+  auto const usual = policy.usual_page(shard.reserved);
   ASSERT_EQ(usual, 2 * smallest_page);
   auto const spare = plan(key_a, granule, false);
   EXPECT_EQ(spare->bytes, usual);
@@ -165,7 +169,7 @@ TEST_F(growth_policy_test, alignment_is_paid_for_where_the_addresses_are_not_ali
   add_live(2 * MiB, b);
   EXPECT_EQ(plan(key_a, 4 * MiB, true, 2 * MiB)->bytes, 4 * MiB);
   EXPECT_EQ(plan(key_a, 4 * MiB, true)->bytes, 4 * MiB);
-  auto const address = reinterpret_cast<std::uintptr_t>(shard.pages->base()) + end();
+  auto const address = reinterpret_cast<std::uintptr_t>(in().pages.base()) + end();
   auto const skipped = (0 - address) & (8 * MiB - 1);
   EXPECT_EQ(plan(key_a, 4 * MiB, true, 8 * MiB)->bytes, 4 * MiB + skipped);
 }
@@ -248,7 +252,7 @@ TEST_F(growth_policy_test, among_equal_places_the_stream_grows_in_its_own_segmen
 }
 
 TEST_F(growth_policy_test, second_stream_gets_a_segment_of_its_own) {
-  auto const step = shard.pages->address_space() / tuning::segment_fraction;
+  auto const step = in().pages.address_space() / tuning::segment_fraction;
   add_free(2 * MiB, a);
   add_live(step, a);
   EXPECT_FALSE(plan(key_b, 2 * MiB, false)->hole) << "no other stream has free memory yet";
@@ -256,7 +260,7 @@ TEST_F(growth_policy_test, second_stream_gets_a_segment_of_its_own) {
   add_live(2 * MiB, a);
   auto const made = plan(key_b, 2 * MiB, false);
   ASSERT_TRUE(made && made->hole);
-  EXPECT_EQ(*made->hole, (page_extent{3 * step, shard.pages->address_space() - 3 * step}));
+  EXPECT_EQ(*made->hole, (page_extent{3 * step, in().pages.address_space() - 3 * step}));
   EXPECT_EQ(made->bytes, 2 * MiB);
   EXPECT_EQ(place_of(*made), 3 * step);
   EXPECT_FALSE(plan(key_b, 2 * MiB, true)->hole) << "not for an exact growth";
@@ -265,7 +269,7 @@ TEST_F(growth_policy_test, second_stream_gets_a_segment_of_its_own) {
 }
 
 TEST_F(growth_policy_test, segments_begin_in_the_lower_half_of_the_addresses) {
-  auto const space = shard.pages->address_space(), step = space / tuning::segment_fraction;
+  auto const space = in().pages.address_space(), step = space / tuning::segment_fraction;
   add_free(2 * MiB, a);
   add_live(2 * MiB, a);
   add_free(2 * MiB, b);
@@ -294,19 +298,18 @@ TEST_F(growth_policy_test, nothing_is_planned_where_the_addresses_end) {
 }
 
 TEST_F(growth_policy_test, pages_grow_with_the_mapped_bytes_within_bounds) {
-  auto const& pages = *shard.pages;
-  EXPECT_EQ(policy.usual_page(pages), smallest_page);
+  EXPECT_EQ(policy.usual_page(shard.reserved), smallest_page);
   reserve_addresses(16 * GiB);
   add_live(4 * smallest_page * tuning::page_fraction, a);
-  EXPECT_EQ(policy.usual_page(*shard.pages), 4 * smallest_page);
-  EXPECT_EQ(policy.min_moved_page(*shard.pages), smallest_page * tuning::min_moved_quarters);
+  EXPECT_EQ(policy.usual_page(shard.reserved), 4 * smallest_page);
+  EXPECT_EQ(policy.min_moved_page(shard.reserved), smallest_page * tuning::min_moved_quarters);
   add_live(largest_page * tuning::page_fraction, a);
-  EXPECT_EQ(policy.usual_page(*shard.pages), largest_page);
+  EXPECT_EQ(policy.usual_page(shard.reserved), largest_page);
 }
 
 TEST_F(growth_policy_test, growth_has_larger_pages_rather_than_more_than_its_bound) {
   auto const size = [&](std::size_t bytes, std::size_t max_pages) {
-    return policy.page_size(*shard.pages, bytes, max_pages);
+    return policy.page_size(shard.reserved, bytes, max_pages);
   };
   EXPECT_EQ(size(24 * MiB, SIZE_MAX), smallest_page);
   EXPECT_EQ(size(24 * MiB, 4), 6 * MiB);
@@ -317,7 +320,7 @@ TEST_F(growth_policy_test, growth_has_larger_pages_rather_than_more_than_its_bou
 }
 
 TEST_F(growth_policy_test, pages_under_a_limit_are_a_part_of_it_and_never_larger_than_without) {
-  auto const size = [&](std::size_t bytes) { return policy.page_size(*shard.pages, bytes, 1); };
+  auto const size = [&](std::size_t bytes) { return policy.page_size(shard.reserved, bytes, 1); };
   chunks.set_limit(GiB);
   EXPECT_EQ(size(200 * MiB), smallest_page) << "whatever the number of pages";
   chunks.set_limit(2 * smallest_page * tuning::limit_page_fraction);

@@ -79,7 +79,11 @@ TEST_F(virtual_pages_move, several_ranges_move_side_by_side_or_not_at_all) {
   fill(stream, at(pages, 2 * mib), 7, 2 * mib);
   fill(stream, at(pages, 8 * mib), 8, 4 * mib);
   stream.synchronize();
-  auto const move = [&](std::vector<page_extent> const& runs) { return pages.move(runs, 32 * mib); };
+  auto const move = [&](std::vector<page_extent> const& runs) {
+    std::vector<gpumem::extend::page_origin> origins;
+    for (auto const& run : runs) origins.push_back({&pages, run});
+    return pages.move(origins, 32 * mib);
+  };
   EXPECT_EQ(why_not(move({})), outcome::invalid_argument);
   EXPECT_EQ(why_not(move({{2 * mib, 2 * mib}, {7 * mib, 4 * mib}})), outcome::invalid_argument)
       << "no page begins there";

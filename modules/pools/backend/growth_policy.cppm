@@ -19,6 +19,7 @@ namespace gpumem::detail {
 
 /// A plan for a growth: how many bytes to map, and where.
 export struct growth_plan {
+  address_range* in;
   std::optional<page_extent> hole; ///< unmapped addresses in which to map; none: after all mapped addresses
   std::size_t bytes;
   std::size_t least;         ///< bytes that are enough for the request; mapped if the device has less than `bytes`
@@ -41,17 +42,22 @@ export struct growth_plan {
 export class growth_policy {
 public:
   /// Keeps references to all arguments.
-  growth_policy(chunk_list const& chunks, shard_list const& shards, reuse_rules const& rules) noexcept
-      : chunks_{chunks}, shards_{shards}, rules_{rules} {}
+  growth_policy(chunk_list const& chunks, shard_list const& shards, reuse_rules const& rules,
+                std::size_t unit = smallest_page) noexcept
+      : chunks_{chunks}, shards_{shards}, rules_{rules}, unit_{unit} {}
 
   /// Returns whether `range` is free, and no stream other than that of `key` still uses it. Returns false if `range` is
   /// null.
   bool usable(block const* range, stream_key const& key) const;
-  /// Returns how much to map for a request, and where; nullopt if neither a hole nor the addresses after all mapped
-  /// ones are large enough. Prefers the place where the fewest bytes must be mapped, and among equal places one in the
-  /// stream's segment. Unless `exact`, adds memory for later requests.
+  /// Returns how much to map for a request, and where; nullopt if no address range of the shard has enough adjacent
+  /// unmapped addresses. Prefers the place where the fewest bytes must be mapped. Among equal places prefers those of
+  /// the newest address range, and there one in the stream's segment. Unless `exact`, adds memory for later requests.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<growth_plan>
   plan(allocation_request const& request, pool_shard const& in, bool exact) const;
+  /// Returns whether the shard has so few addresses for its memory that it is to get a larger address range: holes and
+  /// segments need many more addresses than memory. `most`: the most addresses of a range.
+  [[clang::requires_capability(one_shard)]] static bool is_short_of_addresses(pool_shard const& in,
+                                                                              std::size_t most) noexcept;
   /// Returns whether to split a block of these bytes off the upper end of its range. Large blocks go there, because the
   /// next pages are mapped above them: once the block is freed, its memory and the pages form one range. If the pool
   /// has a limit, blocks go to the lower end. There they leave fewer pages partly in use; at the upper end, some
@@ -60,39 +66,39 @@ public:
   place_high(std::size_t bytes, pool_shard const& in) const noexcept {
     return !chunks_.limit() && bytes >= in.reserved / tuning::high_block_fraction;
   }
-  /// Returns the size of the smallest page that is worth moving. In place of smaller pages the pool makes new, larger
-  /// ones.
-  std::size_t min_moved_page(virtual_pages const& of) const noexcept {
-    return usual_page(of) / 4 * tuning::min_moved_quarters;
+  /// Returns the size of the smallest page that is worth moving to a shard of `reserved` bytes. In place of smaller
+  /// pages the pool makes new, larger ones.
+  std::size_t min_moved_page(std::size_t reserved) const noexcept {
+    return usual_page(reserved) / 4 * tuning::min_moved_quarters;
   }
-  /// Returns the unit in which the shard's memory grows: the smallest page. Before the shard has addresses, this is the
-  /// smallest page of all known devices.
-  static std::size_t unit_of(pool_shard const& in) noexcept;
-  /// Returns how many bytes lie between an offset in the shard's addresses and the next aligned address. Before the
-  /// shard has addresses, they count as aligned to the smallest page.
-  static std::size_t slack(std::size_t alignment, pool_shard const& in, std::size_t offset) noexcept;
-  /// Returns the size of the pages for a growth by `bytes`. Each page costs the same time, whatever its size. So
-  /// without a limit there are at most `max_pages` pages, unless each would have to be larger than 32 MiB.
-  std::size_t page_size(virtual_pages const& of, std::size_t bytes, std::size_t max_pages) const noexcept;
-  /// Returns the page size for a small growth. This size follows from the mapped bytes, or from the limit if there is
+  /// Returns the size of the pages for a growth by `bytes` of a shard that has `reserved` bytes. Each page costs the
+  /// same time, whatever its size. So without a limit there are at most `max_pages` pages, unless each would have to be
+  /// larger than 32 MiB.
+  std::size_t page_size(std::size_t reserved, std::size_t bytes, std::size_t max_pages) const noexcept;
+  /// Returns the page size for a small growth. This size follows from the shard's bytes, or from the limit if there is
   /// one.
-  std::size_t usual_page(virtual_pages const& of) const noexcept { return page_size(of, 0, 1); }
+  std::size_t usual_page(std::size_t reserved) const noexcept { return page_size(reserved, 0, 1); }
+  /// Returns the unit in which the pool's memory grows: the smallest page.
+  inline std::size_t unit() const noexcept { return unit_; }
 
 private:
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<growth_plan>
+  plan_in(allocation_request const& request, address_range& in, bool exact) const;
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] block*
-  usable_end(allocation_request const& request, pool_shard const& in) const;
+  usable_end(allocation_request const& request, address_range const& in) const;
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::size_t
-  shortfall(allocation_request const& request, pool_shard const& in, block const* end, std::size_t offset,
+  shortfall(allocation_request const& request, address_range const& in, block const* end, std::size_t offset,
             bool exact) const;
   struct candidate;
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<candidate>
-  best_hole(allocation_request const& request, pool_shard const& in, bool exact) const;
+  best_hole(allocation_request const& request, address_range& in, bool exact) const;
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<page_extent>
-  new_segment(allocation_request const& request, pool_shard const& in) const;
+  new_segment(allocation_request const& request, address_range const& in) const;
 
   chunk_list const& chunks_;
   shard_list const& shards_;
   reuse_rules const& rules_;
+  std::size_t const unit_;
 };
 
 } // namespace gpumem::detail

@@ -13,9 +13,9 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-/// Adjacent idle pages, and their offset in the addresses of their shard, which is a part of the pool.
+/// Adjacent idle pages, and their offset in the address range that holds them.
 export struct page_run {
-  pool_shard* shard;
+  address_range* in;
   block* last; ///< the free block in which the pages end; they may begin in blocks below it
   page_extent where;
   std::size_t pages = 1;
@@ -27,9 +27,9 @@ export struct page_query {
   std::size_t wanted;
   std::size_t least = 0; ///< if fewer bytes are found, the result is empty
   std::size_t max_bytes = SIZE_MAX;
-  std::uintptr_t excluded = 0; ///< an address in a block whose pages stay; 0: none
-  pool_shard* in = nullptr;    ///< only pages of this shard; null: of all shards
-  std::size_t smallest = 0;    ///< bytes of the smallest page to find
+  std::uintptr_t excluded = 0;         ///< an address in a block whose pages stay; 0: none
+  pool_shard const* nearest = nullptr; ///< pages of this shard go first
+  std::size_t smallest = 0;            ///< bytes of the smallest page to find
   std::size_t max_pages = SIZE_MAX;
   /// Memory that only this stream still uses counts as idle too. The caller must not detach pages of such a result.
   /// Null: no stream.
@@ -55,12 +55,12 @@ public:
 private:
   // Adjacent free blocks whose uses are complete.
   struct idle_run {
-    pool_shard* in;
+    address_range* in;
     block* last; // the highest of these blocks
     std::uintptr_t begin, end;
     inline std::size_t bytes() const noexcept { return end - begin; }
   };
-  [[clang::requires_capability(one_shard, all_shards)]] void coalesce_complete(pool_shard& in);
+  [[clang::requires_capability(one_shard, all_shards)]] void coalesce_complete(address_range& in);
   [[clang::requires_capability(one_shard, all_shards)]] std::vector<idle_run> find_runs(page_query const& query);
 
   backend_parts& parts_;

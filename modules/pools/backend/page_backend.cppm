@@ -21,8 +21,8 @@ namespace gpumem::detail {
 
 /// Maps new pages or moves idle ones, and unmaps idle pages. An idle page has no live block, and all its uses are
 /// complete. The pages go after the mapped addresses of a shard, or into holes between them. A shard is a part of the
-/// pool with a lock and addresses of its own. For all other facts about the functions see pool_backend, which calls
-/// them.
+/// pool with a lock and addresses of its own; pages move from one shard to another. For all other facts about the
+/// functions see pool_backend, which calls them.
 export class page_backend {
 public:
   explicit page_backend(backend_parts& parts) noexcept;
@@ -49,17 +49,18 @@ private:
                                                                                allocation_request const& request) const;
   [[clang::requires_capability(one_shard, all_shards)]] placement move(allocation_request const& request,
                                                                        bool at_limit);
-  [[clang::requires_capability(one_shard, all_shards)]] bool may_move(allocation_request const& request) const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] bool may_move() const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] bool wants_addresses(pool_shard const& in) const;
+  [[clang::requires_capability(one_shard, all_shards)]] std::optional<failure> add_addresses(pool_shard& into,
+                                                                                             std::size_t least);
   [[clang::requires_capability(one_shard, all_shards)]] bool wait_for_own_work(allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t pages_in_use_by(stream_timeline const& stream,
                                                                                     allocation_request const& request);
+  [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure> map(growth_plan const& plan,
+                                                                                      stream_uses const& uses);
   [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure>
-  map(pool_shard& into, growth_plan const& plan, stream_uses const& uses);
-  expected<page_extent, failure> map_unlocked(pool_shard& into, growth_plan const& plan,
-                                              std::size_t affordable) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure>
-  accept(pool_shard& into, expected<page_extent, failure> const& made, stream_uses const& uses);
-  [[clang::requires_capability(one_shard, all_shards)]] block& add(pool_shard& into, page_extent const& where,
+  accept(address_range& into, expected<page_extent, failure> const& made, stream_uses const& uses);
+  [[clang::requires_capability(one_shard, all_shards)]] block& add(address_range& into, page_extent const& where,
                                                                    stream_uses const& uses);
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release_idle(page_query const& query) noexcept;
   [[clang::requires_shared_capability(all_shards)]] std::size_t lacking(std::size_t bytes) const noexcept;
@@ -67,6 +68,9 @@ private:
   evict(allocation_request const& request, std::optional<growth_plan> const& plan, std::size_t given);
 
   backend_parts& parts_;
+  // A shard gets further addresses only when it cannot grow without: the driver has refused some, or the option
+  // `address_space` sets the size of the only address range of a shard.
+  bool short_of_addresses_ __attribute__((guarded_by(all_shards)));
   idle_pages idle_;
   time_budget move_budget_
       __attribute__((guarded_by(all_shards))); // time for moves, for polls and waits before them, and for new pages

@@ -6,10 +6,12 @@ import :chunk;
 import :cuda;
 import :error;
 import :nvtx_heaps;
+import :page_store;
+import :pool_shard;
 import :services;
 import :std;
 import :stream;
-import :virtual_pages;
+import :virtual_pages_options;
 
 namespace gpumem::detail {
 
@@ -31,18 +33,22 @@ public:
   inline bool is(void const* state) const noexcept { return calls_.get().state == state; }
   inline int device() const noexcept { return calls_.get().table->device(calls_.get().state); }
 
-  /// Returns whether the pool maps pages, in one run of addresses for each shard (part of the pool). Otherwise the pool
-  /// allocates chunks.
-  inline bool paged() const noexcept { return paged_.has_value(); }
+  /// Returns whether the pool maps pages. Otherwise the pool allocates chunks.
+  inline bool paged() const noexcept { return pages_ != nullptr; }
+  /// Returns the physical pages of the pool; null if the pool allocates chunks.
+  inline page_store* pages() const noexcept { return pages_.get(); }
   /// Returns devices that may use the memory of this object, as a sum of cache_limits::bit_of(). Pages can be used by
   /// no other device. Otherwise serves() asks the upstream about the devices that are not included.
   std::uint64_t devices() const noexcept;
   /// Returns whether work of the stream may use the memory of this object, whose devices() do not include the stream's.
   inline bool serves(stream_key const& key) const noexcept { return !paged() && serves_stream(calls_.get(), key); }
-  /// Lets another device use the pages of all objects that make_pages() makes from now on.
-  void add_peer(gpumem::device peer) { paged_->options.peers.push_back(peer); }
-  /// Makes the object that maps the pages of one shard. Throws what the constructor of virtual_pages throws.
-  std::unique_ptr<virtual_pages> make_pages() const;
+  /// Reserves an address range for a shard; `last` is the size of its newest one, or 0. The first range has 64 times
+  /// the limit, if there is one, and at most a quarter of the device's memory. Each further one is eight times as large
+  /// as the one before, and at most eight times the device's memory. If the driver refuses so many addresses, the range
+  /// is smaller, but has at least `least` bytes. With the option `address_space` each range has that size. Throws
+  /// cuda_error and std::bad_alloc.
+  std::unique_ptr<address_range> reserve_addresses(pool_shard& owner, std::size_t last, std::size_t limit,
+                                                   std::size_t least) const;
 
   /// Makes this object tell a memory-checking tool about each chunk from now on, if there is such a tool and a device
   /// can access the chunks. Returns whether it will tell a tool. Called before the first chunk. Throws std::bad_alloc
@@ -65,18 +71,14 @@ protected:
   pool_upstream() noexcept = default;
   void attach(services_handle services) noexcept;
   void use_pages(gpumem::device where, virtual_pages_options options) {
-    paged_.emplace(paging{where, std::move(options)});
+    pages_ = std::make_shared<page_store>(where, std::move(options));
   }
 
 private:
-  struct paging {
-    gpumem::device where;
-    virtual_pages_options options;
-  };
   stream_key key_for(stream_key const& stream) const noexcept;
 
   aligned_services calls_;
-  std::optional<paging> paged_;
+  std::shared_ptr<page_store> pages_;
   std::unique_ptr<nvtx_heaps> heaps_;
   memory_traits traits_;
 };

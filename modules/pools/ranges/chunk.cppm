@@ -7,6 +7,7 @@ import :std;
 namespace gpumem::detail {
 
 export struct pool_shard;
+export struct address_range;
 
 /// Contiguous memory of a pool's upstream. Its blocks adjoin without a gap; each is linked to its neighbours by `lower`
 /// and `upper`. Blocks never coalesce across the ends of a chunk.
@@ -17,6 +18,7 @@ export struct alignas(64) chunk {
   block* first = nullptr;      ///< the lowest block
   block* last = nullptr;
   pool_shard* shard = nullptr; ///< the part of the pool that owns it; does not change while the chunk has live blocks
+  address_range* addresses = nullptr; ///< where its pages are mapped; null if it is no pages
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
 

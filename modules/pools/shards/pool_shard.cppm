@@ -5,6 +5,7 @@ module;
 export module gpumem:pool_shard;
 import :block;
 import :chunk;
+import :page_store;
 import :peak_tracker;
 import :pool_counters;
 import :range_allocator;
@@ -17,6 +18,21 @@ import :time_budget;
 import :virtual_pages;
 
 namespace gpumem::detail {
+
+/// Reserved addresses of a shard, and the pages that are mapped there.
+export struct address_range {
+  address_range(pool_shard& owner, std::shared_ptr<page_store> from, std::size_t most, std::size_t least)
+      : pages{std::move(from), most, least}, shard{&owner} {}
+
+  virtual_pages pages;
+  pool_shard* shard;
+  chunk* mapped = nullptr; ///< the mapped pages and the holes between them; null: no page is mapped
+
+  /// Returns the offset of an address.
+  inline std::size_t offset_of(std::uintptr_t address) const noexcept {
+    return address - reinterpret_cast<std::uintptr_t>(pages.base());
+  }
+};
 
 /// Some of a pool's chunks, and the counts of their blocks. Guarded by `mutex`.
 export struct alignas(false_sharing_distance) pool_shard {
@@ -32,27 +48,23 @@ export struct alignas(false_sharing_distance) pool_shard {
   live_count live __attribute__((guarded_by(one_shard)));
   std::int64_t live_blocks __attribute__((guarded_by(one_shard))) = 0; ///< including blocks in thread caches
   std::size_t reserved __attribute__((guarded_by(one_shard))) = 0;
-  std::unique_ptr<virtual_pages> pages; ///< null in a pool over chunks; one thread at a time, not guarded by `mutex`
-  chunk* paged __attribute__((guarded_by(one_shard))) =
-      nullptr; ///< the chunk that consists of mapped pages and the holes between them; null: none yet
+  std::vector<std::unique_ptr<address_range>> addresses
+      __attribute__((guarded_by(one_shard)));   ///< the newest last; empty in a pool over chunks. They stay.
   alignas(128) class remote_frees remote_frees; ///< frees by threads that found the lock taken; needs no lock
   alignas(128) time_budget poll_budget
       __attribute__((guarded_by(one_shard)));                 ///< time for polls by requests that find no memory
   unsigned steals __attribute__((guarded_by(one_shard))) = 0; ///< recent blocks its threads took from other shards
   std::uint64_t last_steal __attribute__((guarded_by(one_shard))) = 0; ///< counters.locked_calls at the last steal
+  /// All blocks lie between these addresses. Once the shard has pages, the first one only falls, the other only rises.
   alignas(128) relaxed_atomic<std::uintptr_t> first_address;
-  relaxed_atomic<std::size_t> address_space{SIZE_MAX}; ///< number of bytes from first_address on that hold all blocks
+  relaxed_atomic<std::uintptr_t> end_address{UINTPTR_MAX};
 
   /// Returns the block that starts at the address and is not free; null if there is none. Needs no lock, but the result
   /// is then certain only for the block's owner. Does not search for addresses outside the shard, because each search
   /// reads a table to which another thread may be writing.
   [[clang::no_thread_safety_analysis]] inline block* find_live(void const* pointer) const noexcept {
-    bool const may_be = reinterpret_cast<std::uintptr_t>(pointer) - first_address < address_space;
-    return may_be ? ranges.find_live(pointer) : nullptr;
-  }
-  /// Returns the offset of an address in the shard's pages.
-  inline std::size_t offset_of(std::uintptr_t address) const noexcept {
-    return address - reinterpret_cast<std::uintptr_t>(pages->base());
+    auto const address = reinterpret_cast<std::uintptr_t>(pointer);
+    return address >= first_address && address < end_address ? ranges.find_live(pointer) : nullptr;
   }
 };
 

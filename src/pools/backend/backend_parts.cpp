@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 module gpumem:backend_parts.impl;
@@ -11,11 +12,13 @@ import :cuda;
 import :device;
 import :error;
 import :growth_policy;
+import :page_store;
 import :pool_options;
 import :pool_shard;
 import :pool_upstream;
 import :reuse_rules;
 import :shard_list;
+import :virtual_pages;
 
 namespace gpumem::detail {
 namespace {
@@ -30,7 +33,9 @@ std::optional<device> device_of(pool_upstream const& upstream) {
 backend_parts::backend_parts(pool_upstream& from, pool_options const& asked, reuse_rules& reuse, chunk_list& all,
                              shard_list& pool, reserved_observer& watcher)
     : upstream{from}, options{asked}, where{device_of(from)}, rules{reuse}, chunks{all}, shards{pool},
-      observer{watcher}, growth{all, pool, reuse}, lock{pool} {}
+      observer{watcher},
+      growth{all, pool, reuse, from.paged() ? std::max(smallest_page, from.pages()->granularity()) : smallest_page},
+      lock{pool} {}
 
 void backend_parts::note_failure(failure const& why) const noexcept {
   if (where && why.reason == outcome::device_lost) where->mark_lost(static_cast<CUresult>(why.code));

@@ -5,7 +5,7 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <vector>
+#include <ranges>
 module gpumem:growth_policy.impl;
 import :growth_policy;
 import :allocation_request;
@@ -26,10 +26,9 @@ std::size_t round_up(std::size_t bytes, std::size_t step) noexcept { return (byt
 
 std::uintptr_t address_of(block const* range) noexcept { return range ? std::uintptr_t{range->base} : 0; }
 
-std::size_t smallest_of(virtual_pages const& of) noexcept { return std::max(smallest_page, of.granularity()); }
-
-std::size_t whole_pages(virtual_pages const& of, std::size_t bytes) noexcept {
-  return bytes / of.granularity() * of.granularity();
+// Returns how many bytes lie between an offset and the next aligned address.
+std::size_t slack(std::size_t alignment, address_range const& in, std::size_t offset) noexcept {
+  return (0 - (reinterpret_cast<std::uintptr_t>(in.pages.base()) + offset)) & (alignment - 1);
 }
 
 // Returns whether the block belongs to the stream or was last used by it. If so, the addresses beside the block belong
@@ -59,44 +58,36 @@ bool growth_policy::usable(block const* range, stream_key const& key) const {
 }
 
 // Returns the range at the end of the mapped addresses if the stream may use it without a wait; otherwise null.
-block* growth_policy::usable_end(allocation_request const& request, pool_shard const& in) const {
-  auto* const last = in.paged ? in.paged->last : nullptr;
+block* growth_policy::usable_end(allocation_request const& request, address_range const& in) const {
+  auto* const last = in.mapped ? in.mapped->last : nullptr;
   if (!usable(last, request.key)) return nullptr;
-  return in.offset_of(last->end()) == in.pages->mapped_end() ? last : nullptr;
-}
-
-std::size_t growth_policy::unit_of(pool_shard const& in) noexcept {
-  return in.pages ? smallest_of(*in.pages) : smallest_page;
-}
-
-std::size_t growth_policy::slack(std::size_t alignment, pool_shard const& in, std::size_t offset) noexcept {
-  if (!in.pages) return std::max(alignment, smallest_page) - smallest_page;
-  return (0 - (reinterpret_cast<std::uintptr_t>(in.pages->base()) + offset)) & (alignment - 1);
+  return in.offset_of(last->end()) == in.pages.mapped_end() ? last : nullptr;
 }
 
 // Returns how many bytes to map, in whole pages, so that the new pages and the range `end` before them hold the
 // request. `end` is a range that the stream may use without a wait, or null; the pages then begin at `offset`.
-std::size_t growth_policy::shortfall(allocation_request const& request, pool_shard const& in, block const* end,
+std::size_t growth_policy::shortfall(allocation_request const& request, address_range const& in, block const* end,
                                      std::size_t offset, bool exact) const {
   auto const need = request.bytes + slack(request.alignment, in, end ? in.offset_of(end->base) : offset);
   auto const least = need - std::min(need - granule, end ? end->bytes : 0);
-  auto const page = exact || !in.pages ? unit_of(in) : usual_page(*in.pages);
+  auto const page = exact ? unit_ : usual_page(in.shard->reserved);
   auto wanted = least;
   // With several shards (parts of the pool with their own locks) each growth adds memory to spare. Otherwise threads
   // would run out of memory more often, and then lock all shards.
-  if (!exact && !shards_.single()) wanted = std::max(wanted, in.reserved / tuning::shard_growth_fraction);
+  if (!exact && !shards_.single()) wanted = std::max(wanted, in.shard->reserved / tuning::shard_growth_fraction);
   return wanted > SIZE_MAX - page ? least : round_up(wanted, page);
 }
 
 // Returns the hole (range without mapped pages) in which the fewest bytes must be mapped for the request, at the start
 // or at the end of the hole. Leaves out holes that need more bytes than the limit still allows.
-std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_request const& request,
-                                                                 pool_shard const& in, bool exact) const {
+std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_request const& request, address_range& in,
+                                                                 bool exact) const {
   auto const need = request.bytes + (request.alignment - granule);
-  auto const page = exact || !in.pages ? unit_of(in) : usual_page(*in.pages);
+  auto const page = exact ? unit_ : usual_page(in.shard->reserved);
   std::optional<candidate> best;
-  in.ranges.holes().visit([&](block const& at) {
+  in.shard->ranges.holes().visit([&](block const& at) {
     assert_shard_held();
+    if (at.parent != in.mapped) return;
     auto const below = usable(at.lower, request.key) ? at.lower->bytes : 0;
     auto const above = usable(at.upper, request.key) ? at.upper->bytes : 0;
     if (below + at.bytes + above < need) return;
@@ -107,7 +98,7 @@ std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_requ
     page_extent const hole{in.offset_of(at.base), at.bytes};
     auto const* const neighbour = beside == 0 ? nullptr : upwards ? at.lower : at.upper;
     candidate const found{
-        {hole, lacking, lacking, address_of(neighbour), !upwards}, is_of(at.lower, request.key), at.bytes};
+        {&in, hole, lacking, lacking, address_of(neighbour), !upwards}, is_of(at.lower, request.key), at.bytes};
     if (!best || found.better_than(*best)) best = found;
   });
   return best;
@@ -116,22 +107,23 @@ std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_requ
 // Returns addresses for a new segment after all mapped addresses. Leaves addresses free before it, in which the last
 // segment can grow. New segments start in the lower half of the addresses only, so that the upper half stays in one
 // piece for the largest requests.
-std::optional<page_extent> growth_policy::new_segment(allocation_request const& request, pool_shard const& in) const {
-  if (!in.pages || in.ranges.lists().single_stream().size() <= 1 || request.key.is_host()) return std::nullopt;
-  auto const step = round_up(in.pages->address_space() / tuning::segment_fraction, in.pages->granularity());
-  auto const begin = round_up(in.pages->mapped_end(), step);
-  if (begin + step > in.pages->address_space() / 2) return std::nullopt;
-  return page_extent{begin, in.pages->address_space() - begin};
+std::optional<page_extent> growth_policy::new_segment(allocation_request const& request,
+                                                      address_range const& in) const {
+  if (in.shard->ranges.lists().single_stream().size() <= 1 || request.key.is_host()) return std::nullopt;
+  auto const step = round_up(in.pages.address_space() / tuning::segment_fraction, in.pages.granularity());
+  auto const begin = round_up(in.pages.mapped_end(), step);
+  if (begin + step > in.pages.address_space() / 2) return std::nullopt;
+  return page_extent{begin, in.pages.address_space() - begin};
 }
 
-std::optional<growth_plan> growth_policy::plan(allocation_request const& request, pool_shard const& in,
-                                               bool exact) const {
-  auto const behind = in.pages ? in.pages->address_space() - in.pages->mapped_end() : SIZE_MAX;
+std::optional<growth_plan> growth_policy::plan_in(allocation_request const& request, address_range& in,
+                                                  bool exact) const {
+  auto const mapped = in.pages.mapped_end();
+  auto const behind = in.pages.address_space() - mapped;
   auto const* const end = usable_end(request, in);
-  auto const mapped = in.pages ? in.pages->mapped_end() : 0;
   auto const least = shortfall(request, in, end, mapped, true);
-  candidate at_end{{std::nullopt, shortfall(request, in, end, mapped, exact), least, address_of(end)},
-                   is_of(in.paged ? in.paged->last : nullptr, request.key),
+  candidate at_end{{&in, std::nullopt, shortfall(request, in, end, mapped, exact), least, address_of(end)},
+                   is_of(in.mapped ? in.mapped->last : nullptr, request.key),
                    behind};
   if (at_end.plan.bytes > std::min(chunks_.headroom(), behind)) at_end.plan.bytes = least;
   bool const fits_behind = at_end.plan.bytes <= behind;
@@ -143,22 +135,38 @@ std::optional<growth_plan> growth_policy::plan(allocation_request const& request
   if (best.own_segment || best.plan.beside != 0) return best.plan;
   auto const segment = new_segment(request, in);
   if (!segment) return best.plan;
-  growth_plan const apart{segment, shortfall(request, in, nullptr, segment->offset, false),
+  growth_plan const apart{&in, segment, shortfall(request, in, nullptr, segment->offset, false),
                           shortfall(request, in, nullptr, segment->offset, true)};
   return apart.bytes <= std::min(chunks_.headroom(), segment->bytes) ? apart : best.plan;
 }
 
-// The page size grows with the mapped bytes. Under a limit pages are smaller: there the memory of a page can go to
-// other requests only when the whole page is free, and large pages are rarely free as a whole.
-std::size_t growth_policy::page_size(virtual_pages const& of, std::size_t bytes, std::size_t max_pages) const noexcept {
-  auto const least = smallest_of(of);
-  if (chunks_.limit()) {
-    auto const largest = std::max({of.next_page_size(), whole_pages(of, bytes / tuning::page_fraction), least});
-    return std::clamp(whole_pages(of, chunks_.limit() / tuning::limit_page_fraction), least, largest);
+std::optional<growth_plan> growth_policy::plan(allocation_request const& request, pool_shard const& in,
+                                               bool exact) const {
+  std::optional<growth_plan> best;
+  for (auto const& each : std::views::reverse(in.addresses)) {
+    auto const found = plan_in(request, *each, exact);
+    if (found && (!best || found->bytes < best->bytes)) best = found;
   }
-  auto const usual = whole_pages(of, of.mapped_bytes() / tuning::page_fraction);
-  auto const few = round_up(bytes / std::max(max_pages, std::size_t{1}), of.granularity());
-  return std::clamp(std::max(usual, few), least, std::max(largest_page, least));
+  return best;
+}
+
+bool growth_policy::is_short_of_addresses(pool_shard const& in, std::size_t most) noexcept {
+  auto const newest = in.addresses.back()->pages.address_space();
+  return newest < most && newest / tuning::addresses_per_byte < in.reserved;
+}
+
+// The page size grows with the shard's bytes. Under a limit pages are smaller: there the memory of a page can go to
+// other requests only when the whole page is free, and large pages are rarely free as a whole.
+std::size_t growth_policy::page_size(std::size_t reserved, std::size_t bytes, std::size_t max_pages) const noexcept {
+  auto const whole = [this](std::size_t size) { return size / unit_ * unit_; };
+  auto const most = std::max(largest_page, unit_);
+  if (chunks_.limit()) {
+    auto const largest = std::max(
+        {std::min(whole(reserved / tuning::page_fraction), most), whole(bytes / tuning::page_fraction), unit_});
+    return std::clamp(whole(chunks_.limit() / tuning::limit_page_fraction), unit_, largest);
+  }
+  auto const few = round_up(bytes / std::max(max_pages, std::size_t{1}), unit_);
+  return std::clamp(std::max(whole(reserved / tuning::page_fraction), few), unit_, most);
 }
 
 } // namespace gpumem::detail

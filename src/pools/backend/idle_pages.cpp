@@ -12,6 +12,7 @@ module gpumem:idle_pages.impl;
 import :idle_pages;
 import :backend_parts;
 import :block;
+import :chunk;
 import :chunk_list;
 import :free_range_set;
 import :pool_options;
@@ -29,7 +30,7 @@ namespace {
 // Adds a run. If it ends where the last run begins, joins both.
 void append(std::vector<page_run>& runs, page_run const& next) {
   auto* const above = runs.empty() ? nullptr : &runs.back();
-  if (above && above->shard == next.shard && above->where.offset == next.where.end()) {
+  if (above && above->in == next.in && above->where.offset == next.where.end()) {
     above->where = {next.where.offset, next.where.bytes + above->where.bytes};
     above->pages += next.pages;
   } else {
@@ -41,11 +42,11 @@ void append(std::vector<page_run>& runs, page_run const& next) {
 
 // Joins adjacent ranges whose uses are complete. With `reuse_policy::ordered` memory stays with the streams that freed
 // it, so this does nothing until the pool is closed.
-void idle_pages::coalesce_complete(pool_shard& in) {
-  if (!in.paged || (parts_.options.cross_stream == reuse_policy::ordered && !parts_.closed)) return;
+void idle_pages::coalesce_complete(address_range& in) {
+  if (!in.mapped || (parts_.options.cross_stream == reuse_policy::ordered && !parts_.closed)) return;
   auto const complete = [gone = parts_.device_gone()](block const& each) { return gone || each.uses.completed(); };
-  for (auto* at = in.paged->last; at; at = at->lower) {
-    if (at->is_free() && !at->uses.empty() && complete(*at)) at = &in.ranges.free_ranges().mark_complete(*at);
+  for (auto* at = in.mapped->last; at; at = at->lower) {
+    if (at->is_free() && !at->uses.empty() && complete(*at)) at = &in.shard->ranges.free_ranges().mark_complete(*at);
   }
 }
 
@@ -66,30 +67,33 @@ std::vector<idle_pages::idle_run> idle_pages::find_runs(page_query const& query)
       !parts_.closed && !gone && !query.in_use_by && parts_.options.cross_stream != reuse_policy::ordered;
   if (on_one_list)
     parts_.rules.promote_completed(shard_list::search_order{parts_.shards, *parts_.shards.all().front()});
-  for (auto const& in : parts_.shards.all()) {
+  for (auto const& shard : parts_.shards.all()) {
     if (on_one_list) {
-      in->ranges.lists().ready().bins().visit_from(smallest_page, [&](block& range) {
-        assert_shard_held();
+      shard->ranges.lists().ready().bins().visit_from(smallest_page, [&](block& range) {
         bool const stays = query.excluded - range.base < range.bytes;
-        if (!stays && range.parent == in->paged) found.push_back({in.get(), &range, range.base, range.end()});
+        if (!stays && range.parent->addresses)
+          found.push_back({range.parent->addresses, &range, range.base, range.end()});
       });
       continue;
     }
-    coalesce_complete(*in);
-    for (auto* at = in->paged ? in->paged->last : nullptr; at; at = at->lower) {
-      bool const stays = query.excluded - at->base < at->bytes;
-      if (!at->is_free() || stays || !is_idle(*at)) continue;
-      if (!found.empty() && found.back().in == in.get() && found.back().begin == at->end()) {
-        found.back().begin = at->base;
-      } else {
-        found.push_back({in.get(), at, at->base, at->end()});
+    for (auto const& in : shard->addresses) {
+      coalesce_complete(*in);
+      for (auto* at = in->mapped ? in->mapped->last : nullptr; at; at = at->lower) {
+        bool const stays = query.excluded - at->base < at->bytes;
+        if (!at->is_free() || stays || !is_idle(*at)) continue;
+        if (!found.empty() && found.back().in == in.get() && found.back().begin == at->end()) {
+          found.back().begin = at->base;
+        } else {
+          found.push_back({in.get(), at, at->base, at->end()});
+        }
       }
     }
   }
   std::erase_if(found, [](idle_run const& each) { return each.bytes() < smallest_page; });
   // The lowest run goes first. When the longest one went first, a quarter more was moved in a recorded trace whose
-  // blocks each take most of the pool.
-  std::ranges::sort(found, {}, &idle_run::begin);
+  // blocks each take most of the pool. The runs of the shard that needs memory go before those of others.
+  std::ranges::sort(found, {},
+                    [&](idle_run const& each) { return std::pair{each.in->shard != query.nearest, each.begin}; });
   return found;
 }
 
@@ -98,12 +102,11 @@ std::vector<page_run> idle_pages::find(page_query const& query) {
   std::size_t sum = 0, pages = 0;
   for (auto const& run : find_runs(query)) {
     auto& in = *run.in;
-    if (query.in && query.in != &in) continue;
-    auto const base = reinterpret_cast<std::byte const*>(in.pages->base());
+    auto const base = reinterpret_cast<std::byte const*>(in.pages.base());
     auto const begin = in.offset_of(run.begin);
     auto* last = run.last;
     for (auto end = in.offset_of(run.end); end > begin && sum < query.wanted && pages < query.max_pages;) {
-      auto const page = in.pages->page_of(base + end - 1);
+      auto const page = in.pages.page_of(base + end - 1);
       if (!page || page->where.offset < begin) break;
       bool const whole = !page->pinned && page->where.end() <= end;
       while (in.offset_of(last->base) >= page->where.end()) last = last->lower;
@@ -125,17 +128,19 @@ std::size_t idle_pages::detach(std::vector<page_run>& idle) noexcept {
   try {
     for (; detached != idle.end(); ++detached) {
       auto& [in, last, where, count] = *detached;
-      in->ranges.make_hole(*last, in->first_address + where.offset, where.bytes);
-      in->reserved -= where.bytes;
-      ++in->counts.upstream_frees;
+      auto& shard = *in->shard;
+      shard.ranges.make_hole(*last, reinterpret_cast<std::uintptr_t>(in->pages.base()) + where.offset, where.bytes);
+      shard.reserved -= where.bytes;
+      ++shard.counts.upstream_frees;
       given += where.bytes;
     }
   } catch (std::bad_alloc const&) { idle.erase(detached, idle.end()); }
-  for (auto const& in : parts_.shards.all()) {
-    if (!in->paged) continue;
-    in->ranges.trim_hole(*in->paged);
-    if (in->paged->first) continue;
-    parts_.chunks.erase(*std::exchange(in->paged, nullptr));
+  for (auto const& shard : parts_.shards.all()) {
+    for (auto const& in : shard->addresses) {
+      if (!in->mapped) continue;
+      shard->ranges.trim_hole(*in->mapped);
+      if (!in->mapped->first) parts_.chunks.erase(*std::exchange(in->mapped, nullptr));
+    }
   }
   parts_.chunks.begin_release(given);
   parts_.observer.on_reserved_changed();
@@ -155,7 +160,7 @@ std::size_t idle_pages::bytes(std::vector<page_run> const& runs) noexcept {
 }
 
 void idle_pages::unmap(std::vector<page_run> const& detached) noexcept {
-  for (auto const& each : detached) each.shard->pages->unmap(each.where.offset, each.where.bytes);
+  for (auto const& each : detached) each.in->pages.unmap(each.where.offset, each.where.bytes);
 }
 
 } // namespace gpumem::detail

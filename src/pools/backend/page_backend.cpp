@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
+#include <cuda.h>
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -9,6 +10,7 @@ module;
 #include <memory>
 #include <new>
 #include <optional>
+#include <utility>
 #include <vector>
 module gpumem:page_backend.impl;
 import :page_backend;
@@ -26,7 +28,9 @@ import :hole_list;
 import :idle_pages;
 import :pool_options;
 import :pool_shard;
+import :page_store;
 import :pool_upstream;
+import :source_state;
 import :range_allocator;
 import :reuse_rules;
 import :shard_list;
@@ -41,7 +45,9 @@ import :virtual_pages;
 namespace gpumem::detail {
 
 page_backend::page_backend(backend_parts& parts) noexcept
-    : parts_{parts}, idle_{parts}, move_budget_{parts.options.effort, tuning::max_move_burst, sync::now()} {}
+    : parts_{parts},
+      short_of_addresses_{parts.upstream.paged() && parts.upstream.pages()->options().address_space != 0}, idle_{parts},
+      move_budget_{parts.options.effort, tuning::max_move_burst, sync::now()} {}
 
 std::size_t page_backend::affordable_pages() noexcept {
   if (move_budget_.unlimited()) return SIZE_MAX;
@@ -62,7 +68,12 @@ void page_backend::poll_for_moves(allocation_request const& request) {
 // retry() if the range is too small, or after a wait.
 attempt<placement> page_backend::grow(allocation_request const& request, bool exact) {
   auto& shard = *request.shard;
-  bool moving = !exact && parts_.shards.single() && may_move(request) && affordable_pages() > 0;
+  if (wants_addresses(shard)) {
+    auto const why = add_addresses(shard, request.bytes + request.alignment);
+    if (!why) return attempt<placement>::retry();
+    if (shard.addresses.empty()) return unexpected<failure>{*why};
+  }
+  bool moving = !exact && may_move() && affordable_pages() > 0;
   if (moving) {
     if (auto const place = move(request, false)) return place;
     if (wait_for_own_work(request)) return attempt<placement>::retry();
@@ -80,21 +91,27 @@ attempt<placement> page_backend::grow(allocation_request const& request, bool ex
     moving = more > 0 && left > 0;
     plan = parts_.growth.plan(request, shard, exact);
   }
-  if (!plan) return unexpected<failure>{failure{outcome::exhausted}};
+  if (!plan) {
+    auto const why = add_addresses(shard, request.bytes + request.alignment);
+    return why ? attempt<placement>{unexpected<failure>{*why}} : attempt<placement>::retry();
+  }
   if (plan->bytes > parts_.chunks.headroom()) {
     if (parts_.chunks.releasing() == 0) return unexpected<failure>{failure{outcome::exhausted}};
     parts_.lock.wait_for_release(parts_.chunks);
     return attempt<placement>::retry();
   }
-  auto const fresh = map(shard, *plan, fresh_uses(request));
+  auto const fresh = map(*plan, fresh_uses(request));
   if (!fresh) return unexpected<failure>{fresh.error()};
   auto const place = placement_in(**fresh, request);
   return place ? attempt<placement>{place} : attempt<placement>::retry();
 }
 
-bool page_backend::may_move(allocation_request const& request) const noexcept {
-  bool const page_is_free = request.shard->ranges.free_bytes() >= smallest_page;
-  return page_is_free && parts_.options.cross_stream != reuse_policy::ordered;
+bool page_backend::may_move() const noexcept {
+  if (parts_.options.cross_stream == reuse_policy::ordered) return false;
+  return std::ranges::any_of(parts_.shards.all(), [](auto const& each) {
+    assert_all_shards_held();
+    return each->ranges.free_bytes() >= smallest_page;
+  });
 }
 
 // Waits until the work of the request's stream is complete, so that pages that the stream has freed can move. Without
@@ -143,7 +160,7 @@ std::size_t page_backend::pages_in_use_by(stream_timeline const& stream, allocat
 }
 
 placement page_backend::move_at_limit(allocation_request const& request) {
-  if (!may_move(request)) return {};
+  if (!may_move()) return {};
   parts_.lock.wait();
   return move(request, true);
 }
@@ -169,85 +186,107 @@ placement page_backend::placement_in(block& fresh, allocation_request const& req
   return {range, offset, reuse_tier::none};
 }
 
-// Moves idle pages to where memory is missing. A move costs two thirds of the time to unmap a page and make another, or
-// less if the page is large. With `at_limit` the time for moves is not bounded: without them the pool would have to
-// unmap pages. Returns an empty placement if the pages are not enough.
+// Moves idle pages of all shards to where memory is missing. A move costs two thirds of the time to unmap a page and
+// make another, or less if the page is large. With `at_limit` the time for moves is not bounded: without them the pool
+// would have to unmap pages. Returns an empty placement if the pages are not enough.
 placement page_backend::move(allocation_request const& request, bool at_limit) {
   auto& shard = *request.shard;
-  if (!shard.pages) return {};
   if (!at_limit) poll_for_moves(request);
   auto const plan = parts_.growth.plan(request, shard, false);
   if (!plan) return {};
-  auto const end = shard.pages->mapped_end();
-  auto const available = plan->hole ? plan->hole->bytes : shard.pages->address_space() - end;
+  auto& into = plan->in->pages;
+  auto const end = into.mapped_end();
+  auto const available = plan->hole ? plan->hole->bytes : into.address_space() - end;
   auto idle = idle_.find({.wanted = plan->bytes,
                           .least = lacking(plan->bytes),
                           .max_bytes = available,
                           .excluded = plan->beside,
-                          .in = &shard,
-                          .smallest = at_limit ? 0 : parts_.growth.min_moved_page(*shard.pages),
+                          .nearest = &shard,
+                          .smallest = at_limit ? 0 : parts_.growth.min_moved_page(shard.reserved),
                           .max_pages = at_limit ? SIZE_MAX : affordable_pages()});
   if (idle.empty()) return {};
   charge_moves(std::min(idle_pages::count(idle), affordable_pages()));
-  std::vector<page_extent> runs(idle.size());
+  std::vector<page_origin> runs(idle.size());
   auto const given = idle_.detach(idle);
-  runs.erase(std::ranges::transform(idle, runs.begin(), &page_run::where).out, runs.end());
+  auto const origin = [](page_run const& each) { return page_origin{&each.in->pages, each.where}; };
+  runs.erase(std::ranges::transform(idle, runs.begin(), origin).out, runs.end());
   expected<page_extent, failure> moved = page_extent{};
   parts_.lock.begin();
   {
     upstream_call const during{parts_.shards};
-    moved = shard.pages->move(runs, plan->hole ? plan->offset(given) : end);
+    moved = into.move(runs, plan->hole ? plan->offset(given) : end);
     if (!moved) idle_pages::unmap(idle);
   }
   shard.counters.page_moves += bool{moved};
   parts_.chunks.end_release(given);
-  auto const there = accept(shard, moved, fresh_uses(request));
+  auto const there = accept(*plan->in, moved, fresh_uses(request));
   return there ? placement_in(**there, request) : placement{};
 }
 
-// Maps pages while the shards are unlocked and the growth lock keeps other threads from changing pages. Returns the
-// range that holds the pages.
-expected<block*, failure> page_backend::map(pool_shard& into, growth_plan const& plan, stream_uses const& uses) {
+// Returns whether the shard is to get a further address range before it grows.
+bool page_backend::wants_addresses(pool_shard const& in) const {
+  if (in.addresses.empty()) return true;
+  return !short_of_addresses_ && growth_policy::is_short_of_addresses(in, parts_.upstream.pages()->most_addresses());
+}
+
+// Reserves a further address range of at least `least` bytes for the shard, which is unlocked meanwhile. Returns null
+// if it did.
+std::optional<failure> page_backend::add_addresses(pool_shard& into, std::size_t least) {
+  auto const last = into.addresses.empty() ? 0 : into.addresses.back()->pages.address_space();
+  std::optional<failure> why;
+  if (last != 0 && parts_.upstream.pages()->options().address_space != 0) return failure{outcome::too_large};
+  auto const limit = parts_.chunks.limit();
+  parts_.lock.begin();
+  try {
+    into.addresses.reserve(into.addresses.size() + 1);
+    std::unique_ptr<address_range> made;
+    {
+      upstream_call const during{parts_.shards};
+      made = parts_.upstream.reserve_addresses(into, last, limit, least);
+    }
+    if (made->pages.address_space() <= last) short_of_addresses_ = true;
+    auto const first = reinterpret_cast<std::uintptr_t>(made->pages.base());
+    auto const end = first + made->pages.address_space();
+    into.first_address = last == 0 ? first : std::min<std::uintptr_t>(into.first_address, first);
+    into.end_address = last == 0 ? end : std::max<std::uintptr_t>(into.end_address, end);
+    into.addresses.push_back(std::move(made));
+  } catch (cuda_error const& e) {
+    why = refusal_of(static_cast<CUresult>(e.status()), least);
+  } catch (std::bad_alloc const&) { why = no_host_memory(least); }
+  parts_.lock.end();
+  if (why) parts_.note_failure(*why);
+  short_of_addresses_ = short_of_addresses_ || why;
+  return why;
+}
+
+// Maps pages while the shards are unlocked and the growth lock keeps other threads from changing pages. Maps them in
+// the hole of the plan, or after all mapped addresses. If the device has less than the plan's `bytes`, maps its
+// `least`. Returns the range that holds the pages.
+expected<block*, failure> page_backend::map(growth_plan const& plan, stream_uses const& uses) {
+  auto& into = plan.in->pages;
   auto const affordable = affordable_pages();
-  auto const count = [&into] { return into.pages ? into.pages->pages() : 0; };
-  auto const before = count();
+  auto const before = into.pages();
+  auto const reserved = plan.in->shard->reserved;
+  auto const map_bytes = [&](std::size_t wanted) {
+    auto const at = plan.hole ? plan.offset(wanted) : into.mapped_end();
+    return into.map(at, wanted, parts_.growth.page_size(reserved, wanted, affordable));
+  };
   expected<page_extent, failure> made = page_extent{};
   parts_.lock.begin();
   {
     upstream_call const during{parts_.shards};
-    made = map_unlocked(into, plan, affordable);
-  }
-  charge_moves(std::min(count() - std::min(before, count()), affordable));
-  return accept(into, made, uses);
-}
-
-// Maps pages in the hole of the plan, or after all mapped addresses. If the device has less than the plan's `bytes`,
-// maps its `least`. Need not catch std::invalid_argument of make_pages(): the options were checked when the pool was
-// made.
-expected<page_extent, failure> page_backend::map_unlocked(pool_shard& into, growth_plan const& plan,
-                                                          std::size_t affordable) noexcept {
-  try {
-    if (!into.pages) into.pages = parts_.upstream.make_pages();
-    auto const map = [&](std::size_t wanted) {
-      auto const end = into.pages->mapped_end();
-      bool const fits_behind = wanted <= into.pages->address_space() - end; // if not, maps in any large enough hole
-      auto const at = plan.hole     ? plan.offset(wanted)
-                      : fits_behind ? end
-                                    : into.pages->find_extent(wanted).value_or(end);
-      return into.pages->map(at, wanted, parts_.growth.page_size(*into.pages, wanted, affordable));
-    };
-    auto const made = map(plan.bytes);
+    made = map_bytes(plan.bytes);
     bool const too_much =
         !made && (made.error().reason == outcome::exhausted || made.error().reason == outcome::too_large);
-    return too_much && plan.bytes > plan.least ? map(plan.least) : made;
-  } catch (cuda_error const& e) {
-    return unexpected<failure>{failure{outcome::driver_error, static_cast<int>(e.status()), plan.bytes}};
-  } catch (std::bad_alloc const&) { return unexpected<failure>{no_host_memory(plan.bytes)}; }
+    if (too_much && plan.bytes > plan.least) made = map_bytes(plan.least);
+  }
+  charge_moves(std::min(into.pages() - std::min(before, into.pages()), affordable));
+  return accept(*plan.in, made, uses);
 }
 
 // Adds pages that were mapped or moved while the shards were unlocked, and gives up the growth lock. Returns the range
 // that holds the pages.
-expected<block*, failure> page_backend::accept(pool_shard& into, expected<page_extent, failure> const& made,
+expected<block*, failure> page_backend::accept(address_range& into, expected<page_extent, failure> const& made,
                                                stream_uses const& uses) {
   if (made) {
     try {
@@ -257,7 +296,7 @@ expected<block*, failure> page_backend::accept(pool_shard& into, expected<page_e
     } catch (std::bad_alloc const&) {
       {
         upstream_call const during{parts_.shards};
-        into.pages->unmap(made->offset, made->bytes);
+        into.pages.unmap(made->offset, made->bytes);
       }
       parts_.lock.end();
       throw;
@@ -268,48 +307,54 @@ expected<block*, failure> page_backend::accept(pool_shard& into, expected<page_e
   return unexpected<failure>{made.error()};
 }
 
-// Adds mapped pages to the shard as a free range that has `uses`. If it throws std::bad_alloc, nothing is changed.
-block& page_backend::add(pool_shard& into, page_extent const& where, stream_uses const& uses) {
-  into.first_address = reinterpret_cast<std::uintptr_t>(into.pages->base());
-  into.address_space = into.pages->address_space();
-  auto const address = into.first_address + where.offset;
+// Adds mapped pages to their shard as a free range that has `uses`. If it throws std::bad_alloc, nothing is changed.
+block& page_backend::add(address_range& into, page_extent const& where, stream_uses const& uses) {
+  auto& shard = *into.shard;
+  auto const address = reinterpret_cast<std::uintptr_t>(into.pages.base()) + where.offset;
   block* added = nullptr;
-  if (!into.paged) {
+  if (!into.mapped) {
     auto& parent = parts_.chunks.add(reinterpret_cast<void*>(address), where.bytes);
     try {
-      added = &into.ranges.add(parent, uses);
+      added = &shard.ranges.add(parent, uses);
     } catch (...) {
       parts_.chunks.end_release(parts_.chunks.begin_release(parent).bytes);
       throw;
     }
-    parent.shard = &into;
-    into.paged = &parent;
+    parent.shard = &shard;
+    parent.addresses = &into;
+    into.mapped = &parent;
   } else {
-    auto& parent = *into.paged;
+    auto& parent = *into.mapped;
     if (address < parent.end()) {
-      auto& hole = into.ranges.holes().at(address);
-      added = &into.ranges.fill_hole(hole, address - hole.base, where.bytes, uses);
+      auto& hole = shard.ranges.holes().at(address);
+      added = &shard.ranges.fill_hole(hole, address - hole.base, where.bytes, uses);
     } else {
       // The pages may begin after the end of the chunk, for example where the memory of a new stream is to grow.
       // The addresses between become a hole.
       auto const gap = address - parent.end();
-      added = &into.ranges.extend(parent, gap + where.bytes, uses);
-      if (gap > 0) added = into.ranges.make_hole(*added, address - gap, gap).upper;
+      added = &shard.ranges.extend(parent, gap + where.bytes, uses);
+      if (gap > 0) added = shard.ranges.make_hole(*added, address - gap, gap).upper;
     }
     parts_.chunks.add_reserved(where.bytes);
   }
-  parts_.count_growth(into, where.bytes);
+  parts_.count_growth(shard, where.bytes);
   return *added;
 }
 
 virtual_pages* page_backend::pages_of(void const* pointer) {
   parts_.lock.wait();
   auto const* const parent = parts_.chunks.find_containing(pointer);
-  return parent ? parent->shard->pages.get() : nullptr;
+  return parent && parent->addresses ? &parent->addresses->pages : nullptr;
 }
 
 expected<block*, failure> page_backend::reserve(std::size_t bytes, pool_shard& into) {
-  return map(into, {std::nullopt, bytes, bytes}, {});
+  auto const fits = [bytes](address_range const& in) {
+    return bytes <= in.pages.address_space() - in.pages.mapped_end();
+  };
+  if (into.addresses.empty() || !fits(*into.addresses.back())) {
+    if (auto const why = add_addresses(into, bytes)) return unexpected<failure>{*why};
+  }
+  return map({into.addresses.back().get(), std::nullopt, bytes, bytes}, {});
 }
 
 std::size_t page_backend::release(std::size_t keep) noexcept {

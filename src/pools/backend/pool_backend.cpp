@@ -18,6 +18,7 @@ import :error;
 import :growth_policy;
 import :growth_lock;
 import :page_backend;
+import :page_store;
 import :page_table;
 import :pool_shard;
 import :shard_list;
@@ -25,13 +26,7 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-// Returns the unit in which the pool's memory grows. Shards of one pool have pages of the same granularity.
-std::size_t pool_backend::unit() const noexcept {
-  if (!paged()) return granule;
-  std::size_t most = smallest_page;
-  for (auto const& each : parts_.shards.all()) most = std::max(most, growth_policy::unit_of(*each));
-  return most;
-}
+std::size_t pool_backend::unit() const noexcept { return paged() ? parts_.growth.unit() : granule; }
 
 std::size_t pool_backend::capacity() const noexcept { return parts_.chunks.max_reserved() / unit() * unit(); }
 
@@ -41,10 +36,9 @@ bool pool_backend::could_hold(std::size_t bytes, std::size_t alignment) const no
   auto const most = capacity();
   if (bytes > most) return false;
   if (!paged()) return std::max(alignment, granule) - granule <= most - bytes || has_chunk_for(bytes, alignment);
-  return std::ranges::any_of(parts_.shards.all(), [&](auto const& each) {
-    auto const skipped = std::max(alignment, smallest_page) - smallest_page;
-    return skipped <= most - bytes && (!each->pages || bytes + skipped <= each->pages->address_space());
-  });
+  auto const skipped = std::max(alignment, smallest_page) - smallest_page;
+  auto const addresses = parts_.upstream.pages()->options().address_space;
+  return skipped <= most - bytes && (addresses == 0 || bytes + skipped <= addresses);
 }
 
 bool pool_backend::has_chunk_for(std::size_t bytes, std::size_t alignment) const noexcept {
@@ -127,12 +121,12 @@ void pool_backend::unpin(void const* pointer, std::size_t bytes) {
 CUresult pool_backend::open_to(device peer) {
   parts_.lock.wait();
   if (!paged()) return CUDA_SUCCESS;
-  for (auto const& each : parts_.shards.all()) {
-    if (!each->pages) continue;
-    if (auto const result = each->pages->open_to(peer); result != CUDA_SUCCESS) return result;
+  for (auto const& shard : parts_.shards.all()) {
+    for (auto const& each : shard->addresses) {
+      if (auto const result = each->pages.open_to(peer); result != CUDA_SUCCESS) return result;
+    }
   }
-  parts_.upstream.add_peer(peer);
-  return CUDA_SUCCESS;
+  return parts_.upstream.pages()->open_to(peer);
 }
 
 expected<exported_page, failure> pool_backend::export_page(void const* pointer) {

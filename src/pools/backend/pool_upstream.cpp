@@ -1,10 +1,11 @@
 // Calls the upstream, the resource from which a pool gets its memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cuda.h>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 module gpumem:pool_upstream.impl;
 import :pool_upstream;
 import :block;
@@ -15,11 +16,21 @@ import :device;
 import :device_source;
 import :error;
 import :nvtx_heaps;
+import :page_store;
+import :pool_shard;
 import :services;
 import :stream;
+import :tuning;
 import :virtual_pages;
 
 namespace gpumem::detail {
+namespace {
+
+// The first address range of a shard has this part of the most addresses. A further range has this many times the
+// addresses of the one before.
+inline constexpr std::size_t first_fraction = 32, address_growth = 8;
+
+} // namespace
 
 // The type of the upstream may be erased, so the pool asks the value.
 void pool_upstream::attach(services_handle services) noexcept {
@@ -27,16 +38,25 @@ void pool_upstream::attach(services_handle services) noexcept {
   traits_ = traits_of_services(services);
 }
 
-std::unique_ptr<virtual_pages> pool_upstream::make_pages() const {
-  return std::make_unique<virtual_pages>(paged_->where, paged_->options);
+std::unique_ptr<address_range> pool_upstream::reserve_addresses(pool_shard& owner, std::size_t last, std::size_t limit,
+                                                                std::size_t least) const {
+  if (auto const set = pages_->options().address_space; set != 0)
+    return std::make_unique<address_range>(owner, pages_, set, set);
+  auto const largest = pages_->most_addresses();
+  auto const usual = largest / first_fraction;
+  bool const limited = limit != 0 && limit < usual / tuning::addresses_per_byte;
+  auto const first = limited ? limit * tuning::addresses_per_byte : usual;
+  auto const most = last == 0 ? first : std::min(last, largest / address_growth) * address_growth;
+  return std::make_unique<address_range>(owner, pages_, std::max(most, least), least);
 }
 
 std::uint64_t pool_upstream::devices() const noexcept {
   if (!paged() && !calls_.get().table->serves_stream) return ~std::uint64_t{0};
   auto const home = device();
   auto found = home < 0 ? 0 : cache_limits::bit_of(home);
-  for (auto const peer : paged() ? std::span{paged_->options.peers} : std::span<gpumem::device const>{})
-    found |= cache_limits::bit_of(peer.ordinal());
+  if (paged()) {
+    for (auto const& right : pages_->rights()) found |= cache_limits::bit_of(right.location.id);
+  }
   return found;
 }
 
