@@ -44,22 +44,27 @@ struct measured {
   std::vector<std::string> left_out; // what could not be measured, and why
 };
 
+void measure_row(replay::run_config const& what, measured& all) {
+  try {
+    replay::result const row = replay::measure_by_name(what);
+    if (what.where->simulated) replay::accept_unordered(what.trace->operations.frees_elsewhere != 0);
+    all.rows.push_back(row);
+  } catch (std::exception const& error) {
+    all.left_out.push_back(std::string{what.resource} + " could not replay " + what.trace->file + ": " + error.what());
+  }
+}
+
 // Measures everything before anything is printed, so that no table is printed in part. A resource that cannot replay a
 // trace has no row for it.
 measured measure(std::vector<replay::loaded_trace> const& traces, replay::options const& chosen,
                  replay::chosen_device const& where) {
-  std::size_t const passes = replay::passes_of(chosen, where.simulated);
-  replay::progress shown{traces.size() * chosen.resources.size() * passes, stderr};
+  std::size_t const rows = traces.size() * chosen.resources.size() * chosen.threads.size();
+  replay::progress shown{rows * replay::passes_of(chosen, where.simulated), stderr};
   measured all;
   for (std::string const& resource : chosen.resources) {
     for (replay::loaded_trace const& trace : traces) {
-      try {
-        replay::result const row = replay::measure_by_name(
-            {.trace = &trace, .resource = resource, .chosen = &chosen, .where = &where, .shown = &shown});
-        if (where.simulated) replay::accept_unordered(trace.operations.frees_elsewhere != 0);
-        all.rows.push_back(row);
-      } catch (std::exception const& error) {
-        all.left_out.push_back(resource + " could not replay " + trace.file + ": " + error.what());
+      for (unsigned const threads : chosen.threads) {
+        measure_row({&trace, resource, &chosen, threads, &where, &shown}, all);
       }
     }
   }

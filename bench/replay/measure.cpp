@@ -42,7 +42,7 @@ result describe(run_config const& what) {
   row.file = what.trace->file;
   row.resource = what.resource;
   row.device = what.where->name;
-  row.threads = chosen.threads;
+  row.threads = what.threads;
   row.warm_passes = chosen.repeat;
   row.foreign_streams = chosen.foreign;
   row.work_microseconds = chosen.work ? chosen.work->microseconds : 0;
@@ -50,7 +50,7 @@ result describe(run_config const& what) {
   if (runs_paced(chosen)) row.recorded_seconds = static_cast<double>(operations.microseconds.back()) / 1e6;
   row.limit_bytes = chosen.limit ? chosen.limit->of(operations.peak_live_bytes) : 0;
   row.operations = operations.operations.size();
-  row.peak_live_bytes = operations.peak_live_bytes * chosen.threads;
+  row.peak_live_bytes = operations.peak_live_bytes * what.threads;
   row.suggested_initial_bytes = suggested_initial_size(row.peak_live_bytes);
   row.streams = operations.streams;
   row.frees_elsewhere = operations.frees_elsewhere;

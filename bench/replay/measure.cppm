@@ -14,6 +14,7 @@ export module replay:measure;
 
 import gpumem;
 import :growth_timer;
+import :live_counter;
 import :options;
 import :pace;
 import :pass;
@@ -54,8 +55,11 @@ inline bool runs_paced(options const& chosen) { return chosen.pace == pace_choic
 inline bool runs_without_work(options const& chosen, bool simulated) { return !chosen.work || !simulated; }
 
 // Called when all blocks are free. Returns whether the resource knows its free ranges.
-template <class Figures> bool set_memory(result& row, Figures const& statistics, std::uint64_t failures) {
-  if (statistics.peak_live != 0) row.peak_live_bytes = statistics.peak_live; // a peer does not count live bytes
+template <class Figures>
+bool set_memory(result& row, Figures const& statistics, live_counter const& live, std::uint64_t failures) {
+  // several threads are counted the same way over each resource; a peer counts none
+  if (std::uint64_t const peak = row.threads > 1 ? live.peak() : statistics.peak_live; peak != 0)
+    row.peak_live_bytes = peak;
   row.peak_reserved_bytes = statistics.peak_reserved;
   row.failures = failures;
   return statistics.largest_free != 0;
@@ -71,19 +75,21 @@ template <class Resource> void clear_pass(Resource& resource, plan const& operat
 template <class Make> bool measure_calls(run_config const& what, replay_session& on, Make const& make, result& row) {
   plan const& operations = what.trace->operations;
   auto resource = make(what.where->device, row.limit_bytes);
+  live_counter live{operations, row.threads, !what.where->simulated};
   std::vector<pass_cost> passes;
   for (unsigned i = 0; i <= what.chosen->repeat; ++i) {
     passes.push_back(on.run(i == 0 ? "cold pass" : "warm pass", [&](replay_session::member mine) {
       no_timer watch;
-      run_pass(resource, operations, mine.streams, mine.state, watch);
+      live.run(resource, mine, watch);
     }));
+    live.end_pass();
     clear_pass(resource, operations, on);
   }
   set_driver_calls(row, passes);
-  bool const knows_ranges = set_memory(row, resource.statistics(), on.take_failures());
+  bool const knows_ranges = set_memory(row, resource.statistics(), live, on.take_failures());
   if (what.where->simulated) return knows_ranges;
 
-  std::vector<call_timer> watches(what.chosen->threads, call_timer{operations.operations.size()});
+  std::vector<call_timer> watches(what.threads, call_timer{operations.operations.size()});
   on.run("single calls", [&](replay_session::member mine) {
     run_pass(resource, operations, mine.streams, mine.state, watches[mine.number]);
   });
@@ -99,6 +105,7 @@ template <class Make> bool measure_calls(run_config const& what, replay_session&
 template <class Make> bool measure_paced(run_config const& what, replay_session& on, Make const& make, result& row) {
   plan const& operations = what.trace->operations;
   auto resource = make(what.where->device, row.limit_bytes);
+  live_counter const live{operations, 1, true};
   pace_timer<> watch{operations};
   std::vector<pass_cost> passes;
   std::vector<std::vector<double>> calls;
@@ -112,7 +119,7 @@ template <class Make> bool measure_paced(run_config const& what, replay_session&
     clear_pass(resource, operations, on);
   }
   set_driver_calls(row, passes);
-  bool const knows_ranges = set_memory(row, resource.statistics(), on.take_failures());
+  bool const knows_ranges = set_memory(row, resource.statistics(), live, on.take_failures());
   if (!what.where->simulated) row.times = paced_times_of(passes, calls, clock_cost());
   return knows_ranges;
 }
@@ -127,20 +134,22 @@ template <class Make> bool measure_work(run_config const& what, replay_session& 
   if (!what.where->simulated) preallocated = time_preallocated(what, on, kernel, stopwatch);
 
   auto resource = make(what.where->device, row.limit_bytes);
+  live_counter live{operations, row.threads, !what.where->simulated};
   std::vector<pass_cost> passes;
   std::vector<double> milliseconds;
   for (unsigned i = 0; i <= what.chosen->repeat; ++i) {
     if (!what.where->simulated) stopwatch.begin();
     passes.push_back(on.run(i == 0 ? "cold pass with work" : "warm pass with work", [&](replay_session::member mine) {
       work_timer watch{kernel, what.chosen->work->every, mine.streams};
-      run_pass(resource, operations, mine.streams, mine.state, watch);
+      live.run(resource, mine, watch);
     }));
     if (!what.where->simulated) milliseconds.push_back(stopwatch.end());
-    passes.back().driver_calls -= launches_of(operations, what.chosen->work->every) * what.chosen->threads;
+    live.end_pass();
+    passes.back().driver_calls -= launches_of(operations, what.chosen->work->every) * what.threads;
     clear_pass(resource, operations, on);
   }
   set_driver_calls(row, passes);
-  bool const knows_ranges = set_memory(row, resource.statistics(), on.take_failures());
+  bool const knows_ranges = set_memory(row, resource.statistics(), live, on.take_failures());
   if (row.times) row.times->device_time = ratios_of(milliseconds, preallocated);
   return knows_ranges;
 }
@@ -152,7 +161,7 @@ void measure_fragmentation(run_config const& what, replay_session& on, Make cons
   std::optional<work_kernel> kernel;
   if (what.chosen->work) kernel.emplace(what.where->device, what.chosen->work->microseconds);
   auto resource = make(what.where->device, row.limit_bytes);
-  std::vector<gpumem::statistics> peaks(what.chosen->threads);
+  std::vector<gpumem::statistics> peaks(what.threads);
   on.run("fragmentation", [&](replay_session::member mine) {
     auto const replay_with = [&](auto other) {
       growth_timer watch{resource, std::move(other)};

@@ -74,16 +74,17 @@ void resolve_resources(options& chosen, std::span<resource_name const> known) {
 void check_pace(options const& chosen) {
   if (chosen.pace == pace_choice::full) return;
   if (chosen.work) throw usage_error("--pace recorded and --work exclude each other");
-  if (chosen.threads > 1) throw usage_error("--pace recorded is for one thread, not for --threads");
+  if (chosen.threads != std::vector{1U}) throw usage_error("--pace recorded is for one thread, not for --threads");
 }
 
 inline constexpr char const* column_help = R"(Columns of memory:
-  peak live      the most requested bytes that were live at once
+  peak live      the most requested bytes that were live at once, in all threads
   peak reserved  the most bytes that the resource had from the driver
   utilization    peak live / peak reserved
   fragmentation  1 - largest free range / free bytes, when the reserved bytes
                  reach their peak, in a cold pass of its own
-  initial size   80 % of peak live in pages of 2 MiB, for initial_size of a pool
+  initial size   80 % of peak live (of one thread, x threads) in pages of
+                 2 MiB, for initial_size of a pool
 
 A log has no events, so a free on another stream than the allocation has no
 order in it. That is a property of the trace and no error.
@@ -117,8 +118,11 @@ void declare(CLI::App& app, options& chosen, raw_options& raw, std::span<resourc
   app.add_option("--device", chosen.device, "device to run on; auto uses a CUDA device if there is one")
       ->type_name("cuda|simulated|auto")
       ->transform(CLI::CheckedTransformer(devices).description(""));
-  app.add_option("--threads", chosen.threads, "threads; each replays the whole trace on streams of its own (1)")
-      ->type_name("N")
+  app.add_option("--threads", chosen.threads,
+                 "threads; each replays the whole trace on streams of its own (1); 1,2,4 gives a row for each number")
+      ->type_name("N,...")
+      ->delimiter(',')
+      ->allow_extra_args(false) // otherwise it takes the traces that follow
       ->check(CLI::Range(1, 1024).description(""));
   app.add_option("--repeat", chosen.repeat, "warm passes after the cold one (5)")
       ->type_name("N")

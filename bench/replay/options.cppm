@@ -52,7 +52,7 @@ export struct options {
   bool all_resources = false;         ///< they were not named
   std::vector<std::string> peers;     ///< paths of libraries with other allocators
   device_choice device = device_choice::automatic;
-  unsigned threads = 1;
+  std::vector<unsigned> threads{1}; ///< each trace is replayed by each number of threads
   unsigned repeat = 5;
   std::optional<limit_choice> limit;
   bool foreign = false;

@@ -57,7 +57,7 @@ std::vector<double> time_preallocated(run_config const& what, replay_session& on
                                       gpu_stopwatch& line) {
   plan const& operations = what.trace->operations;
   std::uint64_t const thread_bytes = operations.blocks * detail::touched_bytes;
-  detail::device_slab const slab{what.where->device, thread_bytes * what.chosen->threads};
+  detail::device_slab const slab{what.where->device, thread_bytes * what.threads};
   std::vector<double> milliseconds;
   for (unsigned i = 0; i <= what.chosen->repeat; ++i) {
     line.begin();

@@ -19,6 +19,7 @@ export import :work;
 export import :gpu_stopwatch;
 export import :preallocated;
 export import :growth_timer;
+export import :live_counter;
 export import :measure;
 export import :accounted_resource;
 export import :resources;

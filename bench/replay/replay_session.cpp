@@ -23,12 +23,12 @@ namespace replay {
 
 replay_session::replay_session(run_config const& what)
     : what_{what}, here_{what.where->device},
-      team_{what.chosen->threads, [device = what.where->device](std::function<void()> const& member) {
+      team_{what.threads, [device = what.where->device](std::function<void()> const& member) {
               gpumem::device_guard const here{device};
               member();
             }} {
   plan const& operations = what.trace->operations;
-  for (unsigned i = 0; i < what.chosen->threads; ++i) {
+  for (unsigned i = 0; i < what.threads; ++i) {
     sets_.emplace_back(what.where->device, operations.streams, what.chosen->foreign);
     states_.emplace_back(operations);
   }

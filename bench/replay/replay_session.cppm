@@ -35,6 +35,7 @@ export struct run_config {
   loaded_trace const* trace = nullptr;
   std::string_view resource;
   options const* chosen = nullptr;
+  unsigned threads = 1;
   chosen_device const* where = nullptr;
   progress* shown = nullptr;
 };

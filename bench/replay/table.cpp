@@ -42,6 +42,10 @@ std::string nanoseconds(double value) {
   return value < 99.95 ? decimals(value, 1) : grouped(static_cast<std::uint64_t>(std::llround(value)));
 }
 
+std::string name_of(result const& row) {
+  return row.trace + (row.threads > 1 ? " x " + std::to_string(row.threads) : "");
+}
+
 struct column {
   std::string_view name;
   bool (*present)(result const&);
@@ -56,7 +60,7 @@ bool with_pace(result const& row) { return row.times && row.times->pace; }
 
 std::span<column const> columns() {
   static constexpr std::array<column, 17> all{{
-      {"trace", always, [](result const& row) { return row.trace; }},
+      {"trace", always, [](result const& row) { return name_of(row); }},
       {"operations", always, [](result const& row) { return grouped(row.operations); }},
       {"cold ns/op", timed, [](result const& row) { return nanoseconds(row.times->cold); }},
       {"warm ns/op", timed, [](result const& row) { return nanoseconds(row.times->warm); }},
@@ -99,7 +103,6 @@ std::string aligned(std::vector<line> const& lines) {
 
 std::string title(result const& row) {
   std::string text = row.resource + " on " + row.device;
-  if (row.threads > 1) text += ", " + std::to_string(row.threads) + " threads";
   if (row.foreign_streams) text += ", foreign streams";
   if (row.work_every != 0) {
     text += ", a kernel of " + decimals(row.work_microseconds, row.work_microseconds < 10 ? 1 : 0) +

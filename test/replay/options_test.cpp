@@ -27,7 +27,7 @@ TEST(options, options_have_defaults) {
   EXPECT_EQ(chosen.traces, words{"a.csv"});
   EXPECT_EQ(chosen.resources, (words{"cuda", "pool", "arena"}));
   EXPECT_EQ(chosen.device, replay::device_choice::automatic);
-  EXPECT_EQ(chosen.threads, 1U);
+  EXPECT_EQ(chosen.threads, std::vector{1U});
   EXPECT_EQ(chosen.repeat, 5U);
   EXPECT_FALSE(chosen.limit);
   EXPECT_FALSE(chosen.foreign);
@@ -45,12 +45,18 @@ TEST(options, all_options_are_read) {
   EXPECT_EQ(chosen.traces, (words{"a.csv", "b.csv.gz"}));
   EXPECT_EQ(chosen.resources, (words{"pool", "arena"}));
   EXPECT_EQ(chosen.device, replay::device_choice::simulated);
-  EXPECT_EQ(chosen.threads, 3U);
+  EXPECT_EQ(chosen.threads, std::vector{3U});
   EXPECT_EQ(chosen.repeat, 7U);
   EXPECT_EQ(chosen.limit, (replay::limit_choice{.bytes = 3ULL << 29}));
   EXPECT_TRUE(chosen.foreign);
   EXPECT_EQ(chosen.work, (replay::work_choice{20.5, 4}));
   EXPECT_EQ(chosen.json, "out.json");
+}
+
+TEST(options, threads_may_be_several_numbers) {
+  replay::options const chosen = parse({"--threads", "1,2,16", "a", "b.csv"});
+  EXPECT_EQ(chosen.threads, (std::vector{1U, 2U, 16U}));
+  EXPECT_EQ(chosen.traces, (words{"a", "b.csv"}));
 }
 
 TEST(options, csv_takes_one_trace) {
@@ -118,9 +124,9 @@ TEST(options, wrong_option_is_named) {
             "--limit: 'many' is neither a size (1.5GiB) nor a factor of peak live (1.05)");
   for (words const& arguments :
        {words{"a.csv", "--device", "tpu"}, words{"a.csv", "--threads", "0"}, words{"a.csv", "--threads", "two"},
-        words{"a.csv", "--repeat", "0"}, words{"a.csv", "--work", "0"}, words{"a.csv", "--work", "-3"},
-        words{"a.csv", "--pace", "slow"}, words{"a.csv", "--every", "0", "--work", "3"}, words{"a.csv", "--every", "2"},
-        words{"a.csv", "--json"}}) {
+        words{"a.csv", "--threads", "2,0"}, words{"a.csv", "--repeat", "0"}, words{"a.csv", "--work", "0"},
+        words{"a.csv", "--work", "-3"}, words{"a.csv", "--pace", "slow"}, words{"a.csv", "--every", "0", "--work", "3"},
+        words{"a.csv", "--every", "2"}, words{"a.csv", "--json"}}) {
     EXPECT_NE(refusal(arguments).find(arguments[1].substr(2)), std::string::npos) << refusal(arguments);
   }
 }

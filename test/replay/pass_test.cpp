@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <cuda.h>
@@ -158,6 +160,58 @@ TEST(pace_timer, late_calls_run_at_once_and_later_calls_in_time) {
   // each reading of the clock takes a microsecond
   EXPECT_EQ(pass.run(), (std::vector<std::int64_t>{1, 103, 205, 207}));
   EXPECT_EQ(pass.took, (std::vector<double>{101'000, 101'000, 1000, 101'000}));
+}
+
+// Two blocks, one after the other.
+replay::plan block_after_block(std::uint64_t first, std::uint64_t second) {
+  replay::plan plan;
+  plan.operations = {{first, 0, 0, 1}, {first, 0, 0, 0}, {second, 0, 0, 1}, {second, 0, 0, 0}};
+  plan.blocks = 1;
+  return plan;
+}
+
+std::uint64_t live_at_once(replay::plan const& plan, std::size_t stride, replay::pass_notes a, replay::pass_notes b) {
+  return replay::live_at_once(plan, stride, std::vector{std::move(a), std::move(b)});
+}
+
+TEST(live_at_once, only_blocks_that_are_live_together_add_up) {
+  auto const plan = block_after_block(100, 300);
+  EXPECT_EQ(live_at_once(plan, 1, {{1, 2, 3, 4}, {}}, {{5, 6, 7, 8}, {}}), 300U);
+  EXPECT_EQ(live_at_once(plan, 1, {{1, 2, 3, 5}, {}}, {{4, 6, 7, 8}, {}}), 400U);
+  EXPECT_EQ(live_at_once(plan, 1, {{1, 2, 3, 7}, {}}, {{4, 5, 6, 8}, {}}), 600U);
+}
+
+TEST(live_at_once, failed_allocation_and_its_free_do_not_count) {
+  auto const plan = block_after_block(100, 300);
+  EXPECT_EQ(live_at_once(plan, 1, {{1, 2, 3, 0}, {2}}, {{4, 5, 6, 7}, {}}), 300U);
+  EXPECT_EQ(live_at_once(plan, 1, {{1, 2, 3, 0}, {2}}, {{1, 2, 3, 0}, {2}}), 200U);
+}
+
+TEST(live_at_once, operations_between_two_times_are_spread_evenly) {
+  auto const plan = block_after_block(300, 100);
+  // the first blocks are freed at 20 and 25
+  EXPECT_EQ(live_at_once(plan, 2, {{10, 30, 0}, {}}, {{15, 35, 0}, {}}), 600U);
+  EXPECT_EQ(live_at_once(plan, 2, {{10, 30, 0}, {}}, {{22, 42, 0}, {}}), 400U);
+}
+
+TEST(live_counter, counts_each_pass_with_and_without_sparse_times) {
+  for (bool const sparse : {false, true}) {
+    a_pass pass{.plan = two_blocks(), .resource = {.capacity = 900, .calls = {}}};
+    replay::live_counter live{pass.plan, 2, sparse};
+    replay::no_timer watch;
+    for (int i = 0; i < 2; ++i) {
+      std::vector<replay::pass_state> states(2, replay::pass_state{pass.plan});
+      struct member {
+        unsigned number;
+        std::span<gpumem::stream_ref const> streams;
+        replay::pass_state& state;
+      };
+      for (unsigned number : {0U, 1U}) { live.run(pass.resource, member{number, pass.streams, states[number]}, watch); }
+      live.end_pass();
+      for (auto& each : states) replay::free_live_at_end(pass.resource, pass.plan, pass.streams, each);
+      EXPECT_EQ(live.peak(), 800U) << "the second 300 bytes find no room";
+    }
+  }
 }
 
 TEST(paced_times, times_exclude_the_cost_of_the_clock) {

@@ -75,9 +75,10 @@ TEST(table, table_has_device_times_if_kernels_run) {
   row.foreign_streams = true;
   row.times->device_time = replay::device_time_ratios{1.5, 1.0049, 12.0};
   std::string const text = replay::format_tables(std::vector{row});
-  EXPECT_EQ(text.substr(0, text.find('\n')), "pool on NVIDIA H200, 2 threads, foreign streams, a kernel of "
+  EXPECT_EQ(text.substr(0, text.find('\n')), "pool on NVIDIA H200, foreign streams, a kernel of "
                                              "20 us after every 3. allocation; one call "
                                              "includes 21.5 ns of clock");
+  EXPECT_NE(text.find("\ngpt_train x 2  "), std::string::npos) << text;
   EXPECT_NE(text.find("  initial size  timeline ratio  "), std::string::npos) << text;
   EXPECT_NE(text.find("      3.00 GiB           1.005  "), std::string::npos) << text;
 }
