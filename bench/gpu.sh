@@ -12,7 +12,7 @@ usage: bash cmake/run.sh gpu [bundle|run|all] [REPLAY ARGUMENT...]
   bundle  build all programs into build/gpu/bundle, which can be copied to another machine. They are static except for
           the driver and libc; the C library shares the C++ runtime with PyTorch
   run     run the bundle and print the page: tests labelled gpu, planted faults, PyTorch, demo, waits, allocators, and
-          traces at full speed, with work in flight and at their recorded pace; needs a GPU
+          traces at full speed, with work in flight, by several threads and at their recorded pace; needs a GPU
   all     both (the default); without a GPU only the bundle, and how to run it
 TEXT
 }

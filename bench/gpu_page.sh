@@ -103,6 +103,14 @@ table "work in flight" work.txt "$here/gpumem-replay" --device cuda "${peers[@]}
 if [[ -f $torch ]]; then
   table "work in flight, expandable" work_expandable.txt "${expandable[@]}" "${kernels[@]}" "${several[@]}"
 fi
+# Memory and times of threads that replay side by side; the figures are also written as JSON.
+side_by_side=(--threads 1,2,8 --repeat 2 "$here"/traces/{moe_train,prefetch_streams,vit_train_eval,etl_skew}.csv.gz)
+table threads threads.txt "$here/gpumem-replay" --device cuda "${peers[@]}" --json "$logs/threads.json" \
+  --resource "$pools,driver_pool$(peer_names)" "${side_by_side[@]}"
+if [[ -f $torch ]]; then
+  table "threads, expandable" threads_expandable.txt "${expandable[@]}" --json "$logs/threads_expandable.json" \
+    "${side_by_side[@]}"
+fi
 # A pass takes as long as the recorded program ran: half a minute for all traces together.
 table "recorded pace" pace.txt "$here/gpumem-replay" --device cuda --resource "$pools,driver_pool" \
   --pace recorded --repeat 2 "$here"/traces/*.csv.gz
