@@ -123,6 +123,7 @@ export import :nvtx_heaps;
 export import :pool_upstream;
 export import :chunk_list;
 export import :growth_policy;
+export import :page_price;
 export import :growth_lock;
 export import :backend_parts;
 export import :idle_pages;

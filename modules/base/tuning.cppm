@@ -191,9 +191,8 @@ export inline constexpr std::size_t segment_fraction = 64;
 /// new pages, which stay scattered, instead of moving pages.
 /// Utilization: no change.
 export inline constexpr sync::duration max_move_burst = 50ms;
-/// The time to move or to make a page, whatever its size: 33 us and 27 us on an H200. The time is not measured for each
-/// page, since that would mean two reads of the clock.
-/// Utilization: no change.
+/// The time to move or to make a page, whatever its size: 33 us and 27 us on an H200. A pool begins with this value,
+/// and then uses the median of its recent growths and moves. Utilization: no change.
 export inline constexpr sync::duration page_cost = 40us;
 /// The time that the polls before a move are assumed to take. It counts against the limit on moves even if no page
 /// moves.
@@ -206,6 +205,14 @@ export inline constexpr std::size_t release_slack_fraction = 8;
 
 // Shards.
 
+/// A thread gets a shard of its own after `contention_threshold` collisions with other threads. A collision counts for
+/// one to two windows of this many locked calls of the first shard.
+/// Utilization: no change.
+export inline constexpr std::uint64_t collision_window = std::uint64_t{1} << 16;
+/// A round ends after this many locked calls of one shard, at an allocation that takes all locks, and at each trim(). A
+/// shard whose threads do not allocate for a round is inactive.
+/// Utilization: no change.
+export inline constexpr std::uint64_t calls_per_round = std::uint64_t{sync::contention_threshold} * 8;
 /// A steal is an allocation out of another thread's shard. After this many steals the thread's own shard grows instead,
 /// since each steal locks all shards. Two steals that are more than `steal_window` calls apart do not add up.
 /// Utilization: half none, double +.006.

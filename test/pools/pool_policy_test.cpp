@@ -7,6 +7,8 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <utility>
 #include <vector>
 
 import gpumem;
@@ -25,6 +27,16 @@ protected:
   static void let_pass(gpumem::detail::sync::duration time) {
     for (auto const end = gpumem::detail::sync::now() + time; gpumem::detail::sync::now() < end;)
       gpumem::detail::sync::schedule_point();
+  }
+  // Returns options for a driver that takes `time` for each page that it makes or moves.
+  gpumem::virtual_pages_options slow_pages(gpumem::detail::sync::duration time) {
+    mapped_ = gpumem::driver_api::driver_calls("cuMemMap");
+    return {.on_mapped = [this, time](void*, std::size_t) {
+      auto const before = std::exchange(mapped_, gpumem::driver_api::driver_calls("cuMemMap"));
+      slow_time += (mapped_ - before) * time;
+      let_pass((mapped_ - before) * time);
+      return true;
+    }};
   }
   static std::uint64_t polls() { return gpumem::driver_api::driver_calls("cuEventQuery"); }
   // Returns the number of pages made plus the number released.
@@ -49,6 +61,10 @@ protected:
 
   gpumem::device device = gpumem::device::current();
   gpumem::stream a{device}, b{device};
+  gpumem::detail::sync::duration slow_time{0}; // the time of all pages
+
+private:
+  std::uint64_t mapped_ = 0;
 };
 
 TEST_F(pool_policy, stream_that_is_behind_reuses_its_own_memory_first) {
@@ -191,7 +207,7 @@ TEST_F(pool_policy, each_stream_grows_beside_its_own_memory) {
 // polls.
 TEST_F(pool_policy, pages_move_until_the_time_budget_is_used) {
   constexpr int most = 1250 / 12, least = 1250 / 16;
-  pool r{device, {.effort = 1e-9}};
+  pool r{device, {.effort = 1e-9}, slow_pages(40us)};
   int moving = 0;
   for (int round = 0; round < most + 20; ++round) {
     std::vector<void*> blocks;
@@ -210,6 +226,20 @@ TEST_F(pool_policy, pages_move_until_the_time_budget_is_used) {
   }
   EXPECT_GE(moving, least);
   EXPECT_LE(moving, most);
+}
+
+// A driver that takes 255 us for a page. Each round asks for 64 MiB: 32 pages of 2 MiB, or two large ones.
+TEST_F(pool_policy, share_of_the_time_holds_where_pages_are_slow) {
+  pool r{device, {.effort = 0.05}, slow_pages(255us)};
+  auto const begin = gpumem::detail::sync::now();
+  for (int round = 0; round < 100; ++round) {
+    r.deallocate_sync(r.allocate(a, 64 * MiB), 64 * MiB);
+    r.trim();
+    gpumem::detail::sync::sleep_for(20ms);
+  }
+  auto const passed = gpumem::detail::sync::now() - begin;
+  EXPECT_LE(slow_time, 50ms + passed / 20 + passed / 100) << "the saved time, the share, and slack";
+  EXPECT_GE(slow_time, passed / 25);
 }
 
 TEST_F(pool_policy, growth_without_a_time_budget_creates_one_page) {

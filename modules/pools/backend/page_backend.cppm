@@ -8,6 +8,7 @@ import :block;
 import :error;
 import :growth_policy;
 import :idle_pages;
+import :page_price;
 import :pool_shard;
 import :shard_list;
 import :shard_roles;
@@ -74,6 +75,7 @@ private:
   idle_pages idle_;
   time_budget move_budget_
       __attribute__((guarded_by(all_shards))); // time for moves, for polls and waits before them, and for new pages
+  page_price price_ __attribute__((guarded_by(all_shards)));
   // Work for which a request has waited as long as the budget allowed, but which was not complete then. Until it is
   // complete, no request waits again.
   stream_use given_up_ __attribute__((guarded_by(all_shards)));

@@ -26,6 +26,7 @@ import :growth_lock;
 import :growth_policy;
 import :hole_list;
 import :idle_pages;
+import :page_price;
 import :pool_options;
 import :pool_shard;
 import :page_store;
@@ -51,11 +52,11 @@ page_backend::page_backend(backend_parts& parts) noexcept
 
 std::size_t page_backend::affordable_pages() noexcept {
   if (move_budget_.unlimited()) return SIZE_MAX;
-  return static_cast<std::size_t>(std::max(move_budget_.left(sync::now()) / tuning::page_cost, 0.0));
+  return static_cast<std::size_t>(std::max(move_budget_.left(sync::now()) / price_.median(), 0.0));
 }
 
 void page_backend::charge_moves(std::size_t pages) noexcept {
-  move_budget_.spend(static_cast<double>(pages) * tuning::page_cost);
+  move_budget_.spend(static_cast<double>(pages) * price_.median());
 }
 
 void page_backend::poll_for_moves(allocation_request const& request) {
@@ -128,7 +129,7 @@ bool page_backend::wait_for_own_work(allocation_request const& request) {
   if (open.size() != 1 || open.front() != &own) return false;
   auto const pages = pages_in_use_by(own, request);
   auto const begin = sync::now();
-  auto const for_moves = static_cast<double>(pages) * time_budget::nanoseconds{tuning::page_cost};
+  auto const for_moves = static_cast<double>(pages) * price_.median();
   auto const longest = move_budget_.unlimited() ? tuning::max_move_burst : move_budget_.left(begin) - for_moves;
   if (pages == 0 || longest <= time_budget::nanoseconds{0}) return false;
   own.cover(request.key.handle()); // records an event after the stream's last frees
@@ -211,12 +212,16 @@ placement page_backend::move(allocation_request const& request, bool at_limit) {
   auto const origin = [](page_run const& each) { return page_origin{&each.in->pages, each.where}; };
   runs.erase(std::ranges::transform(idle, runs.begin(), origin).out, runs.end());
   expected<page_extent, failure> moved = page_extent{};
+  sync::duration spent{};
   parts_.lock.begin();
   {
     upstream_call const during{parts_.shards};
+    auto const begin = sync::now();
     moved = into.move(runs, plan->hole ? plan->offset(given) : end);
+    spent = sync::now() - begin;
     if (!moved) idle_pages::unmap(idle);
   }
+  if (moved) price_.add(spent, idle_pages::count(idle));
   shard.counters.page_moves += bool{moved};
   parts_.chunks.end_release(given);
   auto const there = accept(*plan->in, moved, fresh_uses(request));
@@ -272,15 +277,20 @@ expected<block*, failure> page_backend::map(growth_plan const& plan, stream_uses
     return into.map(at, wanted, parts_.growth.page_size(reserved, wanted, affordable));
   };
   expected<page_extent, failure> made = page_extent{};
+  sync::duration spent{};
   parts_.lock.begin();
   {
     upstream_call const during{parts_.shards};
+    auto const begin = sync::now();
     made = map_bytes(plan.bytes);
     bool const too_much =
         !made && (made.error().reason == outcome::exhausted || made.error().reason == outcome::too_large);
     if (too_much && plan.bytes > plan.least) made = map_bytes(plan.least);
+    spent = sync::now() - begin;
   }
-  charge_moves(std::min(into.pages() - std::min(before, into.pages()), affordable));
+  auto const pages = into.pages() - std::min(before, into.pages());
+  price_.add(spent, pages);
+  charge_moves(std::min(pages, affordable));
   return accept(*plan.in, made, uses);
 }
 

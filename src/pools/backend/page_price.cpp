@@ -1,0 +1,20 @@
+// Keeps the last times per page, and finds their median.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <cstddef>
+module gpumem:page_price.impl;
+import :page_price;
+
+namespace gpumem::detail {
+
+void page_price::add(nanoseconds spent, std::size_t pages) noexcept {
+  if (pages == 0) return;
+  recent_[count_++ % kept] = spent / static_cast<double>(pages);
+  auto sorted = recent_;
+  auto const end = sorted.begin() + std::min(count_, kept), middle = sorted.begin() + (end - sorted.begin() - 1) / 2;
+  std::nth_element(sorted.begin(), middle, end);
+  median_ = std::max(*middle, least);
+}
+
+} // namespace gpumem::detail
