@@ -76,6 +76,7 @@ static void blocks_are_freed_by_their_address_alone(void) {
   EXPECT(gpumem_free_pointer(NULL) == GPUMEM_GRANTED);
   EXPECT(statistics_of(pool).live == 0 && statistics_of(pool).frees == 1);
   EXPECT(statistics_of(pool).peak_live == 3 * MIB && statistics_of(pool).reserved_in_all >= 3 * MIB);
+  EXPECT(statistics_of(pool).shards == 1);
   EXPECT(gpumem_reset_peaks(pool) == GPUMEM_GRANTED);
   EXPECT(statistics_of(pool).peak_live == 0 && statistics_of(pool).peak_reserved == statistics_of(pool).reserved);
   EXPECT(statistics_of(stack).peak_live > 0 && gpumem_reset_peaks(stack) == GPUMEM_GRANTED);

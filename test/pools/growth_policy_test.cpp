@@ -65,7 +65,9 @@ protected:
   }
   void add_shard() {
     gpumem::detail::all_shards_lock const held{shards};
+    shards.begin_allocation(false);
     shards.add_for_thread();
+    shards.begin_allocation(false);
   }
 
   auto plan(stream_key const& key, std::size_t bytes, bool exact, std::size_t alignment = granule) const {

@@ -4,11 +4,15 @@
 
 #include <gpumem/pool_options.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 import gpumem;
@@ -26,20 +30,18 @@ protected:
   template <class Pool> static auto& engine_of(Pool& pool) {
     return static_cast<gpumem::detail::pool_state*>(pool.services().state)->engine();
   }
-  // Lets two threads contend for one lock until each has a shard of its own, or one minute has passed; then runs
-  // `work(thread)`.
+  // Runs `work(thread)` on two threads that have met others so often that each has a shard of its own.
   template <class Pool, class Work> void make_shards(Pool& pool, Work const& work) {
-    auto const given_up = std::chrono::steady_clock::now() + std::chrono::minutes{1};
+    auto& shards = engine_of(pool).shards();
+    auto& first = *shards.all().front();
     std::barrier together{2};
     auto const body = [&](int number) {
-      auto const& on = number == 0 ? a : b;
-      together.arrive_and_wait();
-      // The blocks are too large for the thread caches. is_consistent() holds the lock for long, so that the two
-      // threads meet there however the host schedules them.
-      while (engine_of(pool).statistics().read_counters().shards < 2 && std::chrono::steady_clock::now() < given_up) {
-        pool.deallocate(on, pool.allocate(on, 5 * MiB), 5 * MiB);
-        EXPECT_TRUE(engine_of(pool).is_consistent());
+      for (unsigned i = 0; i < gpumem::detail::sync::contention_threshold; ++i) {
+        shards.lock_contended(first);
+        first.mutex.unlock();
       }
+      auto const& on = number == 0 ? a : b;
+      pool.deallocate(on, pool.allocate(on, 5 * MiB), 5 * MiB);
       together.arrive_and_wait();
       work(number);
     };
@@ -53,7 +55,7 @@ TEST_F(shard_list_test, single_thread_has_one_shard) {
   pool_resource r{gpumem::cuda_resource{device}};
   for (int i = 0; i < 1000; ++i) r.deallocate(a, r.allocate(a, MiB), MiB);
   auto const counters = engine_of(r).statistics().read_counters();
-  EXPECT_EQ(counters.shards, 1u);
+  EXPECT_EQ(r.statistics().shards, 1u);
   EXPECT_EQ(counters.all_locked_calls, 0u);
 }
 
@@ -102,7 +104,7 @@ TEST_F(shard_list_test, threads_that_contend_get_shards_and_take_one_lock) {
     }
     together.arrive_and_wait();
   });
-  EXPECT_GE(engine_of(r).statistics().read_counters().shards, 2u);
+  EXPECT_GE(r.statistics().shards, 2u);
   EXPECT_TRUE(engine_of(r).is_consistent());
   EXPECT_EQ(r.statistics().live, 0u);
 }
@@ -119,6 +121,64 @@ TEST_F(shard_list_test, threads_with_shards_round_sizes_up_to_a_mebibyte) {
   EXPECT_EQ(granted(), 900 * KiB + 256);
   make_shards(r, [](int) {});
   EXPECT_EQ(granted(), 960 * KiB);
+  for (int i = 0; i < 3; ++i) r.trim(SIZE_MAX); // each one ends a round
+  EXPECT_EQ(granted(), 900 * KiB + 256) << "the other thread has ended";
+}
+
+TEST_F(shard_list_test, memory_of_spare_shards_serves_the_thread_that_is_left) {
+  pool_resource r{gpumem::cuda_resource{device}};
+  make_shards(r, [&](int number) {
+    auto const& on = number == 0 ? a : b;
+    for (int i = 0; i < 20; ++i) r.deallocate(on, r.allocate(on, 8 * MiB), 8 * MiB); // it ends with its own memory
+  });
+  a.synchronize();
+  b.synchronize();
+  ASSERT_GE(r.statistics().shards, 2u);
+  for (int i = 0; i < 3; ++i) r.trim(SIZE_MAX);
+  EXPECT_EQ(r.statistics().shards, 1u);
+  auto const reserved = r.statistics().reserved;
+  std::vector<void*> blocks;
+  while (r.statistics().largest_free >= 4 * MiB) blocks.push_back(r.allocate(a, 4 * MiB));
+  EXPECT_EQ(r.statistics().reserved, reserved);
+  EXPECT_GE(blocks.size() * 4 * MiB, reserved * 3 / 4);
+  EXPECT_TRUE(engine_of(r).is_consistent());
+  for (auto* const each : blocks) r.deallocate(a, each, 4 * MiB);
+  EXPECT_TRUE(engine_of(r).is_consistent());
+  a.synchronize();
+  EXPECT_EQ(r.trim(), reserved);
+  EXPECT_NEAR(r.statistics().peak_live, blocks.size() * 4 * MiB, reserved / 1000) << "one shard is active";
+}
+
+// A program of one thread: blocks of 1 to 32 MiB, at most 400 MiB of them live, whose sizes change with time.
+TEST_F(shard_list_test, contention_in_the_past_costs_one_thread_no_memory) {
+  gpumem::pool_resource r{device, {.effort = 1}};
+  auto const utilization = [&] {
+    r.trim();
+    r.reset_peaks();
+    std::mt19937 random{7};
+    std::vector<std::pair<void*, std::size_t>> blocks(200);
+    std::size_t live = 0, peak = 0;
+    for (unsigned i = 0; i < 6000; ++i) {
+      auto& [p, bytes] = blocks[random() % blocks.size()];
+      if (p) r.deallocate(a, p, bytes), live -= bytes;
+      bytes = (1 + random() % 16) * (MiB / 16) << i / 1000 % 3 * 2;
+      p = live + bytes <= 400 * MiB ? r.allocate(a, bytes) : nullptr;
+      live += p ? bytes : 0;
+      peak = std::max(peak, live);
+      if (i % 16 == 0) a.synchronize();
+    }
+    for (auto const& [p, bytes] : blocks) {
+      if (p) r.deallocate(a, p, bytes);
+    }
+    a.synchronize();
+    return static_cast<double>(peak) / static_cast<double>(r.statistics().peak_reserved);
+  };
+  auto const before = utilization();
+  make_shards(r, [](int) {});
+  b.synchronize();
+  EXPECT_GE(utilization(), before - .02);
+  r.trim();
+  EXPECT_EQ(r.statistics().shards, 1u);
 }
 
 // A notification under one of the locks is received as soon as that lock is released.
@@ -186,7 +246,7 @@ TEST_F(shard_list_test, each_shard_has_a_cache_budget) {
     r.trim(SIZE_MAX); // the blocks that it caches are from its own shard and stay
     together = keep();
   }
-  auto const count = engine_of(r).statistics().read_counters().shards;
+  auto const count = r.statistics().shards;
   EXPECT_GE(count, 2u);
   EXPECT_GT(together, alone + MiB) << "the share of one shard: 8 MiB of two, 6 MiB of three";
   EXPECT_LE(together, count * 4 * MiB);

@@ -366,6 +366,7 @@ inline gpumem::statistics pool::statistics() const {
   result.peak_live = f.peak_live;
   result.peak_reserved = f.peak_reserved;
   result.reserved_in_all = f.reserved_in_all;
+  result.shards = f.shards;
   result.allocations = f.allocations;
   result.frees = f.frees;
   result.failures = f.failures;

@@ -41,7 +41,8 @@ struct pool_options {
   /// A request fails as `too_large` if its bytes, rounded up to a size class, are more. 0: no bound.
   std::size_t largest_block = 0;
   /// Whether each thread, up to 64 threads, gets a shard of its own at its first request. Otherwise a thread gets one
-  /// after it has often found the lock of its shard taken.
+  /// after it has found the lock of its shard taken often within some ten thousand calls. A shard without a live block
+  /// that the thread does not use for a while becomes free for other threads.
   bool shard_per_thread = false;
   /// When a request fails as `exhausted`, the pool appends its describe_memory() to this file. Empty: it does not.
   std::string failure_report = {};
@@ -51,14 +52,15 @@ struct pool_options {
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
   /// A pool over virtual pages moves free pages to where memory is missing, before it makes new pages. This is the most
   /// that the moves may take, as a share of the elapsed time. 0: the pool makes new pages immediately. 1: no bound, so
-  /// the pool reserves the least. Each moved page is charged with 40 us of this time. The pool starts with 50 ms and
+  /// the pool reserves the least. A moved page is charged with the
+  /// time that pages took lately, at first with 40 us. The pool starts with 50 ms and
   /// saves unspent time, 50 ms at most. New pages are charged too, but the pool also makes them when no time is left.
   /// Calls that ask the driver for completed work of other streams take at most the same share of the time, or 1/16 if
   /// that is more.
   ///
   /// If only the stream of the request still uses free pages, `allocate` waits for that work before the pool makes new
-  /// pages. These waits are charged too. Three kinds of pools move no pages: one over chunks, one whose threads have
-  /// shards of their own, and one with reuse_policy::ordered.
+  /// pages. These waits are charged too. Three kinds of pools move no pages: one over chunks, one of which several
+  /// threads use shards of their own, and one with reuse_policy::ordered.
   double effort = .05;
   /// A pool that is made for a device uses virtual pages if this is true, the device supports them and `limit` is at
   /// least one page. Otherwise it uses chunks from cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and

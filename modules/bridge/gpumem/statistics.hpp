@@ -47,6 +47,8 @@ struct statistics {
   std::uint64_t waiting = 0;        ///< number of requests that wait for memory
   std::size_t waiting_bytes = 0;    ///< bytes for which these requests ask
   std::uint64_t oldest_wait_ns = 0; ///< nanoseconds that the oldest of these requests has waited
+
+  std::uint64_t shards = 0; ///< number of shards of a pool, without those that no thread uses any more
 };
 
 } // namespace gpumem

@@ -98,6 +98,7 @@ public:
   inline request_queue& requests() noexcept { return queue_; }
   inline request_passes& passes() noexcept { return request_passes_; }
   inline pool_statistics& statistics() noexcept { return statistics_; }
+  inline shard_list& shards() noexcept { return parts_.shards; }
   inline pool_options const& options() const noexcept { return parts_.options; }
   inline pool_upstream& upstream() noexcept { return *parts_.upstream; }
   /// Returns the upstream's device; nullopt if the upstream has none.

@@ -36,7 +36,8 @@ public:
                request_passes& requests, owner& of) noexcept
       : parts_{parts}, frees_{frees}, deferred_{deferred}, monitor_{monitor}, requests_{requests}, owner_{of} {}
 
-  /// Gives back free memory whose uses the host has seen complete, as long as at least `keep` bytes stay reserved.
+  /// Ends a round of the shards, and gives back free memory whose uses the host has seen complete, as long as at least
+  /// `keep` bytes stay reserved.
   /// Returns the bytes given back. The caller holds the locks of all shards (the parts of the pool); they are released
   /// during calls of the upstream.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep);

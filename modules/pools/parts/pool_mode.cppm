@@ -23,7 +23,7 @@ namespace gpumem::detail {
 export struct mode_facts {
   std::size_t reserved = 0;
   std::size_t release_threshold = SIZE_MAX;
-  std::size_t shards = 1;
+  std::size_t shards = 1;       ///< active shards: their threads allocate under locks
   bool near_limit = false;      ///< less than a quarter of the limit is left
   bool under_pressure = false;  ///< a request found no memory without a wait, and too little was freed since
   bool closed = false;          ///< the pool refuses requests, or no handle of it is left
@@ -104,7 +104,7 @@ public:
   [[clang::requires_capability(all_shards)]] void set_no_handles() noexcept { set(no_handles_, true); }
   [[clang::requires_capability(all_shards)]] void on_reserved_changed() noexcept override { update(); }
   /// Derives the settings from the facts and applies them. The setters above call update() themselves. Other code calls
-  /// it after a change of the limit or of the number of shards, and after the pool was closed.
+  /// it after a change of the limit or of the number of active shards, and after the pool was closed.
   [[clang::requires_capability(all_shards)]] void update() noexcept;
 
 private:

@@ -61,11 +61,13 @@ export struct pool_parts {
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline void
   count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
-    if (!shards.single()) return count_live_of_many(in, change, nearby);
+    if (shards.all().size() > 1) return count_live_of_many(in, change, nearby);
     peak.count_alone(in.live, change, nearby);
   }
 
   // Called under the locks of all shards.
+  /// Applies a change of the number of active shards.
+  [[clang::requires_capability(one_shard, all_shards)]] void update_mode() noexcept;
   /// Counts a change after which waiting requests may succeed, and posts a pass that wakes them. For calls that cannot
   /// wake them themselves.
   [[clang::requires_capability(all_shards)]] void notify() noexcept;

@@ -11,7 +11,7 @@ export struct pool_counters {
   std::uint64_t quick_list_hits = 0;   ///< allocations from a quick list: freed small blocks, not coalesced
   std::uint64_t locked_calls = 0;      ///< allocations and frees that took the lock of a shard
   std::uint64_t all_locked_calls = 0;  ///< allocations and frees that took the locks of several shards
-  std::uint64_t shards = 0;            ///< shards of the pool
+  std::uint64_t joins = 0;             ///< times that a shard became spare, and its thread used the first one again
   std::uint64_t steals = 0;            ///< allocations by a thread out of another thread's shard
   std::uint64_t remote_frees = 0;      ///< frees into a shard whose lock another thread held
   std::uint64_t chunks_migrated = 0;   ///< chunks that moved to another shard

@@ -49,12 +49,17 @@ export struct alignas(false_sharing_distance) pool_shard {
   std::int64_t live_blocks __attribute__((guarded_by(one_shard))) = 0; ///< including blocks in thread caches
   std::size_t reserved __attribute__((guarded_by(one_shard))) = 0;
   std::vector<std::unique_ptr<address_range>> addresses
-      __attribute__((guarded_by(one_shard)));   ///< the newest last; empty in a pool over chunks. They stay.
+      __attribute__((guarded_by(one_shard))); ///< the newest last; empty in a pool over chunks. They stay.
+  std::uint64_t round_begin __attribute__((guarded_by(one_shard))) = 0; ///< counters.locked_calls when the round began
   alignas(128) class remote_frees remote_frees; ///< frees by threads that found the lock taken; needs no lock
   alignas(128) time_budget poll_budget
       __attribute__((guarded_by(one_shard)));                 ///< time for polls by requests that find no memory
   unsigned steals __attribute__((guarded_by(one_shard))) = 0; ///< recent blocks its threads took from other shards
   std::uint64_t last_steal __attribute__((guarded_by(one_shard))) = 0; ///< counters.locked_calls at the last steal
+  relaxed_atomic<bool> spare{false};               ///< no thread uses this shard; changed under the locks of all shards
+  static constexpr std::uint8_t rounds_active = 2; ///< rounds_left after an allocation by a thread of this shard
+  /// Rounds (shard_list::end_round) after which the shard is inactive unless its threads allocate; 0: it is inactive.
+  std::uint8_t rounds_left __attribute__((guarded_by(one_shard))) = 0;
   /// All blocks lie between these addresses. Once the shard has pages, the first one only falls, the other only rises.
   alignas(128) relaxed_atomic<std::uintptr_t> first_address;
   relaxed_atomic<std::uintptr_t> end_address{UINTPTR_MAX};

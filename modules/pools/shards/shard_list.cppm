@@ -13,6 +13,11 @@ namespace gpumem::detail {
 /// The shards of a pool, which are parts with a lock and free ranges of their own: one at first. A thread that often
 /// finds its shard's lock taken gets a shard of its own. Threads are told apart by 64 slots: each thread uses the slot
 /// of its index modulo 64. A block goes back to the shard that it came from, whichever thread frees it.
+///
+/// A shard is active while its threads allocate under locks. The pool's mode and its growth follow the number of active
+/// shards. An inactive shard without a live block becomes spare: its thread uses the first shard again. Its free memory
+/// stays in it, for requests that search all shards. The next thread that needs a shard gets a spare one. No shard is
+/// destroyed before the pool, since find_live() reads the shards without a lock.
 export class shard_list {
 public:
   static constexpr std::size_t max_shards = 65; ///< the first one, and one for each of the 64 slots of threads
@@ -28,8 +33,7 @@ public:
 
   /// Returns the calling thread's shard. Any thread.
   inline pool_shard& shard_of_thread() noexcept { return *own_slot().shard.load(std::memory_order_acquire); }
-  /// Returns the shard of the thread with this index; null if the thread has found a lock taken by another thread
-  /// `contention_threshold` times.
+  /// Returns the shard of the thread with this index; null if the thread is to get a shard of its own.
   inline pool_shard* uncontended_shard(unsigned thread) noexcept {
     auto const& mine = slots_[thread % (max_shards - 1)];
     return mine.contention.load(std::memory_order_relaxed) < sync::contention_threshold
@@ -40,8 +44,11 @@ public:
   inline pool_shard& shard_of(unsigned thread) noexcept {
     return *slots_[thread % (max_shards - 1)].shard.load(std::memory_order_acquire);
   }
-  inline bool single() const noexcept { return count_.load(std::memory_order_relaxed) == 1; }
-  /// Returns all shards. None is added while the caller holds the lock of any shard.
+  /// Returns the number of active shards. Any thread.
+  inline std::size_t active() const noexcept { return active_.load(std::memory_order_relaxed); }
+  /// Returns whether only one shard is active. Other shards may still hold memory and live blocks. Any thread.
+  inline bool single() const noexcept { return active() <= 1; }
+  /// Returns all shards, spare ones too. None is added while the caller holds the lock of any shard.
   inline std::span<std::unique_ptr<pool_shard> const> all() const noexcept {
     return {shards_.data(), count_.load(std::memory_order_acquire)};
   }
@@ -57,18 +64,23 @@ public:
     std::size_t count_ = 0;
   };
 
-  /// Takes the lock of a shard that a try_lock() has found taken, and counts that for contended().
+  /// Takes the lock of a shard that a try_lock() has found taken. If it is the lock of the calling thread's shard,
+  /// counts the collision.
   void lock_contended(pool_shard& one) noexcept __attribute__((acquire_capability(one.mutex)));
   /// Waits until another thread notifies `changed`. Unlocks all shards during the wait.
   [[clang::requires_capability(one_shard, all_shards)]] void wait(sync::spin_condition& changed);
 
-  /// Returns whether the calling thread, while it has no shard of its own, has found a lock taken by another thread
-  /// `contention_threshold` times.
-  inline bool contended() noexcept {
-    return own_slot().contention.load(std::memory_order_relaxed) >= sync::contention_threshold;
-  }
+  /// Prepares an allocation of the calling thread: its shard becomes active. If `may_add`, and the thread has met other
+  /// threads at its shard's lock `contention_threshold` times lately, gives it a shard of its own first. Ends the
+  /// round after `tuning::calls_per_round` locked calls of that shard. Returns whether the number of active shards has
+  /// changed.
+  [[clang::requires_capability(one_shard, all_shards)]] bool begin_allocation(bool may_add) noexcept;
   /// Gives the calling thread a shard of its own. Does nothing if the host has no memory for one.
   [[clang::requires_capability(one_shard, all_shards)]] void add_for_thread() noexcept;
+  /// Ends a round: a shard from which its threads have not allocated for a whole round becomes inactive, and spare if
+  /// it has no live block. The only active shard becomes spare too if it has none: its thread meets no other one.
+  /// Returns whether the number of active shards has changed.
+  [[clang::requires_capability(one_shard, all_shards)]] bool end_round() noexcept;
 
   /// The block that starts at an address and is not free, and its shard; both null if there is no such block. Found
   /// without a lock, so certain only for the owner of the block. Other callers check the block again under the shard's
@@ -81,7 +93,6 @@ public:
     auto& last = own_slot().last_freed_shard;
     auto* const likely = last.load(std::memory_order_relaxed);
     if (auto* const that = likely->find_live(pointer)) return {that, likely};
-    if (single()) return {};
     return find_in_all(pointer, last);
   }
 
@@ -93,12 +104,16 @@ private:
   struct alignas(false_sharing_distance) thread_slot {
     std::atomic<pool_shard*> shard{nullptr};
     std::atomic<pool_shard*> last_freed_shard{nullptr}; // shard of the block that the last search found
-    std::atomic<std::uint32_t> contention{0}; // number of locks found taken while the slot has no shard of its own
-    std::atomic<bool> owns_shard{false};
+    // The number of times that the slot's threads found the first shard's lock taken, lately and in this window.
+    std::atomic<std::uint32_t> contention{0};
+    std::uint32_t in_window __attribute__((guarded_by(one_shard))) = 0;
+    std::uint64_t window_begin __attribute__((guarded_by(one_shard))) = 0; // as counters.locked_calls of that shard
   };
 
   inline thread_slot& own_slot() noexcept { return slots_[sync::thread_index() % (max_shards - 1)]; }
-  void add(bool locked);
+  inline std::uint32_t first_contention() const noexcept { return shard_per_thread_ ? sync::contention_threshold : 0; }
+  pool_shard& add(bool locked);
+  [[clang::requires_capability(one_shard, all_shards)]] pool_shard* find_spare() noexcept;
   void lock_all() noexcept;
   void unlock_all() noexcept;
   lookup find_in_all(void const* pointer, std::atomic<pool_shard*>& last) noexcept;
@@ -107,13 +122,14 @@ private:
   bool const shard_per_thread_;
   std::array<std::unique_ptr<pool_shard>, max_shards> shards_;
   std::atomic<unsigned> count_{0};
+  std::atomic<unsigned> active_{0};
   std::array<thread_slot, max_shards - 1> slots_;
 };
 
 /// Holds the lock of one shard.
 export class [[clang::scoped_lockable]] shard_lock {
 public:
-  /// If another thread holds the lock, counts that for shard_list::contended().
+  /// If another thread holds the lock, counts a collision (shard_list::lock_contended).
   [[gnu::always_inline]] inline shard_lock(shard_list& of, pool_shard& one)
       __attribute__((acquire_capability(one_shard), acquire_shared_capability(all_shards)))
       : mutex_{one.mutex} {

@@ -100,18 +100,13 @@ expected<void*, failure> allocate_path::allocate_from_all(allocation_request& re
   }
 }
 
-// Prepares a request under the locks of all shards. If a thread has often found the lock of its shard taken, it gets a
-// shard of its own here.
+// Prepares a request under the locks of all shards. While requests wait, each call takes all these locks, so a shard of
+// its own would not help the thread.
 void allocate_path::enter(allocation_request& request) {
-  // While requests wait, each call takes the locks of all shards, so a new shard would not help.
-  if (parts_.shards.contended() && !parts_.requests.has_waiting()) {
-    parts_.shards.add_for_thread();
-    parts_.mode.update();
-    for (auto const& each : parts_.shards.all()) parts_.peak.publish(each->live);
-  }
+  if (parts_.shards.begin_allocation(!parts_.requests.has_waiting())) parts_.update_mode();
   request.shard = &parts_.shards.shard_of_thread();
   ++request.shard->counters.locked_calls;
-  request.shard->counters.all_locked_calls += !parts_.shards.single();
+  request.shard->counters.all_locked_calls += parts_.shards.all().size() > 1;
   parts_.mode.add_stream(request.key.timeline());
   parts_.caches.ensure_storage(request.thread);
 }

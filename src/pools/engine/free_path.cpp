@@ -46,11 +46,13 @@ free_result free_path::finish(stream_key const& key, void* pointer, std::optiona
   }
   free_call const call{key, pointer, bytes, cached.use};
   if (cached.freed.that) return free_uncached(call, cached.freed);
-  // A block of another thread's shard goes back to that shard. If this thread cached the block, each later free of it
-  // would search all shards. Near the limit of the pool the thread caches the block nevertheless. Otherwise the thread
-  // may find no block of its own, and an allocation from another shard takes the locks of all shards.
+  // A block of another shard goes back to that shard. If this thread cached the block, each later free of it would
+  // search all shards. It caches the block nevertheless near the limit of the pool, or if the other shard is spare.
+  // Otherwise the thread may find no block of its own, and an allocation from another shard takes the locks of all
+  // shards.
   auto const seen = parts_.shards.find_live(pointer);
-  if (!seen.that || !parts_.mode.near_limit() || !may_cache(*seen.that, key, bytes)) return free_uncached(call, seen);
+  bool const keeps = seen.that && (parts_.mode.near_limit() || seen.shard->spare);
+  if (!keeps || !may_cache(*seen.that, key, bytes)) return free_uncached(call, seen);
   auto const result = parts_.caches.insert(*seen.that, cached.use, sync::thread_index());
   auto const ended = result.evicted ? free_evicted_block(*result.evicted) : free_result::done;
   return result.inserted ? ended : free_uncached(call, seen);
@@ -109,7 +111,7 @@ free_result free_path::free_with_all_locks(free_call const& call) noexcept {
   auto* const freed = find_or_explain(parts_, key, call.pointer, call.bytes, wrong);
   if (!freed) return free_result::refused;
   auto& shard = *freed->parent->shard;
-  shard.counters.all_locked_calls += !parts_.shards.single();
+  shard.counters.all_locked_calls += parts_.shards.all().size() > 1;
   parts_.mode.add_stream(key.timeline());
   finish_free(*freed, call, shard);
   if (parts_.caches.budget_exhausted()) frees_.flush_thread_caches();
@@ -135,7 +137,7 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
   woken_waiters woken;
   all_shards_lock const held{parts_.shards};
   ++shard.counters.locked_calls;
-  shard.counters.all_locked_calls += !parts_.shards.single();
+  shard.counters.all_locked_calls += parts_.shards.all().size() > 1;
   deferred_.run(nullptr);
   parts_.mode.add_stream(timeline);
   frees_.free_cached_block(cached);

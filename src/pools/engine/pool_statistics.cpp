@@ -44,11 +44,11 @@ inline constexpr std::array<std::uint64_t statistics::*, 10> sums{
     &statistics::upstream_allocations, &statistics::upstream_frees,  &statistics::reuse_same_stream,
     &statistics::reuse_ordered,        &statistics::reuse_completed, &statistics::reuse_waited,
     &statistics::reuse_after_sync};
-inline constexpr std::array<std::uint64_t pool_counters::*, 10> counts_of_shards{
+inline constexpr std::array<std::uint64_t pool_counters::*, 11> counts_of_shards{
     &pool_counters::quick_list_hits, &pool_counters::locked_calls, &pool_counters::all_locked_calls,
     &pool_counters::steals,          &pool_counters::remote_frees, &pool_counters::chunks_migrated,
     &pool_counters::page_evictions,  &pool_counters::page_moves,   &pool_counters::flushed,
-    &pool_counters::promoted};
+    &pool_counters::promoted,        &pool_counters::joins};
 
 // Adds to `sum` the free bytes of a shard, the number of its free ranges, and the free bytes that streams may still
 // use. Appends these streams to `users`; a stream can occur several times.
@@ -105,6 +105,7 @@ std::int64_t pool_statistics::add_shards(statistics& sum) {
     if (parts_.mode.fast_path()) frees_.drain_remote_frees(*each);
     for (auto const count : sums) sum.*count += each->counts.*count;
     live += each->live.bytes;
+    sum.shards += !each->spare;
     sum.allocated += each->reserved - each->ranges.free_bytes();
     sum.coalesces += each->ranges.free_ranges().coalesces();
     sum.coalesces_refused += each->ranges.free_ranges().refused_coalesces();
@@ -135,7 +136,6 @@ pool_counters pool_statistics::read_counters() {
   for (auto const& each : parts_.shards.all()) {
     for (auto const count : counts_of_shards) counters.*count += each->counters.*count;
   }
-  counters.shards = parts_.shards.all().size();
   auto const cached = parts_.caches.snapshot();
   counters.thread_cache_hits = cached.allocations;
   counters.over_budget = cached.over_budget;

@@ -62,8 +62,9 @@ void* shard_allocator::allocate_from_own(allocation_request& request) {
     return nullptr;
   auto& shard = *request.shard;
   shard_lock const held{parts_.shards, shard};
-  if (!parts_.mode.may_use_one_lock(request.key.timeline())) [[unlikely]]
+  if (!parts_.mode.may_use_one_lock(request.key.timeline()) || shard.rounds_left == 0) [[unlikely]]
     return nullptr;
+  shard.rounds_left = pool_shard::rounds_active;
   frees_.drain_remote_frees(shard);
   shard_span const among{&request.shard, 1};
   auto const place = parts_.shards.single() ? search_.find_without_poll(request, among) : search_.find(request, among);

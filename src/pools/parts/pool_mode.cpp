@@ -1,4 +1,5 @@
-// The settings of a pool that follow from its present state, such as its reserved bytes and the number of its shards.
+// The settings of a pool that follow from its present state, such as its reserved bytes and the number of its active
+// shards.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -44,7 +45,7 @@ mode_settings derive_mode(mode_facts const& facts) noexcept {
 void pool_mode::update() noexcept {
   auto const settings = derive_mode({.reserved = chunks_.reserved(),
                                      .release_threshold = options_.release_threshold,
-                                     .shards = shards_.all().size(),
+                                     .shards = std::max<std::size_t>(shards_.active(), 1),
                                      .near_limit = chunks_.near_limit(),
                                      .under_pressure = under_pressure_,
                                      .closed = requests_.is_closed() || no_handles_,

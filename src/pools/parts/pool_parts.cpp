@@ -110,8 +110,15 @@ pool_parts::pool_parts(std::unique_ptr<pool_upstream> from, pool_options asked, 
   caches.set_devices(upstream->devices());
 }
 
+// Publishes the live bytes too, since the peak is to be more exact while one shard is active.
+void pool_parts::update_mode() noexcept {
+  mode.update();
+  for (auto const& each : shards.all()) peak.publish(each->live);
+}
+
 void pool_parts::count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
-  auto const slack = chunks.reserved() / (tuning::peak_fraction * shards.all().size());
+  auto const parts = shards.single() ? shard_list::max_shards : shards.all().size();
+  auto const slack = chunks.reserved() / (tuning::peak_fraction * parts);
   peak.count(in.live, change, nearby, static_cast<std::int64_t>(slack));
 }
 

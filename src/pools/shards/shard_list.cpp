@@ -1,15 +1,22 @@
-// Adds shards (parts of a pool with locks of their own), finds blocks in them, and takes the locks of all shards.
+// Gives shards (parts of a pool with locks of their own) to threads and takes them back, finds blocks in them, and
+// takes the locks of all shards.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <memory>
 #include <new>
+#include <utility>
 module gpumem:shard_list.impl;
 import :shard_list;
 import :block;
+import :pool_counters;
+import :pool_shard;
 import :range_allocator;
+import :shard_roles;
 import :sync;
+import :tuning;
 
 namespace gpumem::detail {
 
@@ -20,35 +27,90 @@ shard_list::search_order::search_order(shard_list const& list, pool_shard& first
   }
 }
 
-void shard_list::add(bool locked) {
+pool_shard& shard_list::add(bool locked) {
   auto const count = count_.load(std::memory_order_relaxed);
-  shards_[count] = std::make_unique<pool_shard>(poll_share_, locked);
+  auto& made = *(shards_[count] = std::make_unique<pool_shard>(poll_share_, locked));
   if (count == 0) {
     for (auto& each : slots_) {
-      each.shard.store(shards_[0].get(), std::memory_order_relaxed);
-      each.last_freed_shard.store(shards_[0].get(), std::memory_order_relaxed);
-      if (shard_per_thread_) each.contention.store(sync::contention_threshold, std::memory_order_relaxed);
+      each.shard.store(&made, std::memory_order_relaxed);
+      each.last_freed_shard.store(&made, std::memory_order_relaxed);
+      each.contention.store(first_contention(), std::memory_order_relaxed);
     }
   }
   count_.store(count + 1, std::memory_order_release);
+  return made;
 }
 
+// A collision at another thread's shard does not count: a shard of its own would not spare the thread that one. The
+// count has the collisions of this window and of the window before it.
 void shard_list::lock_contended(pool_shard& one) noexcept {
-  auto& mine = own_slot();
-  if (!mine.owns_shard.load(std::memory_order_relaxed)) mine.contention.fetch_add(1, std::memory_order_relaxed);
   one.mutex.lock();
+  assert_shard_held();
+  auto& mine = own_slot();
+  if (shard_per_thread_ || &one != shards_[0].get() || mine.shard.load(std::memory_order_relaxed) != &one) return;
+  auto const now = one.counters.locked_calls, passed = now - mine.window_begin;
+  auto count = mine.contention.load(std::memory_order_relaxed);
+  if (passed >= tuning::collision_window) {
+    count = passed < 2 * tuning::collision_window ? mine.in_window : 0;
+    mine.in_window = 0;
+    mine.window_begin = now;
+  }
+  ++mine.in_window;
+  mine.contention.store(count + 1, std::memory_order_relaxed);
+}
+
+bool shard_list::begin_allocation(bool may_add) noexcept {
+  auto const before = active();
+  auto& slot = own_slot();
+  auto const& last = *slot.shard.load(std::memory_order_relaxed);
+  if (last.counters.locked_calls - last.round_begin >= tuning::calls_per_round) end_round();
+  if (may_add && slot.contention.load(std::memory_order_relaxed) >= sync::contention_threshold) add_for_thread();
+  auto& mine = *slot.shard.load(std::memory_order_relaxed);
+  if (mine.rounds_left == 0) active_.fetch_add(1, std::memory_order_relaxed);
+  mine.rounds_left = pool_shard::rounds_active;
+  return active() != before;
 }
 
 void shard_list::add_for_thread() noexcept {
   auto& mine = own_slot();
   mine.contention.store(0, std::memory_order_relaxed);
-  if (mine.owns_shard.load(std::memory_order_relaxed)) return; // another thread with this slot has added a shard
+  if (mine.shard.load(std::memory_order_relaxed) != shards_[0].get())
+    return; // another thread has got one for this slot
   try {
-    add(true); // the caller holds the locks of all shards, so the new shard starts locked
-  } catch (std::bad_alloc const&) { return; }
-  auto& made = *shards_[count_.load(std::memory_order_relaxed) - 1];
-  mine.owns_shard.store(true, std::memory_order_relaxed);
-  mine.shard.store(&made, std::memory_order_release);
+    auto* const spare = find_spare();
+    auto& given = spare ? *spare : add(true); // the caller holds the locks of all shards, so a new one starts locked
+    given.spare = false;
+    mine.shard.store(&given, std::memory_order_release);
+  } catch (std::bad_alloc const&) {} // the thread shares the first shard until it has met others again
+}
+
+pool_shard* shard_list::find_spare() noexcept {
+  for (auto const& each : all()) {
+    if (each->spare) return each.get();
+  }
+  return nullptr;
+}
+
+bool shard_list::end_round() noexcept {
+  auto const before = active();
+  auto& first = *shards_[0];
+  unsigned now = 0;
+  for (auto const& each : all()) {
+    now += each->rounds_left > 0 && --each->rounds_left > 0;
+    each->round_begin = each->counters.locked_calls;
+  }
+  for (auto& each : slots_) {
+    auto& own = *each.shard.load(std::memory_order_relaxed);
+    if (&own == &first || own.live_blocks > 0 || (own.rounds_left > 0 && now > 1)) continue;
+    first.rounds_left =
+        std::max(first.rounds_left, std::exchange(own.rounds_left, 0)); // more than 0 if it is the only one
+    own.spare = true;
+    ++own.counters.joins;
+    each.contention.store(first_contention(), std::memory_order_relaxed);
+    each.shard.store(&first, std::memory_order_release);
+  }
+  active_.store(now, std::memory_order_relaxed);
+  return now != before;
 }
 
 shard_list::lookup shard_list::find_in_all(void const* pointer, std::atomic<pool_shard*>& last) noexcept {

@@ -96,6 +96,24 @@ inline constexpr program trimmed{"a trim beside requests", few,
                                    s.allocate(s.b(), 1 * MiB);
                                  }};
 
+// Each trim ends a round, so that the shards become spare between the requests of their threads.
+inline constexpr program joined{"shards that are joined", few - 1,
+                                [] {
+                                  auto made = std::make_unique<pool_fixture>(
+                                      2 * MiB, gpumem::pool_options{.limit = 2 * MiB, .shard_per_thread = true});
+                                  made->free(pool_fixture::a(), made->allocate(pool_fixture::a(), 1 * MiB));
+                                  return made;
+                                },
+                                [](pool_fixture& s) {
+                                  s.free(s.a(), s.allocate(s.a(), 1 * MiB));
+                                  s.allocate(s.a(), 4 * KiB);
+                                },
+                                [](pool_fixture& s) {
+                                  s.trim();
+                                  s.trim();
+                                  s.free(s.b(), s.allocate(s.b(), 1 * MiB));
+                                }};
+
 // The pool can grow once, and the growth has room for two requests.
 inline constexpr program grown{
     "growth at the limit", few,
@@ -204,7 +222,8 @@ inline constexpr program made_way{"a kept block that makes way", few - 1,
                                       s.fail("a request missed memory that was freed before");
                                   }};
 
-inline constexpr program const* programs[] = {&one_block, &freed_beside, &handed_over, &crossed, &trimmed,  &grown,
-                                              &paged,     &many_streams, &closed,      &told,    &captured, &made_way};
+inline constexpr program const* programs[] = {&one_block, &freed_beside, &handed_over,  &crossed, &trimmed,
+                                              &grown,     &paged,        &many_streams, &closed,  &told,
+                                              &captured,  &made_way,     &joined};
 
 } // namespace gpumem_test

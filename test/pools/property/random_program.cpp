@@ -122,9 +122,10 @@ template <class Memory> program_result random_program<Memory>::finish() {
   counts["blocks flushed"] = counters.flushed;
   counts["frees over budget"] = counters.over_budget;
   counts["ranges promoted"] = counters.promoted;
-  counts["shards beside the first"] = counters.shards - 1;
-  counts["calls under one lock of several"] =
-      counters.shards > 1 ? counters.locked_calls - counters.all_locked_calls : 0;
+  auto const shards = statistics.shards + counters.joins;
+  counts["shards given to threads"] = shards - 1;
+  counts["shards joined again"] = counters.joins;
+  counts["calls under one lock of several"] = shards > 1 ? counters.locked_calls - counters.all_locked_calls : 0;
   counts["steals"] = counters.steals;
   counts["remote frees"] = counters.remote_frees;
   counts["chunks migrated"] = counters.chunks_migrated;

@@ -35,7 +35,7 @@ program_result run_scheduled(std::uint64_t seed) {
     gpumem::simulator::set_schedule_hooks(nullptr, [](void*) { return gpumem::detail::schedule::blocked(); }, nullptr);
     gpumem::detail::schedule::run(number, std::move(bodies), rarities[number % std::size(rarities)]);
   };
-  // Pages move only while no thread has a shard of its own.
+  // Pages move only while one shard is active.
   bool const alone = seed % 4 == 0;
   return gpumem_test::run_program(seed, {.threads = alone ? 1 : 3, .operations = alone ? 330 : 110}, run);
 }
