@@ -74,7 +74,9 @@ attempt<placement> page_backend::grow(allocation_request const& request, bool ex
     if (!why) return attempt<placement>::retry();
     if (shard.addresses.empty()) return unexpected<failure>{*why};
   }
-  bool moving = !exact && may_move() && affordable_pages() > 0;
+  // With several active shards a move holds up the threads of all of them, and they soon miss the pages again.
+  bool const worth_it = parts_.shards.single() || move_budget_.unlimited();
+  bool moving = !exact && worth_it && may_move() && affordable_pages() > 0;
   if (moving) {
     if (auto const place = move(request, false)) return place;
     if (wait_for_own_work(request)) return attempt<placement>::retry();
