@@ -5,7 +5,12 @@
 # The module is written in partitions. It is built from one generated interface, which costs an importer a tenth of what
 # the partitions cost. The preset `partitions` builds it as it is written; clangd and the linters read that.
 option(GPUMEM_PARTITIONS "Build the module from its partitions, without the generated interface" OFF)
-if(NOT GPUMEM_PARTITIONS)
+# The linters read how each file is compiled alone.
+set(GPUMEM_JOIN_SOURCES ON)
+if(GPUMEM_PARTITIONS AND NOT GPUMEM_SANITIZE)
+  set(GPUMEM_JOIN_SOURCES OFF)
+endif()
+if(GPUMEM_BUILD_TESTS OR NOT GPUMEM_PARTITIONS)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
 endif()
 # Units with more in their global module fragment than includes, or with options of their own.
@@ -135,6 +140,19 @@ function(gpumem_add_module_library name)
     set(folder "${CMAKE_CURRENT_BINARY_DIR}/${name}")
     set(primary "${folder}/gpumem.cppm")
     set(interfaces "${primary}")
+  endif()
+  if(GPUMEM_JOIN_SOURCES)
+    # The headers of most units, which take more than half of their compile time.
+    target_precompile_headers(${name} PRIVATE <algorithm> <array> <atomic> <bit> <chrono> <map> <memory> <mutex>
+      <optional> <span> <stdexcept> <string> <unordered_map> <vector> <cuda.h>)
+    set(others ${GPUMEM_SINGLE_UNITS})
+    list(TRANSFORM others PREPEND "${PROJECT_SOURCE_DIR}/src/")
+    if(NOT GPUMEM_PARTITIONS)
+      set(others ${GPUMEM_SINGLE_UNITS})
+      list(TRANSFORM others REPLACE "/" ".")
+      list(TRANSFORM others PREPEND "${folder}/")
+    endif()
+    set_source_files_properties(${interfaces} ${others} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
   endif()
   target_sources(${name}
     PUBLIC FILE_SET CXX_MODULES BASE_DIRS "${folder}" FILES ${interfaces}
