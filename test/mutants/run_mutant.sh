@@ -11,7 +11,7 @@
 set -euo pipefail
 source_folder=$1 build=$2 ninja=$3 fault=$4 seeds=$5
 list=${6-mutants.txt} program=${7-test/pools/test_pool_property}
-export GTEST_FILTER=${8-*} GTEST_FAIL_FAST=1 GPUMEM_WAIT_SECONDS=3
+export GTEST_FILTER=${8-*} GTEST_FAIL_FAST=1 GPUMEM_WAIT_SECONDS=1
 replay=${9-GPUMEM_SEED}
 here=./test/mutants/$fault
 source "$source_folder/test/mutants/make_mutant.sh"

@@ -1,5 +1,6 @@
 // Functions of the user that call the resource which calls them: each call works, or is refused at once.
 // SPDX-License-Identifier: Apache-2.0
+#include "../support/longest_wait.hpp"
 #include "../support/simulated.hpp"
 
 #include <gpumem/pool_options.hpp>
@@ -86,7 +87,7 @@ protected:
   void SetUp() override {
     simulated::SetUp();
     std::signal(SIGALRM, end_program);
-    alarm(20);
+    alarm(static_cast<unsigned>(2 * gpumem_test::longest_wait().count()));
   }
   void TearDown() override {
     alarm(0);

@@ -51,7 +51,7 @@ TEST_F(pool_waiting_chunks, deadline_does_not_wait_for_the_device) {
 
 TEST_F(pool_waiting_chunks, chunks_go_back_and_the_request_gets_the_memory) {
   free_and_see_the_end(2);
-  EXPECT_TRUE(pool_.acquire(stream_, 8_MiB).wait_until(in(5s)));
+  EXPECT_TRUE(pool_.acquire(stream_, 8_MiB).wait_until(in(gpumem_test::longest_wait())));
   EXPECT_NE(waited_.load(), std::this_thread::get_id());
   EXPECT_EQ(pool_.statistics().reserved, 8_MiB);
 }

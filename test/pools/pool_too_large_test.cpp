@@ -48,7 +48,7 @@ protected:
   }
   static auto soon() { return gpumem::detail::sync::now() + std::chrono::milliseconds{1}; }
   // For requests that end before: a busy machine may take longer than soon() before it asks.
-  static auto late() { return gpumem::detail::sync::now() + std::chrono::seconds{10}; }
+  static auto late() { return gpumem::detail::sync::now() + gpumem_test::longest_wait(); }
   int refused = 0;
 };
 

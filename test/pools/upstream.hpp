@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "../support/longest_wait.hpp"
+
 #include <gpumem/simulator.hpp>
 #include <gtest/gtest.h>
 
@@ -14,7 +16,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -29,12 +30,6 @@ namespace gpumem_test {
 // Returns a function of the loaded driver.
 template <class Function> Function* driver_function(char const* name) {
   return reinterpret_cast<Function*>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), name));
-}
-
-// How long a test waits for what must happen. The run of a planted fault, whose test waits in vain, shortens it.
-inline std::chrono::seconds longest_wait() {
-  auto const* const given = std::getenv("GPUMEM_WAIT_SECONDS");
-  return std::chrono::seconds{given ? std::atoi(given) : 10};
 }
 
 // One call of the upstream: an allocation or a free, synchronous or in stream order.
