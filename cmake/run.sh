@@ -71,7 +71,7 @@ accept_ctest_arguments() {
 
 run_demo() {
   local long=()
-  announce "the demo and the replay tool" 200 300 release
+  announce "the demo and the replay tool" 210 180 release
   build release --target gpumem_demo gpumem-replay
   if [[ ${1-} == -v ]]; then
     long=(act build/release/bench/gpumem-replay "${@:2}" bench/traces/*.csv.gz)
@@ -83,7 +83,7 @@ run_demo() {
 
 run_test() {
   local preset
-  announce "the tests, and the property tests with each sanitizer" 4000 3600 release asan tsan
+  announce "the tests, and the property tests with each sanitizer, and runs them" 4500 4000 release asan tsan
   for preset in release asan tsan; do
     build "$preset"
     act ctest --preset "$preset" --parallel "$(jobs_at_once)" "$@"

@@ -21,14 +21,14 @@ jobs_at_once() {
 
 log_of() { printf 'build/%s/build.log' "$1"; }
 
-# announce WHAT MEGABYTES SECONDS PRESET...: says what will be built, and what that costs where nothing has been built.
-# The seconds are of one processor.
+# announce WHAT MEGABYTES SECONDS PRESET...: says what will be built, and what that costs where nothing of it has been
+# built. The seconds are of one processor.
 announce() {
   local jobs preset
   jobs=$(jobs_at_once)
   printf 'gpumem: %s %s, with %s at a time.\n' "$( ((dry_run)) && echo "would build" || echo builds)" "$1" "$jobs"
-  printf 'gpumem: from nothing that takes about %d minutes and %d MB; afterwards only what has changed.\n' \
-    $((($3 / jobs + 59) / 60)) "$2"
+  printf 'gpumem: where nothing of it has been built, that takes about %s and %d MB; otherwise less.\n' \
+    "$(in_words $(($3 / jobs)))" "$2"
   for preset in "${@:4}"; do printf 'gpumem: all output of its build: %s\n' "$PWD/$(log_of "$preset")"; done
 }
 

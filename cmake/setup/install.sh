@@ -1,6 +1,8 @@
 # Installs what the probes did not find: Debian packages with apt-get; wheels, or parts of them, from PyPI into .tools/.
 # SPDX-License-Identifier: Apache-2.0
 
+install_log=.tools/install.log
+
 # Prints the command that becomes root; empty for root itself. Fails if there is none.
 privilege() {
   if ((EUID == 0)); then return; fi
@@ -29,31 +31,40 @@ want_pip() {
   fi
 }
 
-# megabytes NAME: prints about how much a package or wheel takes on disk, with what it needs itself.
+# megabytes NAME: prints how many megabytes of a package or wheel, with what it needs itself, are downloaded, and how many
+# it takes on disk. For a package that is not named here it prints the most that any of them takes.
 megabytes() {
   case $1 in
-    clang-[0-9]*) echo 300 ;;
-    clang-tools-* | python3) echo 45 ;;
-    python3-venv) echo 10 ;;
-    libclang-rt-*) echo 50 ;;
-    clang-tidy-* | clang-format-*) echo 20 ;;
-    doxygen) echo 25 ;;
-    cmake==*) echo 77 ;;
-    cuda-toolkit*) echo 255 ;;
-    nvidia-cuda-cccl==*) echo 25 ;;
-    *) echo 3 ;;
+    clang-[0-9]*) echo 90 435 ;;
+    clang-tools-*) echo 9 45 ;;
+    clang-tidy-* | clang-format-*) echo 3 13 ;;
+    libclang-rt-*) echo 7 65 ;;
+    doxygen) echo 45 225 ;;
+    python3) echo 10 34 ;;
+    python3-venv) echo 5 36 ;; # and the environment that is made with it
+    cmake==*) echo 28 77 ;;
+    cuda-toolkit*) echo 102 255 ;;
+    nvidia-cuda-cccl==*) echo 4 25 ;;
+    *) echo 1 6 ;;
   esac
 }
 
-# sum_of NAME...: prints the sum of their sizes.
+# sum_of NAME...: prints the sums of both.
 sum_of() {
-  local name sum=0
-  for name in "$@"; do sum=$((sum + $(megabytes "$name"))); done
-  echo "$sum"
+  local name
+  for name in "$@"; do megabytes "$name"; done | awk '{ download += $1; disk += $2 } END { print download + 0, disk + 0 }'
+}
+
+# say_packages WHAT NAME...
+say_packages() {
+  local download disk
+  (($# > 1)) || return 0
+  read -r download disk <<<"$(sum_of "${@:2}")"
+  printf 'gpumem: %s, about %d MB to download, %d MB on disk: %s\n' "$1" "$download" "$disk" "${*:2}"
 }
 
 say_what_is_missing() {
-  local sum
+  local download disk
   if ((${#missing[@]} == 0)); then
     echo "gpumem: all tools and libraries are there"
     return
@@ -61,17 +72,24 @@ say_what_is_missing() {
   want_pip
   echo "gpumem: missing here:"
   printf '  %s\n' "${missing[@]}"
-  if ((${#packages[@]})); then
-    printf 'gpumem: Debian packages, about %d MB: %s\n' "$(sum_of "${packages[@]}")" "${packages[*]}"
-  fi
-  if ((${#wheels[@]})); then
-    printf 'gpumem: wheels from PyPI, about %d MB, into %s: %s\n' "$(sum_of "${wheels[@]}")" "$wheel_root" "${wheels[*]}"
-  fi
+  say_packages "Debian packages" "${packages[@]}"
+  say_packages "wheels from PyPI into $wheel_root" "${wheels[@]}"
   if [[ -n $torch_parts ]]; then
-    printf "gpumem: parts of PyTorch's wheels from PyPI, 14 MB, into %s\n" "$torch_parts"
+    printf "gpumem: parts of PyTorch's wheels from PyPI into %s, about 14 MB\n" "$torch_parts"
   fi
-  sum=$(sum_of "${packages[@]}" "${wheels[@]}")
-  printf 'gpumem: installing that takes about %d minutes, at 10 MB a second\n' $((sum / 300 + 1))
+  read -r download disk <<<"$(sum_of "${packages[@]}" "${wheels[@]}")"
+  # Debian unpacks about 50 MB a second.
+  printf 'gpumem: installing that takes about %s, at 10 MB a second\n' "$(in_words $((download / 10 + disk / 50)))"
+}
+
+# installing WHAT COMMAND...: runs the command, with its output in a log; if it fails, shows the end of the log and ends
+# the script.
+installing() {
+  printf 'gpumem: installing %s; all output: %s\n' "$1" "$PWD/$install_log"
+  if ! "${@:2}" >>"$install_log" 2>&1; then
+    tail -n 20 "$install_log" >&2
+    fail "this failed: ${*:2}" "its whole output: $PWD/$install_log"
+  fi
 }
 
 # stop REASON: ends the set-up on systems where the packages of the plan cannot be installed from here.
@@ -87,17 +105,18 @@ install_packages() {
   for package in "${packages[@]}"; do installed "$package" || list+=("$package"); done
   ((${#list[@]})) || stop "the packages are installed and do not work (see .tools/probe.log)"
   # shellcheck disable=SC2086
-  $root_command apt-get update || echo "gpumem: apt-get update failed in part; going on" >&2
+  $root_command apt-get update >>"$install_log" 2>&1 || echo "gpumem: apt-get update failed in part; going on" >&2
   for package in "${list[@]}"; do
     apt-cache show "$package" >/dev/null 2>&1 || stop "apt-get does not know the package $package"
   done
   # shellcheck disable=SC2086
-  $root_command env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${list[@]}"
+  installing "Debian packages" $root_command env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y --no-install-recommends "${list[@]}"
 }
 
 install_wheels() {
   pip_command || fail "python3 has neither pip nor venv" "see .tools/probe.log"
-  "${pip[@]}" install --upgrade --target "$wheel_root" "${wheels[@]}"
+  installing wheels "${pip[@]}" install --upgrade --target "$wheel_root" "${wheels[@]}"
   # CMake's own CUDA support needs these two names, which the wheels lack. No report is known. To reproduce, install the
   # wheels and configure `project(x LANGUAGES CUDA)`. Remove the links when the wheels have both names.
   local toolkit=$wheel_root/nvidia/cu13
@@ -114,6 +133,7 @@ install_torch_parts() {
 }
 
 install_missing() {
+  : >"$install_log"
   if ((${#packages[@]})); then install_packages; fi
   if ((${#wheels[@]})); then install_wheels; fi
   if [[ -n $torch_parts ]]; then install_torch_parts; fi

@@ -15,7 +15,7 @@ run_install() {
   if tree_serves "$prefix"; then
     tree=release
     for tool in "${tools_of_bench[@]}"; do [[ ! -e build/release/bench/$tool ]] || targets+=("$tool"); done
-    announce "what the library needs beyond the demo" 20 200 release
+    announce "what the library needs beyond the demo" 20 45 release
     build release --target "${targets[@]}"
     logged release cmake --install build/release ${prefix:+--prefix "$prefix"}
   else
@@ -52,6 +52,7 @@ say_how_to_use() {
   printf '\napp.cpp, which needs no GPU\n'
   sed 's/^/  /' $example/app.cpp
   printf '\nBuild and run it there:\n  source %q  # %s\n' "$PWD/.tools/environment" "$(say_cmake)"
-  printf '  cmake -G Ninja -DCMAKE_PREFIX_PATH=%q -S . -B build && cmake --build build && build/app\n' "$2"
+  printf '  cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=%q -S . -B build\n' "$2"
+  printf '  cmake --build build && build/app\n'
   printf '\nTo remove gpumem again:\n  %q --build %q --target uninstall\n' "$PWD/.tools/bin/cmake" "$PWD/build/$1"
 }

@@ -11,6 +11,15 @@ fail() {
   exit 1
 }
 
+# in_words SECONDS: rounds up, to ten seconds or to minutes.
+in_words() {
+  if (($1 < 90)); then
+    echo "$((($1 / 10 + 1) * 10)) seconds"
+  else
+    echo "$((($1 + 59) / 60)) minutes"
+  fi
+}
+
 # Prints PATH without .tools/bin, which a sourced .tools/environment adds: otherwise its links would be linked to
 # themselves.
 path_of_system() {

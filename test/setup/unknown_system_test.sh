@@ -22,7 +22,8 @@ expect() { grep -qF -- "$1" "$scratch/output" || { echo "missing in the output: 
 run_sh --dry-run test
 [[ $status -eq 0 && ! -e $scratch/tree/.tools ]] || { echo "a dry run failed, or changed the tree" && exit 1; }
 expect "CMake 3.28 or newer"
-expect "MB: python3 clang-19 clang-tools-19"
+expect "MB to download, "
+expect "MB on disk: python3 clang-19 clang-tools-19"
 expect "would run: cmake --preset release"
 
 run_sh test
@@ -36,3 +37,20 @@ expect "clang-19 clang-tools-19"
 expect "libgmock-dev"
 expect "there is no apt-get on this system"
 [[ ! -e $scratch/tree/.tools/wheels ]] || { echo "something was installed" && exit 1; }
+
+# What an installer prints goes to a log; the end of that is shown if the installer fails.
+installer() {
+  printf '#!%s\n%s\n' "$BASH" "$2" >"$scratch/bin/$1"
+  chmod +x "$scratch/bin/$1"
+}
+for tool in env tail; do ln -s "$(type -P "$tool")" "$scratch/bin/$tool"; done
+installer sudo '"$@"'
+installer apt-cache ':'
+installer dpkg-query 'exit 1'
+installer apt-get 'for ((i = 0; i < 100; ++i)); do echo "apt-get $1, line $i"; done; [[ $1 == update ]]'
+run_sh demo
+[[ $status -eq 1 ]] || { echo "exit status $status instead of 1" && exit 1; }
+expect "gpumem: installing Debian packages; all output: $scratch/tree/.tools/install.log"
+expect "apt-get install, line 99"
+grep -q "apt-get update\|line 79" "$scratch/output" && echo "more than the end of the log is shown" && exit 1
+grep -q "apt-get install, line 0" "$scratch/tree/.tools/install.log"

@@ -36,6 +36,16 @@ def configure(source, folder, *options):
                f"-DCMAKE_PREFIX_PATH={STAGE}", *options)
 
 
+def ninja():
+    return re.search(r"^CMAKE_MAKE_PROGRAM:\w+=(.*)$", (BUILD / "CMakeCache.txt").read_text(), re.M)[1]
+
+
+def steps_of(target, folder):
+    """The commands that build a target, without those that ninja learns of while it builds."""
+    done = subprocess.run([ninja(), "-C", folder, "-t", "commands", target], check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout.splitlines()
+
+
 class Modes(unittest.TestCase):
     def modes(self, *options):
         """Returns the language modes in which the modules of the package and the importers are compiled."""
@@ -94,6 +104,9 @@ class Projects(unittest.TestCase):
         for other in ["test_", "gtest", "bench", "/install.util"]:
             self.assertFalse(re.search(rf"^build [^:]*_deps/gpumem-build/[^:]*{other}", rules, re.M), other)
         self.assertEqual(set(re.findall(r"^  FLAGS = .*?-std=(\S+)", rules, re.M)), {"c++23"})
+        steps = steps_of("all", SCRATCH / "subproject")
+        self.assertFalse([step for step in steps if re.search("simulator|thrust|src/c/", step)])
+        self.assertLessEqual(len(steps), 55)
         _, output = configure(HERE / "../subproject", "subproject", "-DMIXED=ON")
         self.assertEqual("the target app is compiled as gnu++23, gpumem's modules as c++23" in output,
                          cmake_version() < PER_IMPORTER, output)
@@ -107,13 +120,26 @@ class Projects(unittest.TestCase):
         status, output = configure(folder, "guide")
         self.assertEqual(status, 0, output)
 
+    def test_the_projects_of_the_readme_can_be_configured(self):
+        blocks = re.findall(r"^```cmake\n(.*?)^```", (SOURCE / "README.md").read_text(), re.S | re.M)
+        self.assertEqual(len(blocks), 2)
+        package, fetched = blocks
+        fetched = fetched.replace("GIT_REPOSITORY CLONE GIT_TAG main", f'SOURCE_DIR "{SOURCE}"')
+        for name, text in [("readme package", package),
+                           ("readme fetched", package.replace("find_package(gpumem REQUIRED)\n", fetched))]:
+            (SCRATCH / name).mkdir()
+            (SCRATCH / name / "CMakeLists.txt").write_text(text)
+            (SCRATCH / name / "app.cpp").write_text("import gpumem;\nint main() {}\n")
+            status, output = configure(SCRATCH / name, f"{name} build")
+            self.assertEqual(status, 0, output)
+        self.assertIn("gpumem-build", "".join(steps_of("app", SCRATCH / "readme fetched build")))
+
     def test_the_first_project_can_be_configured(self):
         status, output = configure(HERE / "../first", "first")
         self.assertEqual(status, 0, output)
 
     def test_one_target_builds_what_is_installed_and_no_tool(self):
-        ninja = re.search(r"^CMAKE_MAKE_PROGRAM:\w+=(.*)$", (BUILD / "CMakeCache.txt").read_text(), re.M)[1]
-        status, output = run(ninja, "-C", BUILD, "-t", "query", "gpumem_installed_files")
+        status, output = run(ninja(), "-C", BUILD, "-t", "query", "gpumem_installed_files")
         self.assertEqual(status, 0, output)
         files = {re.sub(r"\.so.*", ".so", name) for name in re.findall(r"/(lib[\w.]+)", output)}
         self.assertEqual(files, {"libcudart.so", "libgpumem.a", "libgpumem_c.so", "libgpumem_simulator.a",
