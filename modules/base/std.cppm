@@ -115,7 +115,9 @@ using std::runtime_error;
 // expressions. The standard does not keep a declaration of the global module fragment that only such expressions use.
 // Reduced BMIs then lack it; llvm-project#60488 shows the error. From release 16 on, libstdc++ declares them in the
 // iterators' classes, where they are kept.
-#if !defined(_GLIBCXX_RELEASE) || _GLIBCXX_RELEASE < 16
+#if !defined(_GLIBCXX_RELEASE)
+#error "gpumem needs libstdc++: compile with -stdlib=libstdc++"
+#elif _GLIBCXX_RELEASE < 16
 export namespace __gnu_cxx {
 using __gnu_cxx::operator==;
 using __gnu_cxx::operator<=>;
