@@ -32,7 +32,7 @@ want_pip() {
 }
 
 # megabytes NAME: prints how many megabytes of a package or wheel, with what it needs itself, are downloaded, and how many
-# it takes on disk. For a package that is not named here it prints the most that any of them takes.
+# it takes on disk. All that are not named here are small libraries.
 megabytes() {
   case $1 in
     clang-[0-9]*) echo 90 435 ;;
@@ -45,7 +45,7 @@ megabytes() {
     cmake==*) echo 28 77 ;;
     cuda-toolkit*) echo 102 255 ;;
     nvidia-cuda-cccl==*) echo 4 25 ;;
-    *) echo 1 6 ;;
+    *) echo 1 2 ;;
   esac
 }
 

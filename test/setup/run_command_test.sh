@@ -41,6 +41,10 @@ for line in "--dry-run demo" "test --dry-run" "install --dry-run here" "lint --d
   expect_said "would run: "
   expect_calls </dev/null
 done
+for level in "1 3 minutes" "4 50 seconds"; do
+  CMAKE_BUILD_PARALLEL_LEVEL=${level%% *} run_sh --dry-run demo
+  expect_said "where nothing of it has been built, that takes about ${level#* } and "
+done
 [[ $before == "$(cd "$scratch/tree" && find . | sort)" ]] || { echo "a dry run changed files" && exit 1; }
 
 # A build that succeeds: lines at the tenth parts, and all of the output in the log.
