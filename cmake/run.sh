@@ -71,7 +71,7 @@ accept_ctest_arguments() {
 
 run_demo() {
   local long=()
-  announce "the demo and the replay tool" 210 180 release
+  announce "the demo and the replay tool" 190 180 release
   build release --target gpumem_demo gpumem-replay
   if [[ ${1-} == -v ]]; then
     long=(act build/release/bench/gpumem-replay "${@:2}" bench/traces/*.csv.gz)

@@ -15,7 +15,7 @@ run_install() {
   if tree_serves "$prefix"; then
     tree=release
     for tool in "${tools_of_bench[@]}"; do [[ ! -e build/release/bench/$tool ]] || targets+=("$tool"); done
-    announce "what the library needs beyond the demo" 20 45 release
+    announce "what the library needs beyond the demo" 40 45 release
     build release --target "${targets[@]}"
     logged release cmake --install build/release ${prefix:+--prefix "$prefix"}
   else

@@ -1,12 +1,11 @@
 #include <cstdio>
-#include <cuda_runtime_api.h>
 #include <gpumem/pool.hpp>
 
 int main() {
   gpumem::pool_options options;
   options.limit = std::size_t{8} << 30;
   gpumem::pool pool{0, options}; // or gpumem::pool{0, "limit=8GiB"}; copies share the pool
-  cudaStream_t stream = nullptr; // any stream; null is the default stream
+  CUstream_st* stream = nullptr; // any cudaStream_t; null is the default stream
   {
     gpumem::pool_block block = pool.acquire(stream, 64 << 20); // waits for memory if there is none
     std::printf("%zu bytes at %p\n", block.bytes(), block.data());
