@@ -19,7 +19,7 @@ run_install() {
     build release --target "${targets[@]}"
     logged release cmake --install build/release ${prefix:+--prefix "$prefix"}
   else
-    announce "the library" 150 260 install
+    announce "the library" 100 170 install
     configure install ${prefix:+"-DCMAKE_INSTALL_PREFIX=$prefix"}
     logged install cmake --build --preset install
   fi
