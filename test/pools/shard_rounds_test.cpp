@@ -16,6 +16,8 @@ namespace tuning = gpumem::detail::tuning;
 
 class shard_rounds : public testing::Test {
 protected:
+  void SetUp() override { sync::thread_index(); } // so that no other thread gets the index of this one
+
   // The calling thread finds the first shard's lock taken, as often as a thread that gets a shard of its own.
   [[clang::no_thread_safety_analysis]] void collide(unsigned times = sync::contention_threshold) {
     for (unsigned i = 0; i < times; ++i) {
