@@ -30,7 +30,7 @@ protected:
   template <class Pool> static auto& engine_of(Pool& pool) {
     return static_cast<gpumem::detail::pool_state*>(pool.services().state)->engine();
   }
-  // Runs `work(thread)` on two threads that have met others so often that each has a shard of its own.
+  // Runs `work(thread)` on two threads, each with a shard of its own: it has met others `contention_threshold` times.
   template <class Pool, class Work> void make_shards(Pool& pool, Work const& work) {
     auto& shards = engine_of(pool).shards();
     auto& first = *shards.all().front();
