@@ -157,6 +157,9 @@ function(gpumem_add_module_library name)
   target_sources(${name}
     PUBLIC FILE_SET CXX_MODULES BASE_DIRS "${folder}" FILES ${interfaces}
     PUBLIC FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/modules/bridge" FILES ${headers})
+  # Where an importer of GCC and the library both have an inline variable, the linker keeps GCC's, without clang's dynamic
+  # initialization. So interfaces have none.
+  set_property(SOURCE ${interfaces} APPEND PROPERTY COMPILE_OPTIONS "$<BUILD_INTERFACE:-Wglobal-constructors>")
   set(reduced ${interfaces})
   if(arg_FULL)
     list(REMOVE_ITEM reduced ${arg_FULL})

@@ -2,23 +2,31 @@
 # Shared by gpumem's own build, by projects that add it as a subdirectory, and by the installed package.
 # SPDX-License-Identifier: Apache-2.0
 
-# gpumem_check_toolchain(<result>)
-# Sets the result to a sentence that says why the modules cannot be built here; empty if they can.
-function(gpumem_check_toolchain result)
+# gpumem_check_toolchain(<use> <result>)
+# Sets the result to a sentence that says why the modules cannot be built (use: build) or imported (use: import) here;
+# empty if they can.
+function(gpumem_check_toolchain use result)
   set(sentence "")
+  set(imported_by_gcc OFF)
+  if(use STREQUAL import AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 16)
+    set(imported_by_gcc ON)
+  endif()
   if(CMAKE_VERSION VERSION_LESS 3.28)
     set(sentence "gpumem's modules need CMake 3.28 or newer; this is CMake ${CMAKE_VERSION}.")
   elseif(NOT CMAKE_CXX_COMPILER_ID)
     set(sentence "gpumem needs a C++ compiler: enable the language CXX first.")
-  elseif(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # No number of a report is known; the mailing list gcc-patches has the cause and a patch of 2026-01-09. Remove this
-    # branch when a GCC passes the tests.
-    string(CONCAT sentence "gpumem needs clang 19 or newer: GCC through 15 cannot compile coroutines in modules. "
+  elseif(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT imported_by_gcc)
+    # GCC 15: no number of a report is known; the mailing list gcc-patches has the cause and a patch of 2026-01-09. GCC
+    # 16 ignores [[clang::preserve_most]]: a library that it compiles would change registers that clang's callers keep.
+    # It links the implementations that clang compiled, from an installed package. Remove the branch when no function
+    # has that attribute and GCC compiles the implementations.
+    string(CONCAT sentence "gpumem needs clang 19 or newer: GCC through 15 cannot compile coroutines in modules, and GCC "
+      "16 imports only an installed gpumem, built by clang. "
       "GCC links gpumem::bridge, without modules: find_package(gpumem COMPONENTS bridge).")
-  elseif(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang" OR CMAKE_CXX_COMPILER_VERSION VERSION_LESS 19)
+  elseif(NOT imported_by_gcc AND (NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang" OR CMAKE_CXX_COMPILER_VERSION VERSION_LESS 19))
     string(CONCAT sentence "gpumem needs clang 19 or newer; ${CMAKE_CXX_COMPILER} is "
       "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}.")
-  elseif(NOT CMAKE_CXX_COMPILER_CLANG_SCAN_DEPS)
+  elseif(NOT imported_by_gcc AND NOT CMAKE_CXX_COMPILER_CLANG_SCAN_DEPS)
     # Checked here, because CMake 3.31 itself would go on and report that it cannot find Threads. No report is known. To
     # reproduce, hide clang-scan-deps, set CMAKE_CXX_STANDARD and CMAKE_CXX_SCAN_FOR_MODULES, and find Threads.
     string(CONCAT sentence "${CMAKE_CXX_COMPILER} comes without clang-scan-deps, which modules need: "
@@ -32,7 +40,7 @@ function(gpumem_check_toolchain result)
     if(without_exceptions)
       set(sentence "gpumem throws exceptions, so CMAKE_CXX_FLAGS must not have -fno-exceptions.")
     elseif(NOT "cxx_std_${standard}" IN_LIST CMAKE_CXX_COMPILE_FEATURES)
-      string(CONCAT sentence "CMake ${CMAKE_VERSION} has no flag for C++${standard} of clang "
+      string(CONCAT sentence "CMake ${CMAKE_VERSION} has no flag for C++${standard} of ${CMAKE_CXX_COMPILER_ID} "
         "${CMAKE_CXX_COMPILER_VERSION}: C++26 needs CMake 3.31 or newer.")
     endif()
   endif()
@@ -75,7 +83,7 @@ function(gpumem_import_in standard extensions headers)
     set_target_properties(${target} PROPERTIES IMPORTED_CXX_MODULES_INCLUDE_DIRECTORIES "${headers}"
       IMPORTED_CXX_MODULES_COMPILE_FEATURES "cxx_std_${standard}" CXX_EXTENSIONS "${extensions}")
     # clang 19 ignores -fexperimental-modules-reduced-bmi where it writes only a BMI.
-    if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 20)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 20)
       set_property(TARGET ${target} PROPERTY IMPORTED_CXX_MODULES_COMPILE_OPTIONS
         "SHELL:-Xclang -emit-reduced-module-interface")
     endif()

@@ -1,6 +1,6 @@
 // The path of the simulated device; compiled into each program that links gpumem::simulator.
 // SPDX-License-Identifier: Apache-2.0
 extern "C" {
-extern const char* const gpumem_simulator_path;
-[[gnu::weak]] const char* const gpumem_simulator_path = GPUMEM_SIMULATOR_PATH;
+[[gnu::weak]] extern const char* const gpumem_simulator_path;
+const char* const gpumem_simulator_path = GPUMEM_SIMULATOR_PATH;
 }

@@ -66,16 +66,22 @@ public:
   block* pop_any() noexcept;
 
 private:
-  using fingerprints = std::uint32_t __attribute__((vector_size(capacity * sizeof(std::uint32_t))));
-  using matches = bool __attribute__((ext_vector_type(capacity)));
+  using fingerprints [[gnu::vector_size(capacity * sizeof(std::uint32_t))]] = std::uint32_t;
 
   static inline std::uint32_t fingerprint_of(stream_timeline const& timeline, std::size_t bytes) noexcept {
     return static_cast<std::uint32_t>(fibonacci_hash(bytes + reinterpret_cast<std::uintptr_t>(&timeline)) >> 32);
   }
   // Returns a mask of the cells with this fingerprint. Cells without a block may be among them.
   inline std::uint32_t matching(std::uint32_t fingerprint) const noexcept {
-    auto const same = __builtin_convertvector(fingerprints_ == fingerprint, matches);
-    return std::bit_cast<std::uint8_t>(same);
+    auto const same = fingerprints_ == fingerprint;
+#ifdef __clang__
+    using matches = bool __attribute__((ext_vector_type(capacity))); // GCC has no vectors of bool
+    return std::bit_cast<std::uint8_t>(__builtin_convertvector(same, matches));
+#else
+    std::uint32_t found = 0;
+    for (unsigned i = 0; i < capacity; ++i) found |= (same[i] & 1u) << i;
+    return found;
+#endif
   }
   static constexpr fingerprints cell_numbers = {0, 1, 2, 3, 4, 5, 6, 7};
   inline void clear(unsigned i) noexcept { used_ &= ~(1u << i); }

@@ -28,10 +28,11 @@ export struct size_class {
   static inline size_class of(std::size_t requested, std::size_t largest = largest_medium) noexcept {
     bool const numbered = requested <= largest;
     auto const fine = unit_log2_of(requested);
-    auto const unit_log2 = __builtin_unpredictable(numbered) ? fine : granule_log2;
+    auto const unit_log2 = __builtin_expect_with_probability(numbered, true, .5) ? fine : granule_log2;
     auto const steps = (requested - 1) >> unit_log2;
     auto const own = number_of(steps, fine);
-    return {(steps + 1) << unit_log2, static_cast<std::uint8_t>(__builtin_unpredictable(numbered) ? own : count)};
+    auto const number = __builtin_expect_with_probability(numbered, true, .5) ? own : count;
+    return {(steps + 1) << unit_log2, static_cast<std::uint8_t>(number)};
   }
   inline bool is_small() const noexcept { return number < small_count; }
   inline bool is_numbered() const noexcept { return number < count; }

@@ -56,7 +56,7 @@ def check_links(folder, page, text):
 
 
 def check_examples(root, shown):
-    added = set(re.findall(r"gpumem_add_example\(([\w.]+)", (root / EXAMPLES / "CMakeLists.txt").read_text()))
+    added = set(re.findall(r"gpumem_add_example\(([\w.]+)", (root / EXAMPLES / "programs.cmake").read_text()))
     for path in sorted((root / EXAMPLES).iterdir()):
         if path.name == "CMakeLists.txt" or path.suffix == ".cmake":
             continue

@@ -17,7 +17,7 @@ FILES = {"modules/guide/README.md": f"# The guide\n[a](a.md) [b](environment.md#
          "modules/guide/environment.md": "## The library\n| `GPUMEM_SWITCH` | x |\n",
          "modules/pool.cppm": 'class pool_engine { bool on = is_set_in_environment("GPUMEM_SWITCH"); };',
          "test/examples/a.cpp": PROGRAM,
-         "test/examples/CMakeLists.txt": 'gpumem_add_example(a.cpp OUTPUT "a")\n'}
+         "test/examples/programs.cmake": 'gpumem_add_example(a.cpp OUTPUT "a")\n'}
 
 
 class CheckGuide(unittest.TestCase):

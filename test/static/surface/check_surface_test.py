@@ -77,6 +77,13 @@ class CheckSurface(unittest.TestCase):
         same = own + "namespace gpumem {\nexport using shown = detail::shown;\n}\n"
         self.assertEqual(self.faults(NAMES, same), [])
 
+    def test_defaulted_friend(self):
+        own = UNIT.replace("int export_count;", "friend bool operator==(hidden const&,\n hidden const&) = default;")
+        told = self.faults(NAMES, own)
+        self.assertEqual(len(told), 1)
+        self.assertIn("GCC needs a member", told[0])
+        self.assertEqual(self.faults(NAMES, own.replace(" = default;", " { return true; }")), [])
+
 
 if __name__ == "__main__":
     unittest.main()
