@@ -4,12 +4,12 @@ module;
 #include <gpumem/error.hpp>
 #include <algorithm>
 #include <bit>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
 #include <map>
 #include <string>
-#include <tuple>
 module gpumem:memory_report.impl;
 import :memory_report;
 import :block;
@@ -33,7 +33,12 @@ struct row {
   std::size_t blocks = 0;
   std::size_t bytes = 0;
 };
-using row_key = std::tuple<group, std::uint64_t, int>;
+struct row_key {
+  group in;
+  std::uint64_t stream;
+  int log2; // of the size
+  auto operator<=>(row_key const&) const = default;
+};
 using row_map = std::map<row_key, row>;
 
 struct memory_counts {
@@ -59,7 +64,7 @@ memory_counts count_memory(pool_parts& parts, shard_frees& frees) {
       if (one.state() == block_state::hole) return;
       auto const in = group_of(one);
       auto const stream = in == group::free ? 0 : one.stream->id();
-      auto& counted = found.rows[{in, stream, std::bit_width(one.bytes - 1)}];
+      auto& counted = found.rows[{in, stream, static_cast<int>(std::bit_width(one.bytes - 1))}];
       ++counted.blocks;
       counted.bytes += one.bytes;
       if (in == group::free) found.largest_free = std::max(found.largest_free, one.bytes);
@@ -75,7 +80,7 @@ std::string blocks_text(row const& counted, char const* noun) {
 std::string sum_text(row_map const& rows, group in, char const* noun) {
   row sum;
   for (auto const& [key, counted] : rows) {
-    if (std::get<group>(key) != in) continue;
+    if (key.in != in) continue;
     sum.blocks += counted.blocks;
     sum.bytes += counted.bytes;
   }
@@ -83,7 +88,7 @@ std::string sum_text(row_map const& rows, group in, char const* noun) {
 }
 
 std::string line_of(row_key const& key, row const& counted) {
-  auto const [in, stream, log2] = key;
+  auto const& [in, stream, log2] = key;
   auto const up_to = ", each of up to " + size_text(std::size_t{1} << log2) + "\n";
   if (in == group::free) return "  free: " + blocks_text(counted, "range") + up_to;
   return std::string{in == group::live ? "  live" : "  cached"} + " of stream " + std::to_string(stream) + ": " +
