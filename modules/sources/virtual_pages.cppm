@@ -81,8 +81,8 @@ public:
   /// Throws std::invalid_argument if a peer cannot access the device, or if the address space is too large. Throws
   /// cuda_error: CUDA_ERROR_NOT_SUPPORTED if the device lacks virtual memory or a feature that an option needs.
   explicit virtual_pages(gpumem::device where = gpumem::device{0}, virtual_pages_options options = {});
-  /// Maps pages of a store that other objects map too; it reserves `most` bytes of addresses, or, if the driver refuses
-  /// that, half of them, and so on down to `least`. Throws std::invalid_argument and cuda_error.
+  /// Maps pages of a store that other objects map too. Reserves `most` bytes of addresses. If the driver refuses that,
+  /// reserves half of them, and so on down to `least`. Throws std::invalid_argument and cuda_error.
   virtual_pages(std::shared_ptr<detail::page_store> pages, std::size_t most, std::size_t least);
   virtual_pages(virtual_pages const&) = delete;
   virtual_pages& operator=(virtual_pages const&) = delete;

@@ -4,6 +4,7 @@ module;
 #include <cuda.h>
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>

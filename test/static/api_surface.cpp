@@ -209,6 +209,7 @@ using gpumem::extend::make_any_memory;
 using gpumem::extend::never_stop_token;
 using gpumem::extend::page_extent;
 using gpumem::extend::page_info;
+using gpumem::extend::page_origin;
 using gpumem::extend::page_source;
 using gpumem::extend::queueing;
 using gpumem::extend::memory_traits;

@@ -1,5 +1,7 @@
 // The upstream of a pool behind a type-erased interface.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <memory>
 export module gpumem:pool_upstream;
 import :aligned_services;
 import :chunk;
@@ -44,9 +46,9 @@ public:
   inline bool serves(stream_key const& key) const noexcept { return !paged() && serves_stream(calls_.get(), key); }
   /// Reserves an address range for a shard; `last` is the size of its newest one, or 0. The first range has 64 times
   /// the limit, if there is one, and at most a quarter of the device's memory. Each further one is eight times as large
-  /// as the one before, and at most eight times the device's memory. If the driver refuses so many addresses, the range
-  /// is smaller, but has at least `least` bytes. With the option `address_space` each range has that size. Throws
-  /// cuda_error and std::bad_alloc.
+  /// as the one before, and at most eight times the device's memory. If the driver refuses that, the range is smaller,
+  /// but has at least `least` bytes. With the option `address_space` each range has that size. Throws cuda_error and
+  /// std::bad_alloc.
   std::unique_ptr<address_range> reserve_addresses(pool_shard& owner, std::size_t last, std::size_t limit,
                                                    std::size_t least) const;
 

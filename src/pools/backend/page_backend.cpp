@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
-#include <cuda.h>
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -31,7 +30,6 @@ import :pool_options;
 import :pool_shard;
 import :page_store;
 import :pool_upstream;
-import :source_state;
 import :range_allocator;
 import :reuse_rules;
 import :shard_list;
@@ -228,42 +226,6 @@ placement page_backend::move(allocation_request const& request, bool at_limit) {
   parts_.chunks.end_release(given);
   auto const there = accept(*plan->in, moved, fresh_uses(request));
   return there ? placement_in(**there, request) : placement{};
-}
-
-// Returns whether the shard is to get a further address range before it grows.
-bool page_backend::wants_addresses(pool_shard const& in) const {
-  if (in.addresses.empty()) return true;
-  return !short_of_addresses_ && growth_policy::is_short_of_addresses(in, parts_.upstream.pages()->most_addresses());
-}
-
-// Reserves a further address range of at least `least` bytes for the shard, which is unlocked meanwhile. Returns null
-// if it did.
-std::optional<failure> page_backend::add_addresses(pool_shard& into, std::size_t least) {
-  auto const last = into.addresses.empty() ? 0 : into.addresses.back()->pages.address_space();
-  std::optional<failure> why;
-  if (last != 0 && parts_.upstream.pages()->options().address_space != 0) return failure{outcome::too_large};
-  auto const limit = parts_.chunks.limit();
-  parts_.lock.begin();
-  try {
-    into.addresses.reserve(into.addresses.size() + 1);
-    std::unique_ptr<address_range> made;
-    {
-      upstream_call const during{parts_.shards};
-      made = parts_.upstream.reserve_addresses(into, last, limit, least);
-    }
-    if (made->pages.address_space() <= last) short_of_addresses_ = true;
-    auto const first = reinterpret_cast<std::uintptr_t>(made->pages.base());
-    auto const end = first + made->pages.address_space();
-    into.first_address = last == 0 ? first : std::min<std::uintptr_t>(into.first_address, first);
-    into.end_address = last == 0 ? end : std::max<std::uintptr_t>(into.end_address, end);
-    into.addresses.push_back(std::move(made));
-  } catch (cuda_error const& e) {
-    why = refusal_of(static_cast<CUresult>(e.status()), least);
-  } catch (std::bad_alloc const&) { why = no_host_memory(least); }
-  parts_.lock.end();
-  if (why) parts_.note_failure(*why);
-  short_of_addresses_ = short_of_addresses_ || why;
-  return why;
 }
 
 // Maps pages while the shards are unlocked and the growth lock keeps other threads from changing pages. Maps them in

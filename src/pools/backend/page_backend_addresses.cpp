@@ -1,0 +1,64 @@
+// Reserves address ranges for the shards of a pool.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cuda.h>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <optional>
+#include <utility>
+module gpumem:page_backend_addresses.impl;
+import :page_backend;
+import :backend_parts;
+import :chunk_list;
+import :error;
+import :growth_lock;
+import :growth_policy;
+import :page_store;
+import :pool_shard;
+import :pool_upstream;
+import :shard_list;
+import :source_state;
+import :virtual_pages;
+
+namespace gpumem::detail {
+
+// Returns whether the shard is to get a further address range before it grows.
+bool page_backend::wants_addresses(pool_shard const& in) const {
+  if (in.addresses.empty()) return true;
+  return !short_of_addresses_ && growth_policy::is_short_of_addresses(in, parts_.upstream.pages()->most_addresses());
+}
+
+// Reserves a further address range of at least `least` bytes for the shard, which is unlocked meanwhile. Returns null
+// if it did.
+std::optional<failure> page_backend::add_addresses(pool_shard& into, std::size_t least) {
+  auto const last = into.addresses.empty() ? 0 : into.addresses.back()->pages.address_space();
+  std::optional<failure> why;
+  if (last != 0 && parts_.upstream.pages()->options().address_space != 0) return failure{outcome::too_large};
+  auto const limit = parts_.chunks.limit();
+  parts_.lock.begin();
+  try {
+    into.addresses.reserve(into.addresses.size() + 1);
+    std::unique_ptr<address_range> made;
+    {
+      upstream_call const during{parts_.shards};
+      made = parts_.upstream.reserve_addresses(into, last, limit, least);
+    }
+    if (made->pages.address_space() <= last) short_of_addresses_ = true;
+    auto const first = reinterpret_cast<std::uintptr_t>(made->pages.base());
+    auto const end = first + made->pages.address_space();
+    into.first_address = last == 0 ? first : std::min<std::uintptr_t>(into.first_address, first);
+    into.end_address = last == 0 ? end : std::max<std::uintptr_t>(into.end_address, end);
+    into.addresses.push_back(std::move(made));
+  } catch (cuda_error const& e) {
+    why = refusal_of(static_cast<CUresult>(e.status()), least);
+  } catch (std::bad_alloc const&) { why = no_host_memory(least); }
+  parts_.lock.end();
+  if (why) parts_.note_failure(*why);
+  short_of_addresses_ = short_of_addresses_ || why;
+  return why;
+}
+
+} // namespace gpumem::detail
