@@ -40,16 +40,11 @@ trace records_of(std::string const& name) {
 // The counts of all threads; no lock, since one thread runs at a time.
 struct counts {
   std::size_t live = 0, peak_live = 0;
-  unsigned shards = 1; // the most that there were
+  std::uint64_t shards = 1; // the most that there were
   void add(std::size_t bytes) { peak_live = std::max(peak_live, live += bytes); }
 };
 
 using pool_type = gpumem::pool_resource<gpumem::cuda_resource>;
-
-unsigned shards_of(pool_type& pool) {
-  auto& engine = static_cast<gpumem::detail::pool_state*>(pool.services().state)->engine();
-  return engine.statistics().read_counters().shards;
-}
 
 // One thread's replay, on streams of its own.
 void replay(trace const& records, pool_type pool, counts& all) {
@@ -68,7 +63,7 @@ void replay(trace const& records, pool_type pool, counts& all) {
       blocks.erase(found);
     }
   }
-  all.shards = std::max(all.shards, shards_of(pool));
+  all.shards = std::max(all.shards, pool.statistics().shards);
   for (auto const& [recorded, block] : blocks) {
     all.live -= block.second;
     pool.deallocate(streams.begin()->second, block.first, block.second);
@@ -114,7 +109,7 @@ TEST_P(thread_utilization, one_thread_fills_the_same_after_others_have_contended
   EXPECT_NEAR(utilization_of(pool, records, 1, 1), before, .02);
 }
 
-INSTANTIATE_TEST_SUITE_P(traces, thread_utilization, testing::Values("gnn_sample", "etl_skew"),
+INSTANTIATE_TEST_SUITE_P(traces, thread_utilization, testing::Values("etl_skew", "prefetch_streams", "resnet_train"),
                          [](auto const& info) { return std::string{info.param}; });
 
 } // namespace
