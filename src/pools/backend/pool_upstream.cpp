@@ -46,7 +46,9 @@ std::unique_ptr<address_range> pool_upstream::reserve_addresses(pool_shard& owne
   auto const usual = largest / first_fraction;
   bool const limited = limit != 0 && limit < usual / tuning::addresses_per_byte;
   auto const first = limited ? limit * tuning::addresses_per_byte : usual;
-  auto const most = last == 0 ? first : std::min(last, largest / address_growth) * address_growth;
+  auto most = last == 0 ? first : std::min(last, largest / address_growth) * address_growth;
+  while (most < largest && most / tuning::addresses_per_byte < least)
+    most = std::min(most, largest / address_growth) * address_growth;
   return std::make_unique<address_range>(owner, pages_, std::max(most, least), least);
 }
 

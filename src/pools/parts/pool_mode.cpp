@@ -1,5 +1,4 @@
-// The settings of a pool that follow from its present state, such as its reserved bytes and the number of its active
-// shards.
+// The settings of a pool that follow from its present state, such as its reserved bytes and the number of its shards.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -43,9 +42,13 @@ mode_settings derive_mode(mode_facts const& facts) noexcept {
 }
 
 void pool_mode::update() noexcept {
+  auto const in_use = std::ranges::count_if(shards_.all(), [](auto const& each) {
+    assert_all_shards_held();
+    return !each->spare;
+  });
   auto const settings = derive_mode({.reserved = chunks_.reserved(),
                                      .release_threshold = options_.release_threshold,
-                                     .shards = std::max<std::size_t>(shards_.active(), 1),
+                                     .shards = static_cast<std::size_t>(in_use),
                                      .near_limit = chunks_.near_limit(),
                                      .under_pressure = under_pressure_,
                                      .closed = requests_.is_closed() || no_handles_,

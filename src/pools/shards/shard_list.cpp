@@ -109,7 +109,7 @@ bool shard_list::end_round() noexcept {
     each.contention.store(first_contention(), std::memory_order_relaxed);
     each.shard.store(&first, std::memory_order_release);
   }
-  active_.store(now, std::memory_order_relaxed);
+  if (now != before) active_.store(now, std::memory_order_relaxed); // all threads read it
   return now != before;
 }
 
