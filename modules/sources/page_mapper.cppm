@@ -42,7 +42,7 @@ public:
   void retry(unreleased_map& refused) noexcept;
   // Gives the addresses back; no page may be mapped there.
   void release_addresses() noexcept;
-  // Lets another device read and write the pages, and all that are mapped later. Returns the driver's answer.
+  // Lets another device read and write the pages. Returns the driver's answer.
   CUresult open_to(device peer, page_map const& pages) noexcept;
 
 private:

@@ -70,6 +70,7 @@ public:
   }
   /// Returns the devices that may use the pages.
   inline std::span<CUmemAccessDesc const> rights() const noexcept { return rights_; }
+  bool is_open_to(device peer) const noexcept;
   /// Adds a device to these, unless it is among them. Returns CUDA_ERROR_OUT_OF_MEMORY if the host has no memory.
   CUresult open_to(device peer) noexcept;
   /// Returns a file descriptor of the memory, for another process.

@@ -119,6 +119,8 @@ public:
   /// Lets another device read and write the memory that is mapped now, and all that is mapped later. Returns the
   /// driver's answer.
   CUresult open_to(gpumem::device peer) noexcept;
+  /// Does the same for the memory that is mapped in this object now.
+  CUresult open_mapped_to(gpumem::device peer) noexcept;
 
   /// Maps new pages, readable and writable by the device and its peers, at a run of unmapped addresses. Rounds `bytes`
   /// up to the granularity. Pages have next_page_size() bytes, or `page` bytes if that is not 0; the last one may be

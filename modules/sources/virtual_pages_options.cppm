@@ -11,7 +11,8 @@ namespace gpumem {
 /// Options of virtual pages; sizes in bytes.
 export struct virtual_pages_options {
   /// Addresses to reserve; 0: eight times the memory of the device, or, if the driver refuses that, four, two or one
-  /// times.
+  /// times. A pool reserves addresses as it grows; if this is not 0, each shard (part of the pool) gets these at once,
+  /// and no more.
   std::size_t address_space = 0;
   std::vector<device> peers = {}; ///< other devices that may read and write the memory
   bool exportable = false;        ///< pages may be exported to other processes

@@ -29,6 +29,7 @@ page_mapper::page_mapper(std::shared_ptr<page_store> pages, std::size_t most, st
     : store_{std::move(pages)} {
   if (most > std::numeric_limits<std::size_t>::max() - store_->granularity())
     throw std::invalid_argument{"gpumem: the requested address space is too large"};
+  store_->where().require();
   device_guard const scope{store_->where()};
   relaxed_capture const relaxed; // a thread may capture a graph while a pool is made
   auto status = CUDA_ERROR_OUT_OF_MEMORY;
@@ -136,7 +137,7 @@ CUresult page_mapper::open_to(device peer, page_map const& pages) noexcept {
     return result;
   });
   if (entered != CUDA_SUCCESS) result = entered;
-  return store_->where().interpret(result == CUDA_SUCCESS ? store_->open_to(peer) : result);
+  return store_->where().interpret(result);
 }
 
 } // namespace gpumem::detail

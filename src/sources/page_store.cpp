@@ -175,9 +175,12 @@ bool page_store::has_memory(physical_page& page) noexcept {
   return result != CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+bool page_store::is_open_to(device peer) const noexcept {
+  return std::ranges::any_of(rights_, [&](auto const& one) { return one.location.id == peer.ordinal(); });
+}
+
 CUresult page_store::open_to(device peer) noexcept try {
-  auto const is_peer = [&](CUmemAccessDesc const& one) { return one.location.id == peer.ordinal(); };
-  if (std::ranges::none_of(rights_, is_peer)) rights_.push_back(right_of(peer));
+  if (!is_open_to(peer)) rights_.push_back(right_of(peer));
   return CUDA_SUCCESS;
 } catch (std::bad_alloc const&) { return CUDA_ERROR_OUT_OF_MEMORY; }
 

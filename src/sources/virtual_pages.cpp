@@ -75,7 +75,13 @@ std::optional<std::size_t> virtual_pages::find_extent(std::size_t bytes) const n
   return table_.find_extent(round_up(bytes), address_space());
 }
 
-CUresult virtual_pages::open_to(gpumem::device peer) noexcept { return mapper_.open_to(peer, table_.pages()); }
+CUresult virtual_pages::open_to(gpumem::device peer) noexcept {
+  if (store().is_open_to(peer)) return CUDA_SUCCESS;
+  auto const result = open_mapped_to(peer);
+  return result == CUDA_SUCCESS ? store().open_to(peer) : result;
+}
+
+CUresult virtual_pages::open_mapped_to(gpumem::device peer) noexcept { return mapper_.open_to(peer, table_.pages()); }
 
 outcome virtual_pages::refusal(page_extent run) const noexcept {
   if (store().is_gone()) return outcome::device_lost;

@@ -6,6 +6,7 @@
 #include <cuda.h>
 
 #include <cstddef>
+#include <thread>
 #include <vector>
 
 import gpumem;
@@ -54,6 +55,34 @@ TEST_F(pool_addresses, pool_takes_fewer_addresses_where_the_driver_refuses) {
   simulator::fail_call("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY);
   allocate_and_free(r, 100 * GiB);
   EXPECT_EQ(reserved() - before, 4 * device_bytes);
+}
+
+TEST_F(pool_addresses, request_for_more_than_any_range_reserves_nothing) {
+  pool r{gpumem::device{0}};
+  allocate_and_free(r, MiB);
+  auto const before = reserved();
+  EXPECT_FALSE(r.try_allocate(stream, 64 * TiB));
+  EXPECT_EQ(reserved(), before);
+}
+
+// Each attempt for the second thread's shard is refused: from 35 GiB down to what the request needs.
+TEST_F(pool_addresses, shard_without_addresses_grows_in_the_first_one) {
+  pool r{gpumem::device{0}, {.shard_per_thread = true}};
+  std::thread{[&] { allocate_and_free(r, MiB); }}.join();
+  auto const before = reserved();
+  unsigned refused = 0;
+  std::thread{[&] {
+    gpumem::device_guard const here{gpumem::device{0}};
+    gpumem::stream other{gpumem::device{0}};
+    for (; refused < 40 && reserved() == before; ++refused) {
+      simulator::fail_call("cuMemAddressReserve", 1, CUDA_ERROR_INVALID_VALUE);
+      auto* const p = r.try_allocate(other, 64 * MiB).value_or(nullptr);
+      EXPECT_TRUE(p);
+      if (!p) return;
+      r.deallocate(other, p, 64 * MiB);
+    }
+  }}.join();
+  EXPECT_EQ(refused, 40u) << "it has reserved addresses";
 }
 
 } // namespace

@@ -109,7 +109,7 @@ TEST_P(thread_utilization, one_thread_fills_the_same_after_others_have_contended
   EXPECT_NEAR(utilization_of(pool, records, 1, 1), before, .02);
 }
 
-INSTANTIATE_TEST_SUITE_P(traces, thread_utilization, testing::Values("etl_skew", "prefetch_streams", "resnet_train"),
+INSTANTIATE_TEST_SUITE_P(traces, thread_utilization, testing::Values("etl_skew", "prefetch_streams", "moe_train"),
                          [](auto const& info) { return std::string{info.param}; });
 
 } // namespace

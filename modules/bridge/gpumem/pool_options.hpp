@@ -52,14 +52,14 @@ struct pool_options {
   std::size_t release_threshold = (std::numeric_limits<std::size_t>::max)();
   /// A pool over virtual pages moves free pages to where memory is missing, before it makes new pages. This is the most
   /// that the moves may take, as a share of the elapsed time. 0: the pool makes new pages immediately. 1: no bound, so
-  /// the pool reserves the least. A moved page is charged with the time that pages took lately, at first with 40 us. The
-  /// pool starts with 50 ms and saves unspent time, 50 ms at most. New pages are charged too, but the pool also makes them when no time is left.
-  /// Calls that ask the driver for completed work of other streams take at most the same share of the time, or 1/16 if
-  /// that is more.
+  /// the pool reserves the least. A moved page is charged with the time that pages took lately, at first with 40 us.
+  /// The pool starts with 50 ms and saves unspent time, 50 ms at most. New pages are charged too, but the pool also
+  /// makes them when no time is left. Calls that ask the driver for completed work of other streams take at most the
+  /// same share of the time, or 1/16 if that is more.
   ///
   /// If only the stream of the request still uses free pages, `allocate` waits for that work before the pool makes new
-  /// pages. These waits are charged too. While several threads use shards of their own, pages move only with an effort of
-  /// 1, or at the limit. Pools over chunks and pools with reuse_policy::ordered move no pages.
+  /// pages. These waits are charged too. While several threads use shards of their own, pages move only with an effort
+  /// of 1, or at the limit. Pools over chunks and pools with reuse_policy::ordered move no pages.
   double effort = .05;
   /// A pool that is made for a device uses virtual pages if this is true, the device supports them and `limit` is at
   /// least one page. Otherwise it uses chunks from cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and

@@ -19,8 +19,8 @@ namespace gpumem::detail {
 
 /// A plan for a growth: how many bytes to map, and where.
 export struct growth_plan {
-  address_range* in;
-  std::optional<page_extent> hole; ///< unmapped addresses in which to map; none: after all mapped addresses
+  address_range* in;               ///< where to map
+  std::optional<page_extent> hole; ///< unmapped addresses in which to map; none: after all mapped addresses of `in`
   std::size_t bytes;
   std::size_t least;         ///< bytes that are enough for the request; mapped if the device has less than `bytes`
   std::uintptr_t beside = 0; ///< start of the free range that the new pages extend; 0: there is none

@@ -21,9 +21,9 @@ import :virtual_pages;
 namespace gpumem::detail {
 
 /// Maps new pages or moves idle ones, and unmaps idle pages. An idle page has no live block, and all its uses are
-/// complete. The pages go after the mapped addresses of a shard, or into holes between them. A shard is a part of the
-/// pool with a lock and addresses of its own; pages move from one shard to another. For all other facts about the
-/// functions see pool_backend, which calls them.
+/// complete. The pages go after the mapped addresses of an address range, or into holes between them. A shard is a part
+/// of the pool with a lock and addresses of its own; pages move from one shard to another. For all other facts about
+/// the functions see pool_backend, which calls them.
 export class page_backend {
 public:
   explicit page_backend(backend_parts& parts) noexcept;
@@ -51,6 +51,8 @@ private:
   [[clang::requires_capability(one_shard, all_shards)]] placement move(allocation_request const& request,
                                                                        bool at_limit);
   [[clang::requires_capability(one_shard, all_shards)]] bool may_move() const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] pool_shard&
+  growing_shard(allocation_request const& request) const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] bool wants_addresses(pool_shard const& in) const;
   [[clang::requires_capability(one_shard, all_shards)]] std::optional<failure> add_addresses(pool_shard& into,
                                                                                              std::size_t least);

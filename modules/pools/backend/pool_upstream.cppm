@@ -47,7 +47,8 @@ public:
   /// Reserves an address range for a shard; `last` is the size of its newest one, or 0. The first range has 64 times
   /// the limit, if there is one, and at most a quarter of the device's memory. Each further one is eight times as large
   /// as the one before. A range is larger if that is less than 64 times `least`. None is larger than eight times the
-  /// device's memory. If the driver refuses that, the range is smaller, but has at least `least` bytes. With the option `address_space` each range has that size. Throws cuda_error and
+  /// device's memory. If the driver refuses that, the range is smaller, but has at least `least` bytes;
+  /// 0: it is not. With the option `address_space` each range has that size. Throws cuda_error and
   /// std::bad_alloc.
   std::unique_ptr<address_range> reserve_addresses(pool_shard& owner, std::size_t last, std::size_t limit,
                                                    std::size_t least) const;

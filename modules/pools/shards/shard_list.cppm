@@ -48,6 +48,8 @@ public:
   inline std::size_t active() const noexcept { return active_.load(std::memory_order_relaxed); }
   /// Returns whether only one shard is active. Other shards may still hold memory and live blocks. Any thread.
   inline bool single() const noexcept { return active() <= 1; }
+  /// Returns the number of shards that are not spare.
+  [[clang::requires_shared_capability(all_shards)]] inline std::size_t in_use() const noexcept { return in_use_; }
   /// Returns all shards, spare ones too. None is added while the caller holds the lock of any shard.
   inline std::span<std::unique_ptr<pool_shard> const> all() const noexcept {
     return {shards_.data(), count_.load(std::memory_order_acquire)};
@@ -64,22 +66,22 @@ public:
     std::size_t count_ = 0;
   };
 
-  /// Takes the lock of a shard that a try_lock() has found taken. If it is the lock of the calling thread's shard,
-  /// counts the collision.
+  /// Takes the lock of a shard that a try_lock() has found taken. If it is that of the first shard, which is
+  /// the calling thread's, counts the collision.
   void lock_contended(pool_shard& one) noexcept __attribute__((acquire_capability(one.mutex)));
   /// Waits until another thread notifies `changed`. Unlocks all shards during the wait.
   [[clang::requires_capability(one_shard, all_shards)]] void wait(sync::spin_condition& changed);
 
   /// Prepares an allocation of the calling thread: its shard becomes active. If `may_add`, and the thread has met other
-  /// threads at its shard's lock `contention_threshold` times lately, gives it a shard of its own first. Ends the
-  /// round after `tuning::calls_per_round` locked calls of that shard. Returns whether the number of active shards has
-  /// changed.
+  /// threads at the first shard's lock `contention_threshold` times lately, gives it a shard of its own first. Ends the
+  /// round after `tuning::calls_per_round` locked calls of that shard. Returns whether the number of active shards, or
+  /// of those in use, has changed.
   [[clang::requires_capability(one_shard, all_shards)]] bool begin_allocation(bool may_add) noexcept;
   /// Gives the calling thread a shard of its own. Does nothing if the host has no memory for one.
   [[clang::requires_capability(one_shard, all_shards)]] void add_for_thread() noexcept;
   /// Ends a round: a shard from which its threads have not allocated for a whole round becomes inactive, and spare if
   /// it has no live block. The only active shard becomes spare too if it has none: its thread meets no other one.
-  /// Returns whether the number of active shards has changed.
+  /// Returns whether the number of active shards, or of those in use, has changed.
   [[clang::requires_capability(one_shard, all_shards)]] bool end_round() noexcept;
 
   /// The block that starts at an address and is not free, and its shard; both null if there is no such block. Found
@@ -123,6 +125,7 @@ private:
   std::array<std::unique_ptr<pool_shard>, max_shards> shards_;
   std::atomic<unsigned> count_{0};
   std::atomic<unsigned> active_{0};
+  std::size_t in_use_ __attribute__((guarded_by(all_shards))) = 1;
   std::array<thread_slot, max_shards - 1> slots_;
 };
 

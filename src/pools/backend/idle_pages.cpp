@@ -102,6 +102,7 @@ std::vector<page_run> idle_pages::find(page_query const& query) {
   std::size_t sum = 0, pages = 0;
   for (auto const& run : find_runs(query)) {
     auto& in = *run.in;
+    if (query.only_nearest && in.shard != query.nearest) continue;
     auto const base = reinterpret_cast<std::byte const*>(in.pages.base());
     auto const begin = in.offset_of(run.begin);
     auto* last = run.last;

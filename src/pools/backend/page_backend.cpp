@@ -6,6 +6,7 @@ module;
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <optional>
@@ -66,12 +67,13 @@ void page_backend::poll_for_moves(allocation_request const& request) {
 // joined with their free neighbours to one range. Returns where in that range the request's block starts. The result is
 // retry() if the range is too small, or after a wait.
 attempt<placement> page_backend::grow(allocation_request const& request, bool exact) {
-  auto& shard = *request.shard;
-  if (wants_addresses(shard)) {
-    auto const why = add_addresses(shard, request.bytes + request.alignment);
+  auto const least = request.bytes + request.alignment;
+  if (wants_addresses(*request.shard)) {
+    auto const why = add_addresses(*request.shard, request.shard->addresses.empty() ? least : 0);
     if (!why) return attempt<placement>::retry();
-    if (shard.addresses.empty()) return unexpected<failure>{*why};
+    if (growing_shard(request).addresses.empty()) return unexpected<failure>{*why};
   }
+  auto& shard = growing_shard(request);
   // With several active shards a move holds up the threads of all of them, and they soon miss the pages again.
   bool const worth_it = parts_.shards.single() || move_budget_.unlimited();
   bool moving = !exact && worth_it && may_move() && affordable_pages() > 0;
@@ -93,7 +95,7 @@ attempt<placement> page_backend::grow(allocation_request const& request, bool ex
     plan = parts_.growth.plan(request, shard, exact);
   }
   if (!plan) {
-    auto const why = add_addresses(shard, request.bytes + request.alignment);
+    auto const why = add_addresses(shard, least);
     return why ? attempt<placement>{unexpected<failure>{*why}} : attempt<placement>::retry();
   }
   if (plan->bytes > parts_.chunks.headroom()) {
@@ -151,7 +153,7 @@ bool page_backend::wait_for_own_work(allocation_request const& request) {
 
 // Returns the number of pages that can move once the stream's work is complete; 0 if they are too few to wait for.
 std::size_t page_backend::pages_in_use_by(stream_timeline const& stream, allocation_request const& request) {
-  auto const plan = parts_.growth.plan(request, *request.shard, false);
+  auto const plan = parts_.growth.plan(request, growing_shard(request), false);
   if (!plan) return 0;
   page_query query{.wanted = plan->bytes, .least = lacking(plan->bytes), .excluded = plan->beside};
   auto const idle = idle_pages::bytes(idle_.find(query));
@@ -191,7 +193,7 @@ placement page_backend::placement_in(block& fresh, allocation_request const& req
 // make another, or less if the page is large. With `at_limit` the time for moves is not bounded: without them the pool
 // would have to unmap pages. Returns an empty placement if the pages are not enough.
 placement page_backend::move(allocation_request const& request, bool at_limit) {
-  auto& shard = *request.shard;
+  auto& shard = growing_shard(request);
   if (!at_limit) poll_for_moves(request);
   auto const plan = parts_.growth.plan(request, shard, false);
   if (!plan) return {};
@@ -245,11 +247,14 @@ expected<block*, failure> page_backend::map(growth_plan const& plan, stream_uses
   parts_.lock.begin();
   {
     upstream_call const during{parts_.shards};
-    auto const begin = sync::now();
+    auto begin = sync::now();
     made = map_bytes(plan.bytes);
     bool const too_much =
         !made && (made.error().reason == outcome::exhausted || made.error().reason == outcome::too_large);
-    if (too_much && plan.bytes > plan.least) made = map_bytes(plan.least);
+    if (too_much && plan.bytes > plan.least) {
+      begin = sync::now();
+      made = map_bytes(plan.least);
+    }
     spent = sync::now() - begin;
   }
   auto const pages = into.pages() - std::min(before, into.pages());
@@ -325,10 +330,12 @@ expected<block*, failure> page_backend::reserve(std::size_t bytes, pool_shard& i
   auto const fits = [bytes](address_range const& in) {
     return bytes <= in.pages.address_space() - in.pages.mapped_end();
   };
-  if (into.addresses.empty() || !fits(*into.addresses.back())) {
+  auto found = std::ranges::find_if(into.addresses, [&](auto const& each) { return fits(*each); });
+  if (found == into.addresses.end()) {
     if (auto const why = add_addresses(into, bytes)) return unexpected<failure>{*why};
+    found = std::prev(into.addresses.end());
   }
-  return map({into.addresses.back().get(), std::nullopt, bytes, bytes}, {});
+  return map({found->get(), std::nullopt, bytes, bytes}, {});
 }
 
 std::size_t page_backend::release(std::size_t keep) noexcept {
@@ -338,9 +345,10 @@ std::size_t page_backend::release(std::size_t keep) noexcept {
 
 void page_backend::release_for(allocation_request const& request) {
   parts_.lock.wait(); // until no other thread changes pages
-  auto plan = parts_.growth.plan(request, *request.shard, true);
+  auto const& shard = growing_shard(request);
+  auto plan = parts_.growth.plan(request, shard, true);
   // Without addresses for a plan, unmaps pages until a hole is large enough.
-  while (!plan && evict(request, plan, 0) > 0) plan = parts_.growth.plan(request, *request.shard, true);
+  while (!plan && evict(request, plan, 0) > 0) plan = parts_.growth.plan(request, shard, true);
   if (plan) evict(request, plan, std::min(plan->bytes, parts_.chunks.headroom()));
 }
 
@@ -377,7 +385,11 @@ std::size_t page_backend::evict(allocation_request const& request, std::optional
       std::min(parts_.chunks.reserved(), parts_.chunks.max_reserved()); // more than 0 if the limit was lowered
   auto const needed = plan ? plan->bytes : request.bytes, missing = plan ? needed - given : needed;
   auto const least = beyond > 0 ? 0 : lacking(needed);
-  auto const more = release_idle({.wanted = missing + beyond, .least = least, .excluded = plan ? plan->beside : 0});
+  auto const more = release_idle({.wanted = missing + beyond,
+                                  .least = least,
+                                  .excluded = plan ? plan->beside : 0,
+                                  .nearest = &growing_shard(request),
+                                  .only_nearest = !plan});
   request.shard->counters.page_evictions += more > 0;
   return more;
 }

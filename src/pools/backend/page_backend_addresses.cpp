@@ -25,26 +25,42 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
+// Returns the shard that grows for the request: the thread's own, or the first one that has addresses if the own has
+// none since the driver grants none.
+pool_shard& page_backend::growing_shard(allocation_request const& request) const noexcept {
+  if (!request.shard->addresses.empty()) return *request.shard;
+  auto const all = parts_.shards.all();
+  auto const found = std::ranges::find_if(all, [](auto const& each) {
+    assert_all_shards_held();
+    return !each->addresses.empty();
+  });
+  return found == all.end() ? *request.shard : **found;
+}
+
 // Returns whether the shard is to get a further address range before it grows.
 bool page_backend::wants_addresses(pool_shard const& in) const {
   if (in.addresses.empty()) return true;
   return !short_of_addresses_ && growth_policy::is_short_of_addresses(in, parts_.upstream.pages()->most_addresses());
 }
 
-// Reserves a further address range of at least `least` bytes for the shard, which is unlocked meanwhile. Returns null
-// if it did.
+// Reserves a further address range of at least `least` bytes for the shard, which is unlocked meanwhile. With 0, does
+// not reserve less than the pool wants: a refusal leaves the addresses to shards that need them. Returns null if it
+// did.
 std::optional<failure> page_backend::add_addresses(pool_shard& into, std::size_t least) {
   auto const last = into.addresses.empty() ? 0 : into.addresses.back()->pages.address_space();
   std::optional<failure> why;
-  if (last != 0 && parts_.upstream.pages()->options().address_space != 0) return failure{outcome::too_large};
+  auto& pages = *parts_.upstream.pages();
+  if (last != 0 && pages.options().address_space != 0) return failure{outcome::too_large};
   auto const limit = parts_.chunks.limit();
   parts_.lock.begin();
   try {
+    auto const unit = parts_.growth.unit();
+    if (least > pages.most_addresses()) throw_cuda_error(CUDA_ERROR_OUT_OF_MEMORY, "gpumem: too many addresses");
     into.addresses.reserve(into.addresses.size() + 1);
     std::unique_ptr<address_range> made;
     {
       upstream_call const during{parts_.shards};
-      made = parts_.upstream.reserve_addresses(into, last, limit, least);
+      made = parts_.upstream.reserve_addresses(into, last, limit, (least + unit - 1) / unit * unit);
     }
     if (made->pages.address_space() <= last) short_of_addresses_ = true;
     auto const first = reinterpret_cast<std::uintptr_t>(made->pages.base());
@@ -54,10 +70,10 @@ std::optional<failure> page_backend::add_addresses(pool_shard& into, std::size_t
     into.addresses.push_back(std::move(made));
   } catch (cuda_error const& e) {
     why = refusal_of(static_cast<CUresult>(e.status()), least);
+    short_of_addresses_ = short_of_addresses_ || why->reason == outcome::exhausted;
   } catch (std::bad_alloc const&) { why = no_host_memory(least); }
   parts_.lock.end();
   if (why) parts_.note_failure(*why);
-  short_of_addresses_ = short_of_addresses_ || why;
   return why;
 }
 

@@ -88,7 +88,7 @@ bool pool_backend::add_outside(std::size_t bytes) {
 }
 
 placement pool_backend::migrate_chunk(allocation_request const& request) {
-  return paged() ? placement{} : chunks_.migrate(request); // pages stay with their shard (a part of the pool)
+  return paged() ? placement{} : chunks_.migrate(request); // pages move one by one
 }
 
 std::size_t pool_backend::release(std::size_t keep) noexcept {
@@ -121,9 +121,10 @@ void pool_backend::unpin(void const* pointer, std::size_t bytes) {
 CUresult pool_backend::open_to(device peer) {
   parts_.lock.wait();
   if (!paged()) return CUDA_SUCCESS;
+  if (parts_.upstream.pages()->is_open_to(peer)) return CUDA_SUCCESS;
   for (auto const& shard : parts_.shards.all()) {
     for (auto const& each : shard->addresses) {
-      if (auto const result = each->pages.open_to(peer); result != CUDA_SUCCESS) return result;
+      if (auto const result = each->pages.open_mapped_to(peer); result != CUDA_SUCCESS) return result;
     }
   }
   return parts_.upstream.pages()->open_to(peer);

@@ -49,7 +49,8 @@ std::unique_ptr<address_range> pool_upstream::reserve_addresses(pool_shard& owne
   auto most = last == 0 ? first : std::min(last, largest / address_growth) * address_growth;
   while (most < largest && most / tuning::addresses_per_byte < least)
     most = std::min(most, largest / address_growth) * address_growth;
-  return std::make_unique<address_range>(owner, pages_, std::max(most, least), least);
+  most = std::max(most, least);
+  return std::make_unique<address_range>(owner, pages_, most, least != 0 ? least : most);
 }
 
 std::uint64_t pool_upstream::devices() const noexcept {

@@ -129,7 +129,7 @@ void* shard_allocator::commit(allocation_request const& request, placement place
   ++from.live_blocks;
   parts_.count_live(from, static_cast<std::int64_t>(request.requested),
                     parts_.caches.cached_requested_of(request.thread));
-  if (&from != request.shard) [[unlikely]]
+  if (&from != request.shard && !from.spare) [[unlikely]]
     count_steal(*request.shard);
   ++from.counts.allocations;
   if (place.how != reuse_tier::none) [[likely]]

@@ -42,13 +42,9 @@ mode_settings derive_mode(mode_facts const& facts) noexcept {
 }
 
 void pool_mode::update() noexcept {
-  auto const in_use = std::ranges::count_if(shards_.all(), [](auto const& each) {
-    assert_all_shards_held();
-    return !each->spare;
-  });
   auto const settings = derive_mode({.reserved = chunks_.reserved(),
                                      .release_threshold = options_.release_threshold,
-                                     .shards = static_cast<std::size_t>(in_use),
+                                     .shards = shards_.in_use(),
                                      .near_limit = chunks_.near_limit(),
                                      .under_pressure = under_pressure_,
                                      .closed = requests_.is_closed() || no_handles_,

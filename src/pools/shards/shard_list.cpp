@@ -60,7 +60,7 @@ void shard_list::lock_contended(pool_shard& one) noexcept {
 }
 
 bool shard_list::begin_allocation(bool may_add) noexcept {
-  auto const before = active();
+  auto const before = active(), used = in_use_;
   auto& slot = own_slot();
   auto const& last = *slot.shard.load(std::memory_order_relaxed);
   if (last.counters.locked_calls - last.round_begin >= tuning::calls_per_round) end_round();
@@ -68,18 +68,20 @@ bool shard_list::begin_allocation(bool may_add) noexcept {
   auto& mine = *slot.shard.load(std::memory_order_relaxed);
   if (mine.rounds_left == 0) active_.fetch_add(1, std::memory_order_relaxed);
   mine.rounds_left = pool_shard::rounds_active;
-  return active() != before;
+  return active() != before || in_use_ != used;
 }
 
 void shard_list::add_for_thread() noexcept {
   auto& mine = own_slot();
   mine.contention.store(0, std::memory_order_relaxed);
+  mine.in_window = 0;
   if (mine.shard.load(std::memory_order_relaxed) != shards_[0].get())
     return; // another thread has got one for this slot
   try {
     auto* const spare = find_spare();
     auto& given = spare ? *spare : add(true); // the caller holds the locks of all shards, so a new one starts locked
     given.spare = false;
+    ++in_use_;
     mine.shard.store(&given, std::memory_order_release);
   } catch (std::bad_alloc const&) {} // the thread shares the first shard until it has met others again
 }
@@ -92,7 +94,7 @@ pool_shard* shard_list::find_spare() noexcept {
 }
 
 bool shard_list::end_round() noexcept {
-  auto const before = active();
+  auto const before = active(), used = in_use_;
   auto& first = *shards_[0];
   unsigned now = 0;
   for (auto const& each : all()) {
@@ -105,12 +107,13 @@ bool shard_list::end_round() noexcept {
     first.rounds_left =
         std::max(first.rounds_left, std::exchange(own.rounds_left, 0)); // more than 0 if it is the only one
     own.spare = true;
+    --in_use_;
     ++own.counters.joins;
     each.contention.store(first_contention(), std::memory_order_relaxed);
     each.shard.store(&first, std::memory_order_release);
   }
   if (now != before) active_.store(now, std::memory_order_relaxed); // all threads read it
-  return now != before;
+  return now != before || in_use_ != used;
 }
 
 shard_list::lookup shard_list::find_in_all(void const* pointer, std::atomic<pool_shard*>& last) noexcept {
