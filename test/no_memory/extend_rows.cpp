@@ -31,7 +31,10 @@ void use_traces() {
 
 void use_pages() {
   gpumem::extend::virtual_pages pages{with().card, {.address_space = 64 * MiB}};
-  if (auto const mapped = pages.map(0, 4 * MiB, 2 * MiB)) pages.unmap(0, 4 * MiB);
+  if (!pages.map(0, 4 * MiB, 2 * MiB)) return;
+  gpumem::extend::page_origin const run{&pages, {0, 2 * MiB}};
+  pages.move({&run, 1}, 8 * MiB);
+  pages.unmap(2 * MiB, 2 * MiB);
 }
 
 } // namespace
@@ -40,7 +43,7 @@ std::vector<row> extend_rows() {
   return {
       {"extend::trace_reader extend::trace_writer extend::trace_record extend::trace_row extend::format_row",
        use_traces},
-      {"extend::virtual_pages virtual_pages_options", use_pages},
+      {"extend::virtual_pages virtual_pages_options extend::page_origin", use_pages},
       {"extend::make_any_memory extend::any_memory",
        [] { auto const held = gpumem::extend::make_any_memory(with().pool); }},
       {"extend::services_of extend::services_handle extend::services_table extend::services",
