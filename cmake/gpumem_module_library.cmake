@@ -141,17 +141,14 @@ function(gpumem_add_module_library name)
     set(primary "${folder}/gpumem.cppm")
     set(interfaces "${primary}")
   endif()
-  if(GPUMEM_JOIN_SOURCES)
-    # The headers of most units, which take more than half of their compile time.
+  if(GPUMEM_JOIN_SOURCES AND NOT GPUMEM_PARTITIONS)
+    # The headers of most units, which take more than half of their compile time. In partitions clang 19 then leaves out
+    # a friend of the standard library.
     target_precompile_headers(${name} PRIVATE <algorithm> <array> <atomic> <bit> <chrono> <map> <memory> <mutex>
       <optional> <span> <stdexcept> <string> <unordered_map> <vector> <cuda.h>)
     set(others ${GPUMEM_SINGLE_UNITS})
-    list(TRANSFORM others PREPEND "${PROJECT_SOURCE_DIR}/src/")
-    if(NOT GPUMEM_PARTITIONS)
-      set(others ${GPUMEM_SINGLE_UNITS})
-      list(TRANSFORM others REPLACE "/" ".")
-      list(TRANSFORM others PREPEND "${folder}/")
-    endif()
+    list(TRANSFORM others REPLACE "/" ".")
+    list(TRANSFORM others PREPEND "${folder}/")
     set_source_files_properties(${interfaces} ${others} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
   endif()
   target_sources(${name}
