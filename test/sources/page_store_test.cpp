@@ -66,6 +66,14 @@ TEST_F(page_store_test, page_is_kept_only_once_it_is_mapped_nowhere) {
   EXPECT_EQ(store->kept_bytes(), 2 * mib);
 }
 
+TEST_F(page_store_test, page_that_the_driver_does_not_unmap_is_not_kept) {
+  map(low, 0, 2 * mib);
+  gpumem::simulator::fail_call("cuMemUnmap", 1, CUDA_ERROR_NOT_PERMITTED);
+  EXPECT_TRUE(low.unmap(0, 2 * mib, true));
+  EXPECT_EQ(store->kept_bytes(), 0u);
+  EXPECT_EQ(mappings(), 1u);
+}
+
 TEST_F(page_store_test, kept_pages_go_first_when_the_device_is_full) {
   map(low, 0, 8 * mib, 8 * mib);
   EXPECT_TRUE(low.unmap(0, 8 * mib, true));

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 module gpumem:page_price.impl;
 import :page_price;
