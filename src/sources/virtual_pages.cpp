@@ -102,9 +102,9 @@ expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_
     // while creating and undoing single pages would cost many.
     if (store().is_full() && store().kept_bytes() == 0 && run.bytes > size) {
       auto whole = detail::plan_pages(run, run.bytes);
-      auto& page = *whole.begin()->second.of;
-      bool const has_memory = store().has_memory(page);
-      if (page.held) table_.keep_unreleased(whole); // the driver has refused to release it
+      auto& probe = *whole.begin()->second.of;
+      bool const has_memory = store().has_memory(probe);
+      if (probe.held) table_.keep_unreleased(whole); // the driver has refused to release it
       if (!has_memory) return unexpected<failure>{detail::refusal_of(CUDA_ERROR_OUT_OF_MEMORY, bytes)};
     }
     return install(store().plan(run, size), run, bytes);

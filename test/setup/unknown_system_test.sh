@@ -38,7 +38,7 @@ expect "libgmock-dev"
 expect "there is no apt-get on this system"
 [[ ! -e $scratch/tree/.tools/wheels ]] || { echo "something was installed" && exit 1; }
 
-# What an installer prints goes to a log; the end of that is shown if the installer fails.
+# The output of an installer goes to a log. If the installer fails, the end of the log is shown.
 installer() {
   printf '#!%s\n%s\n' "$BASH" "$2" >"$scratch/bin/$1"
   chmod +x "$scratch/bin/$1"

@@ -54,8 +54,8 @@ public:
   /// the newest address range, and there one in the stream's segment. Unless `exact`, adds memory for later requests.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<growth_plan>
   plan(allocation_request const& request, pool_shard const& in, bool exact) const;
-  /// Returns whether the shard has so few addresses for its memory that it is to get a larger address range: holes and
-  /// segments need many more addresses than memory. `most`: the most addresses of a range.
+  /// Returns whether the shard is to get a larger address range: its newest one has fewer than `most` addresses, and
+  /// fewer than 64 for each byte of the shard's memory. Holes and segments need many more addresses than memory.
   [[clang::requires_capability(one_shard)]] static bool is_short_of_addresses(pool_shard const& in,
                                                                               std::size_t most) noexcept;
   /// Returns whether to split a block of these bytes off the upper end of its range. Large blocks go there, because the

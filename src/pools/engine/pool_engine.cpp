@@ -121,7 +121,8 @@ std::size_t pool_engine::trim(std::size_t keep) {
   timeline_registry::cover_own_defaults();
   woken_waiters woken;
   all_shards_lock const held{parts_.shards};
-  auto const given = release_.release(keep);
+  auto const given = release_.release(keep); // empties the thread caches, so shards can become spare
+  if (parts_.shards.end_round()) parts_.update_mode();
   parts_.requests.count_change();
   queue_.wake_next(woken);
   return given;

@@ -31,7 +31,6 @@ namespace gpumem::detail {
 std::size_t release_task::release(std::size_t keep) {
   deferred_.run(nullptr);
   frees_.flush_thread_caches();
-  if (parts_.shards.end_round()) parts_.update_mode();
   parts_.rules.poll_young_events(nullptr, parts_.everywhere());
   return parts_.backend.release(keep);
 }
