@@ -5,6 +5,7 @@ module;
 #include <utility>
 export module gpumem:arena_resource;
 import :cuda;
+import :held_upstream;
 import :pool_base;
 import :pool_options;
 import :std;

@@ -11,6 +11,7 @@ import :block_info;
 import :cuda;
 import :forwarding_base;
 import :graph_memory;
+import :held_upstream;
 import :pool_base;
 import :resource;
 import :shared_state;

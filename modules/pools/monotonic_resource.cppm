@@ -8,6 +8,7 @@ import :cuda;
 import :device;
 import :error;
 import :forwarding_base;
+import :held_upstream;
 import :pool_base;
 import :pool_options;
 import :pool_upstream;

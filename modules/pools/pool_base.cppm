@@ -10,6 +10,7 @@ module;
 #include <type_traits>
 #include <utility>
 export module gpumem:pool_base;
+import :allocation_request;
 import :block_info;
 import :cuda;
 import :device;
@@ -18,6 +19,7 @@ import :executor;
 import :forwarding_base;
 import :graph_memory;
 import :hardening;
+import :held_upstream;
 import :holder;
 import :leak_report;
 import :misuse;
@@ -28,6 +30,7 @@ import :pool_engine;
 import :pool_options;
 import :pool_upstream;
 import :pressure_call;
+import :request_queue;
 import :resource;
 import :services;
 import :shared_state;
@@ -67,6 +70,18 @@ public:
   }
   inline void deallocate(stream_key const& key, void* pointer) noexcept { free(key, pointer, std::nullopt); }
   bool admit(waiter& item) noexcept;
+  /// Does the same for a request of a borrower of pages. `attempt()` asks lend().
+  template <class Attempt> bool admit_with(waiter& item, Attempt attempt) noexcept {
+    using waiting = request_queue::waiting;
+    auto& requests = engine_->requests();
+    auto turn = requests.begin_turn(item);
+    while (turn.what == waiting::turn) turn = requests.end_turn(item, turn, attempt());
+    if (turn.what == waiting::last) dispose();
+    return turn.what == waiting::parked;
+  }
+  /// Maps pages at addresses of a borrower, which has a handle. take_back() frees such a block.
+  expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept;
+  void take_back(stream_key const& key, void* pointer, std::size_t bytes) noexcept;
   bool cancel_waiter(waiter& item) noexcept;
   bool is_too_large(waiter& item) noexcept;
   void on_holder_event(holder& unit, holder_event what) noexcept;
@@ -133,21 +148,6 @@ private:
   pool_captures captures_;
   std::unique_ptr<leak_report> leaks_; // null unless leaks are reported; destroyed before the engine
 };
-
-template <class Upstream> class held_upstream : public pool_upstream {
-public:
-  explicit held_upstream(Upstream upstream) : value{std::move(upstream)} { attach(services_of_upstream(value)); }
-  /// Gets pages of the device instead of chunks of `instead`.
-  held_upstream(Upstream instead, gpumem::device where, virtual_pages_options pages)
-      : held_upstream{std::move(instead)} {
-    use_pages(where, std::move(pages));
-  }
-  Upstream value;
-};
-
-// Returns an upstream of pages if the device has virtual memory and the options allow pages; otherwise one of chunks.
-std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options const& options,
-                                          virtual_pages_options pages);
 
 // The parts of a pool's calls that do not depend on the type of its upstream.
 void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexcept;

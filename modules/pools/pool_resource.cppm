@@ -8,6 +8,7 @@ export module gpumem:pool_resource;
 import :cuda;
 import :cuda_resource;
 import :device;
+import :held_upstream;
 import :pool_base;
 import :pool_options;
 import :std;

@@ -34,9 +34,9 @@ public:
   std::optional<failure> map(page_map& made, page_extent run, std::size_t requested) noexcept;
   // Calls the option on_unmapping, which tells the user that the run is about to be unmapped.
   void announce_unmapping(page_extent run) const noexcept;
-  // Unmaps pages. The store keeps the memory of each page that is mapped nowhere else, or releases it unless `keep`.
-  // Afterwards `leaving` has only the pages that the driver refused to unmap or release.
-  void unmap(page_map& leaving, bool keep) noexcept;
+  // Unmaps pages, and releases the memory of each page that is mapped nowhere else. Afterwards `leaving` has only the
+  // pages that the driver refused to unmap or release.
+  void unmap(page_map& leaving) noexcept;
   // Tries again to unmap and release pages that the driver refused before. Removes from `refused` those that it now
   // accepts.
   void retry(unreleased_map& refused) noexcept;
@@ -49,7 +49,7 @@ private:
   CUresult attach(std::size_t offset, mapped_page& at) noexcept;
   CUresult map_all(page_map& made, page_extent run) noexcept;
   bool notify_mapped(page_extent run) const noexcept;
-  template <class Pages> void unmap_each(Pages& pages, bool keep) noexcept;
+  template <class Pages> void unmap_each(Pages& pages) noexcept;
   bool unmap_page(std::size_t offset, mapped_page& at) const noexcept;
 
   std::shared_ptr<page_store> store_;

@@ -1,4 +1,4 @@
-// The physical pages of one device that one owner holds: created, kept for later, and released by driver calls.
+// The physical pages of one device that one owner holds: created and released by driver calls.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -16,17 +16,15 @@ import :virtual_pages_options;
 
 namespace gpumem::detail {
 
-/// Owns physical pages. Address ranges (virtual_pages) map them; a page is mapped nowhere, once, or for the time of a
-/// move twice. Pages that are mapped nowhere can be kept: to map a kept page needs no new memory. On a lost device, and
-/// while the process exits, pages are released without driver calls. Not thread-safe: the owner of the ranges makes one
-/// call at a time.
+/// Owns physical pages. Address ranges (virtual_pages) map them; a page is mapped once, or for the time of a move
+/// twice. On a lost device, and while the process exits, pages are released without driver calls. Not thread-safe: the
+/// owner of the ranges makes one call at a time.
 export class page_store {
 public:
   /// Throws the same exceptions as the constructor of virtual_pages.
   page_store(device where, virtual_pages_options options);
   page_store(page_store const&) = delete;
   page_store& operator=(page_store const&) = delete;
-  ~page_store() { release_kept(0); }
 
   inline device where() const noexcept { return device_; }
   inline virtual_pages_options const& options() const noexcept { return options_; }
@@ -34,9 +32,8 @@ public:
   inline std::size_t round_up(std::size_t bytes) const noexcept {
     return (bytes + granularity_ - 1) / granularity_ * granularity_;
   }
-  /// Returns the physical memory held, in bytes: pages that are mapped, and kept ones.
+  /// Returns the physical memory of all pages, in bytes.
   inline std::size_t held_bytes() const noexcept { return held_bytes_; }
-  inline std::size_t kept_bytes() const noexcept { return kept_bytes_; }
   /// Returns whether the device had no memory for the last page that was created.
   inline bool is_full() const noexcept { return full_; }
   /// Returns the most addresses that one range is given, in bytes: eight times the device's memory, since moved pages
@@ -49,18 +46,10 @@ public:
     return is_gone() ? call() : call_on(device_, call);
   }
 
-  /// Returns pages for the run: kept ones as far as they fit, the largest first, then new ones of `page` bytes without
-  /// memory. The last one may be smaller. Throws std::bad_alloc.
-  page_map plan(page_extent run, std::size_t page);
-  /// Creates the page's memory. If the device has none, first releases all kept pages. Returns the driver's answer.
+  /// Creates the page's memory. Returns the driver's answer.
   CUresult create(physical_page& page) noexcept;
   /// Releases a page that is mapped nowhere. Returns false if the driver refuses.
   bool release(physical_page& page) noexcept;
-  /// Keeps pages that are mapped nowhere and have memory, for plan(). Leaves the others in `unmapped`.
-  void keep(page_map& unmapped) noexcept;
-  /// Releases kept pages, the smallest first, until at most `most` bytes are kept. A page that the driver refuses to
-  /// release stays.
-  void release_kept(std::size_t most) noexcept;
   /// Returns whether the device has memory for the page: creates the memory, and releases it again.
   bool has_memory(physical_page& page) noexcept;
 
@@ -83,9 +72,7 @@ private:
   std::vector<CUmemAccessDesc> rights_;
   std::size_t granularity_;
   std::size_t most_addresses_ = 0;
-  unreleased_map kept_; // by size
   std::size_t held_bytes_ = 0;
-  std::size_t kept_bytes_ = 0;
   bool full_ = false;
 };
 

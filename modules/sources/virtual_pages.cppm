@@ -104,7 +104,7 @@ public:
   std::size_t round_up(std::size_t bytes) const noexcept { return store().round_up(bytes); }
 
   /// Returns the physical memory of all mapped pages of the store, in bytes; a page that is mapped twice counts once.
-  std::size_t mapped_bytes() const noexcept { return store().held_bytes() - store().kept_bytes(); }
+  std::size_t mapped_bytes() const noexcept { return store().held_bytes(); }
   /// Returns the offset after the last mapped page.
   std::size_t mapped_end() const noexcept { return table_.mapped_end(); }
   /// Returns the number of mapped pages; each alias counts as one.
@@ -128,11 +128,10 @@ public:
   /// all or nothing.
   expected<page_extent, failure> map(std::size_t offset, std::size_t bytes, std::size_t page = 0) noexcept;
 
-  /// Unmaps a run of whole pages. Releases the memory of pages that are mapped nowhere else, or, with `keep`, leaves it
-  /// in the store for the next map(). Returns false, and does nothing, if the run does not consist of whole pages or
-  /// one of them is pinned. Pages that the driver refuses to unmap or release still count as mapped; the next call
-  /// tries them again. Allocates no host memory.
-  bool unmap(std::size_t offset, std::size_t bytes, bool keep = false) noexcept;
+  /// Unmaps a run of whole pages. Releases the memory of pages that are mapped nowhere else. Returns false, and does
+  /// nothing, if the run does not consist of whole pages or one of them is pinned. Pages that the driver refuses to
+  /// unmap or release still count as mapped; the next call tries them again. Allocates no host memory.
+  bool unmap(std::size_t offset, std::size_t bytes) noexcept;
 
   /// Maps the page that starts at the offset `offset` a second time, at the offset `to`: both addresses show the same
   /// bytes.
@@ -171,7 +170,7 @@ private:
   outcome refusal(page_extent run) const noexcept;
   // Maps the pages, and adds them to the table; all or nothing.
   expected<page_extent, failure> install(detail::page_map made, page_extent run, std::size_t requested) noexcept;
-  void unmap_all(detail::page_map leaving, bool keep) noexcept;
+  void unmap_all(detail::page_map leaving) noexcept;
   // Tries again to unmap and release the pages that the driver has refused before.
   void retry_unreleased() noexcept;
 

@@ -69,7 +69,8 @@ gpumem_statistics outside(gpumem::statistics const& f) noexcept {
           f.waiting_bytes,
           f.oldest_wait_ns,
           f.reserved_in_all,
-          f.shards};
+          f.shards,
+          f.lent};
 }
 
 gpumem_block outside(gpumem_pool::found_block const& b) noexcept {

@@ -76,6 +76,7 @@ void add_statistics(statistics& sum, statistics const& one) noexcept {
   sum.reserved += one.reserved;
   sum.reserved_in_all += one.reserved_in_all;
   sum.shards += one.shards;
+  sum.lent += one.lent;
   sum.free += one.free;
   sum.free_ranges += one.free_ranges;
   sum.free_in_use += one.free_in_use;

@@ -14,7 +14,9 @@ module;
 #include <utility>
 #include <vector>
 module gpumem:pool_base.impl;
+import :held_upstream;
 import :pool_base;
+import :allocation_request;
 import :block_info;
 import :cuda;
 import :async_options;
@@ -242,16 +244,19 @@ void pool_state::free_special(stream_key const& key, void* pointer, std::optiona
 }
 
 bool pool_state::admit(waiter& item) noexcept {
-  using waiting = request_queue::waiting;
   if (!waiter_list::holds(item) && is_beyond_largest(item)) {
     item.complete(unexpected<failure>{failure{outcome::too_large, 0, item.bytes()}});
     return false;
   }
-  auto& requests = engine_->requests();
-  auto turn = requests.begin_turn(item);
-  while (turn.what == waiting::turn) turn = requests.end_turn(item, turn, try_in_turn(item));
-  if (turn.what == waiting::last) dispose();
-  return turn.what == waiting::parked;
+  return admit_with(item, [&] { return try_in_turn(item); });
+}
+
+expected<void*, failure> pool_state::lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept {
+  return hardening_ ? hardening_->lend(key, terms, bytes) : engine_->lend(key, terms, bytes);
+}
+
+void pool_state::take_back(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
+  engine_->deallocate(key, pointer, bytes);
 }
 
 expected<void*, failure> pool_state::try_in_turn(waiter& item) noexcept {

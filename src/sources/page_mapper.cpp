@@ -47,7 +47,7 @@ std::optional<failure> page_mapper::map(page_map& made, page_extent run, std::si
   auto const entered = store_->on_device([&] {
     result = map_all(made, run);
     complete = result == CUDA_SUCCESS && notify_mapped(run);
-    if (!complete) unmap(made, false);
+    if (!complete) unmap(made);
     return CUDA_SUCCESS;
   });
   if (complete) return std::nullopt;
@@ -100,25 +100,22 @@ bool page_mapper::unmap_page(std::size_t offset, mapped_page& at) const noexcept
   return true;
 }
 
-template <class Pages> void page_mapper::unmap_each(Pages& pages, bool keep) noexcept {
+template <class Pages> void page_mapper::unmap_each(Pages& pages) noexcept {
   store_->on_device([&] {
     for (auto at = pages.begin(); at != pages.end();) {
       bool const unmapped = unmap_page(at->first, at->second);
       auto& of = *at->second.of;
-      bool const gone = unmapped && (of.mappings > 0 || (!keep && store_->release(of)));
+      bool const gone = unmapped && (of.mappings > 0 || store_->release(of));
       at = gone ? pages.erase(at) : std::next(at);
     }
     return CUDA_SUCCESS;
   });
 }
 
-void page_mapper::unmap(page_map& leaving, bool keep) noexcept {
-  unmap_each(leaving, keep);
-  if (keep) store_->keep(leaving);
-}
+void page_mapper::unmap(page_map& leaving) noexcept { unmap_each(leaving); }
 
 void page_mapper::retry(unreleased_map& refused) noexcept {
-  if (!refused.empty()) unmap_each(refused, false);
+  if (!refused.empty()) unmap_each(refused);
 }
 
 void page_mapper::release_addresses() noexcept {

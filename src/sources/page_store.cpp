@@ -1,4 +1,4 @@
-// page_store: creates, keeps and releases pages, and knows which devices may use them.
+// page_store: creates and releases pages, and knows which devices may use them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -98,33 +98,8 @@ std::size_t page_store::most_addresses() {
   return most_addresses_;
 }
 
-page_map page_store::plan(page_extent run, std::size_t page) {
-  page_map made;
-  auto at = run.offset;
-  for (auto above = kept_.upper_bound(run.bytes); above != kept_.begin(); above = kept_.upper_bound(run.end() - at)) {
-    auto taken = kept_.extract(std::prev(above));
-    auto const bytes = taken.mapped().of->bytes;
-    taken.key() = std::exchange(at, at + bytes);
-    kept_bytes_ -= bytes;
-    made.insert(made.end(), std::move(taken));
-  }
-  try {
-    auto fresh = plan_pages({at, run.end() - at}, page);
-    made.merge(fresh);
-  } catch (...) {
-    keep(made);
-    throw;
-  }
-  return made;
-}
-
 CUresult page_store::create(physical_page& page) noexcept {
-  auto const make = [&] { return driver().mem_create(&page.handle, page.bytes, &properties_, 0); };
-  auto result = make();
-  if (result == CUDA_ERROR_OUT_OF_MEMORY && kept_bytes_ > 0) {
-    release_kept(0);
-    result = make();
-  }
+  auto const result = driver().mem_create(&page.handle, page.bytes, &properties_, 0);
   full_ = result == CUDA_ERROR_OUT_OF_MEMORY;
   if (result != CUDA_SUCCESS) return result;
   page.held = true;
@@ -138,31 +113,6 @@ bool page_store::release(physical_page& page) noexcept {
   page.held = false;
   held_bytes_ -= page.bytes;
   return true;
-}
-
-void page_store::keep(page_map& unmapped) noexcept {
-  for (auto at = unmapped.begin(); at != unmapped.end();) {
-    auto const& of = *at->second.of;
-    auto const each = at++;
-    if (!of.held || of.mappings > 0) continue;
-    auto node = unmapped.extract(each);
-    node.key() = of.bytes;
-    kept_bytes_ += of.bytes;
-    kept_.insert(std::move(node));
-  }
-}
-
-void page_store::release_kept(std::size_t most) noexcept {
-  if (kept_bytes_ <= most) return;
-  on_device([&] {
-    for (auto at = kept_.begin(); at != kept_.end() && kept_bytes_ > most;) {
-      auto const bytes = at->first;
-      bool const released = release(*at->second.of);
-      kept_bytes_ -= released ? bytes : 0;
-      at = released ? kept_.erase(at) : std::next(at);
-    }
-    return CUDA_SUCCESS;
-  });
 }
 
 bool page_store::has_memory(physical_page& page) noexcept {

@@ -49,7 +49,7 @@ virtual_pages::~virtual_pages() {
   if (store().is_gone()) return;
   auto const& pages = table_.pages();
   for (auto const& [offset, page] : pages) mapper_.announce_unmapping({offset, page.of->bytes});
-  unmap_all(table_.take({pages.begin(), pages.end()}), false);
+  unmap_all(table_.take({pages.begin(), pages.end()}));
   retry_unreleased();
   if (table_.is_unmapped({0, address_space()})) mapper_.release_addresses();
 }
@@ -100,14 +100,14 @@ expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_
     auto const size = page != 0 ? page : next_page_size();
     // If the device had no memory at the last attempt, first try all bytes as one page: a refusal then costs one call,
     // while creating and undoing single pages would cost many.
-    if (store().is_full() && store().kept_bytes() == 0 && run.bytes > size) {
+    if (store().is_full() && run.bytes > size) {
       auto whole = detail::plan_pages(run, run.bytes);
       auto& probe = *whole.begin()->second.of;
       bool const has_memory = store().has_memory(probe);
       if (probe.held) table_.keep_unreleased(whole); // the driver has refused to release it
       if (!has_memory) return unexpected<failure>{detail::refusal_of(CUDA_ERROR_OUT_OF_MEMORY, bytes)};
     }
-    return install(store().plan(run, size), run, bytes);
+    return install(detail::plan_pages(run, size), run, bytes);
   } catch (std::bad_alloc const&) { return refused(outcome::exhausted, bytes); }
 }
 
@@ -166,17 +166,17 @@ expected<page_extent, failure> virtual_pages::install(detail::page_map made, pag
   return run;
 }
 
-bool virtual_pages::unmap(std::size_t offset, std::size_t bytes, bool keep) noexcept {
+bool virtual_pages::unmap(std::size_t offset, std::size_t bytes) noexcept {
   retry_unreleased();
   auto const going = table_.pages_of({offset, bytes});
   if (going.empty() || detail::any_pinned(going)) return false;
   mapper_.announce_unmapping({offset, bytes});
-  unmap_all(table_.take(going), keep);
+  unmap_all(table_.take(going));
   return true;
 }
 
-void virtual_pages::unmap_all(detail::page_map leaving, bool keep) noexcept {
-  mapper_.unmap(leaving, keep);
+void virtual_pages::unmap_all(detail::page_map leaving) noexcept {
+  mapper_.unmap(leaving);
   table_.keep_unreleased(leaving);
 }
 

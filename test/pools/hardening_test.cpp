@@ -291,6 +291,24 @@ TEST_F(hardening_test, checks_do_not_wait_and_make_few_driver_calls) {
   }
 }
 
+// Lent pages have no guards, and the pages of freed blocks wait for the checks of these blocks.
+TEST_F(hardening_test, freed_memory_is_lent_after_its_check) {
+  auto options = hardened();
+  options.limit = 64 * MiB;
+  pool_resource r{gpumem::device{0}, options};
+  gpumem::detail::page_lender lender{r, 128 * MiB};
+  auto* const p = bytes_at(r.allocate(s, 40 * MiB));
+  scribble(s, p + 40 * MiB - 1, 2);
+  r.deallocate(s, p, 40 * MiB);
+  EXPECT_FALSE(lender.try_allocate(s, 60 * MiB)) << "no work has run";
+  EXPECT_TRUE(synchronized(r));
+  EXPECT_EQ(only().what, misuse::kind::overrun);
+  auto* const lent = lender.allocate(s, 60 * MiB);
+  simulator::work(s, {simulator::write(lent, 60 * MiB)});
+  lender.deallocate(s, lent, 60 * MiB);
+  EXPECT_LE(r.statistics().peak_reserved, 64 * MiB);
+}
+
 TEST_F(hardening_test, contradicting_options_are_refused) {
   EXPECT_THROW((pool{upstream, {.hardened = {.quarantine = 1}}}), std::invalid_argument);
   EXPECT_THROW((pool{upstream, {.hardened = {.guard = 0}}}), std::invalid_argument);

@@ -93,6 +93,7 @@ typedef struct gpumem_statistics {
   uint64_t oldest_wait_ns;       ///< nanoseconds that the oldest of these requests has waited
   uint64_t reserved_in_all;      ///< sum of all bytes that the device has ever given to the pool
   uint64_t shards;               ///< number of shards (parts of the pool with a lock each) that threads use now
+  uint64_t lent;                 ///< bytes of pages lent to buffers that map them elsewhere; `allocated` includes them
 } gpumem_statistics;
 
 /// Details of a failed call. Numbers are bytes unless stated otherwise; 0 if they are not known. The caller sets

@@ -367,6 +367,7 @@ inline gpumem::statistics pool::statistics() const {
   result.peak_reserved = f.peak_reserved;
   result.reserved_in_all = f.reserved_in_all;
   result.shards = f.shards;
+  result.lent = f.lent;
   result.allocations = f.allocations;
   result.frees = f.frees;
   result.failures = f.failures;

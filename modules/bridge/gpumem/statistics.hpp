@@ -49,6 +49,7 @@ struct statistics {
   std::uint64_t oldest_wait_ns = 0; ///< nanoseconds that the oldest of these requests has waited
 
   std::uint64_t shards = 0; ///< number of shards of a pool, without those that no thread uses any more
+  std::size_t lent = 0;     ///< bytes of pages lent to buffers that map them elsewhere; `allocated` includes them
 };
 
 } // namespace gpumem

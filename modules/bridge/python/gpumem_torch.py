@@ -57,7 +57,7 @@ class _Statistics(ctypes.Structure):
         "failures", "upstream_allocations", "upstream_frees", "coalesces", "coalesces_refused", "reuse_same_stream",
         "reuse_ordered", "reuse_completed", "reuse_waited", "reuse_after_sync", "free", "free_ranges", "free_in_use", "in_use_streams", "quarantined",
         "cached", "reuse_thread_cache", "largest_block", "waiting", "waiting_bytes", "oldest_wait_ns",
-        "reserved_in_all", "shards")]
+        "reserved_in_all", "shards", "lent")]
 
 
 class _Block(ctypes.Structure):

@@ -23,8 +23,11 @@ public:
   [[clang::requires_shared_capability(all_shards)]] std::size_t growth(std::size_t need,
                                                                        std::size_t has) const noexcept;
 
-  /// Adds a chunk that the upstream has given. Throws std::bad_alloc.
-  [[clang::requires_capability(all_shards)]] chunk& add(void* base, std::size_t bytes);
+  /// Adds a chunk that the upstream has given; `reserved` of its bytes have memory. Throws std::bad_alloc.
+  [[clang::requires_capability(all_shards)]] chunk& add(void* base, std::size_t bytes, std::size_t reserved);
+  [[clang::requires_capability(all_shards)]] inline chunk& add(void* base, std::size_t bytes) {
+    return add(base, bytes, bytes);
+  }
   /// Removes a chunk from the list, and returns its description. The chunk's bytes count against the limit until
   /// end_release().
   [[clang::requires_capability(all_shards)]] chunk begin_release(chunk const& which) noexcept;

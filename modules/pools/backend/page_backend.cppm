@@ -37,6 +37,13 @@ public:
   [[clang::requires_capability(one_shard, all_shards)]] placement move_at_limit(allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void release_for(allocation_request const& request);
+  /// Maps new pages in the address range of a borrower, as the terms of the request say.
+  [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> lend(allocation_request const& request,
+                                                                                bool exact);
+  /// Reserves `bytes` bytes of addresses for a borrower. Throws cuda_error and std::bad_alloc.
+  [[clang::requires_capability(one_shard, all_shards)]] address_range& open_range(std::size_t bytes);
+  /// Gives the addresses of closed ranges back, as far as no page is mapped there.
+  [[clang::requires_capability(one_shard, all_shards)]] void drop_closed_ranges() noexcept;
   /// Waits while another thread changes pages. Returns the pages of the shard that holds `pointer`. Returns null if the
   /// pool gets chunks in place of pages, or if `pointer` is not in the pool.
   [[clang::requires_capability(one_shard, all_shards)]] virtual_pages* pages_of(void const* pointer);
@@ -45,6 +52,9 @@ private:
   [[clang::requires_capability(all_shards)]] std::size_t affordable_pages() noexcept;
   [[clang::requires_capability(all_shards)]] void charge_moves(std::size_t pages) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void poll_for_moves(allocation_request const& request);
+  [[clang::requires_capability(one_shard)]] static growth_plan loan_plan(allocation_request const& request) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] placement
+  still_mapped(allocation_request const& request) const noexcept;
   stream_uses fresh_uses(allocation_request const& request) const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] placement placement_in(block& fresh,
                                                                                allocation_request const& request) const;
@@ -59,8 +69,8 @@ private:
   [[clang::requires_capability(one_shard, all_shards)]] bool wait_for_own_work(allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t pages_in_use_by(stream_timeline const& stream,
                                                                                     allocation_request const& request);
-  [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure> map(growth_plan const& plan,
-                                                                                      stream_uses const& uses);
+  [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure>
+  map(growth_plan const& plan, stream_uses const& uses, loan_terms const* loan = nullptr);
   [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure>
   accept(address_range& into, expected<page_extent, failure> const& made, stream_uses const& uses);
   [[clang::requires_capability(one_shard, all_shards)]] block& add(address_range& into, page_extent const& where,

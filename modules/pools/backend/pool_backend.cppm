@@ -98,6 +98,11 @@ public:
   [[clang::requires_capability(all_shards)]] void set_closed() noexcept { parts_.closed = true; }
   [[clang::requires_shared_capability(all_shards)]] inline bool closed() const noexcept { return parts_.closed; }
 
+  /// Reserves `bytes` bytes of addresses for a borrower, in a pool of pages. Throws cuda_error and std::bad_alloc.
+  [[clang::requires_capability(one_shard, all_shards)]] address_range& open_range(std::size_t bytes);
+  /// Gives these addresses back as soon as no page is mapped there. The borrower has freed all blocks there.
+  [[clang::requires_capability(one_shard, all_shards)]] void close_range(address_range& range) noexcept;
+
   /// open_to() lets the device `peer` use the pool's pages. pin() keeps the pages of these bytes mapped in place until
   /// unpin() was called as often as pin(). It returns false if a byte is not the pool's. export_page() returns the
   /// page that holds `pointer`, with a file descriptor of it, or invalid_argument if the pool has no such page. All

@@ -53,6 +53,11 @@ public:
   std::unique_ptr<address_range> reserve_addresses(pool_shard& owner, std::size_t last, std::size_t limit,
                                                    std::size_t least) const;
 
+  /// Reserves an address range of `bytes` bytes. Throws cuda_error and std::bad_alloc.
+  std::unique_ptr<address_range> reserve_range(pool_shard& owner, std::size_t bytes) const {
+    return std::make_unique<address_range>(owner, pages_, bytes, bytes);
+  }
+
   /// Makes this object tell a memory-checking tool about each chunk from now on, if there is such a tool and a device
   /// can access the chunks. Returns whether it will tell a tool. Called before the first chunk. Throws std::bad_alloc
   /// and cuda_error.

@@ -34,10 +34,12 @@ public:
   /// any thread, without a lock of the pool.
   expected<void*, failure> allocate(stream_key const& key, size_class size, std::size_t bytes,
                                     std::size_t alignment) noexcept;
+  /// Maps `bytes` bytes of pages in the borrower's address range, and returns them as one live block there. They may be
+  /// used by every stream immediately. `bytes`: whole pages. Waits, fails and counts as an allocation does.
+  expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept;
 
 private:
-  expected<void*, failure> try_allocate(stream_key const& key, size_class size, std::size_t bytes,
-                                        std::size_t alignment) noexcept;
+  expected<void*, failure> try_allocate(allocation_request request) noexcept;
   expected<void*, failure> allocate_from_all(allocation_request& request);
   [[clang::requires_capability(one_shard, all_shards)]] void enter(allocation_request& request);
   expected<void*, failure> fail(allocation_request const& request, outcome why) noexcept;

@@ -4,6 +4,7 @@ module;
 #include <string>
 export module gpumem:pool_engine;
 import :allocate_path;
+import :allocation_request;
 import :block_info;
 import :deferred_frees;
 import :device;
@@ -17,6 +18,7 @@ import :pool_counters;
 import :pool_mode;
 import :pool_options;
 import :pool_parts;
+import :pool_shard;
 import :pool_statistics;
 import :pool_upstream;
 import :progress_monitor;
@@ -57,6 +59,10 @@ public:
       if (auto* const cached = parts_.caches.pop(key.timeline(), size, bytes, thread)) return cached->pointer();
     }
     return allocate_path_.allocate(key, size, bytes, alignment);
+  }
+  /// Lends pages; see allocate_path.
+  inline expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept {
+    return allocate_path_.lend(key, terms, bytes);
   }
   /// Puts a block into the calling thread's cache, if the cache may hold it. `bytes`: the size that the caller states;
   /// nullopt if the size is not to be checked. Unless the result is done(), the caller then calls free_slow().
@@ -132,6 +138,10 @@ public:
   /// and counts nothing, if the limit would be exceeded. Throws std::bad_alloc.
   bool add_outside(std::size_t bytes);
   void remove_outside(std::size_t bytes);
+  /// Reserves addresses for a borrower of pages; see pool_backend. Throws std::invalid_argument if the pool has no
+  /// pages, cuda_error and std::bad_alloc.
+  address_range& open_range(std::size_t bytes);
+  void close_range(address_range& range) noexcept;
   /// Sets the peaks in the statistics to the present values.
   void reset_peaks();
   /// Waits on the host until streams have completed their work on the pool's free memory. Returns false if that took

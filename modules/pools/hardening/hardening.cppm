@@ -2,6 +2,7 @@
 // blocks, checks them after the free, and reports misuse.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:hardening;
+import :allocation_request;
 import :backoff;
 import :block_info;
 import :cuda;
@@ -56,6 +57,8 @@ public:
 
   /// If the engine has no memory and `key` allows a wait, waits up to one second for blocks that leave the quarantine.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  /// Lends pages of the engine, which have no guards and are not quarantined. Waits as try_allocate() does.
+  expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept;
   /// If drop_last_handle() was called before, this object can be gone when the call returns.
   void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   /// Throws cuda_error, std::bad_alloc.
@@ -87,7 +90,7 @@ private:
   using lock = sync::lock;
 
   expected<void*, failure> allocate(stream_key const& key, std::size_t bytes, std::size_t alignment);
-  expected<void*, failure> draw(stream_key const& key, std::size_t total, std::size_t alignment) noexcept;
+  template <class Attempt> expected<void*, failure> draw(stream_key const& key, Attempt attempt) noexcept;
   void fill_guards(guarded_block& fresh, stream_key const& key) noexcept;
   bool drain(sync::time_point deadline, until goal) noexcept;
 

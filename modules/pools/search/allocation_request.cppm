@@ -10,6 +10,13 @@ import :stream;
 
 namespace gpumem::detail {
 
+/// Where a borrower wants pages of the pool.
+export struct loan_terms {
+  address_range* into;               ///< of the borrower
+  std::optional<std::size_t> offset; ///< where to map them; none: after the mapped addresses of `into`
+  std::size_t page;                  ///< the size of the pages; 0: virtual_pages chooses it
+};
+
 /// A checked and rounded-up request of one stream. Only the calling thread uses it, during its call.
 export struct allocation_request {
   stream_key const& key;
@@ -17,9 +24,10 @@ export struct allocation_request {
   std::size_t bytes;         // rounded up
   std::uint8_t class_number; // number of the size class; size_class::count if `bytes` is the size of no class
   std::size_t alignment;
-  unsigned thread;             // the calling thread's number
-  pool_shard* shard = nullptr; // the calling thread's part of the pool
-  bool growth_failed = false;  // the pool could not grow for this request
+  unsigned thread;                  // the calling thread's number
+  pool_shard* shard = nullptr;      // the calling thread's part of the pool
+  bool growth_failed = false;       // the pool could not grow for this request
+  loan_terms const* loan = nullptr; // of a request that only new pages can serve; null: a request for a block
 
   /// Called because memory is short: rounds a medium size up only to a multiple of 256 bytes, as large sizes are. A
   /// small size does not change. `smallest`: bytes of the smallest block of the pool.

@@ -26,6 +26,7 @@ export struct address_range {
 
   virtual_pages pages;
   pool_shard* shard;
+  bool closed = false;     ///< of a borrower that has ended: the addresses go back once no page is mapped there
   chunk* mapped = nullptr; ///< the mapped pages and the holes between them; null: no page is mapped
 
   /// Returns the offset of an address.
@@ -56,7 +57,8 @@ export struct alignas(false_sharing_distance) pool_shard {
       __attribute__((guarded_by(one_shard)));                 ///< time for polls by requests that find no memory
   unsigned steals __attribute__((guarded_by(one_shard))) = 0; ///< recent blocks its threads took from other shards
   std::uint64_t last_steal __attribute__((guarded_by(one_shard))) = 0; ///< counters.locked_calls at the last steal
-  relaxed_atomic<bool> spare{false};               ///< no thread uses this shard; changed under the locks of all shards
+  relaxed_atomic<bool> spare{false}; ///< no thread uses this shard; changed under the locks of all shards
+  bool lends = false;                ///< its blocks are loans: no request searches its free ranges, and it stays spare
   static constexpr std::uint8_t rounds_active = 2; ///< rounds_left after an allocation by a thread of this shard
   /// Rounds (shard_list::end_round) after which the shard is inactive unless its threads allocate; 0: it is inactive.
   std::uint8_t rounds_left __attribute__((guarded_by(one_shard))) = 0;
@@ -64,6 +66,8 @@ export struct alignas(false_sharing_distance) pool_shard {
   alignas(128) relaxed_atomic<std::uintptr_t> first_address;
   relaxed_atomic<std::uintptr_t> end_address{UINTPTR_MAX};
 
+  /// Adds an address range, for which the vector has room.
+  [[clang::requires_capability(one_shard)]] void add(std::unique_ptr<address_range> made) noexcept;
   /// Returns the block that starts at the address and is not free; null if there is none. Needs no lock, but the result
   /// is then certain only for the block's owner. Does not search for addresses outside the shard, because each search
   /// reads a table to which another thread may be writing.

@@ -20,7 +20,8 @@ namespace gpumem::detail {
 /// destroyed before the pool, since find_live() reads the shards without a lock.
 export class shard_list {
 public:
-  static constexpr std::size_t max_shards = 65; ///< the first one, and one for each of the 64 slots of threads
+  /// The first shard, one for each of the 64 slots of threads, and one for loans.
+  static constexpr std::size_t max_shards = 66, slots = 64;
 
   /// `poll_share`: share of the time that each shard may spend on polls of events. `shard_per_thread`: each thread gets
   /// a shard of its own at its first request, even if it has found no lock taken.
@@ -35,14 +36,14 @@ public:
   inline pool_shard& shard_of_thread() noexcept { return *own_slot().shard.load(std::memory_order_acquire); }
   /// Returns the shard of the thread with this index; null if the thread is to get a shard of its own.
   inline pool_shard* uncontended_shard(unsigned thread) noexcept {
-    auto const& mine = slots_[thread % (max_shards - 1)];
+    auto const& mine = slots_[thread % slots];
     return mine.contention.load(std::memory_order_relaxed) < sync::contention_threshold
                ? mine.shard.load(std::memory_order_acquire)
                : nullptr;
   }
   /// Returns the shard of the thread with this index.
   inline pool_shard& shard_of(unsigned thread) noexcept {
-    return *slots_[thread % (max_shards - 1)].shard.load(std::memory_order_acquire);
+    return *slots_[thread % slots].shard.load(std::memory_order_acquire);
   }
   /// Returns the number of active shards. Any thread.
   inline std::size_t active() const noexcept { return active_.load(std::memory_order_relaxed); }
@@ -55,10 +56,11 @@ public:
     return {shards_.data(), count_.load(std::memory_order_acquire)};
   }
 
-  /// All shards in a search order that starts with `first`. The caller holds the lock of any shard.
+  /// The shards whose memory may serve a request; or with `loans` all shards, for polls. They are in a search order
+  /// that starts with `first`. The caller holds the lock of any shard.
   class search_order {
   public:
-    search_order(shard_list const& list, pool_shard& first) noexcept;
+    search_order(shard_list const& list, pool_shard& first, bool loans = true) noexcept;
     operator shard_span() const noexcept { return {order_.data(), count_}; }
 
   private:
@@ -77,6 +79,9 @@ public:
   /// round after `tuning::calls_per_round` locked calls of that shard. Returns whether the number of active shards, or
   /// of those in use, has changed.
   [[clang::requires_capability(one_shard, all_shards)]] bool begin_allocation(bool may_add) noexcept;
+  /// Returns the shard whose blocks are loans (pages that a borrower maps at addresses of its own), and adds it first
+  /// if there is none. Throws std::bad_alloc.
+  [[clang::requires_capability(one_shard, all_shards)]] pool_shard& lending();
   /// Gives the calling thread a shard of its own. Does nothing if the host has no memory for one.
   [[clang::requires_capability(one_shard, all_shards)]] void add_for_thread() noexcept;
   /// Ends a round: a shard from which its threads have not allocated for a whole round becomes inactive, and spare if
@@ -112,7 +117,7 @@ private:
     std::uint64_t window_begin __attribute__((guarded_by(one_shard))) = 0; // as counters.locked_calls of that shard
   };
 
-  inline thread_slot& own_slot() noexcept { return slots_[sync::thread_index() % (max_shards - 1)]; }
+  inline thread_slot& own_slot() noexcept { return slots_[sync::thread_index() % slots]; }
   inline std::uint32_t first_contention() const noexcept { return shard_per_thread_ ? sync::contention_threshold : 0; }
   pool_shard& add(bool locked);
   [[clang::requires_capability(one_shard, all_shards)]] pool_shard* find_spare() noexcept;
@@ -126,7 +131,7 @@ private:
   std::atomic<unsigned> count_{0};
   std::atomic<unsigned> active_{0};
   std::size_t in_use_ __attribute__((guarded_by(all_shards))) = 1;
-  std::array<thread_slot, max_shards - 1> slots_;
+  std::array<thread_slot, slots> slots_;
 };
 
 /// Holds the lock of one shard.

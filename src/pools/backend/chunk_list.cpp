@@ -59,11 +59,11 @@ void chunk_list::remove_outside(std::size_t bytes) noexcept {
   set_limit(whole_limit_);
 }
 
-chunk& chunk_list::add(void* base, std::size_t bytes) {
+chunk& chunk_list::add(void* base, std::size_t bytes, std::size_t reserved) {
   auto const address = reinterpret_cast<std::uintptr_t>(base);
   auto const place = std::ranges::upper_bound(chunks_, address, {}, &base_of);
   auto& made = **chunks_.insert(place, std::make_unique<chunk>(chunk{.base = address, .bytes = bytes}));
-  add_reserved(bytes);
+  add_reserved(reserved);
   return made;
 }
 

@@ -111,8 +111,9 @@ std::vector<page_run> idle_pages::find(page_query const& query) {
       if (!page || page->where.offset < begin) break;
       bool const whole = !page->pinned && page->where.end() <= end;
       while (in.offset_of(last->base) >= page->where.end()) last = last->lower;
-      if (whole && page->where.bytes >= query.smallest && page->where.bytes <= query.max_bytes - sum) {
-        sum += page->where.bytes;
+      auto const bytes = page->where.bytes;
+      if (whole && bytes >= query.smallest && bytes <= std::min(query.largest, query.max_bytes - sum)) {
+        sum += bytes;
         ++pages;
         append(found, {&in, last, page->where});
       }

@@ -205,6 +205,7 @@ placement page_backend::move(allocation_request const& request, bool at_limit) {
                           .max_bytes = available,
                           .excluded = plan->beside,
                           .nearest = &shard,
+                          .largest = std::max(largest_page, parts_.growth.unit()),
                           .smallest = at_limit ? 0 : parts_.growth.min_moved_page(shard.reserved),
                           .max_pages = at_limit ? SIZE_MAX : affordable_pages()});
   if (idle.empty()) return {};
@@ -233,14 +234,14 @@ placement page_backend::move(allocation_request const& request, bool at_limit) {
 // Maps pages while the shards are unlocked and the growth lock keeps other threads from changing pages. Maps them in
 // the hole of the plan, or after all mapped addresses. If the device has less than the plan's `bytes`, maps its
 // `least`. Returns the range that holds the pages.
-expected<block*, failure> page_backend::map(growth_plan const& plan, stream_uses const& uses) {
+expected<block*, failure> page_backend::map(growth_plan const& plan, stream_uses const& uses, loan_terms const* loan) {
   auto& into = plan.in->pages;
   auto const affordable = affordable_pages();
   auto const before = into.pages();
   auto const reserved = plan.in->shard->reserved;
   auto const map_bytes = [&](std::size_t wanted) {
     auto const at = plan.hole ? plan.offset(wanted) : into.mapped_end();
-    return into.map(at, wanted, parts_.growth.page_size(reserved, wanted, affordable));
+    return into.map(at, wanted, loan ? loan->page : parts_.growth.page_size(reserved, wanted, affordable));
   };
   expected<page_extent, failure> made = page_extent{};
   sync::duration spent{};
@@ -258,8 +259,10 @@ expected<block*, failure> page_backend::map(growth_plan const& plan, stream_uses
     spent = sync::now() - begin;
   }
   auto const pages = into.pages() - std::min(before, into.pages());
-  price_.add(spent, pages);
-  charge_moves(std::min(pages, affordable));
+  if (!loan) { // its pages may be larger, and then cost more
+    price_.add(spent, pages);
+    charge_moves(std::min(pages, affordable));
+  }
   return accept(*plan.in, made, uses);
 }
 
@@ -292,11 +295,17 @@ block& page_backend::add(address_range& into, page_extent const& where, stream_u
   auto const address = reinterpret_cast<std::uintptr_t>(into.pages.base()) + where.offset;
   block* added = nullptr;
   if (!into.mapped) {
-    auto& parent = parts_.chunks.add(reinterpret_cast<void*>(address), where.bytes);
+    // A borrower may map pages before these later, so its chunk begins where its addresses do.
+    auto const gap = shard.lends ? where.offset : 0;
+    auto& parent = parts_.chunks.add(reinterpret_cast<void*>(address - gap), gap + where.bytes, where.bytes);
     try {
       added = &shard.ranges.add(parent, uses);
+      if (gap > 0) added = shard.ranges.make_hole(*added, parent.base, gap).upper;
     } catch (...) {
-      parts_.chunks.end_release(parts_.chunks.begin_release(parent).bytes);
+      if (parent.first) shard.ranges.remove(parent);
+      parts_.chunks.erase(parent);
+      parts_.chunks.begin_release(where.bytes);
+      parts_.chunks.end_release(where.bytes);
       throw;
     }
     parent.shard = &shard;
@@ -320,31 +329,19 @@ block& page_backend::add(address_range& into, page_extent const& where, stream_u
   return *added;
 }
 
-virtual_pages* page_backend::pages_of(void const* pointer) {
-  parts_.lock.wait();
-  auto const* const parent = parts_.chunks.find_containing(pointer);
-  return parent && parent->addresses ? &parent->addresses->pages : nullptr;
-}
-
-expected<block*, failure> page_backend::reserve(std::size_t bytes, pool_shard& into) {
-  auto const fits = [bytes](address_range const& in) {
-    return bytes <= in.pages.address_space() - in.pages.mapped_end();
-  };
-  auto found = std::ranges::find_if(into.addresses, [&](auto const& each) { return fits(*each); });
-  if (found == into.addresses.end()) {
-    if (auto const why = add_addresses(into, bytes)) return unexpected<failure>{*why};
-    found = std::prev(into.addresses.end());
-  }
-  return map({found->get(), std::nullopt, bytes, bytes}, {});
-}
-
 std::size_t page_backend::release(std::size_t keep) noexcept {
   auto const excess = parts_.chunks.reserved() - std::min(keep, parts_.chunks.reserved());
-  return release_idle({.wanted = excess, .max_bytes = excess});
+  auto const released = release_idle({.wanted = excess, .max_bytes = excess});
+  drop_closed_ranges();
+  return released;
 }
 
 void page_backend::release_for(allocation_request const& request) {
   parts_.lock.wait(); // until no other thread changes pages
+  if (request.loan) {
+    evict(request, loan_plan(request), std::min(request.bytes, parts_.chunks.headroom()));
+    return;
+  }
   auto const& shard = growing_shard(request);
   auto plan = parts_.growth.plan(request, shard, true);
   // Without addresses for a plan, unmaps pages until a hole is large enough.

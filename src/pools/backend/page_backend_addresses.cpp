@@ -1,16 +1,19 @@
-// Reserves address ranges for the shards of a pool.
+// Reserves address ranges for the shards of a pool, and finds the range of an address.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <optional>
 #include <utility>
 module gpumem:page_backend_addresses.impl;
 import :page_backend;
+import :block;
+import :chunk;
 import :backend_parts;
 import :chunk_list;
 import :error;
@@ -32,7 +35,7 @@ pool_shard& page_backend::growing_shard(allocation_request const& request) const
   auto const all = parts_.shards.all();
   auto const found = std::ranges::find_if(all, [](auto const& each) {
     assert_all_shards_held();
-    return !each->addresses.empty();
+    return !each->addresses.empty() && !each->lends;
   });
   return found == all.end() ? *request.shard : **found;
 }
@@ -63,11 +66,7 @@ std::optional<failure> page_backend::add_addresses(pool_shard& into, std::size_t
       made = parts_.upstream.reserve_addresses(into, last, limit, (least + unit - 1) / unit * unit);
     }
     if (made->pages.address_space() <= last) short_of_addresses_ = true;
-    auto const first = reinterpret_cast<std::uintptr_t>(made->pages.base());
-    auto const end = first + made->pages.address_space();
-    into.first_address = last == 0 ? first : std::min<std::uintptr_t>(into.first_address, first);
-    into.end_address = last == 0 ? end : std::max<std::uintptr_t>(into.end_address, end);
-    into.addresses.push_back(std::move(made));
+    into.add(std::move(made));
   } catch (cuda_error const& e) {
     why = refusal_of(static_cast<CUresult>(e.status()), least);
     short_of_addresses_ = short_of_addresses_ || why->reason == outcome::exhausted;
@@ -75,6 +74,24 @@ std::optional<failure> page_backend::add_addresses(pool_shard& into, std::size_t
   parts_.lock.end();
   if (why) parts_.note_failure(*why);
   return why;
+}
+
+virtual_pages* page_backend::pages_of(void const* pointer) {
+  parts_.lock.wait();
+  auto const* const parent = parts_.chunks.find_containing(pointer);
+  return parent && parent->addresses ? &parent->addresses->pages : nullptr;
+}
+
+expected<block*, failure> page_backend::reserve(std::size_t bytes, pool_shard& into) {
+  auto const fits = [bytes](address_range const& in) {
+    return bytes <= in.pages.address_space() - in.pages.mapped_end();
+  };
+  auto found = std::ranges::find_if(into.addresses, [&](auto const& each) { return fits(*each); });
+  if (found == into.addresses.end()) {
+    if (auto const why = add_addresses(into, bytes)) return unexpected<failure>{*why};
+    found = std::prev(into.addresses.end());
+  }
+  return map({found->get(), std::nullopt, bytes, bytes}, {});
 }
 
 } // namespace gpumem::detail

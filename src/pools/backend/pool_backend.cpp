@@ -51,10 +51,12 @@ bool pool_backend::has_chunk_for(std::size_t bytes, std::size_t alignment) const
 }
 
 attempt<placement> pool_backend::grow(allocation_request const& request, bool exact) {
-  auto grown = paged() ? pages_.grow(request, exact) : chunks_.grow(request, exact);
+  auto grown = !paged()       ? chunks_.grow(request, exact)
+               : request.loan ? pages_.lend(request, exact)
+                              : pages_.grow(request, exact);
   if (!grown.has_failed()) return grown;
   auto const& why = grown.error();
-  bool const no_addresses = paged() && why.reason == outcome::too_large;
+  bool const no_addresses = paged() && !request.loan && why.reason == outcome::too_large;
   return unexpected<failure>{failure{no_addresses ? outcome::exhausted : why.reason, why.code, request.requested}};
 }
 
@@ -96,7 +98,7 @@ std::size_t pool_backend::release(std::size_t keep) noexcept {
 }
 
 placement pool_backend::move_at_limit(allocation_request const& request) {
-  return paged() ? pages_.move_at_limit(request) : placement{};
+  return paged() && !request.loan ? pages_.move_at_limit(request) : placement{};
 }
 
 void pool_backend::release_for(allocation_request const& request) {
@@ -105,6 +107,13 @@ void pool_backend::release_for(allocation_request const& request) {
 }
 
 bool pool_backend::ask_for_release() noexcept { return wants_release_ = wants_release_ || chunks_.can_release(); }
+
+address_range& pool_backend::open_range(std::size_t bytes) { return pages_.open_range(bytes); }
+
+void pool_backend::close_range(address_range& range) noexcept {
+  range.closed = true;
+  pages_.drop_closed_ranges();
+}
 
 bool pool_backend::pin(void const* pointer, std::size_t bytes) {
   if (auto* const pages = pages_.pages_of(pointer)) return pages->pin(pointer, bytes);

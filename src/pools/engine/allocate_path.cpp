@@ -36,16 +36,31 @@ namespace gpumem::detail {
 
 expected<void*, failure> allocate_path::allocate(stream_key const& key, size_class size, std::size_t bytes,
                                                  std::size_t alignment) noexcept {
-  auto const result = try_allocate(key.asked(), size, bytes, alignment);
+  auto const asked = key.asked();
+  auto const result =
+      try_allocate({asked, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_index()});
   if (!result && result.error().reason == outcome::exhausted && !parts_.options.failure_report.empty() &&
       key.queues() == queueing::none) [[unlikely]]
     append_failure_report(parts_, frees_, result.error());
   return result;
 }
 
+expected<void*, failure> allocate_path::lend(stream_key const& key, loan_terms const& terms,
+                                             std::size_t bytes) noexcept {
+  auto const now = key.asked();
+  return try_allocate({.key = now,
+                       .requested = bytes,
+                       .bytes = bytes,
+                       .class_number = size_class::count,
+                       .alignment = granule,
+                       .thread = sync::thread_index(),
+                       .loan = &terms});
+}
+
 [[gnu::always_inline]] inline expected<void*, failure>
-allocate_path::try_allocate(stream_key const& key, size_class size, std::size_t bytes, std::size_t alignment) noexcept {
-  allocation_request request{key, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_index()};
+allocate_path::try_allocate(allocation_request request) noexcept {
+  auto const& key = request.key;
+  auto const bytes = request.requested;
   if (key.capturing()) [[unlikely]]
     return fail(request, outcome::capture_unsupported);
   auto const limit = parts_.chunks.limit();
@@ -56,7 +71,8 @@ allocate_path::try_allocate(stream_key const& key, size_class size, std::size_t 
     return unexpected<failure>{failure_of(broken_rule::unopened_device, bytes)};
   }
   bool const beyond_limit = limit && request.bytes > limit;
-  if (beyond_limit || (bytes > parts_.largest_block && !key.for_chunk())) [[unlikely]]
+  bool const too_large = bytes > parts_.largest_block && !key.for_chunk() && !request.loan;
+  if (beyond_limit || too_large) [[unlikely]]
     return fail(request, outcome::too_large);
   if (!parts_.requests.is_open()) [[unlikely]] {
     if (auto const why = queue_.refusal_at_admission(request)) return fail(request, *why);
@@ -68,7 +84,7 @@ allocate_path::try_allocate(stream_key const& key, size_class size, std::size_t 
     // itself still reuses its memory.
   }
   try {
-    if (auto* const p = allocator_.allocate_from_own(request)) [[likely]]
+    if (auto* const p = request.loan ? nullptr : allocator_.allocate_from_own(request)) [[likely]]
       return p;
     return allocate_from_all(request);
   } catch (std::bad_alloc const&) {
@@ -82,7 +98,8 @@ expected<void*, failure> allocate_path::allocate_from_all(allocation_request& re
   enter(request);
   // If a thread has often allocated from the shards of other threads, it searches and grows its own shard first. With
   // the option `shard_per_thread` each thread does so.
-  for (bool own = parts_.options.shard_per_thread || allocator_.steals_too_often(*request.shard);;) {
+  bool const avoids_steals = parts_.options.shard_per_thread || allocator_.steals_too_often(*request.shard);
+  for (bool own = avoids_steals && !request.loan;;) {
     deferred_.run(&request.key);
     if (auto* const p = own ? allocator_.search_own(request) : allocator_.search_all(request)) return p;
     auto const grown = allocator_.grow(request, false);

@@ -51,7 +51,7 @@ free_result free_path::finish(stream_key const& key, void* pointer, std::optiona
   // Otherwise the thread may find no block of its own, and an allocation from another shard takes the locks of all
   // shards.
   auto const seen = parts_.shards.find_live(pointer);
-  bool const keeps = seen.that && (parts_.mode.near_limit() || seen.shard->spare);
+  bool const keeps = seen.that && (parts_.mode.near_limit() || seen.shard->spare) && !seen.shard->lends;
   if (!keeps || !may_cache(*seen.that, key, bytes)) return free_uncached(call, seen);
   auto const result = parts_.caches.insert(*seen.that, cached.use, sync::thread_index());
   auto const ended = result.evicted ? free_evicted_block(*result.evicted) : free_result::done;

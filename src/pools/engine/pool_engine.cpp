@@ -8,6 +8,7 @@ module;
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 module gpumem:pool_engine.impl;
@@ -114,6 +115,18 @@ void pool_engine::remove_outside(std::size_t bytes) {
   all_shards_lock const held{parts_.shards};
   parts_.chunks.remove_outside(bytes);
   after_limit_change(woken);
+}
+
+address_range& pool_engine::open_range(std::size_t bytes) {
+  if (!parts_.backend.paged()) throw std::invalid_argument{"gpumem: a pool without pages lends none"};
+  upstream_call::throw_if_here(parts_.shards);
+  all_shards_lock const held{parts_.shards};
+  return parts_.backend.open_range(bytes);
+}
+
+void pool_engine::close_range(address_range& range) noexcept {
+  all_shards_lock const held{parts_.shards};
+  parts_.backend.close_range(range);
 }
 
 std::size_t pool_engine::trim(std::size_t keep) {

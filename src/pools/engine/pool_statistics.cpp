@@ -106,10 +106,12 @@ std::int64_t pool_statistics::add_shards(statistics& sum) {
     for (auto const count : sums) sum.*count += each->counts.*count;
     live += each->live.bytes;
     sum.shards += !each->spare;
-    sum.allocated += each->reserved - each->ranges.free_bytes();
+    auto const allocated = each->reserved - each->ranges.free_bytes();
+    sum.allocated += allocated;
+    sum.lent += each->lends ? allocated : 0;
     sum.coalesces += each->ranges.free_ranges().coalesces();
     sum.coalesces_refused += each->ranges.free_ranges().refused_coalesces();
-    sum.largest_free = std::max(sum.largest_free, each->ranges.lists().largest());
+    if (!each->lends) sum.largest_free = std::max(sum.largest_free, each->ranges.lists().largest());
     add_free_statistics(*each, sum, users);
     sum.reserved = parts_.chunks.reserved() + parts_.chunks.releasing();
     sum.limit = parts_.chunks.limit();

@@ -78,7 +78,7 @@ void* shard_allocator::allocate_from_own(allocation_request& request) {
 void* shard_allocator::search_all(allocation_request const& request) {
   frees_.drain_all_remote_frees();
   do {
-    if (auto const place = search_.find(request, shard_list::search_order{parts_.shards, *request.shard}))
+    if (auto const place = search_.find(request, shard_list::search_order{parts_.shards, *request.shard, false}))
       return commit(request, place);
   } while (frees_.flush_thread_caches());
   return nullptr;
@@ -95,7 +95,7 @@ void* shard_allocator::search_own(allocation_request const& request) {
 }
 
 void* shard_allocator::search_with_wait(allocation_request const& request) {
-  auto const place = search_.find_with_wait(request, shard_list::search_order{parts_.shards, *request.shard});
+  auto const place = search_.find_with_wait(request, shard_list::search_order{parts_.shards, *request.shard, false});
   return place ? commit(request, place) : nullptr;
 }
 
@@ -146,7 +146,7 @@ void* shard_allocator::commit(allocation_request const& request, placement place
     ++from.counters.quick_list_hits;
     return *place.range;
   }
-  if (parts_.backend.growth().place_high(request.bytes, from)) [[unlikely]]
+  if (parts_.backend.growth().place_high(request.bytes, from) && !request.loan) [[unlikely]]
     place.offset = last_fit(*place.range, request.bytes, request.alignment);
   bool const run =
       parts_.mode.fast_path() && request.is_small() && place.range->bytes >= tuning::min_blocks_for_run * request.bytes;

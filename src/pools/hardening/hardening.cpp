@@ -76,7 +76,7 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
   advance(&key, options_.quarantine);
   auto made = std::make_unique<guarded_block>();
   auto const total = layout_.total(bytes, alignment);
-  auto const drawn = draw(key, total, alignment);
+  auto const drawn = draw(key, [&] { return engine_.try_allocate(key, total, alignment); });
   if (!drawn) return unexpected<failure>{failure{drawn.error().reason, drawn.error().code, bytes}};
   auto& fresh = *made;
   fresh.front = layout_.front(alignment);
@@ -99,18 +99,22 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
   return fresh.user;
 }
 
-// Allocates from the engine. If the engine has no memory, blocks leave the quarantine early and the allocation is tried
-// again. For a request that must not wait, only blocks whose uses are complete now leave the quarantine. Any other
-// request polls for such blocks for up to `tuning::max_host_wait`.
-expected<void*, failure> hardening::draw(stream_key const& key, std::size_t total, std::size_t alignment) noexcept {
-  auto result = engine_.try_allocate(key, total, alignment);
+expected<void*, failure> hardening::lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept {
+  return draw(key, [&] { return engine_.lend(key, terms, bytes); });
+}
+
+// Asks the engine for memory. If it has none, blocks leave the quarantine early and the engine is asked again. For a
+// request that must not wait, only blocks whose uses are complete now leave the quarantine. Any other request polls for
+// such blocks for up to `tuning::max_host_wait`.
+template <class Attempt> expected<void*, failure> hardening::draw(stream_key const& key, Attempt attempt) noexcept {
+  auto result = attempt();
   auto const exhausted = [&result] { return !result && result.error().reason == outcome::exhausted; };
   if (exhausted() && !key.may_wait()) {
     advance(&key, 0);
-    return engine_.try_allocate(key, total, alignment);
+    return attempt();
   }
   for (auto const deadline = sync::now() + tuning::max_host_wait; exhausted() && drain(deadline, until::something);) {
-    result = engine_.try_allocate(key, total, alignment);
+    result = attempt();
   }
   return result;
 }

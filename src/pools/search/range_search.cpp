@@ -25,6 +25,7 @@ import :tuning;
 namespace gpumem::detail {
 
 placement range_search::find(allocation_request const& request, shard_span among) {
+  if (request.loan) return {};
   bool const any = std::ranges::any_of(among, [&](pool_shard* in) {
     assert_shard_held();
     return in->ranges.free_bytes() >= request.bytes;
@@ -34,7 +35,7 @@ placement range_search::find(allocation_request const& request, shard_span among
 }
 
 placement range_search::find_with_wait(allocation_request const& request, shard_span among) {
-  if (policy_ != reuse_policy::wait || request.key.is_host() || !request.key.has_handle()) return {};
+  if (policy_ != reuse_policy::wait || request.key.is_host() || !request.key.has_handle() || request.loan) return {};
   rules_.coalesce_usable(request.key, reuse_tier::wait, among);
   auto place = find_own_or_ready(request, among);
   if (!place) place = find_cross_stream(request, reuse_tier::wait, among);

@@ -1,16 +1,29 @@
-// The constructor of a shard, a part of a pool with a lock of its own.
+// The constructor of a shard, a part of a pool with a lock of its own, and its addresses.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <memory>
+#include <utility>
 module gpumem:pool_shard.impl;
 import :pool_shard;
 import :sync;
 import :time_budget;
+import :virtual_pages;
 import :tuning;
 
 namespace gpumem::detail {
 
 pool_shard::pool_shard(double poll_share, bool locked)
     : mutex{locked}, poll_budget{poll_share, tuning::max_poll_burst, sync::now()} {}
+
+void pool_shard::add(std::unique_ptr<address_range> made) noexcept {
+  auto const first = reinterpret_cast<std::uintptr_t>(made->pages.base());
+  auto const end = first + made->pages.address_space();
+  first_address = addresses.empty() ? first : std::min<std::uintptr_t>(first_address, first);
+  end_address = addresses.empty() ? end : std::max<std::uintptr_t>(end_address, end);
+  addresses.push_back(std::move(made));
+}
 
 } // namespace gpumem::detail

@@ -20,10 +20,10 @@ import :tuning;
 
 namespace gpumem::detail {
 
-shard_list::search_order::search_order(shard_list const& list, pool_shard& first) noexcept {
+shard_list::search_order::search_order(shard_list const& list, pool_shard& first, bool loans) noexcept {
   order_[count_++] = &first;
   for (auto const& each : list.all()) {
-    if (each.get() != &first) order_[count_++] = each.get();
+    if (each.get() != &first && (loans || !each->lends)) order_[count_++] = each.get();
   }
 }
 
@@ -88,9 +88,19 @@ void shard_list::add_for_thread() noexcept {
 
 pool_shard* shard_list::find_spare() noexcept {
   for (auto const& each : all()) {
-    if (each->spare) return each.get();
+    if (each->spare && !each->lends) return each.get();
   }
   return nullptr;
+}
+
+pool_shard& shard_list::lending() {
+  for (auto const& each : all()) {
+    if (each->lends) return *each;
+  }
+  auto& made = add(true); // the caller holds the locks of all shards
+  made.lends = true;
+  made.spare = true;
+  return made;
 }
 
 bool shard_list::end_round() noexcept {

@@ -188,6 +188,52 @@ template <class Memory> void random_program<Memory>::check_conservation(actor&) 
   if (!engine().is_consistent()) fail("allocated and free bytes are not the reserved bytes");
 }
 
+// Borrows pages, works on them, and keeps them; or ends a loan.
+template <class Memory> void random_program<Memory>::borrow(actor& self) {
+  if (self.random.one_in(2)) {
+    std::unique_lock held{mutex_};
+    auto const found = std::ranges::find_if(
+        loans_, [&](live_block const& each) { return each.thread < 0 || each.thread == self.thread; });
+    if (found != loans_.end()) {
+      auto const loan = *found;
+      loans_.erase(found);
+      held.unlock();
+      return end_loan(self, loan);
+    }
+  }
+  auto const which = enter(self);
+  auto const bytes = (1 + self.random.below(2)) * 2 * MiB;
+  auto const offset = self.random.below(10) * 2 * MiB;
+  auto const got = self.random.one_in(2) ? lender_->try_allocate(stream_of(which), bytes)
+                                         : lender_->try_allocate_at(stream_of(which), offset, bytes);
+  note(got ? static_cast<std::uint64_t>(static_cast<std::byte*>(*got) - static_cast<std::byte*>(lender_->base()))
+           : 1 + static_cast<unsigned>(got.error().reason));
+  count(got ? "loans" : "loans refused");
+  if (!got) return leave(which);
+  simulator::detail::allocated(borrower_, stream_of(which).get(), false, *got, bytes);
+  bool const bound = which == null || which == per_thread || which == spin;
+  live_block const loan{*got, bytes, which, bound ? self.thread : -1};
+  work(which, loan);
+  std::scoped_lock const held{mutex_};
+  loans_.push_back(loan);
+}
+
+template <class Memory> void random_program<Memory>::end_loan(actor& self, live_block const& loan) {
+  if (self.random.one_in(2)) return end_loan(loan, loan.home);
+  auto const to = enter(self);
+  order(self.event, loan.home, to);
+  work(to, loan);
+  end_loan(loan, to);
+  leave(to);
+}
+
+template <class Memory> void random_program<Memory>::end_loan(live_block const& loan, int on) {
+  simulator::detail::freed(borrower_, stream_of(on).get(), false, loan.pointer, loan.bytes);
+  lender_->deallocate(stream_of(on), loan.pointer, loan.bytes);
+  told_free(on != loan.home);
+  leave(loan.home);
+}
+
 template <class Memory> void random_program<Memory>::step(actor& self) {
   struct operation {
     unsigned weight;
@@ -213,6 +259,7 @@ template <class Memory> void random_program<Memory>::step(actor& self) {
                                       {1, &random_program::pin}};
   if (self.thread == 0 && self.random.one_in(24)) return spin_and_allocate(self);
   if (self.thread == 0 && self.random.one_in(24)) return free_in_capture(self);
+  if (Memory::lends && self.random.one_in(16)) return borrow(self);
   auto at = self.random.below(94);
   for (auto const& each : operations) {
     if (at < each.weight) return (this->*each.run)(self);

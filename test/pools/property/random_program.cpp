@@ -84,6 +84,15 @@ template <class Memory> void random_program<Memory>::body(int thread) {
       checked_->deallocate(stream_of(block.home), block.pointer, block.bytes);
       leave(block.home);
     }
+    for (;;) {
+      std::unique_lock held{mutex_};
+      auto const own = std::ranges::find(loans_, thread, &live_block::thread);
+      if (own == loans_.end()) break;
+      auto const loan = *own;
+      loans_.erase(own);
+      held.unlock();
+      end_loan(loan, loan.home);
+    }
     for (auto const which : {null, per_thread}) {
       self.event.record(stream_of(which));
       self.event.synchronize();
@@ -102,6 +111,7 @@ template <class Memory> program_result random_program<Memory>::finish() {
       checked_->deallocate(stream_of(block.home), block.pointer, block.bytes);
     }
   }
+  for (auto const& loan : loans_) end_loan(loan, loan.home);
   auto const statistics = pool_->statistics();
   auto& counts = result_.counts;
   for (auto const* const rare : {"trims that gave memory back", "streams recycled"}) counts[rare] += 0;
@@ -132,8 +142,10 @@ template <class Memory> program_result random_program<Memory>::finish() {
   counts["page evictions"] = counters.page_evictions;
   counts["page moves"] = counters.page_moves;
   if (statistics.live != 0) fail("live bytes are left: " + std::to_string(statistics.live));
+  if (statistics.lent != 0) fail("lent bytes are left: " + std::to_string(statistics.lent));
   if (statistics.limit && statistics.peak_reserved > statistics.limit) fail("more was reserved than the limit");
   checked_.reset();
+  lender_.reset();
   pool_.reset();
   // Adopting a raw stream and dropping the result ends a promise; an event then covers the stream's last frees.
   for (auto const which : {foreign_c, foreign_d}) (void)gpumem::stream::adopt(foreign_[which]);

@@ -23,6 +23,7 @@ public:
   using pool = gpumem::pool_resource<simulator::checked<region_upstream>>;
   static constexpr char const* growths = "growths";
   static constexpr char const* returns = "chunks given back";
+  static constexpr bool lends = false;
 
   pool make(random_source& c, gpumem::pool_options options) {
     region_.base = fixed().region;
@@ -44,6 +45,7 @@ public:
   using pool = gpumem::pool_resource<gpumem::cuda_resource>;
   static constexpr char const* growths = "growths by pages";
   static constexpr char const* returns = "runs of pages given back";
+  static constexpr bool lends = true;
 
   pool make(random_source& c, gpumem::pool_options options) {
     if (!c.one_in(4)) options.limit = c.of({std::size_t{4}, std::size_t{6}, std::size_t{10}}) * MiB;
@@ -74,6 +76,7 @@ public:
     }
     pool_.emplace(memory_.make(c, options));
     checked_.emplace(*pool_);
+    if constexpr (Memory::lends) lender_.emplace(*pool_, 24 * MiB);
   }
 
   void body(int thread);
@@ -144,6 +147,9 @@ private:
   void live_shortly_as_a_thread(actor& self);
   void free_in_capture(actor& self);
   void pin(actor& self);
+  void borrow(actor& self);
+  void end_loan(actor& self, live_block const& loan);
+  void end_loan(live_block const& loan, int on);
   void check_conservation(actor& self);
 
   void work(int which, live_block const& block) {
@@ -169,6 +175,9 @@ private:
   std::optional<simulator::checked<pool>> checked_;
   std::mutex mutex_; // never held at a schedule point
   std::vector<live_block> blocks_;
+  std::optional<gpumem::detail::page_lender> lender_;
+  std::uint64_t const borrower_ = simulator::detail::new_owner();
+  std::vector<live_block> loans_;
   std::uint64_t trace_ = 0xcbf29ce484222325u;
   program_result result_;
 };

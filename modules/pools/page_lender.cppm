@@ -1,0 +1,79 @@
+// page_lender: lends pages of a pool to a borrower, which maps them at addresses of its own.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <utility>
+export module gpumem:page_lender;
+import :allocation_request;
+import :cuda;
+import :device;
+import :error;
+import :pool_base;
+import :pool_shard;
+import :resource;
+import :shared_state;
+import :std;
+import :stream;
+import :waiter;
+
+namespace gpumem::detail {
+
+/// The addresses of one borrower. Closed when no page_lender and no loan is left.
+export class lending_state final : public shared_state {
+public:
+  lending_state(pool_state& pool, std::size_t bytes, std::size_t page)
+      : shared_state{false}, pool_{&pool}, range_{pool.engine().open_range(bytes)}, page_{page} {}
+
+  /// Lends pages after the mapped addresses.
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
+    return lend_at(std::nullopt, key, bytes, alignment);
+  }
+  /// Lends pages at the offset. There none is mapped, or all are free and the stream may use them without a wait.
+  expected<void*, failure> lend_at(std::optional<std::size_t> offset, stream_key const& key, std::size_t bytes,
+                                   std::size_t alignment) noexcept;
+  void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept;
+  std::optional<class device> where() noexcept { return pool_->where(); }
+  bool admit(waiter& item) noexcept;
+  bool cancel_waiter(waiter& item) noexcept { return pool_->cancel_waiter(item); }
+  inline char const* resource_name() noexcept { return pool_->resource_name(); }
+  inline void* base() const noexcept { return range_.pages.base(); }
+  inline std::size_t address_space() const noexcept { return range_.pages.address_space(); }
+
+private:
+  ~lending_state() override { pool_->engine().close_range(range_); }
+
+  state_ptr<pool_state> pool_;
+  address_range& range_;
+  std::size_t const page_;
+};
+
+/// A resource that lends pages of a pool, for objects that need memory at addresses of their own, such as buffers that
+/// grow in place. A loan is a block of whole pages in the lender's address range. It waits in the pool's queue as other
+/// requests do, and counts in the pool's limit and statistics. Its free is in the order of a stream. Once all its uses
+/// are complete, the pool takes the pages back, as it does with other free memory; until then they stay mapped. A copy
+/// is the same lender. Any thread.
+export class page_lender : public resource_base<page_lender, lending_state, mr::device_accessible> {
+public:
+  /// Reserves `bytes` bytes of addresses. `page`: the size of the pages, a multiple of the granularity; 0: the size
+  /// follows from the pool's memory. `pool`: a pool over pages. Throws std::invalid_argument, cuda_error and
+  /// std::bad_alloc.
+  template <class Pool>
+  page_lender(Pool const& pool, std::size_t bytes, std::size_t page = 0)
+      : state_{new lending_state{*static_cast<pool_state*>(pool.services().state), bytes, page}} {}
+
+  /// Returns the first reserved address.
+  void* base() const noexcept { return state_->base(); }
+  /// Returns the reserved addresses, in bytes.
+  std::size_t address_space() const noexcept { return state_->address_space(); }
+  /// Returns pages at the offset from base(), where none is lent. Does not wait. Work of the stream may use them
+  /// immediately. If pages that were freed there are still mapped and in use by other streams, fails with
+  /// outcome::invalid_argument.
+  expected<void*, failure> try_allocate_at(stream_ref stream, std::size_t offset, std::size_t bytes) noexcept;
+
+  lending_state& state() const noexcept { return *state_; }
+  friend bool operator==(page_lender const& a, page_lender const& b) noexcept { return a.state_ == b.state_; }
+
+private:
+  state_ptr<lending_state> state_;
+};
+
+} // namespace gpumem::detail

@@ -1,0 +1,52 @@
+// Loans of pages to one borrower.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstddef>
+#include <optional>
+module gpumem:page_lender.impl;
+import :page_lender;
+import :allocation_request;
+import :error;
+import :pool_base;
+import :pool_shard;
+import :request_parts;
+import :services;
+import :stream;
+import :virtual_pages;
+import :waiter;
+
+namespace gpumem::detail {
+
+expected<void*, failure> lending_state::lend_at(std::optional<std::size_t> offset, stream_key const& key,
+                                                std::size_t bytes, std::size_t alignment) noexcept {
+  auto const unit = range_.pages.granularity();
+  if (bytes % unit != 0 || alignment > unit) return unexpected<failure>{failure{outcome::invalid_argument, 0, bytes}};
+  loan_terms const terms{&range_, offset, page_};
+  auto const lent = pool_->lend(key, terms, bytes);
+  if (lent) add_live();
+  return lent;
+}
+
+void lending_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
+  pool_->take_back(key, pointer, bytes);
+  drop_live();
+}
+
+bool lending_state::admit(waiter& item) noexcept {
+  return pool_->admit_with(item, [&] {
+    return item.allocate_parts(
+        [&](request_part const& one) {
+          return try_allocate(one.stream.queueing_as(queueing::admitted), one.bytes, one.alignment);
+        },
+        [&](request_part const& one) { deallocate(one.stream, one.pointer, one.bytes, one.alignment); });
+  });
+}
+
+expected<void*, failure> page_lender::try_allocate_at(stream_ref stream, std::size_t offset,
+                                                      std::size_t bytes) noexcept {
+  auto const key = try_identify(stream, services(), bytes);
+  if (!key) return unexpected<failure>{key.error()};
+  return state_->lend_at(offset, *key, bytes, default_alignment);
+}
+
+} // namespace gpumem::detail
