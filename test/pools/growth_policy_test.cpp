@@ -65,9 +65,9 @@ protected:
   }
   void add_shard() {
     gpumem::detail::all_shards_lock const held{shards};
-    shards.begin_allocation(false);
+    shards.begin_allocation(1, false);
     shards.add_for_thread();
-    shards.begin_allocation(false);
+    shards.begin_allocation(1, false);
   }
 
   auto plan(stream_key const& key, std::size_t bytes, bool exact, std::size_t alignment = granule) const {
@@ -152,18 +152,18 @@ TEST_F(growth_policy_test, growth_with_memory_to_spare_uses_pages_of_the_usual_s
 
 TEST_F(growth_policy_test, one_of_several_shards_grows_by_a_part_of_its_bytes) {
   add_live(64 * MiB, a);
-  EXPECT_EQ(plan(key_a, 2 * MiB, false)->bytes, 2 * MiB);
+  EXPECT_EQ(plan(key_a, MiB, false)->bytes, 2 * MiB);
   add_shard();
   auto const part = 64 * MiB / tuning::shard_growth_fraction;
-  auto const spare = plan(key_a, 2 * MiB, false);
+  auto const spare = plan(key_a, MiB, false);
   EXPECT_EQ(spare->bytes, part);
   EXPECT_EQ(spare->least, 2 * MiB);
-  EXPECT_EQ(plan(key_a, 2 * MiB, true)->bytes, 2 * MiB);
-  EXPECT_EQ(plan(key_a, 2 * part, false)->bytes, 2 * part) << "a larger request takes nothing to spare";
+  EXPECT_EQ(plan(key_a, MiB, true)->bytes, 2 * MiB);
+  EXPECT_EQ(plan(key_a, 3 * MiB, false)->bytes, 4 * MiB) << "large blocks of all threads share the first shard";
   chunks.set_limit(64 * MiB + part);
-  EXPECT_EQ(plan(key_a, 2 * MiB, false)->bytes, part);
+  EXPECT_EQ(plan(key_a, MiB, false)->bytes, part);
   chunks.set_limit(64 * MiB + part - granule);
-  EXPECT_EQ(plan(key_a, 2 * MiB, false)->bytes, 2 * MiB) << "within the limit";
+  EXPECT_EQ(plan(key_a, MiB, false)->bytes, 2 * MiB) << "within the limit";
 }
 
 TEST_F(growth_policy_test, alignment_is_paid_for_where_the_addresses_are_not_aligned) {

@@ -5,6 +5,7 @@
 #include <gpumem/pool_options.hpp>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -16,40 +17,13 @@
 #include <vector>
 
 import gpumem;
+#include "shard_fixture.hpp"
 
 namespace {
 
 using gpumem::pool_resource;
 constexpr std::size_t MiB = std::size_t{1} << 20;
-
-class shard_list_test : public gpumem_test::simulated_test {
-protected:
-  gpumem::device device = gpumem::device::current();
-  gpumem::stream a{device}, b{device};
-
-  template <class Pool> static auto& engine_of(Pool& pool) {
-    return static_cast<gpumem::detail::pool_state*>(pool.services().state)->engine();
-  }
-  // Runs `work(thread)` on two threads, each with a shard of its own: it has met others `contention_threshold` times.
-  template <class Pool, class Work> void make_shards(Pool& pool, Work const& work) {
-    auto& shards = engine_of(pool).shards();
-    auto& first = *shards.all().front();
-    std::barrier together{2};
-    auto const body = [&](int number) {
-      for (unsigned i = 0; i < gpumem::detail::sync::contention_threshold; ++i) {
-        shards.lock_contended(first);
-        first.mutex.unlock();
-      }
-      auto const& on = number == 0 ? a : b;
-      pool.deallocate(on, pool.allocate(on, 5 * MiB), 5 * MiB);
-      together.arrive_and_wait();
-      work(number);
-    };
-    std::thread other{body, 1};
-    body(0);
-    other.join();
-  }
-};
+using shard_list_test = gpumem_test::shard_fixture;
 
 TEST_F(shard_list_test, single_thread_has_one_shard) {
   pool_resource r{gpumem::cuda_resource{device}};
@@ -61,7 +35,7 @@ TEST_F(shard_list_test, single_thread_has_one_shard) {
 
 TEST_F(shard_list_test, thread_caches_no_block_of_another_shard) {
   constexpr std::size_t bytes = 100'000;
-  pool_resource r{gpumem::cuda_resource{device}};
+  pool_resource r{gpumem::cuda_resource{device}, {.shard_per_thread = true}};
   std::vector<void*> blocks(20);
   std::barrier together{2};
   make_shards(r, [&](int number) {
@@ -85,7 +59,7 @@ TEST_F(shard_list_test, thread_caches_no_block_of_another_shard) {
 }
 
 TEST_F(shard_list_test, threads_that_contend_get_shards_and_take_one_lock) {
-  pool_resource r{gpumem::cuda_resource{device}};
+  pool_resource r{gpumem::cuda_resource{device}, {.shard_per_thread = true}};
   std::barrier together{2};
   make_shards(r, [&](int number) {
     auto const& on = number == 0 ? a : b;
@@ -111,7 +85,7 @@ TEST_F(shard_list_test, threads_that_contend_get_shards_and_take_one_lock) {
 
 TEST_F(shard_list_test, threads_with_shards_round_sizes_up_to_a_mebibyte) {
   constexpr std::size_t KiB = 1024, bytes = 900 * KiB + 1;
-  pool_resource r{gpumem::cuda_resource{device}};
+  pool_resource r{gpumem::cuda_resource{device}, {.shard_per_thread = true}};
   auto const granted = [&] {
     auto* const p = r.allocate(a, bytes);
     auto const got = r.find(p)->allocated;
@@ -126,7 +100,7 @@ TEST_F(shard_list_test, threads_with_shards_round_sizes_up_to_a_mebibyte) {
 }
 
 TEST_F(shard_list_test, memory_of_spare_shards_serves_the_thread_that_is_left) {
-  pool_resource r{gpumem::cuda_resource{device}};
+  pool_resource r{gpumem::cuda_resource{device}, {.shard_per_thread = true}};
   make_shards(r, [&](int number) {
     auto const& on = number == 0 ? a : b;
     for (int i = 0; i < 20; ++i) r.deallocate(on, r.allocate(on, 8 * MiB), 8 * MiB); // it ends with its own memory
@@ -147,47 +121,6 @@ TEST_F(shard_list_test, memory_of_spare_shards_serves_the_thread_that_is_left) {
   a.synchronize();
   EXPECT_EQ(r.trim(), reserved);
   EXPECT_NEAR(r.statistics().peak_live, blocks.size() * 4 * MiB, reserved / 1000) << "one shard is active";
-}
-
-// The device has completed all work before each call, so no result depends on the host's speed.
-class immediate_shard_list_test : public shard_list_test {
-protected:
-  void SetUp() override { gpumem::simulator::reset({.devices = 2, .mode = gpumem::simulator::stepping::immediate}); }
-  void TearDown() override {
-    shard_list_test::TearDown();
-    gpumem::simulator::reset({.devices = 2, .mode = gpumem::simulator::stepping::manual});
-  }
-};
-
-// A program of one thread: blocks of 1 to 32 MiB, at most 400 MiB of them live, whose sizes change with time.
-TEST_F(immediate_shard_list_test, contention_in_the_past_costs_one_thread_no_memory) {
-  gpumem::pool_resource r{device, {.effort = 1}};
-  auto const utilization = [&] {
-    r.trim();
-    r.reset_peaks();
-    std::mt19937 random{7};
-    std::vector<std::pair<void*, std::size_t>> blocks(200);
-    std::size_t live = 0, peak = 0;
-    for (unsigned i = 0; i < 6000; ++i) {
-      auto& [p, bytes] = blocks[random() % blocks.size()];
-      if (p) r.deallocate(a, p, bytes), live -= bytes;
-      bytes = (1 + random() % 16) * (MiB / 16) << i / 1000 % 3 * 2;
-      p = live + bytes <= 400 * MiB ? r.allocate(a, bytes) : nullptr;
-      live += p ? bytes : 0;
-      peak = std::max(peak, live);
-    }
-    for (auto const& [p, bytes] : blocks) {
-      if (p) r.deallocate(a, p, bytes);
-    }
-    a.synchronize();
-    return static_cast<double>(peak) / static_cast<double>(r.statistics().peak_reserved);
-  };
-  auto const before = utilization();
-  make_shards(r, [](int) {});
-  b.synchronize();
-  EXPECT_GE(utilization(), before - .02);
-  r.trim();
-  EXPECT_EQ(r.statistics().shards, 1u);
 }
 
 // A notification under one of the locks is received as soon as that lock is released.
@@ -250,7 +183,7 @@ TEST_F(shard_list_test, each_shard_has_a_cache_budget) {
   auto together = alone;
   std::atomic<bool> ended{false};
   make_shards(r, [&](int number) {
-    while (number == 1 && !ended) r.deallocate(b, r.allocate(b, 8 * MiB), 8 * MiB); // so its shard stays active
+    while (number == 1 && !ended) r.deallocate_sync(r.allocate_sync(MiB), MiB); // so its shard stays active
     // The other thread has to release its share of the budget, and frees that record an event are not cached.
     for (int i = 0; number == 0 && i < 100 && together <= alone + MiB; ++i) {
       gpumem::simulator::run_until_idle();
@@ -342,11 +275,12 @@ TEST_F(shard_list_test, free_memory_of_other_shards_is_used_before_growth) {
     for (int part = 0; part < 2; ++part) {
       if (part == number) {
         // The steals from the time before it had its own shard are long past.
-        for (int i = 0; i < 1000; ++i) r.deallocate(on, r.allocate(on, 4 * MiB), 4 * MiB);
+        for (int i = 0; i < 1000; ++i) r.deallocate_sync(r.allocate_sync(MiB), MiB);
         auto const reserved = r.statistics().reserved;
-        auto* const p = r.allocate(on, 32 * MiB);
+        std::array<void*, 8> blocks{};
+        for (auto& each : blocks) each = r.allocate_sync(MiB);
         EXPECT_EQ(r.statistics().reserved, reserved);
-        r.deallocate(on, p, 32 * MiB);
+        for (auto* const each : blocks) r.deallocate_sync(each, MiB);
         on.key().wait_on_host();
       }
       turn.arrive_and_wait();

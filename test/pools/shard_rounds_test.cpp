@@ -36,7 +36,7 @@ protected:
   // Prepares an allocation of the calling thread, and returns its shard.
   pool_shard& begin_allocation() {
     all_shards_lock const held{list};
-    list.begin_allocation(true);
+    list.begin_allocation(1 << 20, true);
     return list.shard_of_thread();
   }
   // Returns the shard that a new thread uses after it has met others.
@@ -64,10 +64,10 @@ TEST_F(shard_rounds, collisions_are_forgotten_after_two_windows) {
   collide(sync::contention_threshold - 1);
   count_calls(first, 2 * tuning::collision_window);
   collide(sync::contention_threshold - 1);
-  EXPECT_NE(list.uncontended_shard(sync::thread_index()), nullptr);
+  EXPECT_NE(list.uncontended_shard(sync::thread_index(), 1 << 20), nullptr);
   EXPECT_EQ(&begin_allocation(), &first);
   collide(1);
-  EXPECT_EQ(list.uncontended_shard(sync::thread_index()), nullptr);
+  EXPECT_EQ(list.uncontended_shard(sync::thread_index(), 1 << 20), nullptr);
   EXPECT_NE(&begin_allocation(), &first) << "as many collisions in one window give the thread a shard";
 }
 
@@ -137,9 +137,9 @@ TEST_F(shard_rounds, only_active_thread_returns_to_the_first_shard) {
 TEST_F(shard_rounds, option_gives_a_returning_thread_a_shard_again) {
   gpumem::detail::shard_list own{1, true};
   for (int i = 0; i < 2; ++i) {
-    EXPECT_EQ(own.uncontended_shard(sync::thread_index()), nullptr);
+    EXPECT_EQ(own.uncontended_shard(sync::thread_index(), 1 << 20), nullptr);
     all_shards_lock const held{own};
-    own.begin_allocation(true);
+    own.begin_allocation(1 << 20, true);
     EXPECT_NE(&own.shard_of_thread(), own.all().front().get());
     own.end_round();
     EXPECT_EQ(&own.shard_of_thread(), own.all().front().get());

@@ -5,14 +5,17 @@ import :block;
 import :pool_shard;
 import :relaxed_atomic;
 import :shard_roles;
+import :size_class;
 import :std;
 import :sync;
 
 namespace gpumem::detail {
 
 /// The shards of a pool, which are parts with a lock and free ranges of their own: one at first. A thread that often
-/// finds its shard's lock taken gets a shard of its own. Threads are told apart by 64 slots: each thread uses the slot
-/// of its index modulo 64. A block goes back to the shard that it came from, whichever thread frees it.
+/// finds its shard's lock taken gets a shard of its own, for its small and medium blocks. Large blocks come from the
+/// first shard, whose memory all threads share. Eight threads that replayed traces with their large blocks in shards of
+/// their own reserved twice as much. Threads are told apart by 64 slots: each thread uses the slot of its
+/// index modulo 64. A block goes back to the shard that it came from, whichever thread frees it.
 ///
 /// A shard is active while its threads allocate under locks. The pool's mode and its growth follow the number of active
 /// shards. An inactive shard without a live block becomes spare: its thread uses the first shard again. Its free memory
@@ -24,7 +27,7 @@ public:
   static constexpr std::size_t max_shards = 66, slots = 64;
 
   /// `poll_share`: share of the time that each shard may spend on polls of events. `shard_per_thread`: each thread gets
-  /// a shard of its own at its first request, even if it has found no lock taken.
+  /// a shard of its own at its first request, even if it has found no lock taken, for large blocks too.
   explicit shard_list(double poll_share = 1, bool shard_per_thread = false)
       : poll_share_{poll_share}, shard_per_thread_{shard_per_thread} {
     add(false);
@@ -34,8 +37,13 @@ public:
 
   /// Returns the calling thread's shard. Any thread.
   inline pool_shard& shard_of_thread() noexcept { return *own_slot().shard.load(std::memory_order_acquire); }
-  /// Returns the shard of the thread with this index; null if the thread is to get a shard of its own.
-  inline pool_shard* uncontended_shard(unsigned thread) noexcept {
+  /// Returns whether requests of this size use the first shard, whichever thread makes them.
+  inline bool is_shared(std::size_t bytes) const noexcept {
+    return bytes > size_class::largest_medium && !shard_per_thread_;
+  }
+  /// Returns the shard for a request of the thread with this index; null if the thread is to get a shard of its own.
+  inline pool_shard* uncontended_shard(unsigned thread, std::size_t bytes) noexcept {
+    if (is_shared(bytes)) return shards_[0].get();
     auto const& mine = slots_[thread % slots];
     return mine.contention.load(std::memory_order_relaxed) < sync::contention_threshold
                ? mine.shard.load(std::memory_order_acquire)
@@ -74,11 +82,11 @@ public:
   /// Waits until another thread notifies `changed`. Unlocks all shards during the wait.
   [[clang::requires_capability(one_shard, all_shards)]] void wait(sync::spin_condition& changed);
 
-  /// Prepares an allocation of the calling thread: its shard becomes active. If `may_add`, and the thread has met other
-  /// threads at the first shard's lock `contention_threshold` times lately, gives it a shard of its own first. Ends the
-  /// round after `tuning::calls_per_round` locked calls of that shard. Returns whether the number of active shards, or
-  /// of those in use, has changed.
-  [[clang::requires_capability(one_shard, all_shards)]] bool begin_allocation(bool may_add) noexcept;
+  /// Prepares an allocation of the calling thread. Unless the size is_shared(), makes the thread's shard active. If
+  /// `may_add`, and the thread has met other threads at the first shard's lock `contention_threshold` times lately,
+  /// first gives it a shard of its own. Ends the round after `tuning::calls_per_round` locked calls of the shard that
+  /// serves the request. Returns whether the number of active shards, or of those in use, has changed.
+  [[clang::requires_capability(one_shard, all_shards)]] bool begin_allocation(std::size_t bytes, bool may_add) noexcept;
   /// Returns the shard whose blocks are loans (pages that a borrower maps at addresses of its own), and adds it first
   /// if there is none. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] pool_shard& lending();

@@ -75,7 +75,7 @@ attempt<placement> page_backend::grow(allocation_request const& request, bool ex
   }
   auto& shard = growing_shard(request);
   // With several active shards a move holds up the threads of all of them, and they soon miss the pages again.
-  bool const worth_it = parts_.shards.single() || move_budget_.unlimited();
+  bool const worth_it = parts_.shards.single() || parts_.shards.is_shared(request.bytes) || move_budget_.unlimited();
   bool moving = !exact && worth_it && may_move() && affordable_pages() > 0;
   if (moving) {
     if (auto const place = move(request, false)) return place;

@@ -120,8 +120,9 @@ expected<void*, failure> allocate_path::allocate_from_all(allocation_request& re
 // Prepares a request under the locks of all shards. While requests wait, each call takes all these locks, so a shard of
 // its own would not help the thread.
 void allocate_path::enter(allocation_request& request) {
-  if (parts_.shards.begin_allocation(!parts_.requests.has_waiting())) parts_.update_mode();
-  request.shard = &parts_.shards.shard_of_thread();
+  auto& shards = parts_.shards;
+  if (shards.begin_allocation(request.bytes, !parts_.requests.has_waiting())) parts_.update_mode();
+  request.shard = shards.is_shared(request.bytes) ? shards.all().front().get() : &shards.shard_of_thread();
   ++request.shard->counters.locked_calls;
   request.shard->counters.all_locked_calls += parts_.shards.all().size() > 1;
   parts_.mode.add_stream(request.key.timeline());

@@ -47,11 +47,12 @@ free_result free_path::finish(stream_key const& key, void* pointer, std::optiona
   free_call const call{key, pointer, bytes, cached.use};
   if (cached.freed.that) return free_uncached(call, cached.freed);
   // A block of another shard goes back to that shard. If this thread cached the block, each later free of it would
-  // search all shards. It caches the block nevertheless near the limit of the pool, or if the other shard is spare.
-  // Otherwise the thread may find no block of its own, and an allocation from another shard takes the locks of all
-  // shards.
+  // search all shards. It caches the block nevertheless if its size is shared, near the limit of the pool, or if the
+  // other shard is spare. Otherwise the thread may find no block of its own, and an allocation from another shard takes
+  // the locks of all shards.
   auto const seen = parts_.shards.find_live(pointer);
-  bool const keeps = seen.that && (parts_.mode.near_limit() || seen.shard->spare) && !seen.shard->lends;
+  bool const keeps = seen.that && !seen.shard->lends &&
+                     (parts_.mode.near_limit() || seen.shard->spare || parts_.shards.is_shared(seen.that->bytes));
   if (!keeps || !may_cache(*seen.that, key, bytes)) return free_uncached(call, seen);
   auto const result = parts_.caches.insert(*seen.that, cached.use, sync::thread_index());
   auto const ended = result.evicted ? free_evicted_block(*result.evicted) : free_result::done;

@@ -57,14 +57,15 @@ bool shard_allocator::steals_too_often(pool_shard const& thief) const noexcept {
 }
 
 void* shard_allocator::allocate_from_own(allocation_request& request) {
-  request.shard = parts_.shards.uncontended_shard(request.thread);
+  request.shard = parts_.shards.uncontended_shard(request.thread, request.bytes);
   if (!request.shard || !parts_.caches.has_storage(request.thread)) [[unlikely]]
     return nullptr;
   auto& shard = *request.shard;
   shard_lock const held{parts_.shards, shard};
-  if (!parts_.mode.may_use_one_lock(request.key.timeline()) || shard.rounds_left == 0) [[unlikely]]
+  bool const shared = parts_.shards.is_shared(request.bytes); // such requests make no shard active
+  if (!parts_.mode.may_use_one_lock(request.key.timeline()) || (shard.rounds_left == 0 && !shared)) [[unlikely]]
     return nullptr;
-  shard.rounds_left = pool_shard::rounds_active;
+  if (!shared) shard.rounds_left = pool_shard::rounds_active;
   frees_.drain_remote_frees(shard);
   shard_span const among{&request.shard, 1};
   auto const place = parts_.shards.single() ? search_.find_without_poll(request, among) : search_.find(request, among);

@@ -59,11 +59,13 @@ void shard_list::lock_contended(pool_shard& one) noexcept {
   mine.contention.store(count + 1, std::memory_order_relaxed);
 }
 
-bool shard_list::begin_allocation(bool may_add) noexcept {
+bool shard_list::begin_allocation(std::size_t bytes, bool may_add) noexcept {
   auto const before = active(), used = in_use_;
   auto& slot = own_slot();
-  auto const& last = *slot.shard.load(std::memory_order_relaxed);
+  bool const shared = is_shared(bytes);
+  auto const& last = shared ? *shards_[0] : *slot.shard.load(std::memory_order_relaxed);
   if (last.counters.locked_calls - last.round_begin >= tuning::calls_per_round) end_round();
+  if (shared) return active() != before || in_use_ != used;
   if (may_add && slot.contention.load(std::memory_order_relaxed) >= sync::contention_threshold) add_for_thread();
   auto& mine = *slot.shard.load(std::memory_order_relaxed);
   if (mine.rounds_left == 0) active_.fetch_add(1, std::memory_order_relaxed);
