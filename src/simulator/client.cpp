@@ -34,7 +34,8 @@ gpumem_simulator_options outside(const options& how) {
 }
 
 int reset_to(const options& how, const gpumem_simulator_options& settings) {
-  const gpumem_simulator_details details{how.strict_pool_destroy ? 1 : 0, how.keep_objects ? 1 : 0, how.name.c_str()};
+  const gpumem_simulator_details details{how.strict_pool_destroy ? 1 : 0, how.keep_objects ? 1 : 0, how.name.c_str(),
+                                         how.addresses};
   return require_control().reset(&settings, &details);
 }
 

@@ -13,7 +13,7 @@ extern "C" {
 
 /* The version of this interface; it increases with each change. A client library refuses a simulator of another
  * version. */
-#define GPUMEM_SIMULATOR_INTERFACE 7
+#define GPUMEM_SIMULATOR_INTERFACE 8
 
 /* When device work runs. AUTOMATIC: a random part of it in each driver call. MANUAL: only in step(), run_until_idle()
  * and calls that wait. IMMEDIATE: in each driver call all work that can run. */
@@ -35,6 +35,7 @@ struct gpumem_simulator_details {
   int strict_pool_destroy; /* 0: a driver pool may be destroyed once its frees are complete */
   int keep_objects;        /* 0: a reset destroys the streams, events, memory, pools and graphs */
   const char* name;        /* names untaken findings at the end of the process; null or empty: a number */
+  size_t addresses;        /* bytes of addresses that may be reserved at a time; 0: no bound */
 };
 
 struct gpumem_simulator_touch {

@@ -59,7 +59,7 @@ public:
   /// run. Streams, events, memory and all other objects that the program holds stay if the option `keep_objects` says
   /// so. Returns false, and does nothing, while a function of device work runs or a host call waits.
   bool reset(const gpumem_simulator_options& options, const gpumem_simulator_details& details = default_details);
-  static constexpr gpumem_simulator_details default_details{0, 1, nullptr};
+  static constexpr gpumem_simulator_details default_details{0, 1, nullptr, 0};
   /// Runs all work that can run, orders the host after it, and restarts the random numbers with `seed`.
   void reseed(std::uint64_t seed) __attribute__((requires_capability(simulation_mutex)));
   CUresult initialise();

@@ -72,6 +72,7 @@ bool simulation::reset(const gpumem_simulator_options& options, const gpumem_sim
   chance_ = random_source(options.seed);
   eagerness_ = calls_at_this_pace_ = 0;
   allocations.configure(options.devices, options.capacity);
+  mappings.set_most(details.addresses);
   while (std::cmp_less(primaries.size(), options.devices)) {
     primaries.push_back(std::make_unique<context>());
     primaries.back()->device = static_cast<int>(primaries.size()) - 1;

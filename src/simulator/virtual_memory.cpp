@@ -5,6 +5,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <iterator>
 #include <new>
 
@@ -26,18 +27,22 @@ void place_scratch(std::uint64_t address, std::size_t bytes) {
   place(address, bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 }
 
+bool has_reserved(address_space& space, std::size_t bytes) try {
+  space.reserve(bytes);
+  return true;
+} catch (const std::bad_alloc&) { return false; }
+
 } // namespace
 
 std::uint64_t virtual_memory::reserve(std::size_t bytes, std::size_t alignment) {
-  if (bytes > (std::size_t{1} << 47)) return 0;
+  if (bytes > (std::size_t{1} << 47) || (most_ != 0 && bytes > most_ - std::min(most_, reserved_))) return 0;
   std::uint64_t address = 0;
   for (address_space& space : spaces_)
     if ((address = space.take(bytes, alignment)) != 0) break;
   if (address == 0) {
     spaces_.emplace_back();
-    try {
-      spaces_.back().reserve(std::max(space_size, bytes + alignment));
-    } catch (const std::bad_alloc&) {
+    if (!has_reserved(spaces_.back(), std::max(space_size, bytes + alignment)) &&
+        !has_reserved(spaces_.back(), bytes + alignment)) {
       spaces_.pop_back();
       return 0;
     }

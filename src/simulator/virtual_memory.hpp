@@ -47,6 +47,8 @@ struct run {
 
 class virtual_memory {
 public:
+  /// Sets the most bytes that may be reserved at a time; 0: no bound.
+  void set_most(std::size_t bytes) noexcept { most_ = bytes; }
   /// Reserves the lowest free range of addresses that fits. Returns 0 if there is none.
   std::uint64_t reserve(std::size_t bytes, std::size_t alignment);
   /// Ends a reservation. Returns false if there is no such reservation or a part of it is mapped.
@@ -99,6 +101,7 @@ private:
   std::map<std::uint64_t, std::size_t> reservations_;
   std::map<std::uint64_t, mapping> mappings_;
   std::size_t reserved_ = 0;
+  std::size_t most_ = 0;
 };
 
 } // namespace simulated

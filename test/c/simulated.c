@@ -74,17 +74,18 @@ static void take_all(void) {
   take(&driver.destroy_graph, "cuGraphDestroy");
 }
 
-static void reset(int devices, int stepping) {
+static void reset(int devices, int stepping, size_t addresses) {
   struct gpumem_simulator_options const options = {devices, (size_t)8 << 30, 1, stepping, 10000, 1, 0, 1};
-  struct gpumem_simulator_details const details = {0, 0, NULL};
+  struct gpumem_simulator_details const details = {0, 0, NULL, addresses};
   take_all();
   require(driver.reset(&options, &details), "the reset");
   require(driver.init(0), "cuInit");
   owner = driver.new_owner();
 }
 
-void simulated_reset(int devices) { reset(devices, GPUMEM_STEPPING_MANUAL); }
-void simulated_reset_running(int devices) { reset(devices, GPUMEM_STEPPING_AUTOMATIC); }
+void simulated_reset(int devices) { reset(devices, GPUMEM_STEPPING_MANUAL, 0); }
+void simulated_reset_running(int devices) { reset(devices, GPUMEM_STEPPING_AUTOMATIC, 0); }
+void simulated_reset_without_addresses(int devices) { reset(devices, GPUMEM_STEPPING_MANUAL, 1); }
 
 void simulated_write(void* stream, void* pointer, size_t bytes) {
   struct gpumem_simulator_touch const touch = {pointer, bytes, 1};

@@ -11,6 +11,8 @@
 void simulated_reset(int devices);
 /// The same, but the device runs by itself.
 void simulated_reset_running(int devices);
+/// The same as the first, but the device reserves no addresses.
+void simulated_reset_without_addresses(int devices);
 
 /// Runs the device until no work is left.
 void simulated_run(void);

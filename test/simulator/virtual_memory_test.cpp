@@ -55,6 +55,19 @@ TEST_F(virtual_memory, reserved_addresses_use_no_memory) {
   EXPECT_EQ(cu().free_addresses(address(second), 160 * gib), CUDA_SUCCESS);
 }
 
+TEST_F(virtual_memory, option_bounds_the_addresses_that_are_reserved_at_a_time) {
+  simulator::options few = stepped_by_hand();
+  few.addresses = 40 * gib;
+  simulator::reset(few);
+  char* first = reserve(30 * gib);
+  CUdeviceptr at = 0;
+  EXPECT_EQ(cu().reserve_addresses(&at, 10 * gib + page, 0, 0, 0), CUDA_ERROR_OUT_OF_MEMORY);
+  char* second = reserve(10 * gib);
+  EXPECT_EQ(cu().reserve_addresses(&at, page, 0, 0, 0), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(cu().free_addresses(address(first), 30 * gib), CUDA_SUCCESS);
+  EXPECT_EQ(cu().free_addresses(address(second), 10 * gib), CUDA_SUCCESS);
+}
+
 TEST_F(virtual_memory, invalid_sizes_and_alignments_of_addresses_are_refused) {
   CUdeviceptr at = 0;
   EXPECT_EQ(cu().reserve_addresses(nullptr, page, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);

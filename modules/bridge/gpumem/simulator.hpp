@@ -57,6 +57,9 @@ struct options {
   /// Names the findings from here to the next reset(), for example by the test that runs. Findings that are not taken
   /// are printed with it when the process ends. Empty: "part 1", "part 2", …, counted by resets.
   std::string name = {};
+  /// The most addresses that cuMemAddressReserve gives this process, in bytes, as under `ulimit -v`; 0: all that the
+  /// host has.
+  std::size_t addresses = 0;
 };
 
 /// Makes the simulated device the driver of this process. Call it before the first CUDA call; later calls do nothing.
