@@ -1,5 +1,7 @@
 // Which thread has a shard of its own, when the collisions of threads are forgotten, and which shards become spare.
 // SPDX-License-Identifier: Apache-2.0
+#include "../support/failing_new.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -132,6 +134,35 @@ TEST_F(shard_rounds, only_active_thread_returns_to_the_first_shard) {
   end_rounds(1);
   EXPECT_EQ(&list.shard_of_thread(), &first);
   EXPECT_EQ(list.active(), 1u);
+}
+
+TEST_F(shard_rounds, option_counts_one_thread_as_one_active_shard) {
+  gpumem::detail::shard_list own{1, true};
+  all_shards_lock const held{own};
+  own.begin_allocation(1 << 20, false); // at the first shard: while requests wait, no thread gets one
+  EXPECT_EQ(own.active(), 1u);
+  for (int i = 0; i < 3; ++i) {
+    own.begin_allocation(1 << 20, true);
+    EXPECT_NE(&own.shard_of_thread(), own.all().front().get());
+    EXPECT_EQ(own.active(), 1u);
+    own.end_round();
+    EXPECT_EQ(own.active(), 1u);
+  }
+}
+
+TEST_F(shard_rounds, option_gives_a_thread_a_shard_once_the_host_has_memory) {
+  if (!test::new_can_fail) GTEST_SKIP() << "the sanitizer has operators of its own";
+  gpumem::detail::shard_list own{1, true};
+  all_shards_lock const held{own};
+  {
+    test::failing_new const no_memory;
+    own.begin_allocation(1 << 20, true);
+  }
+  EXPECT_EQ(own.all().size(), 1u);
+  EXPECT_EQ(own.uncontended_shard(sync::thread_index(), 1 << 20), nullptr) << "its next request tries again";
+  own.begin_allocation(1 << 20, true);
+  EXPECT_EQ(own.all().size(), 2u);
+  EXPECT_EQ(own.active(), 1u);
 }
 
 TEST_F(shard_rounds, option_gives_a_returning_thread_a_shard_again) {

@@ -84,8 +84,12 @@ void shard_list::add_for_thread() noexcept {
     auto& given = spare ? *spare : add(true); // the caller holds the locks of all shards, so a new one starts locked
     given.spare = false;
     ++in_use_;
+    // With the option no thread stays at the first shard, so that one would count as active beside the thread's own.
+    if (shard_per_thread_) given.rounds_left = std::exchange(shards_[0]->rounds_left, 0);
     mine.shard.store(&given, std::memory_order_release);
-  } catch (std::bad_alloc const&) {} // the thread shares the first shard until it has met others again
+  } catch (std::bad_alloc const&) {
+    mine.contention.store(first_contention(), std::memory_order_relaxed);
+  } // the thread shares the first shard until it has met others again; with the option until its next request
 }
 
 pool_shard* shard_list::find_spare() noexcept {
@@ -110,7 +114,8 @@ bool shard_list::end_round() noexcept {
   auto& first = *shards_[0];
   unsigned now = 0;
   for (auto const& each : all()) {
-    now += each->rounds_left > 0 && --each->rounds_left > 0;
+    if (each->rounds_left > 0) --each->rounds_left;
+    now += each->rounds_left > 0;
     each->round_begin = each->counters.locked_calls;
   }
   for (auto& each : slots_) {
