@@ -1,13 +1,18 @@
 // The statistics of a pool.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/statistics.hpp>
 export module gpumem:pool_statistics;
 import :block_info;
 import :error;
 import :pool_counters;
 import :pool_parts;
+import :pool_shard;
 import :request_queue;
 import :shard_frees;
+import :shard_roles;
 import :std;
+import :stream_timeline;
 
 namespace gpumem::detail {
 
@@ -32,7 +37,17 @@ public:
   std::vector<memory_range> memory_map();
 
 private:
-  std::int64_t add_shards(statistics& sum);
+  // Sums over shards. `agree`: the shards have as many bytes as the pool.
+  struct shard_sums {
+    statistics all;
+    std::int64_t live = 0; // bytes, including those of blocks in thread caches
+    std::size_t reserved = 0;
+    bool agree = false;
+    std::vector<stream_timeline const*> users; // of free memory; a stream can occur several times
+  };
+  shard_sums read_shards();
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
+  add_shard(pool_shard& one, shard_sums& sums);
   void add_waiting(statistics& sum);
 
   pool_parts& parts_;

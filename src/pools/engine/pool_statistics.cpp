@@ -29,6 +29,7 @@ import :range_allocator;
 import :request_queue;
 import :shard_frees;
 import :shard_list;
+import :shard_roles;
 import :stream_timeline;
 import :stream_uses;
 import :sync;
@@ -39,7 +40,7 @@ namespace gpumem::detail {
 namespace {
 
 // The members of `statistics` and `pool_counters` that are sums over the shards.
-inline constexpr std::array<std::uint64_t statistics::*, 10> sums{
+inline constexpr std::array<std::uint64_t statistics::*, 10> added{
     &statistics::allocations,          &statistics::frees,           &statistics::failures,
     &statistics::upstream_allocations, &statistics::upstream_frees,  &statistics::reuse_same_stream,
     &statistics::reuse_ordered,        &statistics::reuse_completed, &statistics::reuse_waited,
@@ -79,10 +80,12 @@ add_free_statistics(pool_shard& in, statistics& sum, std::vector<stream_timeline
 } // namespace
 
 statistics pool_statistics::read() {
-  statistics sum;
-  auto const live = add_shards(sum);
+  auto sums = read_shards();
+  auto& sum = sums.all;
+  std::ranges::sort(sums.users, {}, &stream_timeline::index);
+  sum.in_use_streams = static_cast<std::size_t>(std::ranges::unique(sums.users).begin() - sums.users.begin());
   auto const cached = parts_.caches.snapshot();
-  sum.live = static_cast<std::size_t>(std::max(live - cached.cached_requested, std::int64_t{0}));
+  sum.live = static_cast<std::size_t>(std::max(sums.live - cached.cached_requested, std::int64_t{0}));
   sum.cached = cached.cached();
   sum.allocated -= std::min(sum.allocated, cached.cached());
   sum.allocations += cached.allocations;
@@ -94,34 +97,43 @@ statistics pool_statistics::read() {
   return sum;
 }
 
-// Takes the lock of one shard at a time: the locks of all shards would stop all threads. Returns the live bytes,
-// including those of blocks in thread caches.
-std::int64_t pool_statistics::add_shards(statistics& sum) {
-  std::vector<stream_timeline const*> users;
-  std::int64_t live = 0;
+// Takes the lock of one shard at a time: the locks of all shards would stop all threads. If memory has come, gone or
+// moved meanwhile, a part of it may be counted twice or not at all. The shards' bytes are then not those of the pool,
+// and all shards are read once more, at one time.
+pool_statistics::shard_sums pool_statistics::read_shards() {
+  shard_sums sums;
   for (auto const& each : parts_.shards.all()) {
     each->mutex.lock(); // unlike shard_lock, this does not count contention
     shard_lock const held{*each, std::adopt_lock};
-    if (parts_.mode.fast_path()) frees_.drain_remote_frees(*each);
-    for (auto const count : sums) sum.*count += each->counts.*count;
-    live += each->live.bytes;
-    sum.shards += !each->spare;
-    auto const allocated = each->reserved - each->ranges.free_bytes();
-    sum.allocated += allocated;
-    sum.lent += each->lends ? allocated : 0;
-    sum.coalesces += each->ranges.free_ranges().coalesces();
-    sum.coalesces_refused += each->ranges.free_ranges().refused_coalesces();
-    if (!each->lends) sum.largest_free = std::max(sum.largest_free, each->ranges.lists().largest());
-    add_free_statistics(*each, sum, users);
-    sum.reserved = parts_.chunks.reserved() + parts_.chunks.releasing();
-    sum.limit = parts_.chunks.limit();
-    sum.largest_block = parts_.options.largest_block;
-    sum.peak_reserved = parts_.chunks.peak();
-    sum.reserved_in_all = parts_.chunks.reserved_in_all();
+    add_shard(*each, sums);
   }
-  std::ranges::sort(users, {}, &stream_timeline::index);
-  sum.in_use_streams = static_cast<std::size_t>(std::ranges::unique(users).begin() - users.begin());
-  return live;
+  if (sums.agree) return sums;
+  sums = {};
+  all_shards_lock const held{parts_.shards};
+  for (auto const& each : parts_.shards.all()) add_shard(*each, sums);
+  return sums;
+}
+
+void pool_statistics::add_shard(pool_shard& one, shard_sums& sums) {
+  auto& sum = sums.all;
+  if (parts_.mode.fast_path()) frees_.drain_remote_frees(one);
+  for (auto const count : added) sum.*count += one.counts.*count;
+  sums.live += one.live.bytes;
+  sum.shards += !one.spare;
+  sums.reserved += one.reserved;
+  auto const allocated = one.reserved - one.ranges.free_bytes();
+  sum.allocated += allocated;
+  sum.lent += one.lends ? allocated : 0;
+  sum.coalesces += one.ranges.free_ranges().coalesces();
+  sum.coalesces_refused += one.ranges.free_ranges().refused_coalesces();
+  if (!one.lends) sum.largest_free = std::max(sum.largest_free, one.ranges.lists().largest());
+  add_free_statistics(one, sum, sums.users);
+  sum.reserved = parts_.chunks.reserved() + parts_.chunks.releasing();
+  sum.limit = parts_.chunks.limit();
+  sum.largest_block = parts_.options.largest_block;
+  sum.peak_reserved = parts_.chunks.peak();
+  sum.reserved_in_all = parts_.chunks.reserved_in_all();
+  sums.agree = sums.reserved == parts_.chunks.reserved();
 }
 
 // Takes the locks of all shards, as every call does while requests wait.

@@ -94,6 +94,11 @@ public:
     happened.make_wait(to);
   }
   void trim() { state_->trim(0); }
+  // While memory is released, it counts as reserved alone.
+  void read_statistics() {
+    auto const now = state_->read_statistics();
+    if (now.allocated + now.cached + now.free > now.reserved) fail("memory was counted twice");
+  }
   // Drops one handle; the pool has one per thread.
   void drop_handle() {
     auto const one = std::exchange(handles_.back(), nullptr);

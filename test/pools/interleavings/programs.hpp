@@ -137,6 +137,24 @@ inline constexpr program paged{"pages that give way", few,
                                },
                                [](pool_fixture& s) { s.free(s.b(), s.allocate(s.b(), 3 * MiB)); }};
 
+// Two pages of one shard move to another one, while a thread reads the shards one after the other.
+inline constexpr program moved{"statistics beside a move of pages", few - 1,
+                               [] {
+                                 auto made = std::make_unique<pool_fixture>(
+                                     gpumem::pool_options{.limit = 8 * MiB, .shard_per_thread = true});
+                                 void* blocks[3];
+                                 for (auto& each : blocks) each = made->allocate(pool_fixture::a(), 2 * MiB);
+                                 made->free(pool_fixture::a(), blocks[0]);
+                                 made->free(pool_fixture::a(), blocks[2]);
+                                 fixed().synchronize(); // so that the pages move without a wait
+                                 return made;
+                               },
+                               [](pool_fixture& s) {
+                                 s.allocate(s.a(), 4 * KiB); // its shard is there
+                                 s.allocate(s.a(), 4 * MiB);
+                               },
+                               [](pool_fixture& s) { s.read_statistics(); }};
+
 // Five streams free neighbouring blocks; a range keeps the uses of only four streams separately.
 inline constexpr program many_streams{
     "more streams than a range keeps uses of", few - 1,
@@ -224,6 +242,6 @@ inline constexpr program made_way{"a kept block that makes way", few - 1,
 
 inline constexpr program const* programs[] = {&one_block, &freed_beside, &handed_over,  &crossed, &trimmed,
                                               &grown,     &paged,        &many_streams, &closed,  &told,
-                                              &captured,  &made_way,     &joined};
+                                              &captured,  &made_way,     &joined,       &moved};
 
 } // namespace gpumem_test
