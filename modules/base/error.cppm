@@ -43,8 +43,16 @@ private:
   broken_rule rule_;
 };
 failure failure_of(broken_rule rule, std::size_t bytes) noexcept;
+// Converts the exception back into the failure for which it was thrown.
+export failure failure_of(gpumem::out_of_memory const& thrown, std::size_t bytes) noexcept;
 /// Returns the failure of an attempt for which the host had no memory.
 inline failure no_host_memory(std::size_t bytes) noexcept { return {outcome::exhausted, -1, bytes}; }
+/// Returns the failure of an attempt for which the process has no addresses, whether the driver or the option
+/// `address_space` bounds them. The device may have memory.
+inline failure no_addresses(outcome reason, std::size_t bytes) noexcept { return {reason, -2, bytes}; }
+inline bool is_no_addresses(failure const& why) noexcept {
+  return (why.reason == outcome::exhausted || why.reason == outcome::too_large) && why.code == -2;
+}
 /// Returns whether a request that failed so may wait. It may not if the host has no memory, since no free ends that.
 inline bool may_wait_after(failure const& why) noexcept { return why.reason == outcome::exhausted && why.code != -1; }
 

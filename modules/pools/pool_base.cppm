@@ -334,7 +334,7 @@ public:
   /// Lets another device read and write all memory that the pool has now or gets later. Does nothing in a pool over
   /// chunks: access to chunks depends on cuCtxEnablePeerAccess. A pool over pages refuses streams of devices to which
   /// it is not open: requests fail with outcome::invalid_argument, and a free is a misuse. In a pool over pages, throws
-  /// cuda_error if `peer` cannot reach the memory, and std::bad_alloc. Any thread.
+  /// cuda_error if `peer` cannot reach the memory or chunks stand in for pages, and std::bad_alloc. Any thread.
   void open_to(device peer) { state_->open_to(peer); }
 
   /// Returns the page that holds the address, with a file descriptor by which another process can map it. The caller

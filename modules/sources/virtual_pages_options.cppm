@@ -12,7 +12,7 @@ namespace gpumem {
 export struct virtual_pages_options {
   /// Addresses to reserve; 0: eight times the memory of the device, or, if the driver refuses that, four, two or one
   /// times. A pool reserves addresses as it grows; if this is not 0, each shard (part of the pool) gets these at once,
-  /// and no more.
+  /// and no more. A pool for which the driver has no more addresses gets chunks, unless one of these options is set.
   std::size_t address_space = 0;
   std::vector<device> peers = {}; ///< other devices that may read and write the memory
   bool exportable = false;        ///< pages may be exported to other processes
@@ -27,5 +27,13 @@ export struct virtual_pages_options {
   /// Called before each unmapping; must not throw.
   std::function<void(void* address, std::size_t bytes)> on_unmapping = {};
 };
+
+namespace detail {
+/// Returns whether the options ask for something that only pages have.
+export inline bool needs_pages(virtual_pages_options const& pages) noexcept {
+  return pages.address_space || !pages.peers.empty() || pages.exportable || pages.rdma || pages.on_mapped ||
+         pages.on_unmapping;
+}
+} // namespace detail
 
 } // namespace gpumem

@@ -48,6 +48,10 @@ failure failure_of(broken_rule rule, std::size_t bytes) noexcept {
   return {outcome::invalid_argument, static_cast<int>(rule), bytes};
 }
 
+failure failure_of(gpumem::out_of_memory const& thrown, std::size_t bytes) noexcept {
+  return thrown.info().no_addresses ? no_addresses(thrown.reason(), bytes) : failure{thrown.reason(), 0, bytes};
+}
+
 void throw_moved_from(char const* call) { throw rule_error{broken_rule::moved_from, call}; }
 
 void throw_failure_in(char const* resource, failure const& why, out_of_memory_info const& info) {

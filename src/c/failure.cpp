@@ -84,7 +84,7 @@ gpumem_outcome refuse_exception() noexcept {
   try {
     throw;
   } catch (refused_call const& e) { return e.what; } catch (out_of_memory const& e) {
-    return keep({e.reason(), 0, e.info().requested}, e.what(), e.info());
+    return keep(detail::failure_of(e, e.info().requested), e.what(), e.info());
   } catch (std::bad_alloc const&) {
     return keep(outcome::exhausted, "gpumem: out of host memory");
   } catch (acquire_error const& e) { return keep(e.why(), e.what()); } catch (cuda_error const& e) {

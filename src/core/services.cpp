@@ -105,7 +105,8 @@ void throw_failure_of(services_handle const& from, CUstream stream, failure cons
                            .free_in_use = f.free_in_use,
                            .in_use_streams = f.in_use_streams,
                            .quarantined = f.quarantined,
-                           .largest_block = f.largest_block};
+                           .largest_block = f.largest_block,
+                           .no_addresses = is_no_addresses(why)};
   try {
     device const where{facts.device};
     relaxed_capture const relaxed; // the calls below must not end a capture
@@ -113,6 +114,7 @@ void throw_failure_of(services_handle const& from, CUstream stream, failure cons
     auto const memory = where.memory();
     facts.device_free = memory.free;
     facts.device_total = memory.total;
+    facts.no_addresses = facts.no_addresses && memory.free >= why.requested;
   } catch (...) {
     facts.device = -1; // these figures are optional; the failure must be thrown in any case
   }
@@ -139,7 +141,7 @@ int current_ordinal() noexcept {
 failure current_failure(std::size_t bytes) noexcept {
   try {
     throw;
-  } catch (gpumem::out_of_memory const& e) { return {e.reason(), 0, bytes}; } catch (std::bad_alloc const&) {
+  } catch (gpumem::out_of_memory const& e) { return failure_of(e, bytes); } catch (std::bad_alloc const&) {
     return {outcome::exhausted, 0, bytes};
   } catch (acquire_error const& e) { return e.why(); } catch (cuda_error const& e) {
     auto const code = static_cast<CUresult>(e.status());

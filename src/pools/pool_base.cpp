@@ -48,20 +48,16 @@ import :size_class;
 import :stream;
 import :sync;
 import :virtual_pages;
+import :virtual_pages_options;
 import :waiter;
 
 namespace gpumem::detail {
 
 namespace {
 
-bool is_special(virtual_pages_options const& pages) noexcept {
-  return pages.address_space || !pages.peers.empty() || pages.exportable || pages.rdma || pages.on_mapped ||
-         pages.on_unmapping;
-}
-
 // Returns whether the pool uses pages. With a limit of less than one page, a pool over pages could allocate nothing.
 bool draws_pages(gpumem::device where, pool_options const& options, virtual_pages_options const& pages) {
-  bool const special = is_special(pages);
+  bool const special = needs_pages(pages);
   if ((!options.pages || options.chunk_size) && special)
     throw std::invalid_argument{"gpumem: a pool without pages has no options of pages"};
   bool const too_small = options.limit && options.limit < smallest_page && !special;
@@ -143,12 +139,12 @@ std::unique_ptr<leak_report> make_leak_report(pool_engine& engine, pool_state& p
 std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options const& options,
                                           virtual_pages_options pages) {
   cuda_resource const chunks{where};
-  if (passes_through(options.pass_through) && !is_special(pages) && has_driver_pools(where))
+  if (passes_through(options.pass_through) && !needs_pages(pages) && has_driver_pools(where))
     return std::make_unique<stream_ordered_upstream>(chunks, where);
   if (!draws_pages(where, options, pages)) return std::make_unique<held_upstream<cuda_resource>>(chunks);
-  // Makes pages for a moment, so that bad options throw here. The pool makes its pages only when it first grows, and an
-  // allocation cannot throw.
-  if (is_special(pages)) static_cast<void>(virtual_pages{where, pages});
+  // Reserves the addresses that the options name for a moment, so that a bad number throws here. The pool reserves them
+  // only when it first grows, and an allocation cannot throw.
+  if (pages.address_space != 0) static_cast<void>(virtual_pages{where, pages});
   return std::make_unique<held_upstream<cuda_resource>>(chunks, where, std::move(pages));
 }
 

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
+#include <gpumem/error.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
@@ -37,6 +38,11 @@ page_mapper::page_mapper(std::shared_ptr<page_store> pages, std::size_t most, st
        address_space_ = store_->round_up(std::max(address_space_ / 2, least))) {
     status = driver().mem_address_reserve(&base_, address_space_, 0, 0, 0);
     if (status != CUDA_ERROR_OUT_OF_MEMORY || address_space_ <= store_->round_up(least)) break;
+  }
+  if (status == CUDA_ERROR_OUT_OF_MEMORY) {
+    auto const text = "gpumem: the process has no " + size_text(address_space_) +
+                      " of addresses left; lower the option address_space, or raise `ulimit -v`";
+    throw_cuda_error(status, text.c_str());
   }
   check(status, "cuMemAddressReserve");
 }

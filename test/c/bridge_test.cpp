@@ -143,6 +143,15 @@ void exceptions_have_the_figures() {
   pool.deallocate(stream, block, 6 * mib);
 }
 
+void exceptions_name_addresses_that_are_lacking() {
+  simulated_reset_without_addresses(2);
+  gpumem::pool pool{0, "name=bridge"};
+  gpumem::detail::require(gpumem_open_to(pool.handle(), 1)); // no other device can use a chunk
+  auto const e = thrown_by<gpumem::out_of_memory>([&] { (void)pool.allocate(new_stream(), mib); });
+  REQUIRE(e.reason() == gpumem::outcome::exhausted && e.info().no_addresses);
+  REQUIRE(contains(e.what(), "gpumem: out of addresses (exhausted) in 'bridge': requested 1.0 MiB, "));
+}
+
 void requests_can_fail_without_an_exception() {
   gpumem::pool pool{0, "limit=8MiB"};
   auto* const stream = new_stream();
@@ -360,6 +369,7 @@ constexpr test_case cases[] = {
     {"wrong_options_are_refused", wrong_options_are_refused},
     {"blocks_are_allocated_and_freed", blocks_are_allocated_and_freed},
     {"exceptions_have_the_figures", exceptions_have_the_figures},
+    {"exceptions_name_addresses_that_are_lacking", exceptions_name_addresses_that_are_lacking},
     {"requests_can_fail_without_an_exception", requests_can_fail_without_an_exception},
     {"the_drivers_error_is_kept", the_drivers_error_is_kept},
     {"copies_share_the_pool", copies_share_the_pool},

@@ -5,6 +5,7 @@
 #include <gpumem/pool_options.hpp>
 #include <cuda.h>
 
+#include <barrier>
 #include <cstddef>
 #include <thread>
 #include <vector>
@@ -36,6 +37,27 @@ TEST_F(pool_addresses, two_thousand_small_pools_fit_a_large_device) {
     allocate_and_free(pools.back(), MiB);
   }
   EXPECT_LE(reserved(), 80 * TiB);
+}
+
+TEST_F(pool_addresses, shards_of_many_threads_fit_a_large_device) {
+  std::vector<pool> pools;
+  for (int i = 0; i < 2; ++i) {
+    auto& r = pools.emplace_back(gpumem::device{0}, gpumem::pool_options{.shard_per_thread = true});
+    std::barrier together{64};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 64; ++t) {
+      threads.emplace_back([&] {
+        gpumem::device_guard const here{gpumem::device{0}};
+        gpumem::stream own{gpumem::device{0}};
+        together.arrive_and_wait(); // so that each thread has a slot of its own
+        r.deallocate(own, r.allocate(own, MiB), MiB);
+        together.arrive_and_wait();
+      });
+    }
+    for (auto& each : threads) each.join();
+    EXPECT_GE(r.statistics().shards, 32u);
+  }
+  EXPECT_LE(reserved(), 5 * TiB);
 }
 
 TEST_F(pool_addresses, addresses_follow_the_limit) {

@@ -50,6 +50,7 @@ struct out_of_memory_info {
   std::uint64_t in_use_streams = 0; ///< number of streams whose work may still use free memory
   std::size_t quarantined = 0;      ///< freed bytes that a hardened pool (one that finds misuse) keeps from reuse
   std::size_t largest_block = 0;    ///< most bytes of a block of the resource; 0: no bound
+  bool no_addresses = false;        ///< the device has memory, but the process has no addresses for it
 };
 
 /// Thrown if memory is exhausted, or if the request is larger than the resource can ever serve.
@@ -69,7 +70,7 @@ public:
   /// decimal and a unit.
   static std::string describe(outcome what, out_of_memory_info const& f, char const* resource = nullptr) {
     auto const size = [](std::size_t n) { return detail::size_text(n); };
-    auto text = "gpumem: out of memory (" + std::string{to_string(what)} + ")";
+    auto text = std::string{"gpumem: out of "} + (f.no_addresses ? "addresses (" : "memory (") + to_string(what) + ")";
     if (resource) text += " in '" + std::string{resource} + "'";
     text += ": requested " + size(f.requested) + ", live " + size(f.live) + ", reserved " + size(f.reserved) +
             ", largest free range " + size(f.largest_free);
@@ -84,7 +85,12 @@ public:
       text += "; device " + std::to_string(f.device) + " has " + size(f.device_free) + " of " + size(f.device_total) +
               " free";
     }
-    return text + "; stream " + std::to_string(f.stream);
+    text += "; stream " + std::to_string(f.stream);
+    if (f.no_addresses) {
+      text += "; the process has no addresses left for so many bytes: raise `ulimit -v`, give each pool a limit, set "
+              "the option address_space to what fits, or use pools with pages = false";
+    }
+    return text;
   }
 
 private:

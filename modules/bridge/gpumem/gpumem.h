@@ -105,7 +105,8 @@ typedef struct gpumem_failure {
                            ///< -1 for a wrong alignment, -2 for a default stream of another device. The code is -5 for
                            ///< a stream of a device to which the pool is not open. It is -6 for a call from a function
                            ///< that the pool calls while it changes its memory. For GPUMEM_EXHAUSTED it may be -1: the
-                           ///< host had no memory. Otherwise 0
+                           ///< host had no memory. For GPUMEM_EXHAUSTED and GPUMEM_TOO_LARGE it may be -2: the
+                           ///< process has no addresses, although the device has memory. Otherwise 0
   uint64_t requested;      ///< bytes that the call requested
   uint64_t live;           ///< live bytes of the pool. This field and all below are known only for GPUMEM_EXHAUSTED and
                            ///< GPUMEM_TOO_LARGE

@@ -59,8 +59,9 @@ enum class broken_rule : int {
 /// A request that was not granted. The resource is as it was before the request.
 struct failure {
   outcome reason = outcome::exhausted; ///< never outcome::granted
-  int code = 0;                        ///< a broken_rule, or the driver's error (CUresult); 0 if neither is the cause;
-                                       ///< -1 for `exhausted` if the host had no memory
+  int code = 0;                        ///< a broken_rule, or the driver's error (CUresult); 0 if neither is the cause.
+                                       ///< For `exhausted` it is -1 if the host had no memory. For `exhausted` and
+                                       ///< `too_large` it is -2 if the pool found no addresses for more pages
   std::size_t requested = 0;           ///< bytes that were requested
 
   friend bool operator==(failure const& a, failure const& b) noexcept {

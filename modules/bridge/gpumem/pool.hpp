@@ -57,6 +57,7 @@ namespace detail {
     info.free_in_use = f.free_in_use;
     info.in_use_streams = f.in_use_streams;
     info.quarantined = f.quarantined;
+    info.no_addresses = f.code == -2;
     throw out_of_memory{reason, info, gpumem_last_error()};
   }
   if (reason == outcome::invalid_argument) throw std::invalid_argument{gpumem_last_error()};

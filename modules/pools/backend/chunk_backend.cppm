@@ -16,7 +16,8 @@ import :stream;
 namespace gpumem::detail {
 
 /// Gets chunks from the upstream, and gives back chunks without a live block. A chunk is contiguous memory that the
-/// upstream gives and takes back as a whole. grow() gets a chunk for a request, and unless `exact` a larger one than
+/// upstream gives and takes back as a whole. A pool of pages gets chunks too where the driver has no addresses; the
+/// functions leave its pages alone. grow() gets a chunk for a request, and unless `exact` a larger one than
 /// the request needs. migrate() moves an unused chunk of another shard to the request's shard. release() gives back
 /// unused chunks as long as at least `keep` bytes remain. pool_backend, which calls these functions, has their full
 /// contracts.
@@ -34,6 +35,8 @@ public:
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept;
   /// Returns whether release(0) would give back a chunk.
   [[clang::requires_capability(one_shard, all_shards)]] bool can_release() const noexcept;
+  /// Returns whether the pool has a chunk that is no pages.
+  [[clang::requires_shared_capability(all_shards)]] bool any() const noexcept;
 
 private:
   [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure>

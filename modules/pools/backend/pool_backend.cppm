@@ -77,8 +77,8 @@ public:
   /// in those pages. If the pages are not enough, or in a pool of chunks, moves none and returns an empty place. Throws
   /// std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] placement move_at_limit(allocation_request const& request);
-  /// Gives unused memory back, so that the pool can grow for the request. A pool of pages gives back as many pages as
-  /// are missing; a pool of chunks gives back all unused chunks. Throws std::bad_alloc.
+  /// Gives unused memory back, so that the pool can grow for the request: as many pages as are missing, and, unless the
+  /// request can park, all unused chunks. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] void release_for(allocation_request const& request);
   /// Makes wants_release() true if there is an unused chunk: a pass of the library thread then gives back all of them.
   /// For a request whose thread must not wait for that. Returns wants_release().
@@ -115,6 +115,8 @@ public:
 
 private:
   [[clang::requires_shared_capability(all_shards)]] std::size_t unit() const noexcept;
+  // Returns whether a pool of pages that has failed to grow for the reason `why` gets a chunk instead.
+  bool takes_chunks_after(failure const& why) const noexcept;
 
   backend_parts parts_;
   chunk_backend chunks_;

@@ -39,6 +39,9 @@ public:
   inline bool paged() const noexcept { return pages_ != nullptr; }
   /// Returns the physical pages of the pool; null if the pool allocates chunks.
   inline page_store* pages() const noexcept { return pages_.get(); }
+  /// Returns whether chunks can take the place of pages: the program asked for nothing that only pages have, such as
+  /// access by other devices or a number of addresses.
+  bool chunks_serve_as_pages() const noexcept;
   /// Returns devices that may use the memory of this object, as a sum of cache_limits::bit_of(). Pages can be used by
   /// no other device. Otherwise serves() asks the upstream about the devices that are not included.
   std::uint64_t devices() const noexcept;

@@ -19,6 +19,7 @@ export struct alignas(64) chunk {
   block* last = nullptr;
   pool_shard* shard = nullptr; ///< the part of the pool that owns it; does not change while the chunk has live blocks
   address_range* addresses = nullptr; ///< where its pages are mapped; null if it is no pages
+  std::size_t pins = 0;               ///< pins of a chunk that serves as pages; a pinned one stays
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
 

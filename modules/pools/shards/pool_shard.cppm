@@ -62,9 +62,15 @@ export struct alignas(false_sharing_distance) pool_shard {
   static constexpr std::uint8_t rounds_active = 2; ///< rounds_left after an allocation by a thread of this shard
   /// Rounds (shard_list::end_round) after which the shard is inactive unless its threads allocate; 0: it is inactive.
   std::uint8_t rounds_left __attribute__((guarded_by(one_shard))) = 0;
-  /// All blocks lie between these addresses. Once the shard has pages, the first one only falls, the other only rises.
-  alignas(128) relaxed_atomic<std::uintptr_t> first_address;
-  relaxed_atomic<std::uintptr_t> end_address{UINTPTR_MAX};
+  /// All blocks lie between these addresses. The first one only falls, the other only rises.
+  alignas(128) relaxed_atomic<std::uintptr_t> first_address{UINTPTR_MAX};
+  relaxed_atomic<std::uintptr_t> end_address;
+
+  /// Says that blocks will lie between these addresses too. Called under the locks of all shards.
+  inline void include(std::uintptr_t first, std::uintptr_t end) noexcept {
+    first_address = std::min<std::uintptr_t>(first_address, first);
+    end_address = std::max<std::uintptr_t>(end_address, end);
+  }
 
   /// Adds an address range, for which the vector has room.
   [[clang::requires_capability(one_shard)]] void add(std::unique_ptr<address_range> made) noexcept;

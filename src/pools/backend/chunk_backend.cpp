@@ -80,6 +80,7 @@ block& chunk_backend::add(stream_key const& key, pool_shard& into, void* base, s
     auto& fresh =
         into.ranges.add(added, ordered ? stream_uses{{&key.timeline(), key.end_use(bytes, true)}} : stream_uses{});
     added.shard = &into;
+    into.include(added.base, added.end());
     parts_.count_growth(into, bytes);
     return fresh;
   } catch (...) {
@@ -93,7 +94,7 @@ placement chunk_backend::migrate(allocation_request const& request) {
   std::size_t offset = 0;
   auto* const idle = parts_.chunks.largest_idle(0, [&](chunk const& parent) {
     auto const& whole = *parent.first;
-    if (parent.shard == request.shard || parent.last != &whole || !whole.is_free()) return false;
+    if (parent.addresses || parent.shard == request.shard || parent.last != &whole || !whole.is_free()) return false;
     return fits(whole, request.bytes, request.alignment, offset) &&
            parts_.rules.classify(whole.uses, request.key, reuse_tier::completed) != reuse_tier::none;
   });
@@ -101,6 +102,7 @@ placement chunk_backend::migrate(allocation_request const& request) {
   auto& whole = request.shard->ranges.adopt(*idle, idle->shard->ranges);
   idle->shard->reserved -= idle->bytes;
   request.shard->reserved += idle->bytes;
+  request.shard->include(idle->base, idle->end());
   idle->shard = request.shard;
   ++request.shard->counters.chunks_migrated;
   fits(whole, request.bytes, request.alignment, offset);
@@ -108,9 +110,15 @@ placement chunk_backend::migrate(allocation_request const& request) {
 }
 
 bool chunk_backend::is_idle_and_complete(chunk const& parent) const noexcept {
-  bool complete = true, gone = parts_.device_gone();
+  bool complete = !parent.addresses && parent.pins == 0, gone = parts_.device_gone();
   parent.visit([&](block const& each) { complete = complete && each.is_free() && (gone || each.uses.completed()); });
   return complete;
+}
+
+bool chunk_backend::any() const noexcept {
+  bool found = false;
+  parts_.chunks.visit([&](chunk const& each) { found = found || !each.addresses; });
+  return found;
 }
 
 bool chunk_backend::can_release() const noexcept {

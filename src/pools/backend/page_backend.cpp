@@ -67,7 +67,7 @@ void page_backend::poll_for_moves(allocation_request const& request) {
 // joined with their free neighbours to one range. Returns where in that range the request's block starts. The result is
 // retry() if the range is too small, or after a wait.
 attempt<placement> page_backend::grow(allocation_request const& request, bool exact) {
-  auto const least = request.bytes + request.alignment;
+  auto const least = request.bytes + (request.alignment - granule);
   if (wants_addresses(*request.shard)) {
     auto const why = add_addresses(*request.shard, request.shard->addresses.empty() ? least : 0);
     if (!why) return attempt<placement>::retry();
@@ -347,6 +347,7 @@ void page_backend::release_for(allocation_request const& request) {
   // Without addresses for a plan, unmaps pages until a hole is large enough.
   while (!plan && evict(request, plan, 0) > 0) plan = parts_.growth.plan(request, shard, true);
   if (plan) evict(request, plan, std::min(plan->bytes, parts_.chunks.headroom()));
+  if (!plan && parts_.upstream.chunks_serve_as_pages()) release_idle({.wanted = request.bytes + request.alignment});
 }
 
 // Returns by how much `bytes` exceeds the headroom, the bytes that may still be reserved.

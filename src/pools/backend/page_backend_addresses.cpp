@@ -53,7 +53,7 @@ std::optional<failure> page_backend::add_addresses(pool_shard& into, std::size_t
   auto const last = into.addresses.empty() ? 0 : into.addresses.back()->pages.address_space();
   std::optional<failure> why;
   auto& pages = *parts_.upstream.pages();
-  if (last != 0 && pages.options().address_space != 0) return failure{outcome::too_large};
+  if (last != 0 && pages.options().address_space != 0) return no_addresses(outcome::too_large, 0);
   auto const limit = parts_.chunks.limit();
   parts_.lock.begin();
   try {
@@ -69,7 +69,10 @@ std::optional<failure> page_backend::add_addresses(pool_shard& into, std::size_t
     into.add(std::move(made));
   } catch (cuda_error const& e) {
     why = refusal_of(static_cast<CUresult>(e.status()), least);
-    short_of_addresses_ = short_of_addresses_ || why->reason == outcome::exhausted;
+    if (why->reason == outcome::exhausted) {
+      why = no_addresses(outcome::exhausted, least);
+      short_of_addresses_ = true;
+    }
   } catch (std::bad_alloc const&) { why = no_host_memory(least); }
   parts_.lock.end();
   if (why) parts_.note_failure(*why);

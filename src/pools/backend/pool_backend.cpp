@@ -1,7 +1,8 @@
-// Passes each call to the backend for pages or to that for chunks: a pool gets memory from its upstream in one of these
-// forms.
+// Passes each call to the backend for pages or to that for chunks. A pool gets memory from its upstream in one of these
+// forms; a pool of pages gets chunks where the driver has no addresses.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cuda.h>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,7 @@ import :block;
 import :chunk;
 import :chunk_backend;
 import :chunk_list;
+import :driver;
 import :error;
 import :growth_policy;
 import :growth_lock;
@@ -21,10 +23,20 @@ import :page_backend;
 import :page_store;
 import :page_table;
 import :pool_shard;
+import :pool_upstream;
 import :shard_list;
 import :virtual_pages;
 
 namespace gpumem::detail {
+namespace {
+
+// Returns why a request failed for which the driver had no addresses, and the device no chunk either. An upstream that
+// refuses a chunk does not say whether it lacks memory or addresses.
+failure first_cause(failure const& pages, failure const& chunk) noexcept {
+  return chunk.code == CUDA_ERROR_OUT_OF_MEMORY ? pages : chunk;
+}
+
+} // namespace
 
 std::size_t pool_backend::unit() const noexcept { return paged() ? parts_.growth.unit() : granule; }
 
@@ -45,7 +57,7 @@ bool pool_backend::has_chunk_for(std::size_t bytes, std::size_t alignment) const
   bool any = false;
   parts_.chunks.visit([&](chunk const& each) {
     auto const skipped = (0 - each.base) & (alignment - 1);
-    any = any || (!paged() && skipped < each.bytes && bytes <= each.bytes - skipped);
+    any = any || (!each.addresses && skipped < each.bytes && bytes <= each.bytes - skipped);
   });
   return any;
 }
@@ -55,9 +67,18 @@ attempt<placement> pool_backend::grow(allocation_request const& request, bool ex
                : request.loan ? pages_.lend(request, exact)
                               : pages_.grow(request, exact);
   if (!grown.has_failed()) return grown;
-  auto const& why = grown.error();
+  auto why = grown.error();
+  if (takes_chunks_after(why)) {
+    auto chunk = chunks_.grow(request, exact);
+    if (!chunk.has_failed()) return chunk;
+    why = first_cause(why, chunk.error());
+  }
   bool const no_addresses = paged() && !request.loan && why.reason == outcome::too_large;
   return unexpected<failure>{failure{no_addresses ? outcome::exhausted : why.reason, why.code, request.requested}};
+}
+
+bool pool_backend::takes_chunks_after(failure const& why) const noexcept {
+  return paged() && is_no_addresses(why) && parts_.upstream.chunks_serve_as_pages();
 }
 
 expected<std::size_t, failure> pool_backend::grow_to(std::size_t bytes, pool_shard& into) {
@@ -71,9 +92,17 @@ expected<std::size_t, failure> pool_backend::grow_to(std::size_t bytes, pool_sha
       parts_.lock.wait_for_release(chunks);
       continue;
     }
-    auto const fresh = paged() ? pages_.reserve(missing, into) : chunks_.reserve(missing, into);
+    auto const most = chunks.headroom() / unit() * unit(); // pages are whole, but chunks beside them need not be
+    auto const drawn = std::min(missing, most);
+    if (drawn == 0) return std::size_t{0};
+    auto fresh = paged() ? pages_.reserve(drawn, into) : chunks_.reserve(drawn, into);
+    if (!fresh && takes_chunks_after(fresh.error())) {
+      auto const why = fresh.error();
+      fresh = chunks_.reserve(drawn, into);
+      if (!fresh) return unexpected<failure>{first_cause(why, fresh.error())};
+    }
     if (!fresh) return unexpected<failure>{fresh.error()};
-    return missing;
+    return drawn;
   }
 }
 
@@ -90,11 +119,12 @@ bool pool_backend::add_outside(std::size_t bytes) {
 }
 
 placement pool_backend::migrate_chunk(allocation_request const& request) {
-  return paged() ? placement{} : chunks_.migrate(request); // pages move one by one
+  return chunks_.migrate(request); // pages move one by one
 }
 
 std::size_t pool_backend::release(std::size_t keep) noexcept {
-  return paged() ? pages_.release(keep) : chunks_.release(keep);
+  auto const pages = paged() ? pages_.release(keep) : 0;
+  return pages + chunks_.release(keep);
 }
 
 placement pool_backend::move_at_limit(allocation_request const& request) {
@@ -102,8 +132,8 @@ placement pool_backend::move_at_limit(allocation_request const& request) {
 }
 
 void pool_backend::release_for(allocation_request const& request) {
-  if (paged()) return pages_.release_for(request);
-  chunks_.release(0);
+  if (paged()) pages_.release_for(request);
+  if (!request.can_park()) chunks_.release(0); // the driver's free of a chunk waits for all work of the device
 }
 
 bool pool_backend::ask_for_release() noexcept { return wants_release_ = wants_release_ || chunks_.can_release(); }
@@ -117,20 +147,30 @@ void pool_backend::close_range(address_range& range) noexcept {
 
 bool pool_backend::pin(void const* pointer, std::size_t bytes) {
   if (auto* const pages = pages_.pages_of(pointer)) return pages->pin(pointer, bytes);
-  // A chunk with a live block stays, so it needs no pin.
-  auto const* const parent = parts_.chunks.find_containing(pointer);
-  return parent && bytes > 0 && bytes <= parent->end() - reinterpret_cast<std::uintptr_t>(pointer);
+  auto* const parent = parts_.chunks.find_containing(pointer);
+  bool const whole = parent && bytes > 0 && bytes <= parent->end() - reinterpret_cast<std::uintptr_t>(pointer);
+  if (whole && paged()) ++parent->pins; // in a pool of chunks the program keeps the block
+  return whole;
 }
 
 void pool_backend::unpin(void const* pointer, std::size_t bytes) {
-  if (auto* const pages = pages_.pages_of(pointer)) pages->unpin(pointer, bytes);
+  if (auto* const pages = pages_.pages_of(pointer)) return pages->unpin(pointer, bytes);
+  auto* const parent = parts_.chunks.find_containing(pointer);
+  if (parent && parent->pins > 0) --parent->pins;
 }
 
-// Chunks need no call: other devices can use memory of cuMemAlloc after the program has enabled peer access.
+// A pool of chunks needs no call: other devices can use memory of cuMemAlloc after the program has enabled peer access.
+// In a pool of pages another device would use a chunk without that access, so the pool refuses if it has one.
 CUresult pool_backend::open_to(device peer) {
   parts_.lock.wait();
   if (!paged()) return CUDA_SUCCESS;
   if (parts_.upstream.pages()->is_open_to(peer)) return CUDA_SUCCESS;
+  chunks_.release(0);
+  parts_.lock.wait();
+  if (chunks_.any()) {
+    throw_cuda_error(CUDA_ERROR_NOT_SUPPORTED, "gpumem: open_to(): the pool has chunks beside its pages, since the "
+                                               "process has no addresses left; no other device can access chunks");
+  }
   for (auto const& shard : parts_.shards.all()) {
     for (auto const& each : shard->addresses) {
       if (auto const result = each->pages.open_mapped_to(peer); result != CUDA_SUCCESS) return result;

@@ -22,6 +22,7 @@ import :services;
 import :stream;
 import :tuning;
 import :virtual_pages;
+import :virtual_pages_options;
 
 namespace gpumem::detail {
 namespace {
@@ -51,6 +52,10 @@ std::unique_ptr<address_range> pool_upstream::reserve_addresses(pool_shard& owne
     most = std::min(most, largest / address_growth) * address_growth;
   most = std::max(most, least);
   return std::make_unique<address_range>(owner, pages_, most, least != 0 ? least : most);
+}
+
+bool pool_upstream::chunks_serve_as_pages() const noexcept {
+  return !needs_pages(pages_->options()) && pages_->rights().size() == 1;
 }
 
 std::uint64_t pool_upstream::devices() const noexcept {

@@ -110,7 +110,8 @@ std::string describe_memory(pool_parts& parts, shard_frees& frees) {
 
 void append_failure_report(pool_parts& parts, shard_frees& frees, failure const& why) noexcept try {
   std::ofstream file{parts.options.failure_report, std::ios::app};
-  file << "gpumem: a request for " << size_text(why.requested) << " failed: " << to_string(why.reason) << "\n"
+  file << "gpumem: a request for " << size_text(why.requested) << " failed: " << to_string(why.reason)
+       << (is_no_addresses(why) ? ", since the pool found no addresses for more pages\n" : "\n")
        << describe_memory(parts, frees);
 } catch (...) {} // without a report the caller still gets the failure
 

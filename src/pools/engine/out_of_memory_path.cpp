@@ -100,11 +100,9 @@ expected<void*, failure> out_of_memory_path::grow_in_place(allocation_request co
     if (auto* const p = allocator_.search_all(request)) return p;
   }
   if (auto const place = parts_.backend.move_at_limit(request)) return allocator_.commit(request, place);
-  // The driver's free of a chunk waits for all work of the device.
-  bool const leaves_release = !parts_.backend.paged() && request.can_park();
-  if (!leaves_release) parts_.backend.release_for(request);
+  parts_.backend.release_for(request);
   auto const grown = grow_or_search(request);
-  if (!grown && leaves_release && parts_.backend.ask_for_release()) parts_.passes.schedule();
+  if (!grown && request.can_park() && parts_.backend.ask_for_release()) parts_.passes.schedule();
   return grown;
 }
 

@@ -102,7 +102,7 @@ void shard_frees::check_thresholds(block const& range) noexcept {
     auto const allocated = reserved - parts_.free_bytes();
     parts_.mode.set_under_pressure(capacity - std::min(capacity, allocated) < capacity / tuning::pressure_fraction);
   }
-  bool const whole = parts_.backend.paged() ? range.bytes >= smallest_page : range.parent->live_blocks == 0;
+  bool const whole = range.parent->addresses ? range.bytes >= smallest_page : range.parent->live_blocks == 0;
   if (!whole || !parts_.mode.too_much_reserved()) return;
   parts_.passes.restart_idle();
   parts_.passes.schedule();

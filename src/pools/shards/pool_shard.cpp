@@ -1,7 +1,6 @@
 // The constructor of a shard, a part of a pool with a lock of its own, and its addresses.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -20,9 +19,7 @@ pool_shard::pool_shard(double poll_share, bool locked)
 
 void pool_shard::add(std::unique_ptr<address_range> made) noexcept {
   auto const first = reinterpret_cast<std::uintptr_t>(made->pages.base());
-  auto const end = first + made->pages.address_space();
-  first_address = addresses.empty() ? first : std::min<std::uintptr_t>(first_address, first);
-  end_address = addresses.empty() ? end : std::max<std::uintptr_t>(end_address, end);
+  include(first, first + made->pages.address_space());
   addresses.push_back(std::move(made));
 }
 

@@ -257,7 +257,7 @@ template <class Memory> void random_program<Memory>::step(actor& self) {
                                       {1, &random_program::check_conservation},
                                       {1, &random_program::reserve},
                                       {1, &random_program::pin}};
-  if (self.thread == 0 && self.random.one_in(24)) return spin_and_allocate(self);
+  if (self.thread == 0 && self.random.one_in(24) && memory_.may_wait_for_host()) return spin_and_allocate(self);
   if (self.thread == 0 && self.random.one_in(24)) return free_in_capture(self);
   if (Memory::lends && self.random.one_in(16)) return borrow(self);
   auto at = self.random.below(94);

@@ -184,8 +184,10 @@ program_result run_over(std::uint64_t seed, program_options const& how, program_
 // One program in three uses pages.
 program_result run_program(std::uint64_t seed, program_options const& how, program_runner const& run) {
   prepare_programs();
+  bool const pages = seed % 3 == 0;
+  simulator::reset({.addresses = pages && page_memory::has_few_addresses(seed) ? page_memory::few_addresses : 0});
   simulator::seed(seed);
-  return seed % 3 == 0 ? run_over<page_memory>(seed, how, run) : run_over<region_memory>(seed, how, run);
+  return pages ? run_over<page_memory>(seed, how, run) : run_over<region_memory>(seed, how, run);
 }
 
 } // namespace gpumem_test

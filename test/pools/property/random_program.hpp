@@ -8,6 +8,8 @@ namespace gpumem_test {
 namespace simulator = gpumem::simulator;
 inline constexpr std::size_t MiB = std::size_t{1} << 20;
 
+inline constexpr std::size_t loan_addresses = 24 * MiB;
+
 struct live_block {
   void* pointer = nullptr;
   std::size_t bytes = 0;
@@ -25,7 +27,7 @@ public:
   static constexpr char const* returns = "chunks given back";
   static constexpr bool lends = false;
 
-  pool make(random_source& c, gpumem::pool_options options) {
+  pool make(random_source& c, gpumem::pool_options options, std::uint64_t) {
     region_.base = fixed().region;
     if (!c.one_in(4)) options.limit = c.of({std::size_t{3}, std::size_t{5}, std::size_t{9}}) * MiB;
     region_.capacity = c.of({std::size_t{4}, std::size_t{6}, std::size_t{12}}) * MiB;
@@ -35,6 +37,7 @@ public:
   }
   std::uint64_t offset(void const* p) const { return reinterpret_cast<std::uintptr_t>(p) - region_.base; }
   std::size_t outstanding() { return region_.drawn(); }
+  static bool may_wait_for_host() { return true; }
 
 private:
   region region_;
@@ -47,7 +50,13 @@ public:
   static constexpr char const* returns = "runs of pages given back";
   static constexpr bool lends = true;
 
-  pool make(random_source& c, gpumem::pool_options options) {
+  // In one program of five the process has few addresses, so that the pool gets chunks too: 6 MiB beside the
+  // borrower's.
+  static constexpr std::size_t few_addresses = loan_addresses + 6 * MiB;
+  static bool has_few_addresses(std::uint64_t seed) { return seed % 5 == 0; }
+
+  pool make(random_source& c, gpumem::pool_options options, std::uint64_t seed) {
+    before_ = simulator::report().bytes_allocated;
     if (!c.one_in(4)) options.limit = c.of({std::size_t{4}, std::size_t{6}, std::size_t{10}}) * MiB;
     options.effort = c.of({0., 0.05, 1.});
     if (c.one_in(4)) options.initial_size = 2 * MiB;
@@ -55,10 +64,21 @@ public:
     auto const refuse_some = [fail_every, maps = 0u](void*, std::size_t) mutable {
       return fail_every == 0 || ++maps % fail_every != 0;
     };
+    few_addresses_ = has_few_addresses(seed);
+    if (few_addresses_) {
+      options.initial_size = 0; // the borrower reserves its addresses first
+      return pool{fixed().device, options};
+    }
     return pool{fixed().device, options, {.address_space = 32 * MiB, .on_mapped = refuse_some}};
   }
   std::uint64_t offset(void const* p) const { return reinterpret_cast<std::uintptr_t>(p) % (2 * MiB); }
-  std::size_t outstanding() { return simulator::report().mappings; }
+  std::size_t outstanding() { return simulator::report().bytes_allocated - before_; }
+  // A free of a chunk by the driver waits for all work, so none may wait for a thread that waits for the pool.
+  bool may_wait_for_host() const { return !few_addresses_; }
+
+private:
+  bool few_addresses_ = false;
+  std::size_t before_ = 0;
 };
 
 // One program: a pool, its live blocks, and the streams that it makes and destroys.
@@ -74,9 +94,9 @@ public:
     for (auto which : {foreign_c, foreign_d}) {
       foreign_[which] = stream_fixtures::make_stream(c.one_in(2) ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT);
     }
-    pool_.emplace(memory_.make(c, options));
+    pool_.emplace(memory_.make(c, options, seed));
     checked_.emplace(*pool_);
-    if constexpr (Memory::lends) lender_.emplace(*pool_, 24 * MiB);
+    if constexpr (Memory::lends) lender_.emplace(*pool_, loan_addresses);
   }
 
   void body(int thread);
