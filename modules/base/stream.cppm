@@ -172,10 +172,10 @@ private:
 
 /// Identifies a stream for a resource on a device. A stream that gpumem made or adopted is known by its handle, without
 /// a driver call. All others are known by their id. That takes two driver calls: one returns the id, the other tells
-/// whether the stream captures a graph. While a capture_scope is open (a pool then serves a graph capture), all streams
-/// are identified by their id. Handle 0 is a different stream for each device and calling thread. Throws cuda_error,
-/// and std::invalid_argument for a default handle while another device is current and for a stream object that was
-/// moved from. Any thread.
+/// whether the stream captures a graph. While a capture_scope is open (a pool then serves a graph capture), the driver
+/// is asked of all streams whether they capture. Handle 0 is a different stream for each device and calling thread.
+/// Throws cuda_error, and std::invalid_argument for a default handle while another device is current and for a stream
+/// object that was moved from. Any thread.
 export stream_key identify(stream_ref handle, device where);
 
 /// Identifies a stream without a resource: a default handle means the default stream of the current device.
@@ -188,8 +188,8 @@ namespace detail {
 inline stream_timeline* find_owned_timeline(CUstream handle) noexcept {
   return handle ? owned_handles.find(handle) : nullptr;
 }
-// Returns the timeline of a stream that gpumem did not make, if it has been seen before and does not capture. Returns
-// null for all others, and on an error. Compares the id: two driver calls.
+// Returns the timeline of a stream that has been seen before and does not capture. Returns null for all others, and on
+// an error. Asks the driver whether the stream captures and, unless gpumem made or adopted the stream, for its id.
 stream_timeline* find_seen_timeline(CUstream handle) noexcept;
 // Called for a free on a stream that has no timeline, if the host has no memory to make one. Waits for the stream and
 // returns the host's key. If the stream captures, it cannot be waited for: memory freed with the returned key stays in

@@ -121,7 +121,7 @@ private:
                                           std::optional<std::size_t> bytes) noexcept {
     if (special_) [[unlikely]]
       return free_special(key, pointer, bytes);
-    auto const cached = engine_->try_cache(key, pointer, bytes);
+    auto const cached = engine_->try_cache(key, engine_->find_in_own_shard(pointer), bytes);
     if (!cached.done()) finish_in_pool(key, pointer, bytes, cached);
   }
   // Not inlined, so that a free into the thread cache, the common case, need not save registers for this call.
@@ -250,8 +250,7 @@ public:
   /// `memory` is a graph_resource over this very pool. Its blocks may be freed by the pool or by `memory`, on any
   /// stream, also after the scope. `find` and `record_use` of the pool accept these blocks too. If another block of the
   /// pool is freed on a capturing stream, a later call outside the capture completes the free. While any scope is open
-  /// in the process, each allocation and free on any stream makes two driver calls, to learn whether the stream
-  /// captures.
+  /// in the process, each allocation and free on any stream asks the driver whether the stream captures.
   ///
   /// The stream must live until the scope is closed. If it is `cudaStreamPerThread`, the scope serves its thread only.
   /// Several scopes may be open on different streams, one per stream and pool. If two streams of one capture have

@@ -144,7 +144,8 @@ detail::stream_timeline* detail::find_seen_timeline(CUstream handle) noexcept tr
   bool const known = ask.stream_is_capturing(handle, &status) == CUDA_SUCCESS;
   if (!known || status != CU_STREAM_CAPTURE_STATUS_NONE) return nullptr; // to ask for the id would end the capture
   unsigned long long id = 0;
-  if (ask.stream_get_id(handle, &id) != CUDA_SUCCESS || found->id() != id) return nullptr;
+  bool const sure = found->owns_handle(); // no other stream gets the handle of one that lives
+  if (!sure && (ask.stream_get_id(handle, &id) != CUDA_SUCCESS || found->id() != id)) return nullptr;
   if (found->cover_request().raised()) [[unlikely]]
     found->record_requested(handle);
   return found;

@@ -75,7 +75,12 @@ stream_timeline* timeline_registry::find_beyond_table(CUstream handle) const noe
   return found == others_.end() ? nullptr : found->second;
 }
 
+// The driver is not asked for the id of a stream that lives, since no other stream gets its handle.
 stream_timeline& timeline_registry::of_handle(CUstream handle) {
+  {
+    sync::lock const held{mutex_};
+    if (auto* const found = find(handle); found && found->owns_handle()) return *found;
+  }
   auto const id = id_of(handle);
   {
     sync::lock const held{mutex_};

@@ -7,6 +7,7 @@ module;
 #include <vector>
 module gpumem:pool_queries.impl;
 import :pool_base;
+import :block;
 import :block_info;
 import :driver;
 import :error;
@@ -19,9 +20,24 @@ import :pool_engine;
 import :pool_statistics;
 import :request_queue;
 import :resource;
+import :shard_list;
 import :stream;
+import :stream_timeline;
 
 namespace gpumem::detail {
+namespace {
+
+// Returns a key of the stream for which a block was allocated. The stream still lives, so a free can use its handle. On
+// a mortal stream, which may be destroyed at any time, the free records an event, because perhaps no later call gets
+// the handle.
+inline stream_key key_of_owner(stream_timeline& timeline) noexcept {
+  auto const key = stream_key::of(timeline, timeline.handle());
+  if (timeline.owns_handle()) [[likely]]
+    return key;
+  return timeline.is_mortal() ? stream_key::at_end_of(timeline, timeline.handle()) : key.by_identity();
+}
+
+} // namespace
 
 statistics pool_state::read_statistics() {
   if (forked()) return {};
@@ -53,18 +69,17 @@ std::optional<owned_block> pool_state::find_owned(void const* pointer) {
 
 std::optional<std::size_t> pool_state::try_deallocate(void* pointer) noexcept {
   if (!pointer || !may_free()) return std::nullopt;
+  auto const seen = engine_->find_in_own_shard(pointer);
+  if (seen.that && seen.that->is_live() && !special_) [[likely]] {
+    std::size_t const bytes = seen.that->requested;
+    auto const key = key_of_owner(*seen.that->stream);
+    auto const cached = engine_->try_cache(key, seen, bytes);
+    if (!cached.done()) finish_in_pool(key, pointer, bytes, cached);
+    return bytes;
+  }
   auto const found = find_owned(pointer);
   if (!found) return std::nullopt;
-  // The stream still lives, so this free can use its handle. On a mortal stream, which may be destroyed at any time,
-  // the free records an event, because perhaps no later call gets the handle.
-  auto& timeline = *found->stream;
-  auto const key = stream_key::of(timeline, timeline.handle());
-  if (timeline.owns_handle()) {
-    free(key, pointer, found->bytes);
-  } else {
-    free(timeline.is_mortal() ? stream_key::at_end_of(timeline, timeline.handle()) : key.by_identity(), pointer,
-         found->bytes);
-  }
+  free(key_of_owner(*found->stream), pointer, found->bytes);
   return found->bytes;
 }
 

@@ -64,20 +64,23 @@ public:
   inline expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept {
     return allocate_path_.lend(key, terms, bytes);
   }
-  /// Puts a block into the calling thread's cache, if the cache may hold it. `bytes`: the size that the caller states;
-  /// nullopt if the size is not to be checked. Unless the result is done(), the caller then calls free_slow().
-  [[gnu::always_inline]] inline cached_free try_cache(stream_key const& key, void* pointer,
+  /// Returns the calling thread's shard, and the block in it that starts at the address; null if there is none.
+  inline shard_list::lookup find_in_own_shard(void const* pointer) noexcept {
+    auto& shard = parts_.shards.shard_of_thread();
+    return {shard.find_live(pointer), &shard};
+  }
+  /// Puts a block into the calling thread's cache, if the cache may hold it. `seen`: what find_in_own_shard() returned.
+  /// `bytes`: the size that the caller states; nullopt if the size is not to be checked. Unless the result is done(),
+  /// the caller then calls free_slow().
+  [[gnu::always_inline]] inline cached_free try_cache(stream_key const& key, shard_list::lookup const& seen,
                                                       std::optional<std::size_t> bytes) noexcept {
-    auto const thread = sync::thread_index();
-    auto& shard = parts_.shards.shard_of(thread);
-    auto* const freed = shard.find_live(pointer);
-    bool const may = freed && free_path::may_cache(*freed, key, bytes);
+    bool const may = seen.that && free_path::may_cache(*seen.that, key, bytes);
     // Reads the stream's epoch (the number of the present section of its work) now. The caller has enqueued all work on
     // the block, and insert() stores the epoch in the block.
-    auto const use = free_path::end_use(parts_.mode, key, freed, bytes);
+    auto const use = free_path::end_use(parts_.mode, key, seen.that, bytes);
     if (!may) [[unlikely]]
-      return {use, {false, nullptr}, {freed, &shard}};
-    return {use, parts_.caches.insert(*freed, use, thread), {freed, &shard}};
+      return {use, {false, nullptr}, seen};
+    return {use, parts_.caches.insert(*seen.that, use, sync::thread_index()), seen};
   }
   /// Completes the free of a block for which try_cache() has returned `cached`.
   inline free_result free_slow(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
@@ -86,7 +89,7 @@ public:
   }
   /// Frees a block: calls try_cache(), then free_slow().
   inline free_result deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
-    return free_slow(key, pointer, bytes, try_cache(key, pointer, bytes));
+    return free_slow(key, pointer, bytes, try_cache(key, find_in_own_shard(pointer), bytes));
   }
   /// Returns the live block that starts at the address; nullopt if there is none. Takes no lock, so the caller must own
   /// the block: otherwise another thread could free it meanwhile.

@@ -64,10 +64,15 @@ void free_path::report_unopened(stream_key const& key, void* pointer, std::optio
   report_misuse({misuse::kind::unopened_device, pointer, bytes.value_or(0), 0, key.id(), resource});
 }
 
+// Does not ask whether the block's own stream captures, if that is not known and one lock suffices. While the stream
+// captures, it records no event, so no other stream gets the block. For another stream's block, the answer decides
+// whether that stream's work becomes a use.
 free_result free_path::free_uncached(free_call const& call, shard_list::lookup const& seen) noexcept {
-  auto const key = call.key.asked();
-  free_call const asked{key, call.pointer, call.bytes, call.use};
-  return free_to_shard(asked, seen) ? free_result::done : free_with_all_locks(asked);
+  bool const own = seen.that && seen.that->stream == &call.key.timeline();
+  auto const key = own ? call.key : call.key.asked();
+  if (free_to_shard({key, call.pointer, call.bytes, call.use}, seen)) return free_result::done;
+  auto const asked = own ? key.asked() : key;
+  return free_with_all_locks({asked, call.pointer, call.bytes, call.use});
 }
 
 // Frees under the lock of the block's shard only. Returns false, and frees nothing, if the call needs the locks of all
