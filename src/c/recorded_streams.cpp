@@ -14,10 +14,7 @@ void recorded_streams::add(void* block, stream used) {
   if (std::ranges::find(streams, used) == streams.end()) streams.push_back(used);
 }
 
-// The free of a block is ordered after all recordings for the block. So if `blocks_`, the count of blocks with streams,
-// reads 0 here, this block has none.
-std::vector<recorded_streams::stream> recorded_streams::take(void* block) noexcept {
-  if (blocks_.load(std::memory_order_acquire) == 0) return {};
+std::vector<recorded_streams::stream> recorded_streams::take_recorded(void* block) noexcept {
   support::scoped_lock const held{mutex_};
   auto const found = streams_.find(block);
   if (found == streams_.end()) return {};

@@ -24,10 +24,14 @@ public:
   /// Adds a stream for a block; does nothing if the stream was added before. Throws std::bad_alloc.
   void add(void* block, stream used);
 
-  /// Removes and returns the streams of the block. Costs one atomic load if no block has any streams.
-  std::vector<stream> take(void* block) noexcept;
+  /// Removes and returns the streams of the block. Costs one atomic load if no block has any streams: the free of a
+  /// block is ordered after all recordings for it.
+  std::vector<stream> take(void* block) noexcept {
+    return blocks_.load(std::memory_order_acquire) == 0 ? std::vector<stream>{} : take_recorded(block);
+  }
 
 private:
+  std::vector<stream> take_recorded(void* block) noexcept;
   support::guarded_mutex mutex_;
   std::unordered_map<void*, std::vector<stream>> streams_ __attribute__((guarded_by(mutex_)));
   std::atomic<std::size_t> blocks_{0};

@@ -26,16 +26,15 @@ public:
     return true;
   }
   /// Returns the requested bytes; none if the request was not rounded up.
-  std::optional<std::size_t> find(void const* block) noexcept { return visit(block, false); }
+  std::optional<std::size_t> find(void const* block) noexcept { return any() ? visit(block, false) : std::nullopt; }
   /// Returns the requested bytes like find(), and removes the record.
-  std::optional<std::size_t> take(void const* block) noexcept { return visit(block, true); }
+  std::optional<std::size_t> take(void const* block) noexcept { return any() ? visit(block, true) : std::nullopt; }
 
 private:
-  // The free of a block is ordered after its allocation. So if `blocks_`, the count of records, reads 0 here, this
-  // block has no record.
+  // Returns whether there is a record. The free of a block is ordered after its allocation. So if the owner of a block
+  // reads false here, the block has none.
+  bool any() const noexcept { return blocks_.load(std::memory_order_acquire) != 0; }
   std::optional<std::size_t> visit(void const* block, bool forget) noexcept {
-    if (blocks_.load(std::memory_order_acquire) == 0) [[likely]]
-      return std::nullopt;
     support::scoped_lock const held{mutex_};
     auto const found = requested_.find(block);
     if (found == requested_.end()) return std::nullopt;

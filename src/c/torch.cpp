@@ -115,7 +115,11 @@ gpumem_outcome gpumem_torch_free_block(void* pointer, size_t* bytes) noexcept {
 }
 
 gpumem_outcome gpumem_torch_record_block_stream(void* pointer, CUstream_st* stream, int device) noexcept {
-  return outcome_with_pools([&](torch_pools& all) { all.record_stream(pointer, stream, device); });
+  return gpumem_torch_record_block_use(pointer, stream, device, 0);
+}
+
+gpumem_outcome gpumem_torch_record_block_use(void* pointer, CUstream_st* stream, int device, int promises) noexcept {
+  return outcome_with_pools([&](torch_pools& all) { all.record_stream(pointer, stream, device, promises); });
 }
 
 gpumem_outcome gpumem_torch_open_to(int device, int accessed) noexcept {

@@ -3,6 +3,7 @@
 #include "torch_device.hpp"
 
 #include "failure.hpp"
+#include "torch_streams.hpp"
 
 #include <cuda.h>
 
@@ -20,39 +21,6 @@ import gpumem;
 
 namespace gpumem::c {
 namespace {
-
-/// Returns PyTorch's stream as one of gpumem. PyTorch's handle 0 is the legacy stream on every thread; gpumem takes
-/// handle 0 as a different stream on each thread.
-stream_ref named(void* stream) noexcept {
-  return stream_ref{static_cast<CUstream>(stream ? stream : GPUMEM_STREAM_LEGACY)};
-}
-
-bool is_default(CUstream stream) noexcept { return stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD; }
-
-/// Returns whether the stream takes part in a capture; false also on an error.
-bool captures(void* stream) noexcept {
-  auto status = CU_STREAM_CAPTURE_STATUS_NONE;
-  auto const asked = driver_api::driver().stream_is_capturing(static_cast<CUstream>(stream), &status);
-  return asked == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-/// Returns the id of the capture in which the stream takes part; 0 if there is none, and on an error.
-std::uint64_t capture_of(void* stream) noexcept {
-  if (!captures(stream)) return 0; // asking for the capture id of the legacy stream would break captures
-  auto status = CU_STREAM_CAPTURE_STATUS_NONE;
-  cuuint64_t id = 0;
-  auto const asked = driver_api::driver().stream_get_capture_info(static_cast<CUstream>(stream), &status, &id, nullptr,
-                                                                  nullptr, nullptr, nullptr);
-  return asked == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? id : 0;
-}
-
-/// If the caller promises that the stream lives as long as the process, adopts the stream. gpumem may then record
-/// events on it at any time. The stream object is never destroyed, since its destructor would end the promise.
-void adopt(extend::stream_key const& key, CUstream handle, int promises) {
-  bool const lives = (promises & GPUMEM_TORCH_STREAM_LIVES) != 0;
-  if (lives && !is_default(handle) && !key.capturing() && !key.timeline().owns_handle())
-    static_cast<void>(*new gpumem::stream{gpumem::stream::adopt(handle)});
-}
 
 /// Sets a figure of which gpumem knows only the current value; its peak is the highest value that was read.
 void set_read(gpumem_torch_figure& figure, std::uint64_t now, std::uint64_t& peak) noexcept {
@@ -90,12 +58,12 @@ void* torch_device::allocate(std::size_t bytes, std::size_t room, void* stream, 
   if (bytes == 0) return nullptr;
   if (any_waiting_.load(std::memory_order_acquire)) [[unlikely]]
     free_waiting();
-  auto const on = named(stream);
+  stream_ref const on{static_cast<CUstream>(named(stream))};
   std::optional<device_guard> current; // a default stream belongs to the current device
   bool const known = (promises & GPUMEM_TORCH_DEVICE_CURRENT) != 0;
   if (is_default(on.get()) && !known && device::current().ordinal() != ordinal_) current.emplace(device{ordinal_});
   auto const serving = mem_pools_.routes() ? mem_pools_.serving(stream) : nullptr;
-  if (serving) adopt(extend::identify(on, device{ordinal_}), on.get(), promises);
+  if (serving) keep_promises(on.get(), ordinal_, promises);
   auto* pointer = serving ? serving->allocate(on, room, GPUMEM_ALIGNMENT) : try_allocate(room, on.get(), promises);
   if (!pointer) pointer = allocate_slow(room, on.get());
   bool const rounded = room > bytes && rounded_.add(pointer, bytes);
@@ -121,21 +89,21 @@ void* torch_device::allocate_slow(std::size_t bytes, void* stream) {
 // Allocates without a report of the failure. Returns null if the stream captures, or if there is no memory even after a
 // bounded wait.
 void* torch_device::try_allocate(std::size_t bytes, void* stream, int promises) {
-  using extend::stream_key;
   auto* const handle = static_cast<CUstream>(stream);
   if (bytes > PTRDIFF_MAX / 2 || !driver_api::driver_alive()) return nullptr;
-  auto const key = [&] {
-    if (handle != CU_STREAM_LEGACY) return extend::identify(stream_ref{handle}, device{ordinal_});
-    if (auto* const known = legacy_.load(std::memory_order_acquire))
-      return stream_key::of(*static_cast<extend::stream_timeline*>(known), handle);
-    auto const first = extend::identify(stream_ref{handle}, device{ordinal_});
-    legacy_.store(&first.timeline(), std::memory_order_release);
-    return first;
-  }();
-  if (key.capturing() || device{ordinal_}.lost()) return nullptr;
-  adopt(key, handle, promises);
-  auto const waiting = key.waiting();
-  return pool_.try_allocate_keyed(&waiting, bytes, GPUMEM_ALIGNMENT);
+  auto const serve = [&](extend::stream_key const& key) -> void* {
+    if (key.capturing() || detail::lost_error_of(ordinal_) != CUDA_SUCCESS) return nullptr;
+    return pool_.try_allocate_keyed(&key, bytes, GPUMEM_ALIGNMENT);
+  };
+  auto* known = detail::owned_handles.find(handle);
+  if (!known && handle == CU_STREAM_LEGACY)
+    known = static_cast<extend::stream_timeline*>(legacy_.load(std::memory_order_acquire));
+  if (known) [[likely]]
+    return serve(extend::stream_key::of(*known, handle).waiting());
+  keep_promises(stream, ordinal_, promises);
+  auto const key = extend::identify(stream_ref{handle}, device{ordinal_});
+  if (handle == CU_STREAM_LEGACY) legacy_.store(&key.timeline(), std::memory_order_release);
+  return serve(key.waiting());
 }
 
 // Finds a live block and the pool that owns it. A memory pool of PyTorch gets its chunks as blocks of the device's
@@ -165,11 +133,11 @@ std::optional<gpumem_torch_block> torch_device::describe(void const* pointer) {
 
 // The record of the requested bytes is removed before the free, since the address may be allocated again right after
 // the free. If the free fails, the record is added again.
-std::optional<std::size_t> torch_device::free(void* pointer, std::vector<recorded_streams::stream> users) {
+std::optional<std::size_t> torch_device::free(void* pointer, std::vector<recorded_streams::stream>& users) {
   auto const requested = rounded_.take(pointer);
   std::optional<std::size_t> freed;
   try {
-    freed = try_free(pointer, std::move(users));
+    freed = try_free(pointer, users);
   } catch (...) {
     if (requested) rounded_.add(pointer, *requested);
     throw;
@@ -179,7 +147,7 @@ std::optional<std::size_t> torch_device::free(void* pointer, std::vector<recorde
   return freed;
 }
 
-std::optional<std::size_t> torch_device::try_free(void* pointer, std::vector<recorded_streams::stream> users) {
+std::optional<std::size_t> torch_device::try_free(void* pointer, std::vector<recorded_streams::stream>& users) {
   if (users.empty() && !mem_pools_.any()) [[likely]]
     return pool_.try_free(pointer);
   torch_mem_pools::memory owner;

@@ -43,10 +43,10 @@ public:
   void* allocate(std::size_t bytes, std::size_t room, void* stream, int promises);
 
   /// Frees a block in the order of its stream and of the `users`, the streams that were recorded for it. Returns the
-  /// bytes of the block; none if the pointer is no live block. If one of the users captures, the block normally stays
-  /// allocated until a later call outside the capture. It is freed at once if all users take part in the capture in
-  /// which the block was allocated, and the calling thread works on that capture.
-  std::optional<std::size_t> free(void* pointer, std::vector<recorded_streams::stream> users);
+  /// bytes of the block. Returns none, and leaves `users`, if the pointer is no live block. If one of the users
+  /// captures, the block normally stays allocated until a later call outside the capture. It is freed at once if all
+  /// users take part in the capture in which the block was allocated, and the calling thread works on that capture.
+  std::optional<std::size_t> free(void* pointer, std::vector<recorded_streams::stream>& users);
   /// Returns the block, of the device's pool or of a pool of PyTorch, that holds the address.
   gpumem_pool::found_block find(void const* pointer);
   /// Describes the live block that starts at the address; none if there is none. Only the owner of the block may rely
@@ -74,7 +74,7 @@ private:
     std::vector<recorded_streams::stream> users;
   };
   void* try_allocate(std::size_t bytes, void* stream, int promises);
-  std::optional<std::size_t> try_free(void* pointer, std::vector<recorded_streams::stream> users);
+  std::optional<std::size_t> try_free(void* pointer, std::vector<recorded_streams::stream>& users);
   std::optional<gpumem_pool::owned_block> find_owned(void const* pointer, torch_mem_pools::memory& owner);
   void* allocate_slow(std::size_t bytes, void* stream);
   void free_on(void* stream, void* pointer, torch_mem_pools::memory const& owner);

@@ -20,16 +20,12 @@
 #include "options.hpp"
 #include "stack.hpp"
 #include "stack_text.hpp"
+#include "torch_streams.hpp"
 
 import gpumem;
 
 namespace gpumem::c {
 namespace {
-
-/// Returns gpumem's handle for PyTorch's `stream`. They differ for handle 0: PyTorch means the legacy stream on every
-/// thread, gpumem takes 0 as a different stream on each thread.
-void* named(void* stream) noexcept { return stream ? stream : GPUMEM_STREAM_LEGACY; }
-bool is_default(void* stream) noexcept { return stream == GPUMEM_STREAM_LEGACY || stream == GPUMEM_STREAM_PER_THREAD; }
 
 /// Makes the device current if the stream is a default stream, which always belongs to the current device.
 class device_of_stream {
@@ -74,11 +70,8 @@ torch_pools& torch_pools::instance() noexcept {
   return *all;
 }
 
-std::size_t torch_pools::slot_of(int device) {
-  if (device < 0 || device >= max_devices) {
-    throw std::invalid_argument{"gpumem: there is no device " + std::to_string(device)};
-  }
-  return static_cast<std::size_t>(device);
+void torch_pools::throw_unknown(int device) {
+  throw std::invalid_argument{"gpumem: there is no device " + std::to_string(device)};
 }
 
 void torch_pools::configure(char const* options) {
@@ -117,13 +110,6 @@ void torch_pools::keep(std::size_t slot, torch_device& device) {
   devices_[slot].store(&device, std::memory_order_release);
   auto const count = static_cast<int>(slot) + 1;
   if (count > count_.load(std::memory_order_relaxed)) count_.store(count, std::memory_order_release);
-}
-
-torch_device* torch_pools::made(int device) { return devices_[slot_of(device)].load(std::memory_order_acquire); }
-
-torch_device& torch_pools::of(int device) {
-  auto* const known = made(device);
-  return known ? *known : make(device);
 }
 
 torch_device& torch_pools::make(int device) {
@@ -199,7 +185,7 @@ void torch_pools::free(void* pointer, std::size_t bytes, int device, void* strea
 
 std::size_t torch_pools::free(void* pointer) {
   if (!pointer || !driver_api::driver_alive()) return 0;
-  auto const users = recorded_.take(pointer);
+  auto users = recorded_.take(pointer);
   if (shared_.any()) [[unlikely]]
     shared_.end(pointer);
   auto const count = count_.load(std::memory_order_acquire);
@@ -231,15 +217,19 @@ bool torch_pools::record_uses(gpumem_pool& of, void* pointer,
   return all;
 }
 
-void torch_pools::record_stream(void* pointer, void* stream, int device) {
+void torch_pools::record_stream(void* pointer, void* stream, int device, int promises) {
   if (!pointer) return;
-  if (auto* const owner = owner_of(pointer))
-    return recorded_.add(pointer, {named(stream), device < 0 ? owner->ordinal() : device});
+  auto const add = [&](void* block, int own) {
+    auto const where = device < 0 ? own : device;
+    keep_promises(stream, where, promises);
+    recorded_.add(block, {named(stream), where});
+  };
+  if (auto* const owner = owner_of(pointer)) return add(pointer, owner->ordinal());
   auto const count = count_.load(std::memory_order_acquire);
   for (int at = 0; at < count; ++at) { // `pointer` can lie inside a block
     auto* const known = made(at);
     auto const found = known ? known->pool().find(pointer) : gpumem_pool::found_block{};
-    if (found.live) return recorded_.add(found.base, {named(stream), device < 0 ? at : device});
+    if (found.live) return add(found.base, at);
   }
 }
 

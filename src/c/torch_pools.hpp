@@ -35,9 +35,12 @@ public:
   void share_pool(int device, gpumem_pool* pool);
 
   /// Returns the device's memory; makes its pool if there is none.
-  torch_device& of(int device);
+  torch_device& of(int device) {
+    auto* const known = made(device);
+    return known ? *known : make(device);
+  }
   /// Returns the device's memory; null if its pool was not made yet.
-  torch_device* made(int device);
+  torch_device* made(int device) { return devices_[slot_of(device)].load(std::memory_order_acquire); }
 
   /// Allocates `room` bytes on the device for a request of `bytes`, in the order of the stream. `promises` are flags of
   /// gpumem_torch_allocate_block.
@@ -47,8 +50,8 @@ public:
   /// std::invalid_argument if the pointer is no live block.
   std::size_t free(void* pointer);
   /// Declares that the stream uses the block, so that the free of the block waits for the stream's work. `device` is
-  /// that of the stream; -1: that of the block.
-  void record_stream(void* pointer, void* stream, int device);
+  /// that of the stream; -1: that of the block. `promises`: GPUMEM_TORCH_STREAM_LIVES or 0.
+  void record_stream(void* pointer, void* stream, int device, int promises);
 
   /// Lets other processes map the pages of the live block that holds the address, until the block is freed. Throws
   /// std::invalid_argument if there is no such block, or it does not lie in pages.
@@ -61,7 +64,12 @@ public:
 
 private:
   static constexpr int max_devices = 64;
-  static std::size_t slot_of(int device);
+  static std::size_t slot_of(int device) {
+    if (device < 0 || device >= max_devices) [[unlikely]]
+      throw_unknown(device);
+    return static_cast<std::size_t>(device);
+  }
+  [[noreturn]] static void throw_unknown(int device);
   torch_device& make(int device);
   std::unique_ptr<gpumem_pool> make_pages(int device, pool_options options);
   torch_device* owner_of(void const* pointer);

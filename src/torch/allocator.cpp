@@ -25,12 +25,20 @@ using c10::cuda::CUDAStream;
 // Tensors keep this deleter when the allocator is disabled.
 void delete_block(void* pointer) { allocator::instance().free(pointer); }
 
-// Returns what this allocator promises gpumem about an allocation on the stream, as a sum of the constants of
-// gpumem_torch.h. The device is always the current one. PyTorch never destroys its own streams, so they live as long as
-// the process. A stream whose id is its handle is not PyTorch's, and may end earlier.
-int promises_of(CUDAStream stream) {
-  bool const outside = stream.id() == static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream.stream()));
-  return GPUMEM_TORCH_DEVICE_CURRENT + (outside ? 0 : GPUMEM_TORCH_STREAM_LIVES);
+// Returns the current device. c10::cuda::current_device() also looks for assertions that failed in kernels, which takes
+// as long as the question itself.
+DeviceIndex current_device() {
+  DeviceIndex device = -1;
+  auto const asked = c10::cuda::GetDevice(&device);
+  if (C10_UNLIKELY(asked != cudaSuccess)) C10_CUDA_CHECK(asked);
+  return device;
+}
+
+// Returns what this allocator promises gpumem about a stream and its handle. PyTorch never destroys its own streams, so
+// they live as long as the process. A stream whose id is its handle is not PyTorch's, and may end earlier.
+int promises_of(CUDAStream stream, cudaStream_t handle) {
+  bool const outside = stream.id() == static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(handle));
+  return outside ? 0 : GPUMEM_TORCH_STREAM_LIVES;
 }
 
 bool caching_disabled() {
@@ -82,7 +90,7 @@ void allocator::check_device(DeviceIndex device) const {
 c10::DataPtr allocator::allocate(std::size_t bytes) {
   constexpr std::size_t exabyte = std::size_t{1} << 60;
   TORCH_CHECK_WITH(OutOfMemoryError, bytes < exabyte, "CUDA out of memory. Tried to allocate more than 1EB memory.");
-  auto const device = c10::cuda::current_device();
+  auto const device = current_device();
   void* pointer = nullptr;
   auto deleter = &delete_block;
   if (!isEnabled()) {
@@ -90,8 +98,7 @@ c10::DataPtr allocator::allocate(std::size_t bytes) {
     trace_allocation(pointer);
     deleter = &delete_uncached;
   } else if (bytes > 0) {
-    auto const stream = c10::cuda::getCurrentCUDAStream(device);
-    pointer = malloc(bytes, device, stream.stream(), promises_of(stream));
+    pointer = malloc_on_current(bytes, device);
   }
   return {pointer, pointer, deleter, c10::Device(c10::DeviceType::CUDA, device)};
 }
@@ -101,17 +108,26 @@ c10::DeleterFnPtr allocator::raw_deleter() const { return isEnabled() ? &delete_
 void* allocator::raw_alloc(std::size_t bytes) {
   if (bytes == 0) return nullptr;
   if (!isEnabled()) return raw_alloc_with_stream(bytes, nullptr);
-  auto const device = c10::cuda::current_device();
-  auto const stream = c10::cuda::getCurrentCUDAStream(device);
-  return malloc(bytes, device, stream.stream(), promises_of(stream));
+  return malloc_on_current(bytes, current_device());
 }
 
 void* allocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return nullptr;
-  if (isEnabled()) return malloc(bytes, c10::cuda::current_device(), stream, GPUMEM_TORCH_DEVICE_CURRENT);
+  if (isEnabled()) {
+    auto const device = current_device();
+    auto const now = c10::cuda::getCurrentCUDAStream(device);
+    auto const promises = now.stream() == stream ? promises_of(now, stream) : 0;
+    return malloc(bytes, device, stream, promises + GPUMEM_TORCH_DEVICE_CURRENT);
+  }
   void* pointer = nullptr;
   C10_CUDA_CHECK(cudaMalloc(&pointer, bytes));
   return pointer;
+}
+
+void* allocator::malloc_on_current(std::size_t bytes, DeviceIndex device) {
+  auto const stream = c10::cuda::getCurrentCUDAStream(device);
+  auto const handle = stream.stream();
+  return malloc(bytes, device, handle, promises_of(stream, handle) + GPUMEM_TORCH_DEVICE_CURRENT);
 }
 
 void* allocator::malloc(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises) {
@@ -154,8 +170,9 @@ void allocator::free(void* pointer) {
 
 void allocator::recordStream(c10::DataPtr const& data, CUDAStream stream) {
   // Memory that this allocator has not made, such as that of another process, has another deleter and is ignored.
-  if (data.get() && data.get_deleter() == &delete_block)
-    check(gpumem_torch_record_block_stream(data.get(), stream.stream(), stream.device_index()));
+  if (!data.get() || data.get_deleter() != &delete_block) return;
+  auto const handle = stream.stream();
+  check(gpumem_torch_record_block_use(data.get(), handle, stream.device_index(), promises_of(stream, handle)));
 }
 
 void allocator::copy_data(void* to, void const* from, std::size_t bytes) const {

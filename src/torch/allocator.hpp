@@ -124,6 +124,7 @@ private:
   void* malloc_unrecorded(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises);
   void* malloc_recorded(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises);
   void* malloc(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises);
+  void* malloc_on_current(std::size_t bytes, DeviceIndex device);
   void* retry(std::size_t bytes, DeviceIndex device, cudaStream_t stream, int promises);
   static void report(void* pointer, std::int64_t bytes, DeviceIndex device);
   [[noreturn]] void throw_out_of_memory(std::size_t requested, DeviceIndex device, cudaStream_t stream);

@@ -19,6 +19,7 @@ static struct {
   __typeof__(&gpumem_simulator_use_recorded) use_recorded;
   __typeof__(&gpumem_simulator_read_statistics) read_statistics;
   __typeof__(&gpumem_simulator_visit_findings) visit_findings;
+  __typeof__(&gpumem_simulator_visit_calls) visit_calls;
   int (*init)(unsigned);
   int (*retain_context)(void**, int);
   int (*set_context)(void*);
@@ -61,6 +62,7 @@ static void take_all(void) {
   take(&driver.use_recorded, "gpumem_simulator_use_recorded");
   take(&driver.read_statistics, "gpumem_simulator_read_statistics");
   take(&driver.visit_findings, "gpumem_simulator_visit_findings");
+  take(&driver.visit_calls, "gpumem_simulator_visit_calls");
   take(&driver.init, "cuInit");
   take(&driver.retain_context, "cuDevicePrimaryCtxRetain");
   take(&driver.set_context, "cuCtxSetCurrent");
@@ -148,4 +150,20 @@ void simulated_end_capture(void* stream) {
   void* graph = NULL;
   require(driver.end_capture(stream, &graph), "cuStreamEndCapture");
   require(driver.destroy_graph(graph), "cuGraphDestroy");
+}
+
+struct call_count {
+  char const* name;
+  unsigned long long calls;
+};
+
+static void add_calls(void* context, char const* name, uint64_t count) {
+  struct call_count* const sum = context;
+  if (!sum->name || strcmp(name, sum->name) == 0) sum->calls += count;
+}
+
+unsigned long long simulated_calls(char const* name) {
+  struct call_count sum = {name, 0};
+  driver.visit_calls(add_calls, &sum);
+  return sum.calls;
 }

@@ -32,6 +32,8 @@ void simulated_use_recorded(void* stream, void* pointer);
 void simulated_fail_allocation(unsigned long long nth);
 /// Returns the bytes allocated from the driver, on all devices.
 unsigned long long simulated_device_bytes(void);
+/// Returns how often the driver's function was called; NULL: all functions.
+unsigned long long simulated_calls(char const* name);
 
 /// Makes a stream of the device; the device is made current to the calling thread.
 void* simulated_stream(int device);

@@ -165,7 +165,8 @@ std::vector<row> torch_rows() {
          gpumem_torch_pool(0, &pool);
          if (void* const block = gpumem_torch_allocate(MiB, 0, with.raw)) gpumem_torch_free(block, MiB, 0, with.raw);
        }},
-      {"gpumem_torch_try_allocate gpumem_torch_record_stream gpumem_torch_record_block_stream",
+      {"gpumem_torch_try_allocate gpumem_torch_record_stream gpumem_torch_record_block_stream "
+       "gpumem_torch_record_block_use",
        [] {
          void* const block = gpumem_torch_try_allocate(MiB, 0, with.raw);
          if (block == nullptr) return;
@@ -174,6 +175,7 @@ std::vector<row> torch_rows() {
            ~freed() { gpumem_torch_free(block, MiB, 0, with.raw); }
          } const end{block};
          gpumem_torch_record_block_stream(block, CU_STREAM_PER_THREAD, 0);
+         gpumem_torch_record_block_use(block, CU_STREAM_PER_THREAD, 0, GPUMEM_TORCH_STREAM_LIVES);
          gpumem_torch_record_stream(block, CU_STREAM_PER_THREAD);
        }},
       {"gpumem_torch_allocate_block gpumem_torch_allocate_rounded_block gpumem_torch_free_block "

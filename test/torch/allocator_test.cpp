@@ -146,6 +146,64 @@ void external_streams_end_quietly() {
   EXPECT_EQUAL(reserved(torch), 0);
 }
 
+// Counts the driver's answers about streams during the work: which stream a handle is, and whether it captures.
+struct answers {
+  unsigned long long ids = 0, captures = 0;
+  template <class Work> explicit answers(Work work) {
+    auto const before = std::array{simulated_calls("cuStreamGetId"), simulated_calls("cuStreamIsCapturing")};
+    work();
+    ids = simulated_calls("cuStreamGetId") - before[0];
+    captures = simulated_calls("cuStreamIsCapturing") - before[1];
+  }
+};
+
+// PyTorch's streams are never destroyed. Small blocks come from the thread's cache, large ones from a shard.
+void streams_of_pytorch_are_not_identified() {
+  auto& torch = installed();
+  auto const mine = c10::cuda::getStreamFromPool(false, 0);
+  c10::cuda::setCurrentCUDAStream(mine);
+  torch.raw_delete(torch.raw_alloc_with_stream(64 * mib, mine.stream())); // the first call asks
+  auto const pair = [&](std::size_t bytes) {
+    return [&torch, bytes, &mine] {
+      torch.raw_delete(torch.raw_alloc(bytes));
+      torch.raw_delete(torch.raw_alloc_with_stream(bytes, mine.stream()));
+    };
+  };
+  pair(512)();
+  answers const small{pair(512)}, large{pair(16 * mib)};
+  EXPECT_EQUAL(small.ids + small.captures, 0);
+  EXPECT_EQUAL(large.ids, 0);
+  EXPECT_EQUAL(large.captures, 2); // of the allocations
+  c10::cuda::setCurrentCUDAStream(c10::cuda::getDefaultCUDAStream(0));
+  pair(512)();
+  answers const elsewhere{pair(512)};
+  EXPECT_EQUAL(elsewhere.ids + elsewhere.captures, 0);
+}
+
+void recorded_streams_of_pytorch_are_not_identified() {
+  auto& torch = installed();
+  auto const side = c10::cuda::getStreamFromPool(false, 0);
+  auto const use = [&] { torch.recordStream(torch.allocate(mib), side); }; // then frees the block
+  use();
+  use();
+  answers const again{use};
+  EXPECT_EQUAL(again.ids, 0);
+  EXPECT(again.captures > 0);
+}
+
+// An external stream may have been destroyed, and its handle may be another stream's. So the driver is asked.
+void external_streams_are_identified() {
+  auto& torch = installed();
+  auto const stream = new_stream();
+  c10::cuda::setCurrentCUDAStream(stream);
+  auto const pair = [&] { torch.raw_delete(torch.raw_alloc(512)); };
+  pair();
+  answers const again{pair}, recorded{[&] { torch.recordStream(torch.allocate(512), new_stream()); }};
+  EXPECT_EQUAL(again.ids, 2);
+  EXPECT(again.captures >= 2);
+  EXPECT(recorded.ids > 2);
+}
+
 void foreign_memory_is_not_recorded() {
   auto& torch = installed();
   int own = 0;
@@ -219,6 +277,9 @@ constexpr test tests[] = {
     {"wrong_pointers", wrong_pointers},
     {"recorded_streams_come_first", recorded_streams_come_first},
     {"external_streams_end_quietly", external_streams_end_quietly},
+    {"streams_of_pytorch_are_not_identified", streams_of_pytorch_are_not_identified},
+    {"recorded_streams_of_pytorch_are_not_identified", recorded_streams_of_pytorch_are_not_identified},
+    {"external_streams_are_identified", external_streams_are_identified},
     {"foreign_memory_is_not_recorded", foreign_memory_is_not_recorded},
     {"empties_the_cache", empties_the_cache},
     {"uncached", uncached},

@@ -85,7 +85,8 @@ void* gpumem_torch_try_allocate(size_t bytes, int device, struct CUstream_st* st
 /// if that wait fails, prints a text to stderr and does not free.
 void gpumem_torch_free(void* pointer, size_t bytes, int device, struct CUstream_st* stream) GPUMEM_NOEXCEPT;
 
-/// Promises by the caller of gpumem_torch_allocate_block, which save driver calls. Their values can be added.
+/// Promises by the caller of gpumem_torch_allocate_block and gpumem_torch_record_block_use, which save driver calls.
+/// Their values can be added.
 enum {
   GPUMEM_TORCH_STREAM_LIVES = 1,  ///< the stream lives as long as the process
   GPUMEM_TORCH_DEVICE_CURRENT = 2 ///< the device is the current device of the calling thread
@@ -108,6 +109,10 @@ gpumem_outcome gpumem_torch_free_block(void* pointer, size_t* bytes) GPUMEM_NOEX
 /// free. PyTorch promises this; gpumem_record_use only covers work up to its own call. Ignores pointers that are not
 /// gpumem's, and the block's own stream. `device` is that of the stream; -1: that of the block.
 gpumem_outcome gpumem_torch_record_block_stream(void* pointer, struct CUstream_st* stream, int device) GPUMEM_NOEXCEPT;
+/// Does what gpumem_torch_record_block_stream does. With the promise GPUMEM_TORCH_STREAM_LIVES, neither this call nor
+/// later calls ask the driver which stream the handle is.
+gpumem_outcome gpumem_torch_record_block_use(void* pointer, struct CUstream_st* stream, int device,
+                                             int promises) GPUMEM_NOEXCEPT;
 
 /// Lets `device` read and write all memory of the pool of device `accessed`, also memory that the pool gets later.
 gpumem_outcome gpumem_torch_open_to(int device, int accessed) GPUMEM_NOEXCEPT;
