@@ -103,10 +103,10 @@ public:
   bool urgent() const noexcept { return urgent_waits_ > 0; }
 
   // begin_poll() returns the events to query. The reactor queries the driver without its lock, and stores the results
-  // in the poll_request. end_poll() then moves waits to `completed`: those that end by these results.
+  // in the poll_request. end_poll() then moves waits to `completed`: those that end by these results. Returns whether
+  // there are any.
   poll_request begin_poll() noexcept;
-  void end_poll(poll_request const& request, completed_waits& completed) noexcept;
-  bool is_polled() const noexcept { return is_polled_; }
+  bool end_poll(poll_request const& request, completed_waits& completed) noexcept;
   // Moves all waits to `completed` with this result.
   void fail_all(CUresult result, completed_waits& completed) noexcept;
 
@@ -116,14 +116,13 @@ private:
   reactor& home_;
   intrusive_list<pending_wait> waits_;
   std::size_t urgent_waits_ = 0;
-  bool is_polled_ = false;
   pending_wait* polled_oldest_ = nullptr; // null if it was removed during the poll
   pending_wait* polled_newest_ = nullptr;
   poll_queue_list* listed_in_ = nullptr;
   list_links<poll_queue> links_;
 };
 
-// A list of queues that have waits. The queue that was polled longest ago comes first. The reactor's lock guards the
+// A list of queues that have waits. A queue whose oldest wait began earlier comes first. The reactor's lock guards the
 // list.
 class poll_queue_list {
 public:
@@ -131,12 +130,22 @@ public:
   static void move(poll_queue& item, poll_queue_list* to) noexcept;
   static poll_queue_list* of(poll_queue const& item) noexcept { return item.listed_in_; }
   poll_queue* first() const noexcept { return queues_.first(); }
+  static poll_queue* after(poll_queue const& item) noexcept { return item.links_.next; }
+  // Returns the queues of the list in turn, one per call. The list is not empty.
+  poll_queue& next_in_turn() noexcept;
   bool empty() const noexcept { return queues_.empty(); }
   std::size_t size() const noexcept { return size_; }
 
+  // How many queues a poll visits in turn, beside those with the oldest waits. note_in_turn() doubles the number if
+  // waits of such queues were complete, up to all queues, and halves it otherwise, down to 1/8 of them.
+  std::size_t in_turn() const noexcept { return std::min(std::max(in_turn_, (size_ + 7) / 8), size_); }
+  void note_in_turn(bool complete) noexcept { in_turn_ = complete ? 2 * in_turn() : in_turn() / 2; }
+
 private:
   intrusive_list<poll_queue> queues_;
+  poll_queue* next_ = nullptr; // the queue whose turn is next; null: the first one
   std::size_t size_ = 0;
+  std::size_t in_turn_ = 0;
 };
 
 } // namespace detail

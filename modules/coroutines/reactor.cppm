@@ -17,8 +17,9 @@ namespace gpumem::detail {
 // Polls the driver for pending waits. A poll queue holds the waits for one stream or event, in their order. The reactor
 // queries the oldest event of every queue. It notes completions in the timelines: a timeline is the library's record of
 // one stream, and pools read it. Queues with a wait of latency::low are polled without a pause, which uses one core.
-// All other queues are polled at intervals of 10 to 100 us. That uses about a quarter of a core, or more if one poll of
-// all queues takes over 25 us. Without pending waits the reactor does nothing.
+// All other queues are polled at intervals of 10 to 100 us. That uses about a quarter of a core, or more if one poll
+// takes over 25 us. If many waits are pending, a poll asks for the oldest ones and for some others in turn, since each
+// question can wait for a thread that launches work. Without pending waits the reactor does nothing.
 //
 // A device has two reactors. One runs on the library thread (gpumem's background thread). It polls for waits that
 // resume on this thread, so that no other thread has to be woken for them. Between two rounds of polling the library
@@ -61,8 +62,14 @@ private:
   void round(sync::time_point begin) __attribute__((requires_capability(mutex_)));
   void set_due(sync::time_point end, sync::duration busy, sync::duration quiet) noexcept
       __attribute__((requires_capability(mutex_)));
-  bool poll(poll_queue_list& queues) __attribute__((requires_capability(mutex_)));
-  bool deliver(completed_waits& completed) noexcept __attribute__((requires_capability(mutex_)));
+  // The queues of which a poll has asked the driver, and how many of them had complete waits.
+  struct answers {
+    std::size_t asked = 0, complete = 0;
+    void add(answers const& more) noexcept { asked += more.asked, complete += more.complete; }
+  };
+  answers poll(poll_queue_list& queues) __attribute__((requires_capability(mutex_)));
+  answers ask(std::span<poll_request> batch, std::size_t max_misses) __attribute__((requires_capability(mutex_)));
+  void deliver(completed_waits& completed) noexcept __attribute__((requires_capability(mutex_)));
   void fail_all_lost() __attribute__((requires_capability(mutex_)));
   void schedule(sync::time_point when) noexcept __attribute__((requires_capability(mutex_)));
   void enlist(poll_queue& item) noexcept __attribute__((requires_capability(mutex_)));

@@ -30,8 +30,11 @@ public:
 private:
   void run();
   void stop() noexcept;
+  void wake_one() noexcept __attribute__((requires_capability(mutex_)));
   sync::mutex mutex_;
   sync::condition wake_;
+  std::size_t sleeping_ __attribute__((guarded_by(mutex_))) = 0;
+  bool waking_ __attribute__((guarded_by(mutex_))) = false; // a thread was notified and does not run yet
   work_queue queue_ __attribute__((guarded_by(mutex_)));
   bool stopping_ __attribute__((guarded_by(mutex_))) = false;
   std::vector<sync::thread> threads_;
@@ -82,6 +85,14 @@ void thread_pool_executor::state::stop() noexcept {
 void thread_pool_executor::state::post(work_item& item) noexcept {
   sync::lock const held{mutex_};
   queue_.push(item);
+  wake_one();
+}
+
+// Wakes a thread, unless one is waking up: that one wakes the next if items are left for it. So a thread that posts
+// many items notifies once, and items that end before a thread has woken up cost no further wake-up.
+void thread_pool_executor::state::wake_one() noexcept {
+  if (sleeping_ == 0 || waking_) return;
+  waking_ = true;
   wake_.notify_one();
 }
 
@@ -94,9 +105,15 @@ void thread_pool_executor::state::run() {
   pthread_setname_np(pthread_self(), "gpumem-worker");
   sync::lock const held{mutex_};
   for (;;) {
-    while (queue_.empty() && !stopping_) wake_.wait(mutex_);
+    while (queue_.empty() && !stopping_) {
+      ++sleeping_;
+      wake_.wait(mutex_);
+      --sleeping_;
+      waking_ = false;
+    }
     auto* const item = queue_.pop();
     if (!item) return; // stopping, and the queue is empty
+    if (!queue_.empty()) wake_one();
     sync::scoped_unlock const meanwhile{mutex_};
     item->resume();
   }

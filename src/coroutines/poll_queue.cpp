@@ -39,15 +39,13 @@ void poll_queue::remove(pending_wait& point) noexcept {
 }
 
 poll_request poll_queue::begin_poll() noexcept {
-  is_polled_ = true;
   polled_oldest_ = waits_.first();
   polled_newest_ = waits_.last();
   return {this, polled_oldest_->where_.event, polled_newest_->where_.event};
 }
 
 // If the newest event is complete, all events before it are complete too. An error goes only to the oldest wait.
-void poll_queue::end_poll(poll_request const& request, completed_waits& completed) noexcept {
-  is_polled_ = false;
+bool poll_queue::end_poll(poll_request const& request, completed_waits& completed) noexcept {
   auto* const oldest = std::exchange(polled_oldest_, nullptr);
   auto* const newest = std::exchange(polled_newest_, nullptr);
   if (newest && request.newest_result == CUDA_SUCCESS) {
@@ -56,10 +54,12 @@ void poll_queue::end_poll(poll_request const& request, completed_waits& complete
       remove(*point);
       completed.push(*point, CUDA_SUCCESS);
     }
-  } else if (oldest && request.oldest_result != CUDA_ERROR_NOT_READY) {
-    remove(*oldest);
-    completed.push(*oldest, request.oldest_result);
+    return true;
   }
+  if (!oldest || request.oldest_result == CUDA_ERROR_NOT_READY) return false;
+  remove(*oldest);
+  completed.push(*oldest, request.oldest_result);
+  return true;
 }
 
 void poll_queue::fail_all(CUresult result, completed_waits& completed) noexcept {
@@ -71,6 +71,7 @@ void poll_queue::fail_all(CUresult result, completed_waits& completed) noexcept 
 
 void poll_queue_list::move(poll_queue& item, poll_queue_list* to) noexcept {
   if (auto* const from = std::exchange(item.listed_in_, to)) {
+    if (from->next_ == &item) from->next_ = item.links_.next;
     from->queues_.remove(item);
     --from->size_;
   }
@@ -78,6 +79,12 @@ void poll_queue_list::move(poll_queue& item, poll_queue_list* to) noexcept {
     to->queues_.push_back(item);
     ++to->size_;
   }
+}
+
+poll_queue& poll_queue_list::next_in_turn() noexcept {
+  auto& item = next_ ? *next_ : *queues_.first();
+  next_ = item.links_.next;
+  return item;
 }
 
 } // namespace gpumem::detail

@@ -8,6 +8,7 @@ module;
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -38,9 +39,11 @@ inline constexpr auto max_first_pause = microseconds{50};
 inline constexpr auto memory = std::chrono::seconds{1};    // quiet time after which add_wait() forgets `lasted_`
 inline constexpr auto pause_cost = microseconds{6};        // processor time of falling asleep and waking up
 inline constexpr auto spin_before_yield = milliseconds{1}; // time without a completion after which a spin yields
+// A poll of the oldest waits ends after this number of queues in a row that have no complete wait.
+inline constexpr std::size_t max_misses = 4;
 
-// Returns the shortest pause after a poll of this duration, 10 to 100 us. The pause limits the thread to 1/4 of a core,
-// unless a poll takes over 25 us.
+// Returns the shortest pause after a poll that has spent this time on waits that are not complete, 10 to 100 us. The
+// pause limits such polls to 1/4 of a core, unless one takes over 25 us.
 sync::duration fair_pause(sync::duration busy) noexcept {
   return std::clamp<sync::duration>((busy + pause_cost) * 4, min_pause, max_pause);
 }
@@ -142,9 +145,9 @@ void reactor::stop_all() noexcept {
 }
 
 // Moves the queue to the list where it belongs: `low_latency_` if a wait of it is urgent, otherwise `balanced_`. While
-// the queue is polled or has no wait, it is in no list.
+// the queue has no wait, it is in no list.
 void reactor::enlist(poll_queue& item) noexcept {
-  auto* const belongs = item.is_polled() || item.empty() ? nullptr : item.urgent() ? &low_latency_ : &balanced_;
+  auto* const belongs = item.empty() ? nullptr : item.urgent() ? &low_latency_ : &balanced_;
   if (poll_queue_list::of(item) != belongs) poll_queue_list::move(item, belongs);
 }
 
@@ -216,15 +219,17 @@ void reactor::round(sync::time_point begin) {
     soon_ = sync::time_point::max();
     added_ = 0;
   }
-  bool progress = poll(low_latency_);
-  if (due) progress = poll(balanced_) || progress;
+  auto seen = poll(low_latency_);
+  if (due) seen.add(poll(balanced_));
+  bool const progress = seen.complete > 0;
   if (due || progress) {
     auto const end = sync::now();
     if (progress) {
       lasted_ = end - quiet_since;
       quiet_since_ = end;
     }
-    if (due) set_due(end, end - begin, progress ? sync::duration::zero() : end - quiet_since);
+    auto const vain = (end - begin) * (seen.asked - seen.complete) / std::max<std::size_t>(seen.asked, 1);
+    if (due) set_due(end, vain, progress ? sync::duration::zero() : end - quiet_since);
   }
   if (device_.lost()) fail_all_lost();
 }
@@ -237,44 +242,67 @@ void reactor::set_due(sync::time_point end, sync::duration busy, sync::duration 
   due_ = std::max(fair_, std::min(regular, soon_));
 }
 
-// Polls each queue of the list once, in batches of 32; the driver is queried without the lock. Returns whether a wait
-// was completed.
-bool reactor::poll(poll_queue_list& queues) {
-  bool progress = false;
+// Polls the queues with the oldest waits first, since waits mostly complete in the order in which they began. Goes on
+// until `max_misses` queues in a row have no complete wait. Then polls some others in turn.
+reactor::answers reactor::poll(poll_queue_list& queues) {
   std::array<poll_request, batch_size> batch;
-  for (auto left = queues.size(); left > 0 && !queues.empty();) {
+  bool const few = queues.size() <= 2 * max_misses;
+  answers all;
+  for (auto left = queues.size(); left > 0;) {
     std::size_t count = 0;
-    for (; count < batch_size && left > 0 && !queues.empty(); ++count, --left) {
-      auto& next = *queues.first();
-      batch[count] = next.begin_poll();
-      enlist(next);
-    }
-    {
-      sync::scoped_unlock const meanwhile{mutex_};
-      relaxed_capture const relaxed;
-      for (std::size_t i = 0; i < count; ++i) query(batch[i]);
-    }
-    completed_waits completed;
-    for (std::size_t i = 0; i < count; ++i) {
-      batch[i].of->end_poll(batch[i], completed);
-      enlist(*batch[i].of);
-    }
-    progress = deliver(completed) || progress;
+    for (auto* at = queues.first(); at && count < std::min(left, batch_size); at = poll_queue_list::after(*at))
+      batch[count++] = at->begin_poll();
+    auto const seen = ask({batch.data(), count}, few ? count : max_misses);
+    all.add(seen);
+    if (seen.asked < batch_size || seen.complete == 0) break;
+    left -= seen.asked;
   }
-  return progress;
+  if (few) return all;
+  answers in_turn;
+  for (auto left = queues.in_turn(); left > 0 && !queues.empty();) {
+    auto const count = std::min({left, batch_size, queues.size()});
+    for (std::size_t i = 0; i < count; ++i) batch[i] = queues.next_in_turn().begin_poll();
+    in_turn.add(ask({batch.data(), count}, count));
+    left -= count;
+  }
+  queues.note_in_turn(in_turn.complete > 0);
+  all.add(in_turn);
+  return all;
+}
+
+// Queries the driver without the lock, until `max_misses` queues in a row have no complete wait. Then completes the
+// waits that are over.
+reactor::answers reactor::ask(std::span<poll_request> batch, std::size_t max_misses) {
+  answers seen;
+  {
+    sync::scoped_unlock const meanwhile{mutex_};
+    relaxed_capture const relaxed;
+    for (std::size_t misses = 0; seen.asked < batch.size() && misses < max_misses; ++seen.asked) {
+      query(batch[seen.asked]);
+      misses = batch[seen.asked].oldest_result == CUDA_ERROR_NOT_READY ? misses + 1 : 0;
+    }
+  }
+  completed_waits completed;
+  for (auto const& each : batch) {
+    bool const over = each.of->end_poll(each, completed);
+    seen.complete += over;
+    if (over && !each.of->empty()) poll_queue_list::move(*each.of, nullptr); // its oldest wait is a younger one now
+    enlist(*each.of);
+  }
+  deliver(completed);
+  return seen;
 }
 
 // Calls complete() on the waits, without the lock. The waits are in no queue any more, so remove_wait() returns false
 // for them. A thread that destroys one of them blocks in suspension::take_back() until complete() has posted it.
-bool reactor::deliver(completed_waits& completed) noexcept {
-  if (completed.empty()) return false;
+void reactor::deliver(completed_waits& completed) noexcept {
+  if (completed.empty()) return;
   armed_ -= completed.size();
   sync::scoped_unlock const meanwhile{mutex_};
   while (auto* const point = completed.pop()) {
     publish(point->where_, point->result_);
     point->complete(device_.interpret(point->result_));
   }
-  return true;
 }
 
 // On a lost device no event will ever be complete, so all waits end with its error.

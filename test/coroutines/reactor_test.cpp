@@ -355,6 +355,29 @@ TEST_F(reactor_test, serves_many_threads_on_shared_streams) {
   EXPECT_EQ(early, 0);
 }
 
+// Near the end, since work behind an event that never completes stays pending.
+TEST_F(reactor_test, completes_the_youngest_of_many_waits_first) {
+  gpumem::stream other{gpumem::device{0}};
+  std::vector<gpumem::event> events;
+  while (events.size() < 64) events.emplace_back(gpumem::device{0});
+  std::vector<test::started> running;
+  auto body = [&](gpumem::event const& awaited, bool youngest) -> task<> {
+    co_await completion(awaited, {.latency = latency::low, .resume_on = &executor});
+    resumed.push_back(youngest);
+  };
+  for (auto& each : events) {
+    bool const youngest = &each == &events.back();
+    if (!youngest) simulator::never_complete(each.get());
+    simulator::work(youngest ? other : s(), {}, 1us);
+    each.record(youngest ? other : s());
+    running.push_back(test::start(body(each, youngest)));
+  }
+  let_go_round(first(), 10); // a round polls an eighth of the waits in turn
+  simulator::run_until_idle();
+  run_until(1);
+  EXPECT_EQ(resumed, std::vector{1});
+}
+
 // In the last test, since the device stays lost. No query reports the loss, since the awaited work never ends.
 TEST_F(reactor_test, fails_every_wait_once_another_thread_saw_the_device_lost) {
   gpumem::stream other{gpumem::device{0}};
