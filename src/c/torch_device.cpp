@@ -58,17 +58,32 @@ void* torch_device::allocate(std::size_t bytes, std::size_t room, void* stream, 
   if (bytes == 0) return nullptr;
   if (any_waiting_.load(std::memory_order_acquire)) [[unlikely]]
     free_waiting();
-  stream_ref const on{static_cast<CUstream>(named(stream))};
-  std::optional<device_guard> current; // a default stream belongs to the current device
-  bool const known = (promises & GPUMEM_TORCH_DEVICE_CURRENT) != 0;
-  if (is_default(on.get()) && !known && device::current().ordinal() != ordinal_) current.emplace(device{ordinal_});
-  auto const serving = mem_pools_.routes() ? mem_pools_.serving(stream) : nullptr;
-  if (serving) keep_promises(on.get(), ordinal_, promises);
-  auto* pointer = serving ? serving->allocate(on, room, GPUMEM_ALIGNMENT) : try_allocate(room, on.get(), promises);
-  if (!pointer) pointer = allocate_slow(room, on.get());
+  auto* const on = named(stream);
+  bool const in_place = !is_default(on) || (promises & GPUMEM_TORCH_DEVICE_CURRENT) != 0;
+  auto* const pointer = in_place && !mem_pools_.routes() ? allocate_from_pool(room, on, promises)
+                                                         : allocate_served(room, stream, promises);
   bool const rounded = room > bytes && rounded_.add(pointer, bytes);
   counters_.count_allocation(rounded ? bytes : room, room);
   return pointer;
+}
+
+void* torch_device::allocate_from_pool(std::size_t bytes, void* stream, int promises) {
+  auto* const pointer = try_allocate(bytes, stream, promises);
+  return pointer ? pointer : allocate_slow(bytes, stream);
+}
+
+// Allocates from the pool of PyTorch that serves the stream, or from the device's pool if none does. Makes the device
+// current for a default stream, which belongs to the current device.
+void* torch_device::allocate_served(std::size_t bytes, void* stream, int promises) {
+  stream_ref const on{static_cast<CUstream>(named(stream))};
+  std::optional<device_guard> current;
+  bool const known = (promises & GPUMEM_TORCH_DEVICE_CURRENT) != 0;
+  if (is_default(on.get()) && !known && device::current().ordinal() != ordinal_) current.emplace(device{ordinal_});
+  auto const serving = mem_pools_.routes() ? mem_pools_.serving(stream) : nullptr;
+  if (!serving) return allocate_from_pool(bytes, on.get(), promises);
+  keep_promises(on.get(), ordinal_, promises);
+  auto* const pointer = serving->allocate(on, bytes, GPUMEM_ALIGNMENT);
+  return pointer ? pointer : allocate_slow(bytes, on.get());
 }
 
 // Allocates when try_allocate() found no memory. Waits for memory in use, and takes back the memory of ended pools of

@@ -74,6 +74,8 @@ private:
     std::vector<recorded_streams::stream> users;
   };
   void* try_allocate(std::size_t bytes, void* stream, int promises);
+  void* allocate_from_pool(std::size_t bytes, void* stream, int promises);
+  void* allocate_served(std::size_t bytes, void* stream, int promises);
   std::optional<std::size_t> try_free(void* pointer, std::vector<recorded_streams::stream>& users);
   std::optional<gpumem_pool::owned_block> find_owned(void const* pointer, torch_mem_pools::memory& owner);
   void* allocate_slow(std::size_t bytes, void* stream);

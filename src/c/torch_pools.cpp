@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <new>
 #include <span>
@@ -221,7 +222,9 @@ void torch_pools::record_stream(void* pointer, void* stream, int device, int pro
   if (!pointer) return;
   auto const add = [&](void* block, int own) {
     auto const where = device < 0 ? own : device;
-    keep_promises(stream, where, promises);
+    try {
+      keep_promises(stream, where, promises);
+    } catch (std::exception const&) {} // the free then asks the driver
     recorded_.add(block, {named(stream), where});
   };
   if (auto* const owner = owner_of(pointer)) return add(pointer, owner->ordinal());
