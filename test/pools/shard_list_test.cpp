@@ -100,10 +100,9 @@ TEST_F(shard_list_test, threads_with_shards_round_sizes_up_to_a_mebibyte) {
 }
 
 TEST_F(shard_list_test, memory_of_spare_shards_serves_the_thread_that_is_left) {
-  pool_resource r{gpumem::cuda_resource{device}, {.shard_per_thread = true}};
-  make_shards(r, [&](int number) {
-    auto const& on = number == 0 ? a : b;
-    for (int i = 0; i < 20; ++i) r.deallocate(on, r.allocate(on, 8 * MiB), 8 * MiB); // it ends with its own memory
+  pool_resource r{gpumem::cuda_resource{device}};
+  make_shards(r, [&](int) {
+    for (int i = 0; i < 20; ++i) r.deallocate_sync(r.allocate_sync(MiB), MiB); // it ends with its own memory
   });
   a.synchronize();
   b.synchronize();
@@ -112,15 +111,15 @@ TEST_F(shard_list_test, memory_of_spare_shards_serves_the_thread_that_is_left) {
   EXPECT_EQ(r.statistics().shards, 1u);
   auto const reserved = r.statistics().reserved;
   std::vector<void*> blocks;
-  while (r.statistics().largest_free >= 4 * MiB) blocks.push_back(r.allocate(a, 4 * MiB));
+  while (r.statistics().largest_free >= MiB) blocks.push_back(r.allocate_sync(MiB));
   EXPECT_EQ(r.statistics().reserved, reserved);
-  EXPECT_GE(blocks.size() * 4 * MiB, reserved * 3 / 4);
+  EXPECT_GE(blocks.size() * MiB, reserved * 3 / 4);
   EXPECT_TRUE(engine_of(r).is_consistent());
-  for (auto* const each : blocks) r.deallocate(a, each, 4 * MiB);
+  for (auto* const each : blocks) r.deallocate_sync(each, MiB);
   EXPECT_TRUE(engine_of(r).is_consistent());
   a.synchronize();
   EXPECT_EQ(r.trim(), reserved);
-  EXPECT_NEAR(r.statistics().peak_live, blocks.size() * 4 * MiB, reserved / 1000) << "one shard is active";
+  EXPECT_NEAR(r.statistics().peak_live, blocks.size() * MiB, reserved / 1000) << "one shard is active";
 }
 
 // A notification under one of the locks is received as soon as that lock is released.
