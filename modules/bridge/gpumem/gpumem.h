@@ -215,7 +215,7 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 ///   smallest_block=4KiB    each block takes at least these bytes
 ///   largest_block=1GiB     requests for more give GPUMEM_TOO_LARGE
 ///   shard_per_thread=on    each thread, up to 64 threads, gets a part of the pool (a shard) of its own at its first
-///                          request
+///                          request, also for blocks of more than 1 MiB
 ///   max_overtakes=16       how often later requests may get memory before a request that waits
 ///   stall_timeout=1.5s     a request that waits ends as GPUMEM_STALLED if nothing is freed for this long
 ///   pass_through=on        each block is one allocation of the driver, so that compute-sanitizer sees it; the

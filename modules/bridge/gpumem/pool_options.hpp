@@ -40,9 +40,11 @@ struct pool_options {
   std::size_t smallest_block = 0;
   /// A request fails as `too_large` if its bytes, rounded up to a size class, are more. 0: no bound.
   std::size_t largest_block = 0;
-  /// Whether each thread, up to 64 threads, gets a shard of its own at its first request. Otherwise a thread gets one
-  /// after it has found the lock of its shard taken often within some ten thousand calls. A shard without a live block
-  /// that the thread does not use for a while becomes free for other threads.
+  /// Whether each thread, up to 64 threads, gets a shard of its own at its first request, for blocks of all sizes.
+  /// Otherwise a thread gets one after it has found the lock of its shard taken often within some ten thousand calls.
+  /// It then has its blocks up to 1 MiB there. All threads share the shard of larger blocks, which takes less memory and
+  /// more time.
+  /// A shard without a live block that the thread does not use for a while becomes free for other threads.
   bool shard_per_thread = false;
   /// When a request fails as `exhausted`, the pool appends its describe_memory() to this file. Empty: it does not.
   std::string failure_report = {};
@@ -58,8 +60,8 @@ struct pool_options {
   /// same share of the time, or 1/16 if that is more.
   ///
   /// If only the stream of the request still uses free pages, `allocate` waits for that work before the pool makes new
-  /// pages. These waits are charged too. While several threads use shards of their own, pages move only with an effort
-  /// of 1, or at the limit. Pools over chunks and pools with reuse_policy::ordered move no pages.
+  /// pages. These waits are charged too. While several threads use shards of their own, pages move there only with an
+  /// effort of 1, or at the limit. Pools over chunks and pools with reuse_policy::ordered move no pages.
   double effort = .05;
   /// A pool that is made for a device uses virtual pages if this is true, the device supports them and `limit` is at
   /// least one page. Otherwise it uses chunks from cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and
