@@ -72,16 +72,17 @@ public:
   bool admit(waiter& item) noexcept;
   /// Does the same for a request of a borrower of pages. `attempt()` asks lend().
   template <class Attempt> bool admit_with(waiter& item, Attempt attempt) noexcept {
-    using waiting = request_queue::waiting;
-    auto& requests = engine_->requests();
-    auto turn = requests.begin_turn(item);
-    while (turn.what == waiting::turn) turn = requests.end_turn(item, turn, attempt());
-    if (turn.what == waiting::last) dispose();
-    return turn.what == waiting::parked;
+    if (refuses_beyond_device(item)) return false;
+    auto turn = engine_->requests().begin_turn(item);
+    while (turn.what == request_queue::waiting::turn) {
+      auto const checked = may_try(item);
+      turn = engine_->requests().end_turn(item, turn, checked ? attempt() : checked);
+    }
+    if (turn.what == request_queue::waiting::last) dispose();
+    return turn.what == request_queue::waiting::parked;
   }
-  /// Maps pages at addresses of a borrower, which has a handle. take_back() frees such a block.
+  /// Maps pages at addresses of a borrower, which has a handle. The engine's deallocate() frees such a block.
   expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept;
-  void take_back(stream_key const& key, void* pointer, std::size_t bytes) noexcept;
   bool cancel_waiter(waiter& item) noexcept;
   bool is_too_large(waiter& item) noexcept;
   void on_holder_event(holder& unit, holder_event what) noexcept;
@@ -128,13 +129,14 @@ private:
   void finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                       cached_free const& cached) noexcept;
   expected<void*, failure> allocate_uncommon(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  expected<void*, failure> try_in_turn(waiter& item) noexcept;
+  expected<void*, failure> may_try(waiter& item) noexcept;
+  bool refuses_beyond_device(waiter& item) noexcept;
   expected<void*, failure> try_part(request_part const& one) noexcept;
   expected<void*, failure> allocate_special(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   expected<void*, failure> allocate_region(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   bool exceeds_largest_block(std::size_t bytes) const noexcept;
-  bool is_beyond_largest(waiter const& item) noexcept;
+  bool has_block_beyond_largest(waiter const& item) const noexcept;
   bool is_beyond_device(waiter const& item) noexcept;
   static void end(void* state) noexcept;
   void dispose() noexcept;
@@ -347,7 +349,6 @@ public:
 
   /// Returns the block, live or free, that holds the address; nullopt if it is not the pool's.
   std::optional<block_info> find(void const* pointer) const { return state_->find(pointer); }
-
   /// Returns all reserved memory, as ranges in the order of their addresses. The ranges fill each region without gaps.
   /// A region is a chunk, or mapped pages with no unmapped pages in between. In a hardened pool the range of a live
   /// block includes its guards. Takes time in proportion to the number of blocks. Throws std::bad_alloc. Any thread.

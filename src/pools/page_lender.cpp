@@ -20,7 +20,8 @@ namespace gpumem::detail {
 expected<void*, failure> lending_state::lend_at(std::optional<std::size_t> offset, stream_key const& key,
                                                 std::size_t bytes, std::size_t alignment) noexcept {
   auto const unit = range_.pages.granularity();
-  if (bytes % unit != 0 || alignment > unit) return unexpected<failure>{failure{outcome::invalid_argument, 0, bytes}};
+  if (bytes == 0 || bytes % unit != 0 || offset.value_or(0) % unit != 0 || alignment > unit)
+    return unexpected<failure>{failure{outcome::invalid_argument, 0, bytes}};
   loan_terms const terms{&range_, offset, page_};
   auto const lent = pool_->lend(key, terms, bytes);
   if (lent) add_live();
@@ -28,7 +29,7 @@ expected<void*, failure> lending_state::lend_at(std::optional<std::size_t> offse
 }
 
 void lending_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
-  pool_->take_back(key, pointer, bytes);
+  pool_->engine().deallocate(key, pointer, bytes);
   drop_live();
 }
 
@@ -38,7 +39,10 @@ bool lending_state::admit(waiter& item) noexcept {
         [&](request_part const& one) {
           return try_allocate(one.stream.queueing_as(queueing::admitted), one.bytes, one.alignment);
         },
-        [&](request_part const& one) { deallocate(one.stream, one.pointer, one.bytes, one.alignment); });
+        [&](request_part const& one) {
+          pool_->engine().return_part(one.stream, one.pointer);
+          drop_live();
+        });
   });
 }
 

@@ -240,32 +240,37 @@ void pool_state::free_special(stream_key const& key, void* pointer, std::optiona
 }
 
 bool pool_state::admit(waiter& item) noexcept {
-  if (!waiter_list::holds(item) && is_beyond_largest(item)) {
+  if (!waiter_list::holds(item) && has_block_beyond_largest(item)) {
     item.complete(unexpected<failure>{failure{outcome::too_large, 0, item.bytes()}});
     return false;
   }
-  return admit_with(item, [&] { return try_in_turn(item); });
+  return admit_with(item, [&] {
+    return item.allocate_parts([this](request_part const& one) { return try_part(one); },
+                               [this](request_part const& one) {
+                                 if (pass_through_ || hardening_)
+                                   return free_special(one.stream, one.pointer, one.bytes);
+                                 if (special_) engine_->upstream().heaps()->remove_region(one.pointer, one.bytes);
+                                 engine_->return_part(one.stream, one.pointer);
+                               });
+  });
 }
 
 expected<void*, failure> pool_state::lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept {
   return hardening_ ? hardening_->lend(key, terms, bytes) : engine_->lend(key, terms, bytes);
 }
 
-void pool_state::take_back(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
-  engine_->deallocate(key, pointer, bytes);
+// Ends a request that asks for more than the device has. Returns whether it did.
+bool pool_state::refuses_beyond_device(waiter& item) noexcept {
+  if (waiter_list::holds(item) || !is_beyond_device(item)) return false;
+  item.complete(unexpected<failure>{failure{outcome::too_large, 0, item.bytes()}});
+  return true;
 }
 
-expected<void*, failure> pool_state::try_in_turn(waiter& item) noexcept {
+// Returns null if a request that has a turn may try now, otherwise the failure.
+expected<void*, failure> pool_state::may_try(waiter& item) noexcept {
   if (item.asks_for_turn() && hardening_) hardening_->flush(); // its turn needs the quarantined memory
-  if (item.asks_for_turn() || item.has_parts()) {
-    if (auto const checked = engine_->requests().may_go_on(item); !checked) return checked;
-  }
-  return item.allocate_parts([this](request_part const& one) { return try_part(one); },
-                             [this](request_part const& one) {
-                               if (pass_through_ || hardening_) return free_special(one.stream, one.pointer, one.bytes);
-                               if (special_) engine_->upstream().heaps()->remove_region(one.pointer, one.bytes);
-                               engine_->return_part(one.stream, one.pointer);
-                             });
+  if (item.asks_for_turn() || item.has_parts()) return engine_->requests().may_go_on(item);
+  return nullptr;
 }
 
 expected<void*, failure> pool_state::try_part(request_part const& one) noexcept {
@@ -276,15 +281,16 @@ expected<void*, failure> pool_state::try_part(request_part const& one) noexcept 
 }
 
 bool pool_state::is_too_large(waiter& item) noexcept {
-  return !forked() && (is_beyond_largest(item) || engine_->requests().is_too_large(item));
+  return !forked() &&
+         (has_block_beyond_largest(item) || is_beyond_device(item) || engine_->requests().is_too_large(item));
 }
 
-// Returns whether a block of the request exceeds the largest block of the pool, or the device.
-bool pool_state::is_beyond_largest(waiter const& item) noexcept {
+// Returns whether a block of the request exceeds the largest block of the pool.
+bool pool_state::has_block_beyond_largest(waiter const& item) const noexcept {
   for (std::size_t i = 0; i < item.parts(); ++i) {
     if (exceeds_largest_block(item.part(i).bytes)) return true;
   }
-  return is_beyond_device(item);
+  return false;
 }
 
 // Returns whether the request exceeds the device's memory. If the pool has a limit, returns false without a driver

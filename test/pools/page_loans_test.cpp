@@ -216,6 +216,54 @@ TEST_F(page_loans, borrower_gets_its_freed_pages_again) {
   EXPECT_TRUE(is_consistent(r));
 }
 
+// Each loan finds addresses, although the freed pages before it are still mapped there.
+TEST_F(page_loans, loans_in_turn_use_the_same_addresses) {
+  pool r{device};
+  page_lender lender{r, 8 * MiB};
+  for (int i = 0; i < 20; ++i) {
+    auto* const lent = lender.allocate(i % 2 ? a : b, 4 * MiB);
+    lender.deallocate(i % 2 ? a : b, lent, 4 * MiB);
+    a.synchronize();
+    b.synchronize();
+  }
+  auto* const all = lender.allocate(a, 8 * MiB);
+  EXPECT_EQ(reason_of(lender.try_allocate(a, 2 * MiB)), outcome::exhausted) << "a free gives addresses back";
+  lender.deallocate(a, all, 8 * MiB);
+}
+
+// Two streams have freed the pages, or the pool has taken some.
+TEST_F(page_loans, borrower_gets_pages_again_that_were_freed_in_parts) {
+  pool r{device, {.limit = 8 * MiB}};
+  page_lender lender{r, GiB};
+  for (int i = 0; i < 3; ++i) {
+    auto* const first = lender.try_allocate_at(a, 0, 4 * MiB).value();
+    auto* const second = lender.try_allocate_at(b, 4 * MiB, 4 * MiB).value();
+    lender.deallocate(a, first, 4 * MiB);
+    lender.deallocate(b, second, 4 * MiB);
+    a.synchronize();
+    b.synchronize();
+    if (i > 0) r.deallocate(a, r.allocate(a, 2 * MiB), 2 * MiB);
+    a.synchronize();
+    b.synchronize();
+    auto* const both = lender.try_allocate_at(a, 0, 8 * MiB).value_or(nullptr);
+    ASSERT_EQ(both, lender.base()) << i;
+    lender.deallocate(a, both, 8 * MiB);
+    a.synchronize();
+    b.synchronize();
+  }
+  EXPECT_TRUE(is_consistent(r));
+}
+
+TEST_F(page_loans, options_of_blocks_do_not_change_loans) {
+  pool r{device, {.limit = 8 * MiB, .smallest_block = 4 * MiB, .largest_block = 4 * MiB}};
+  page_lender lender{r, GiB};
+  auto const loans = gpumem::sync_wait(lender.acquire_all({{a, 2 * MiB}, {b, 4 * MiB}}));
+  EXPECT_EQ(r.statistics().lent, 6 * MiB);
+  auto* const third = lender.allocate(a, 2 * MiB);
+  EXPECT_EQ(third, at(lender, 6 * MiB));
+  lender.deallocate(a, third, 2 * MiB);
+}
+
 TEST_F(page_loans, pages_larger_than_the_pools_own_go_back_to_the_device) {
   pool r{device, {.limit = 640 * MiB}};
   page_lender lender{r, 2 * GiB, 512 * MiB};
@@ -274,6 +322,8 @@ TEST_F(page_loans, wrong_requests_are_refused) {
   auto* const lent = lender.allocate(a, 2 * MiB);
   EXPECT_EQ(reason_of(lender.try_allocate_at(a, 0, 2 * MiB)), outcome::invalid_argument) << "lent already";
   lender.deallocate(a, lent, 2 * MiB);
+  EXPECT_EQ(reason_of(lender.try_allocate_at(a, 0, 0)), outcome::invalid_argument) << "no page";
+  EXPECT_EQ(reason_of(lender.try_allocate_at(a, 4096, 2 * MiB)), outcome::invalid_argument) << "not at a page";
   EXPECT_THROW((page_lender{gpumem::pool_resource{gpumem::cuda_resource{device}}, GiB}), std::invalid_argument);
   EXPECT_TRUE(is_consistent(r));
 }

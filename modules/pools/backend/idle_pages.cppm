@@ -30,8 +30,10 @@ export struct page_query {
   std::uintptr_t excluded = 0;         ///< an address in a block whose pages stay; 0: none
   pool_shard const* nearest = nullptr; ///< pages of this shard go first
   bool only_nearest = false;           ///< leaves out pages of other shards
-  std::size_t largest = SIZE_MAX;      ///< bytes of the largest page to find
-  std::size_t smallest = 0;            ///< bytes of the smallest page to find
+  address_range const* in = nullptr;   ///< leaves out pages of other ranges, and those not `within`; null: it does not
+  page_extent within{};
+  std::size_t largest = SIZE_MAX; ///< bytes of the largest page to find
+  std::size_t smallest = 0;       ///< bytes of the smallest page to find
   std::size_t max_pages = SIZE_MAX;
   /// Memory that only this stream still uses counts as idle too. The caller must not detach pages of such a result.
   /// Null: no stream.

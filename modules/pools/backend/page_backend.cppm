@@ -52,7 +52,8 @@ private:
   [[clang::requires_capability(all_shards)]] std::size_t affordable_pages() noexcept;
   [[clang::requires_capability(all_shards)]] void charge_moves(std::size_t pages) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void poll_for_moves(allocation_request const& request);
-  [[clang::requires_capability(one_shard)]] static growth_plan loan_plan(allocation_request const& request) noexcept;
+  [[clang::requires_capability(one_shard)]] static std::optional<growth_plan>
+  loan_plan(allocation_request const& request) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] placement
   still_mapped(allocation_request const& request) const noexcept;
   stream_uses fresh_uses(allocation_request const& request) const noexcept;

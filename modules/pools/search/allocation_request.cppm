@@ -13,7 +13,7 @@ namespace gpumem::detail {
 /// Where a borrower wants pages of the pool.
 export struct loan_terms {
   address_range* into;               ///< of the borrower
-  std::optional<std::size_t> offset; ///< where to map them; none: after the mapped addresses of `into`
+  std::optional<std::size_t> offset; ///< where to map them; none: in a hole, or after the mapped addresses of `into`
   std::size_t page;                  ///< the size of the pages; 0: virtual_pages chooses it
 };
 
@@ -32,7 +32,7 @@ export struct allocation_request {
   /// Called because memory is short: rounds a medium size up only to a multiple of 256 bytes, as large sizes are. A
   /// small size does not change. `smallest`: bytes of the smallest block of the pool.
   inline void drop_rounding(std::size_t smallest) noexcept {
-    if (bytes <= size_class::largest_small) return;
+    if (bytes <= size_class::largest_small || loan) return;
     auto const exact = size_class::of(std::max(requested, smallest), size_class::largest_small);
     bytes = exact.bytes;
     class_number = exact.number;

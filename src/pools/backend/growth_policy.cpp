@@ -74,7 +74,8 @@ std::size_t growth_policy::shortfall(allocation_request const& request, address_
   auto wanted = least;
   // With several shards (parts of the pool with their own locks) each growth for a small or medium block adds memory to
   // spare. Otherwise threads would run out of memory more often, and then lock all shards.
-  if (!exact && !shards_.single() && !shards_.is_shared(request.bytes)) wanted = std::max(wanted, in.shard->reserved / tuning::shard_growth_fraction);
+  if (!exact && !shards_.single() && !shards_.is_shared(request.bytes))
+    wanted = std::max(wanted, in.shard->reserved / tuning::shard_growth_fraction);
   return wanted > SIZE_MAX - page ? least : round_up(wanted, page);
 }
 

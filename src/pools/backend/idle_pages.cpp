@@ -102,17 +102,19 @@ std::vector<page_run> idle_pages::find(page_query const& query) {
   std::size_t sum = 0, pages = 0;
   for (auto const& run : find_runs(query)) {
     auto& in = *run.in;
-    if (query.only_nearest && in.shard != query.nearest) continue;
+    if ((query.only_nearest && in.shard != query.nearest) || (query.in && query.in != &in)) continue;
     auto const base = reinterpret_cast<std::byte const*>(in.pages.base());
     auto const begin = in.offset_of(run.begin);
     auto* last = run.last;
     for (auto end = in.offset_of(run.end); end > begin && sum < query.wanted && pages < query.max_pages;) {
       auto const page = in.pages.page_of(base + end - 1);
       if (!page || page->where.offset < begin) break;
+      bool const there =
+          !query.in || (page->where.offset >= query.within.offset && page->where.end() <= query.within.end());
       bool const whole = !page->pinned && page->where.end() <= end;
       while (in.offset_of(last->base) >= page->where.end()) last = last->lower;
       auto const bytes = page->where.bytes;
-      if (whole && bytes >= query.smallest && bytes <= std::min(query.largest, query.max_bytes - sum)) {
+      if (whole && there && bytes >= query.smallest && bytes <= std::min(query.largest, query.max_bytes - sum)) {
         sum += bytes;
         ++pages;
         append(found, {&in, last, page->where});

@@ -155,7 +155,10 @@ bool page_backend::wait_for_own_work(allocation_request const& request) {
 std::size_t page_backend::pages_in_use_by(stream_timeline const& stream, allocation_request const& request) {
   auto const plan = parts_.growth.plan(request, growing_shard(request), false);
   if (!plan) return 0;
-  page_query query{.wanted = plan->bytes, .least = lacking(plan->bytes), .excluded = plan->beside};
+  page_query query{.wanted = plan->bytes,
+                   .least = lacking(plan->bytes),
+                   .excluded = plan->beside,
+                   .largest = std::max(largest_page, parts_.growth.unit())};
   auto const idle = idle_pages::bytes(idle_.find(query));
   query.in_use_by = &stream;
   auto const found = idle_.find(query);

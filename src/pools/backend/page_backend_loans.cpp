@@ -6,6 +6,7 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 module gpumem:page_backend_loans.impl;
 import :page_backend;
@@ -27,10 +28,12 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-growth_plan page_backend::loan_plan(allocation_request const& request) noexcept {
+// Returns where the borrower's range has addresses for the loan; nullopt if it has too few.
+std::optional<growth_plan> page_backend::loan_plan(allocation_request const& request) noexcept {
   auto& into = *request.loan->into;
-  page_extent const where{request.loan->offset.value_or(into.pages.mapped_end()), request.bytes};
-  return {&into, where, where.bytes, where.bytes};
+  auto const at = request.loan->offset ? request.loan->offset : into.pages.find_extent(request.bytes);
+  if (!at) return std::nullopt;
+  return growth_plan{&into, page_extent{*at, request.bytes}, request.bytes, request.bytes};
 }
 
 // Returns the free memory that is still mapped where the borrower wants pages, if the request's stream may use it
@@ -45,23 +48,34 @@ placement page_backend::still_mapped(allocation_request const& request) const no
   return how == reuse_tier::none ? placement{} : placement{found, begin - found->base, how};
 }
 
-// As in grow(), first unmaps idle pages of the same size, as far as the pool can afford it.
+// As in grow(), first unmaps idle pages of the same size, as far as the pool can afford it. Free pages that still lie
+// where the loan is to lie, but cannot serve it as they are, leave too.
 attempt<placement> page_backend::lend(allocation_request const& request, bool exact) {
+  poll_for_moves(request);
   if (auto const place = still_mapped(request)) return place;
-  auto const plan = loan_plan(request);
-  if (!exact && may_move() && affordable_pages() > 0 && lacking(plan.bytes) == 0) {
-    poll_for_moves(request);
-    auto const unmapped = evict(request, plan, 0);
+  auto& into = *request.loan->into;
+  if (!exact && may_move() && affordable_pages() > 0 && lacking(request.bytes) == 0) {
+    auto const unmapped = evict(request, loan_plan(request), 0);
     charge_moves(std::min(affordable_pages(), unmapped / smallest_page));
   }
-  if (plan.bytes > parts_.chunks.headroom()) {
+  auto plan = loan_plan(request);
+  if (request.loan->offset || !plan) {
+    auto const all = page_extent{0, into.pages.address_space()};
+    release_idle({.wanted = SIZE_MAX, .in = &into, .within = plan ? *plan->hole : all});
+    if (!plan) plan = loan_plan(request);
+  }
+  if (!plan) {
+    bool const fits = request.bytes <= into.pages.address_space();
+    return unexpected<failure>{failure{fits ? outcome::exhausted : outcome::too_large}};
+  }
+  if (plan->bytes > parts_.chunks.headroom()) {
     if (parts_.chunks.releasing() == 0) return unexpected<failure>{failure{outcome::exhausted}};
     parts_.lock.wait_for_release(parts_.chunks);
     return attempt<placement>::retry();
   }
-  auto const fresh = map(plan, {}, request.loan);
+  auto const fresh = map(*plan, {}, request.loan);
   if (!fresh) return unexpected<failure>{fresh.error()};
-  auto const begin = reinterpret_cast<std::uintptr_t>(plan.in->pages.base()) + plan.hole->offset;
+  auto const begin = reinterpret_cast<std::uintptr_t>(into.pages.base()) + plan->hole->offset;
   return placement{*fresh, begin - (*fresh)->base, reuse_tier::none};
 }
 

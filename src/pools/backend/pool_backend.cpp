@@ -142,7 +142,7 @@ address_range& pool_backend::open_range(std::size_t bytes) { return pages_.open_
 
 void pool_backend::close_range(address_range& range) noexcept {
   range.closed = true;
-  pages_.drop_closed_ranges();
+  if (!upstream_call::runs_here(parts_.shards)) pages_.drop_closed_ranges(); // otherwise a later call drops it
 }
 
 bool pool_backend::pin(void const* pointer, std::size_t bytes) {

@@ -140,6 +140,8 @@ void* out_of_memory_path::sync_and_retry(allocation_request const& request) {
     }
     parts_.rules.poll_streams(nullptr, parts_.everywhere());
     if (auto* const p = search_after_sync(request)) return p;
+    if (!request.loan) continue; // no search serves a loan: it needs pages that are complete by now
+    if (auto const grown = grow_in_place(request)) return *grown;
   }
   return search_after_sync(request);
 }

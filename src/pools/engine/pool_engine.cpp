@@ -20,6 +20,7 @@ import :deferred_frees;
 import :deferred_release;
 import :error;
 import :executor;
+import :fork;
 import :growth_lock;
 import :pool_backend;
 import :pool_mode;
@@ -118,6 +119,7 @@ void pool_engine::remove_outside(std::size_t bytes) {
 }
 
 address_range& pool_engine::open_range(std::size_t bytes) {
+  throw_if_child();
   if (!parts_.backend.paged()) throw std::invalid_argument{"gpumem: a pool without pages lends none"};
   upstream_call::throw_if_here(parts_.shards);
   all_shards_lock const held{parts_.shards};
