@@ -23,7 +23,7 @@ public:
   lending_state(pool_state& pool, std::size_t bytes, std::size_t page)
       : shared_state{false}, pool_{&pool}, range_{pool.engine().open_range(bytes)}, page_{page} {}
 
-  /// Lends pages after the mapped addresses.
+  /// Lends pages in a hole of the range, or after its mapped addresses.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     return lend_at(std::nullopt, key, bytes, alignment);
   }

@@ -35,7 +35,7 @@ public:
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept;
   /// Returns whether release(0) would give back a chunk.
   [[clang::requires_capability(one_shard, all_shards)]] bool can_release() const noexcept;
-  /// Returns whether the pool has a chunk that is no pages.
+  /// Returns whether the pool has a chunk that does not consist of pages.
   [[clang::requires_shared_capability(all_shards)]] bool any() const noexcept;
 
 private:

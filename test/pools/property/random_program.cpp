@@ -68,31 +68,27 @@ template <class Memory> void random_program<Memory>::put(live_block const& block
   blocks_.push_back(block);
 }
 
+template <class Memory>
+std::optional<live_block> random_program<Memory>::take_own(std::vector<live_block>& from, int thread) {
+  std::scoped_lock const held{mutex_};
+  auto const own = std::ranges::find(from, thread, &live_block::thread);
+  if (own == from.end()) return std::nullopt;
+  auto const taken = *own;
+  from.erase(own);
+  return taken;
+}
+
 template <class Memory> void random_program<Memory>::body(int thread) {
   try {
     gpumem::device_guard const here{fixed().device}; // default streams belong to the current device
     actor self{thread, random_source{seed_ * 31 + static_cast<std::uint64_t>(thread) + 1}};
     for (int i = 0; i < how_.operations; ++i) step(self);
     // Blocks that only this thread can free.
-    for (;;) {
-      std::unique_lock held{mutex_};
-      auto const own = std::ranges::find(blocks_, thread, &live_block::thread);
-      if (own == blocks_.end()) break;
-      auto const block = *own;
-      blocks_.erase(own);
-      held.unlock();
-      checked_->deallocate(stream_of(block.home), block.pointer, block.bytes);
-      leave(block.home);
+    while (auto const block = take_own(blocks_, thread)) {
+      checked_->deallocate(stream_of(block->home), block->pointer, block->bytes);
+      leave(block->home);
     }
-    for (;;) {
-      std::unique_lock held{mutex_};
-      auto const own = std::ranges::find(loans_, thread, &live_block::thread);
-      if (own == loans_.end()) break;
-      auto const loan = *own;
-      loans_.erase(own);
-      held.unlock();
-      end_loan(loan, loan.home);
-    }
+    while (auto const loan = take_own(loans_, thread)) end_loan(*loan, loan->home);
     for (auto const which : {null, per_thread}) {
       self.event.record(stream_of(which));
       self.event.synchronize();

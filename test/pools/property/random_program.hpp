@@ -145,6 +145,8 @@ private:
   void leave(int which);
   std::optional<live_block> pick(actor& self);
   void put(live_block const& block);
+  // Takes a block out of the list that only this thread may use.
+  std::optional<live_block> take_own(std::vector<live_block>& from, int thread);
 
   void step(actor& self);
   void allocate(actor& self);
