@@ -176,10 +176,6 @@ export inline constexpr std::size_t min_moved_quarters = 3;
 /// move. It waits only if such pages replace at least this part of the bytes of the new pages.
 /// Utilization: no change.
 export inline constexpr std::size_t own_work_fraction = 2;
-/// A block of at least this part of its shard's bytes is split off the upper end of its range. The next pages are
-/// mapped beside that end, so after its free the block joins them in one range.
-/// Utilization: half -.105 to +.013, double -.018 to +.012.
-export inline constexpr std::size_t high_block_fraction = 16;
 /// A shard gets a further address range once its newest one has fewer addresses than this many times the shard's bytes.
 /// Utilization: -.013 to +.004 beside one range of the largest size from the start.
 export inline constexpr std::size_t addresses_per_byte = 64;

@@ -331,13 +331,4 @@ TEST_F(growth_policy_test, pages_under_a_limit_are_a_part_of_it_and_never_larger
   EXPECT_EQ(size(8 * smallest_page * tuning::page_fraction), 2 * smallest_page);
 }
 
-TEST_F(growth_policy_test, large_blocks_go_to_the_upper_end_unless_there_is_a_limit) {
-  add_live(64 * MiB, a);
-  auto const large = 64 * MiB / tuning::high_block_fraction;
-  EXPECT_TRUE(policy.place_high(large, shard));
-  EXPECT_FALSE(policy.place_high(large - granule, shard));
-  chunks.set_limit(GiB);
-  EXPECT_FALSE(policy.place_high(large, shard));
-}
-
 } // namespace

@@ -151,34 +151,6 @@ TEST_F(pool_moves, growth_fills_the_hole_with_the_least_missing) {
   }
 }
 
-TEST_F(pool_moves, large_blocks_are_at_the_end_of_free_memory) {
-  pool r{device, {.initial_size = 64 * MiB, .effort = 1}};
-  auto* const small = r.allocate(a, 1 * MiB);
-  auto* const large = r.allocate(a, 8 * MiB);
-  EXPECT_EQ(large, at(small, 56 * MiB));
-  auto* const aligned = r.allocate(a, 9 * MiB, 4 * MiB);
-  auto const highest = reinterpret_cast<std::uintptr_t>(at(small, 47 * MiB));
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(aligned), highest / (4 * MiB) * (4 * MiB));
-  auto* const between = r.allocate(a, 1 * MiB);
-  EXPECT_EQ(between, at(aligned, 9 * MiB));
-  auto* const below = r.allocate(a, 3 * MiB);
-  EXPECT_EQ(below, at(small, 1 * MiB));
-  EXPECT_TRUE(is_consistent(r));
-  for (auto* const each : {small, large, aligned, between, below}) r.deallocate(a, each);
-}
-
-// Large blocks at the beginning leave fewer pages partly used.
-TEST_F(pool_moves, large_blocks_are_at_the_beginning_under_a_limit) {
-  pool r{device, {.initial_size = 64 * MiB, .limit = 128 * MiB, .effort = 1}};
-  auto* const small = r.allocate(a, 2 * MiB);
-  auto* const large = r.allocate(a, 8 * MiB);
-  EXPECT_EQ(large, at(small, 2 * MiB));
-  r.set_limit(0);
-  auto* const free = r.allocate(a, 8 * MiB);
-  EXPECT_EQ(free, at(small, 56 * MiB));
-  for (auto* const each : {small, large, free}) r.deallocate(a, each);
-}
-
 // Stream b requests memory; the free end of the pool lies after memory that stream a freed.
 TEST_F(pool_moves, freed_pages_before_a_growing_range_do_not_move) {
   gpumem::pool_resource r{device, {.effort = 1, .cross_stream = gpumem::reuse_policy::ordered}};

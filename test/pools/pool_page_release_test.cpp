@@ -97,8 +97,8 @@ TEST_F(pool_page_release, pages_shared_by_streams_go_and_the_rest_stays_with_its
 
 TEST_F(pool_page_release, pinned_page_shared_by_streams_stays) {
   gpumem::pool_resource r{device, {.initial_size = 6 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
-  auto* const of_b = r.allocate(b, 3 * MiB);
   auto* const of_a = r.allocate(a, 3 * MiB);
+  auto* const of_b = r.allocate(b, 3 * MiB);
   ASSERT_EQ(of_b, at(of_a, 3 * MiB));
   ASSERT_EQ(r.statistics().reserved, 6 * MiB);
   EXPECT_TRUE(r.pin(of_b, 1)) << "the page between, which has memory of both";

@@ -54,8 +54,8 @@ TEST_F(pool_pages, growth_is_granted_before_cached_blocks_are_flushed_into_it) {
     return true;
   };
   gpumem::pool_resource r{device, {.release_threshold = 2 * MiB}, {.on_mapped = on_mapped}};
-  auto* const last = r.allocate(a, 1 * MiB); // a large part of the pool, and therefore placed at its end
   auto* const first = r.allocate(a, 1 * MiB);
+  auto* const last = r.allocate(a, 1 * MiB);
   ASSERT_EQ(last, at(first, 1 * MiB));
   meanwhile = [&] {
     r.deallocate(a, last, 1 * MiB);

@@ -80,7 +80,7 @@ TEST_F(pool_policy, stream_that_is_behind_reuses_its_own_memory_first) {
     if (behind) poll_twice(r);
     EXPECT_EQ(a.key().timeline().is_behind(), behind);
     auto* const granted = r.allocate(a, 4 * MiB);
-    EXPECT_EQ(granted, behind ? at(own, 2 * MiB) : nobodys);
+    EXPECT_EQ(granted, behind ? own : nobodys);
     for (auto* const each : {above, below, granted}) r.deallocate(a, each, 4 * MiB);
     poll(r); // records an event of `a`, unless one is open
     simulator::run_until_idle();

@@ -58,14 +58,6 @@ public:
   /// fewer than 64 for each byte of the shard's memory. Holes and segments need many more addresses than memory.
   [[clang::requires_capability(one_shard)]] static bool is_short_of_addresses(pool_shard const& in,
                                                                               std::size_t most) noexcept;
-  /// Returns whether to split a block of these bytes off the upper end of its range. Large blocks go there, because the
-  /// next pages are mapped above them: once the block is freed, its memory and the pages form one range. If the pool
-  /// has a limit, blocks go to the lower end. There they leave fewer pages partly in use; at the upper end, some
-  /// requests of a recorded trace failed.
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] inline bool
-  place_high(std::size_t bytes, pool_shard const& in) const noexcept {
-    return !chunks_.limit() && bytes >= in.reserved / tuning::high_block_fraction;
-  }
   /// Returns the size of the smallest page that is worth moving to a shard of `reserved` bytes. In place of smaller
   /// pages the pool makes new, larger ones.
   std::size_t min_moved_page(std::size_t reserved) const noexcept {

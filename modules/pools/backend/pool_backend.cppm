@@ -36,7 +36,6 @@ public:
   /// Returns the upstream's device; nullopt if the upstream has none.
   inline std::optional<device> where() const noexcept { return parts_.where; }
   inline bool lost() const noexcept { return parts_.lost(); }
-  inline growth_policy const& growth() const noexcept { return parts_.growth; }
 
   /// Returns the most bytes that the pool can have reserved under its limit: whole pages, or whole granules.
   [[clang::requires_shared_capability(all_shards)]] std::size_t capacity() const noexcept;

@@ -76,10 +76,5 @@ export inline bool fits(block const& range, std::size_t bytes, std::size_t align
   offset = (0 - range.base) & (alignment - 1);
   return offset <= range.bytes && bytes <= range.bytes - offset;
 }
-/// Returns the highest offset in the block at which `bytes` bytes with this alignment fit. The caller knows that they
-/// do.
-export inline std::size_t last_fit(block const& range, std::size_t bytes, std::size_t alignment) noexcept {
-  return ((range.end() - bytes) & ~(alignment - 1)) - range.base;
-}
 
 } // namespace gpumem::detail

@@ -13,7 +13,6 @@ import :block;
 import :chunk;
 import :error;
 import :growth_lock;
-import :growth_policy;
 import :pool_backend;
 import :pool_counters;
 import :pool_mode;
@@ -147,8 +146,6 @@ void* shard_allocator::commit(allocation_request const& request, placement place
     ++from.counters.quick_list_hits;
     return *place.range;
   }
-  if (parts_.backend.growth().place_high(request.bytes, from) && !request.loan) [[unlikely]]
-    place.offset = last_fit(*place.range, request.bytes, request.alignment);
   bool const run =
       parts_.mode.fast_path() && request.is_small() && place.range->bytes >= tuning::min_blocks_for_run * request.bytes;
   return run ? from.ranges.split_run(*place.range, request.bytes)
