@@ -5,14 +5,13 @@
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 source_folder=$1 build=$2 ninja=$3 target=$4
-list=$source_folder/test/mutants/gpu_mutants.txt
 source "$source_folder/test/mutants/make_mutant.sh"
 rm -rf "$target"
 mkdir -p "$target"
 cd "$build"
-for fault in $(grep -xE '[a-z_]+' "$list"); do
-  read_fault "$list" "$fault" 6
+for fault in $(grep -xE '[a-z_]+' "$source_folder/test/mutants/gpu_mutants.txt"); do
+  read_fault gpu_mutants.txt "$fault"
   make_mutant "./test/mutants/gpu/$fault" gpumem test/device/test_device
   mv "test/mutants/gpu/$fault/test" "$target/$fault"
-  printf '%s\n' "${facts[5]}" >"$target/$fault.filter"
+  printf '%s\n' "${facts[5]?$fault names no test}" >"$target/$fault.filter"
 done

@@ -2,11 +2,13 @@
 # this file.
 # SPDX-License-Identifier: Apache-2.0
 
-# Reads the lines of one fault of a list, after its name, into `facts`.
+# read_fault LIST FAULT: finds the fault's line in the sources, and reads into `facts`: what the fault does, the line's
+# file, its number, the line, the faulty line, and the further line of the list, if any.
 read_fault() {
-  local list=$1 fault=$2 least=$3
-  mapfile -t facts < <(awk -v name="$fault" '$0 == name { on = 1 } on && $0 == "" { exit } on' "$list")
-  ((${#facts[@]} >= least)) || { echo "no fault $fault with $least lines in $list"; exit 1; }
+  local found
+  found=$(shopt -s globstar && cd "$source_folder" &&
+    awk -v name="$2" -f test/mutants/find_faults.awk "test/mutants/$1" src/**/*.cpp) || { echo "$found"; exit 1; }
+  mapfile -t facts <<<"$found"
 }
 
 # make_mutant FOLDER LIBRARY PROGRAM: builds the program with the fault of `facts` as FOLDER/test. If the library is
@@ -14,24 +16,29 @@ read_fault() {
 # must be relative and without blanks, since it becomes part of evaluated commands.
 make_mutant() {
   local here=$1 library=$2 program=$3
-  local original=$source_folder/src/${facts[2]} right=${facts[3]} wrong=${facts[4]}
-  local mutant=$here/${facts[2]##*/} unit object compile link path
+  local file=${facts[1]} original=$source_folder/${facts[1]}
+  local mutant=$here/${file##*/} unit object compile link path
   mkdir -p "$here"
-  [[ $(grep -cxF -- "$right" "$original") == 1 ]] || { echo "not once in $original: $right"; exit 1; }
 
-  # The build compiles the file alone, or as a part of a generated unit, in which it begins at its #line directive.
-  unit=$(grep -lsE "^#line [0-9]+ \"src/${facts[2]}\"" modules/"$library"/*.cpp modules/base/scheduled/"$library"/*.cpp || true)
+  # The build compiles the file alone, or as a part of a generated unit, in which #line directives count its lines.
+  unit=$(grep -lsE "^#line [0-9]+ \"$file\"" modules/"$library"/*.cpp modules/base/scheduled/"$library"/*.cpp || true)
   unit=${unit:-$original}
-  right=$right wrong=$wrong file="\"src/${facts[2]}\"" alone=$([[ $unit == "$original" ]] && echo 1 || echo 0) awk '
+  file="\"$file\"" number=${facts[2]} right=${facts[3]} wrong=${facts[4]} alone=$([[ $unit == "$original" ]] && echo 1 || echo 0) awk '
     BEGIN { inside = ENVIRON["alone"] }
-    $1 == "#line" && NF == 3 { inside = $3 == ENVIRON["file"] }
-    inside && $0 == ENVIRON["right"] { $0 = ENVIRON["wrong"] }
-    { print }' "$unit" > "$mutant"
+    !ENVIRON["alone"] && $1 == "#line" {
+      if (NF == 3) inside = $3 == ENVIRON["file"]
+      number = $2 - 1
+      print
+      next
+    }
+    ++number == ENVIRON["number"] && inside && $0 == ENVIRON["right"] { $0 = ENVIRON["wrong"]; ++changed }
+    { print }
+    END { exit !changed }' "$unit" >"$mutant" || { echo "$unit is older than ${facts[1]}: build $library first"; exit 1; }
 
   # Takes the compile command of the build, with other output files, and less optimization, which takes less time.
-  local inside=src/${facts[2]}
+  local inside=$file
   [[ $unit == "$original" ]] || inside=$library/${unit##*/}
-  [[ $library == gpumem_simulator_driver ]] && inside=${facts[2]##*/}
+  [[ $library == gpumem_simulator_driver ]] && inside=${file##*/}
   object=$("$ninja" -t targets all | sed -n "s|^\(.*/$library\.dir/.*$inside\.o\): .*|\1|p")
   compile=$("$ninja" -t commands -s "$object" | tail -1)
   compile=${compile//-o $object/-o $here/mutant.o}

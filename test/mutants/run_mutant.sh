@@ -5,7 +5,7 @@
 # variable that replays a seed. GPUMEM_SEEDS replays the seeds before it too, if the state that they leave matters. The
 # variable "none" is for tests without seeds, with the library that users have or the one that the last argument names.
 # If that is the simulated driver, the test itself stays as it is, and opens the driver with the fault.
-# A sixth line of a fault, as GPUMEM_SEED=9, replaces the seeds. A replay of all seeds before is left out if they took
+# A further line of a fault, as GPUMEM_SEED=9, replaces the seeds. A replay of all seeds before is left out if they took
 # more than 3 seconds: other faults of the program show that it works.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
@@ -16,7 +16,7 @@ replay=${9-GPUMEM_SEED}
 here=./test/mutants/$fault
 source "$source_folder/test/mutants/make_mutant.sh"
 cd "$build"
-read_fault "$source_folder/test/mutants/$list" "$fault" 5
+read_fault "$list" "$fault"
 library=gpumem_scheduled
 [[ $replay == none ]] && library=${10-gpumem}
 test=$here/test
@@ -31,7 +31,7 @@ fi
 told=$here/told.txt
 SECONDS=0
 if env "${facts[5]:-GPUMEM_SEEDS=$seeds}" "$test" > "$told" 2>&1; then
-  echo "not found: ${facts[1]}"
+  echo "not found: ${facts[0]}"
   exit 1
 fi
 if [[ $replay == none ]]; then
