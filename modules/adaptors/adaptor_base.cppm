@@ -1,5 +1,4 @@
-// The base classes of all adaptors: they hold the upstream (the wrapped resource), forward calls to it, and call the
-// adaptor's hooks.
+// The base classes of all adaptors: they hold the upstream, forward calls to it, and call the adaptor's hooks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
@@ -215,7 +214,7 @@ public:
   }
   /// Returns whether the upstream knows that it can never serve the request.
   bool is_too_large(waiter& item) noexcept { return upstream_.is_too_large(item); }
-  /// Tells the upstream of a change of a holder, a unit of work that holds memory.
+  /// Tells the upstream of a change of a holder.
   void on_holder_event(holder& unit, holder_event what) noexcept
     requires requires(link& up) { up.on_holder_event(unit, what); }
   {

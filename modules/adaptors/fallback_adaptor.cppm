@@ -157,7 +157,7 @@ private:
       if (branch == second_branch) second_.on_holder_event(unit, what);
     }
   }
-  // Changes the bytes that the holder (the unit of work) of the call has in one of the resources.
+  // Changes the bytes that the holder of the call has in one of the resources.
   void count_bytes(stream_key const& key, std::size_t branch, std::ptrdiff_t change) noexcept {
     if (auto* const unit = key.unit()) unit->count_at(this, branch, change);
   }

@@ -58,8 +58,7 @@ protected:
     passed,   // the request goes to the upstream, where it can wait
     turn,     // requests cannot wait at the upstream: the caller tries the upstream once and then calls end_turn()
   };
-  // A turn is the right of one request to try the upstream; the request's bytes are set aside meanwhile. `since` is the
-  // count of frees (`frees_`) when the turn began.
+  // `since` is the count of frees (`frees_`) when the turn began.
   struct turn {
     waiting what;
     std::uint64_t since = 0;

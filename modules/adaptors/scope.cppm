@@ -80,7 +80,7 @@ private:
 /// destroyed. Move-only.
 export class [[nodiscard]] waiting_mark {
 public:
-  /// Tells the resource that the holder (the unit of work) waits; see scope::waiting_elsewhere.
+  /// Tells the resource that the holder waits; see scope::waiting_elsewhere.
   waiting_mark(services_handle where, holder& unit) noexcept : where_{where}, unit_{&unit} {
     unit_->mark();
     if (where_.table->on_holder_event) where_.table->on_holder_event(where_.state, unit_, holder_event::waits);

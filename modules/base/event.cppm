@@ -11,8 +11,7 @@ import :stream_timeline;
 namespace gpumem {
 
 namespace detail {
-// A point in a stream's order: an event recorded there, and the epoch that is complete once the event is. An epoch is a
-// number that the stream's timeline (gpumem's record of the stream) raises with each event.
+// A point in a stream's order: an event recorded there, and the epoch that is complete once the event is.
 struct stream_point {
   CUevent event = nullptr;
   stream_timeline* timeline = nullptr; // null: pools learn no order of streams from the event

@@ -23,17 +23,14 @@ private:
 };
 
 /// The *open* events of one stream, oldest first: they were recorded and are not known to be complete. Complete events
-/// become spare events of the ring. One thread at a time: stream_timeline, gpumem's record of the stream, guards the
-/// ring by a mutex.
+/// become spare events of the ring. One thread at a time: stream_timeline guards the ring by a mutex.
 ///
-/// An epoch is the number of a section of the stream's work. An event closes the current epoch and begins the next: it
-/// covers all work of epochs up to the closed one. A freed block is tagged with the epoch of its free.
+/// An event closes the current epoch and begins the next: it covers all work of epochs up to the closed one. A freed
+/// block is tagged with the epoch of its free.
 ///
-/// An event is *precise* for a block if it was recorded inside the call that freed the block; other streams may wait
-/// for it. No other block is tagged with its epoch. Any other event is *late*: it also covers work enqueued after the
-/// free. A stream that waited for a late event could deadlock, since that work can depend on the same stream. So late
-/// events are only queried. Events of the null and legacy streams also cover work of other streams, and are late for
-/// every block.
+/// No other block is tagged with the epoch of a precise event. A stream that waited for a late event could deadlock,
+/// since the later work that it covers can depend on the same stream. Events of the null and legacy streams also cover
+/// work of other streams, and are late for every block.
 export class event_ring {
 public:
   event_ring(stream_identity const& stream, stream_epochs& epochs) noexcept : stream_{stream}, epochs_{epochs} {}

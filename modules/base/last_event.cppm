@@ -1,4 +1,4 @@
-// The last event of one stream that may die.
+// The last event of a mortal stream.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:last_event;
 import :cuda;
@@ -10,14 +10,13 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// The last event of a stream that may die (be destroyed) at any time: one event that frees record again and again.
-/// After the stream's death the event covers all frees up to its last record. No stream waits for it, since it also
-/// covers work enqueued after the frees; it is only queried. The other events of the stream lie in a ring, and complete
-/// ones are reused. The last event needs no room in that ring and no reused event. A stream that never dies has no last
-/// event. One thread at a time: stream_timeline, gpumem's record of the stream, guards the object by a mutex.
+/// The last event of a mortal stream. After the stream's death it covers all frees up to its last record. No stream
+/// waits for it, since it also covers work enqueued after the frees; it is only queried. The other events of the stream
+/// lie in a ring, and complete ones are reused. The last event needs no room in that ring and no reused event. A stream
+/// that never dies has no last event. One thread at a time: stream_timeline guards the object by a mutex.
 ///
-/// An epoch is the number of a section of the stream's work. A record closes the current epoch: the event then covers
-/// all frees of epochs up to that one. An event is open if it was recorded and is not known to be complete.
+/// A record closes the current epoch: the event then covers all frees of epochs up to that one. An event is open if it
+/// was recorded and is not known to be complete.
 ///
 /// `in_ring`, a parameter of some functions: the newest epoch that the events in the ring cover; 0 if the ring is
 /// empty. It becomes the newest epoch with an event if the record of the last event is lost.

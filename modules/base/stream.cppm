@@ -92,8 +92,8 @@ public:
     key.queueing_ = how;
     return key;
   }
-  /// Returns whether the request is for a chunk of graph memory (memory of captured graphs). The option `largest_block`
-  /// of a pool bounds the blocks in such a chunk, not the chunk.
+  /// Returns whether the request is for a chunk of graph memory. The option `largest_block` of a pool bounds the blocks
+  /// in such a chunk, not the chunk.
   inline bool for_chunk() const noexcept { return for_chunk_; }
   /// Returns a copy of this key, for a request for a chunk of graph memory.
   inline stream_key as_chunk() const noexcept {
@@ -101,7 +101,7 @@ public:
     key.for_chunk_ = true;
     return key;
   }
-  /// Returns the holder (a unit of work) that counts the bytes of this call as its own; null if none does.
+  /// Returns the holder that counts the bytes of this call as its own; null if none does.
   inline holder* unit() const noexcept { return unit_; }
   /// Returns a copy of this key for a call of `of`. If another holder counts the bytes already, the copy names that
   /// one.
@@ -130,10 +130,10 @@ public:
   /// Returns what the library knows of the stream: its timeline.
   inline stream_timeline& timeline() const noexcept { return *timeline_; }
 
-  /// Ends a use of memory on the stream. Returns the epoch with which the memory is tagged. An epoch is the number of a
-  /// section of the stream's work: the use is over once an event of this epoch is complete. If the stream may be
-  /// destroyed at any time, this function records an event at each of the stream's first 64 frees, and more rarely
-  /// later. If `always`, it records one at every call. If the stream captures, the next call outside the capture does.
+  /// Ends a use of memory on the stream. Returns the epoch with which the memory is tagged. The use is over once an
+  /// event of this epoch is complete. On a mortal stream this function records an event at each of the stream's first
+  /// 64 frees, and more rarely later. If `always`, it records one at every call. If the stream captures, the next call
+  /// outside the capture does.
   [[gnu::always_inline]] inline epoch end_use(std::size_t bytes, bool always = false) const noexcept {
     if (!timeline_->is_mortal()) [[likely]]
       return timeline_->current_epoch();

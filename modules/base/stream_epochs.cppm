@@ -1,5 +1,4 @@
-// Counts the epochs of one stream (sections of its work, each ended by an event), and its frees that no event covers
-// yet.
+// Counts the epochs of one stream, and its frees that no event covers yet.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_epochs;
 import :std;
@@ -20,12 +19,8 @@ export struct closed_epoch {
   std::uint32_t frees = 0;
 };
 
-/// The epochs of one stream, and two counts of its frees. The stream's events are in its event_ring. A stream that may
-/// be destroyed at any time has one event more, the last_event, which its frees record again and again.
-/// - *Unrecorded* frees are those since the newest event in the event_ring. Their number tells when the next event
-///   there is due.
-/// - *Uncovered* frees are those that no event covers. They are counted only for a stream with a last_event. A free
-///   that is counted here, but does not record the last_event, is called *silent*.
+/// The epochs of one stream, and the counts of its unrecorded and its uncovered frees. The stream's events are in its
+/// event_ring; a mortal stream also has a last_event, and only its frees are counted as uncovered.
 /// Any thread may call all functions, but only one thread at a time may call close(), covered(), not_covered(),
 /// lose_event() and restart().
 export class stream_epochs {

@@ -17,9 +17,9 @@ export enum class stream_kind : std::uint8_t {
   host,       ///< the host itself: it frees only memory that is not in use, and can use new memory immediately
 };
 
-/// The identity of one stream. Its index, device and context never change. Once the stream has died (was destroyed),
-/// timeline_registry, which finds the identity of each stream, can give the identity to a new stream. That changes the
-/// kind, the id and the handle.
+/// The identity of one stream. Its index, device and context never change. Once the stream is dead, timeline_registry,
+/// which finds the identity of each stream, can give the identity to a new stream. That changes the kind, the id and
+/// the handle.
 export class stream_identity {
 public:
   stream_identity(stream_kind kind, std::uint32_t index, std::uint64_t id, int device, CUcontext context,

@@ -1,5 +1,5 @@
 // The order between streams: which work of other streams comes before the work of one stream. Work is counted in
-// epochs: an epoch is the number of a section of a stream's work, and an event ends the section.
+// epochs.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_order;
 import :std;

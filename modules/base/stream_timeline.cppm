@@ -1,6 +1,4 @@
-// The timeline of one stream: its epochs and events, and the streams that it is ordered after. Events divide a stream's
-// work into sections; an epoch is the number of a section. The event at the end of an epoch covers all frees up to
-// there.
+// The timeline of one stream: its epochs and events, and the streams that it is ordered after.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_timeline;
 import :cuda;
@@ -19,9 +17,8 @@ namespace gpumem::detail {
 export class timeline_registry;
 export class timeline_store;
 
-// Why each free on a mortal stream (one that may die at any time) records an event: too many frees that no event covers
-// keep memory of dead (destroyed) streams, or of closed pools. timeline_store.cpp and deferred_release.cpp have the
-// limits.
+// Why each free on a mortal stream records an event: too many frees that no event covers keep memory of dead streams,
+// or of closed pools. timeline_store.cpp and deferred_release.cpp have the limits.
 export enum class uncovered_memory : std::uint8_t { dead_streams = 1, closed_pools = 2 };
 // The reasons that hold now, as a sum.
 inline constinit std::atomic<std::uint8_t> uncovered_memory_seen{0};
@@ -35,9 +32,8 @@ inline constinit std::atomic<void (*)() noexcept> on_requested_recorded{nullptr}
 // its stream. The timeline of a dead stream is reused for a later stream, with the same index and later epochs: all
 // epochs of the dead stream are complete by then. Any thread.
 //
-// An event of a *mortal* stream (of kind foreign, per_thread or null) can be recorded only inside a call that gets the
-// handle, and each call may be the last. So its timeline has one more event, the last event, which frees record again
-// and again. All other events are in a ring.
+// An event of a mortal stream can be recorded only inside a call that gets the handle, and each call may be the last.
+// So its timeline has a last event beside the events in the ring.
 //
 // Without set_default_stream(), handle 0 is the thread's per-thread stream or the legacy stream. An event on the legacy
 // stream would be a barrier between all blocking streams. So the events of handle 0 are recorded on the per-thread
@@ -63,11 +59,10 @@ public:
   inline stream_order& order() noexcept { return order_; }
 
   // These two functions record an event on the handle that the call got, or that the stream owns. record_at_free()
-  // records a precise event: it covers no work after the free, so other streams may wait for it. The event closes an
-  // epoch of its own. The function returns that epoch, with which the caller tags the freed block. record_later()
-  // records a late event: it may cover later work too, so it is only queried. The event closes the current epoch, which
-  // the function returns. On the null and legacy streams record_at_free() records a late event too. Both return 0 if
-  // nothing could be recorded: a capture, no room, no spare event, an error. They allocate no host memory.
+  // records a precise event, which closes an epoch of its own. The function returns that epoch, with which the caller
+  // tags the freed block. record_later() records a late event, which closes the current epoch, and returns that epoch.
+  // On the null and legacy streams record_at_free() records a late event too. Both return 0 if nothing could be
+  // recorded: a capture, no room, no spare event, an error. They allocate no host memory.
   inline epoch record_at_free(CUstream caller_handle) noexcept { return record(caller_handle, true); }
   inline epoch record_later(CUstream caller_handle) noexcept { return record(caller_handle, false); }
 

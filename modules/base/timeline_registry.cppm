@@ -1,5 +1,4 @@
-// The registry of all timelines. A timeline is gpumem's record of one stream. After the stream has died (was
-// destroyed), its timeline is reused for another stream.
+// The registry of all timelines.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <unordered_map>
@@ -53,8 +52,8 @@ public:
   /// adopted.
   void adopt(stream_timeline& timeline, bool promised) noexcept;
   /// Between the two calls, own and adopted streams are not found by their handle alone. So each call asks the driver
-  /// whether the stream captures. The timelines of the streams stay the same. A capture scope (the time in which a pool
-  /// serves streams that capture a graph) calls these functions, and so does a resource under simulator::checked.
+  /// whether the stream captures. The timelines of the streams stay the same. A capture scope calls these functions,
+  /// and so does a resource under simulator::checked.
   void begin_asking() noexcept { change_askers(1); }
   void end_asking() noexcept { change_askers(-1); }
   /// Returns the number of timelines.

@@ -1,5 +1,4 @@
-// Keeps all timelines of the process. A timeline is gpumem's record of one stream; those of dead (destroyed) streams
-// are reused.
+// Keeps all timelines of the process. Those of dead streams are reused.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:timeline_store;
 import :cuda;

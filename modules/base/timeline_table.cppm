@@ -1,4 +1,4 @@
-// Tables of the streams' timelines (gpumem's records of streams) by handle, which are read without a lock.
+// Tables of the streams' timelines by handle, which are read without a lock.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:timeline_table;
 import :cuda;
@@ -49,8 +49,8 @@ private:
   std::size_t used_ = 0;
 };
 
-/// The streams that gpumem made or adopted, by handle (adopted: the stream's owner has promised that it lives). If the
-/// table is full, further streams are identified more slowly, as all other streams are.
+/// The streams that gpumem made or adopted, by handle. If the table is full, further streams are identified more
+/// slowly, as all other streams are.
 export inline constinit timeline_table<CUstream> owned_handles;
 /// Set while a capture scope is open (the time in which a pool serves a capture from the graph's memory), and while a
 /// resource is under simulator::checked. Meanwhile all timelines of the table above are null, so its find() returns

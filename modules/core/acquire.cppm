@@ -53,8 +53,8 @@ public:
   }
 
   /// Makes the request wait in the resource. If a stop was requested, calls unhandled_stopped() of the promise, if the
-  /// promise has that function. Throws std::system_error or std::bad_alloc if gpumem's background thread, the library
-  /// thread, cannot be started. Throws cuda_error in a forked child.
+  /// promise has that function. Throws std::system_error or std::bad_alloc if the library thread cannot be started.
+  /// Throws cuda_error in a forked child.
   template <class Promise> auto await_suspend(std::coroutine_handle<Promise> continuation) {
     waiting_->continue_with(continuation);
     if constexpr (detail::stoppable_promise<Promise>) {

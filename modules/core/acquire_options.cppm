@@ -8,7 +8,7 @@ import :sync;
 
 namespace gpumem {
 
-/// Options of a request. The library thread is gpumem's background thread.
+/// Options of a request.
 export struct acquire_options {
   std::size_t alignment = 256;   ///< alignment of the memory, in bytes; a power of two
   executor* resume_on = nullptr; ///< resumes a coroutine that had to wait; null: the library thread does

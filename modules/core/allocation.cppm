@@ -101,8 +101,7 @@ private:
   void free(stream_key const& key) noexcept;
   device where() const;
   stream_key user(stream_ref stream) const;
-  // A timeline is gpumem's record of a stream. While a block holds the timeline of its stream, gpumem does not reuse
-  // the timeline for another stream.
+  // While a block holds the timeline of its stream, gpumem does not reuse the timeline for another stream.
   inline void hold() const noexcept { timeline_->retain(); }
   inline void drop() const noexcept { timeline_->release(); }
 

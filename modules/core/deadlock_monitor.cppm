@@ -13,7 +13,7 @@ import :waiting_place;
 
 namespace gpumem::detail {
 
-/// Knows all holders (units of work that hold memory) and all places (resources in which requests wait) of the process.
+/// Knows all holders and all places of the process.
 ///
 /// A holder *waits* if a request of it is parked, or if it is marked as waiting for something else. A place is
 /// *blocked* if all bytes in use are held by holders that wait, and none of these can go on. So each of them is marked,

@@ -26,9 +26,9 @@ public:
   bool remove(work_item& item) noexcept;
   // Runs the first item. Returns false if there is none.
   bool run_one() noexcept;
-  // Makes the library thread (gpumem's background thread) run all queued items, because the job system did not take a
-  // job. `self` is this queue. It is a parameter because std::enable_shared_from_this needs friend functions, which
-  // clang 19 does not give to importers (llvm-project#126373).
+  // Makes the library thread run all queued items, because the job system did not take a job. `self` is this queue. It
+  // is a parameter because std::enable_shared_from_this needs friend functions, which clang 19 does not give to
+  // importers (llvm-project#126373).
   void rescue(std::shared_ptr<adapted_queue> self) noexcept;
   // Waits until no other thread is in a call of the user's function. Returns false if the calling thread is in one.
   bool wait_for_calls() noexcept;

@@ -1,4 +1,4 @@
-// Holders: units of work that hold memory, the resources in which they hold it, and their ages.
+// Holders, their ages, and the resources in which they hold memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <string>
@@ -18,8 +18,8 @@ export class waiting_place;
 
 namespace extend {
 
-/// A unit of work that holds memory and may wait for more, such as the work of a gpumem::scope. If two holders have the
-/// same priority, the requests of the one that was made earlier go first. Any thread.
+/// A unit of work, such as that of a gpumem::scope. If two holders have the same priority, the requests of the one that
+/// was made earlier go first. Any thread.
 ///
 /// A holder is *nested* if its memory passes through the scope of another holder, its parent. It is a part of the
 /// parent's work: it has the age of the parent, and while one of its requests waits, the parent waits too.

@@ -131,9 +131,9 @@ protected:
   // parked: it ends without memory, and park() returns false. When park() returns true, another thread may already have
   // destroyed the operation.
   bool park() noexcept;
-  // Called where the operation resumes: the request is decided, or it has a turn (the resource has set memory aside for
-  // it). In a turn, this function asks the resource again. Returns true if the request is answered. If this returns
-  // false, the request is parked again, and another thread may already have destroyed the operation.
+  // Called where the operation resumes: the request is decided, or it has a turn. In a turn, this function asks the
+  // resource again. Returns true if the request is answered. If this returns false, the request is parked again, and
+  // another thread may already have destroyed the operation.
   bool answered() noexcept { return is_complete() || !park_again(); }
   // Returns whether the resource can let requests wait.
   bool can_wait() const noexcept { return from_.table->admit != nullptr; }

@@ -94,7 +94,7 @@ public:
 
   /// Does what allocate() does, but returns the failure instead of throwing it, and does not wait. Force-inlined, as
   /// deallocate() is. Without that, calling these functions took 7 % of the time of recorded traces in which a thread
-  /// cache (a thread's own store of freed blocks) serves the requests.
+  /// cache serves the requests.
   [[nodiscard, gnu::always_inline]] inline expected<void*, failure>
   try_allocate(stream_ref stream, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     if (!valid()) [[unlikely]]
@@ -196,7 +196,7 @@ public:
   }
 
 private:
-  // Frees on a stream that is neither gpumem's own nor adopted (a stream whose owner has promised that it lives).
+  // Frees on a stream that is neither gpumem's own nor adopted.
   [[gnu::noinline]] void deallocate_foreign(stream_ref stream, void* pointer, std::size_t bytes,
                                             std::size_t alignment) noexcept {
     if (auto* const timeline = detail::find_seen_timeline(stream.get())) [[likely]] {

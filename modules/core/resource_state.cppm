@@ -45,8 +45,7 @@ concept waiting_state = resource_state<S> && requires(S& s, waiter& w) {
   { s.cancel_waiter(w) } noexcept -> std::same_as<bool>;
 };
 
-/// A state that is told of changes of holders (units of work that hold memory). From these changes the state finds out
-/// when no holder can go on.
+/// A state that is told of changes of holders. From these changes the state finds out when no holder can go on.
 export template <class S>
 concept holding_state = resource_state<S> && requires(S& s, holder& h) {
   { s.on_holder_event(h, holder_event::waits) } noexcept;

@@ -43,9 +43,8 @@ protected:
     }
   }
 
-  // Called before another thread can decide the operation. Without an executor, chooses the library thread (gpumem's
-  // background thread) and starts it if needed. Throws std::system_error, std::bad_alloc, and cuda_error in a forked
-  // child.
+  // Called before another thread can decide the operation. Without an executor, chooses the library thread and starts
+  // it if needed. Throws std::system_error, std::bad_alloc, and cuda_error in a forked child.
   void prepare();
 
   // Returns the executor on which the operation resumes. Called after prepare().

@@ -1,4 +1,4 @@
-// Timers: functions that the library thread, gpumem's background thread, runs at a given time.
+// Timers: functions that the library thread runs at a given time.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:timer;
 import :std;

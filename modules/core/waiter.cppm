@@ -1,4 +1,4 @@
-// Waiters: requests that a resource can park (keep to decide them later), and the list in which they wait.
+// Waiters: requests that a resource can park, and the list in which they wait.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:waiter;
 import :cuda;
@@ -43,8 +43,7 @@ protected:
 /// cancel_waiter() returns false. If is_being_destroyed(), cancel_waiter() ends the turn instead.
 export class waiter : public request_parts {
 public:
-  /// Requests of a higher priority go first; all requests of a holder (a unit of work that holds memory) have its
-  /// priority and age.
+  /// Requests of a higher priority go first; all requests of a holder have its priority and age.
   inline int priority() const noexcept { return priority_; }
   /// Returns the holder for which the request is made; null if there is none. set_holder() is called before the request
   /// is parked.

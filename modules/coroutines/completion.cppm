@@ -20,7 +20,7 @@ namespace gpumem {
 /// Options of a wait for the GPU.
 export struct completion_options {
   gpumem::latency latency = gpumem::latency::balanced; ///< how often the driver is polled
-  executor* resume_on = nullptr;                       ///< resumes the coroutine; null: gpumem's background thread
+  executor* resume_on = nullptr;                       ///< resumes the coroutine; null: the library thread
 };
 
 namespace detail {
@@ -32,8 +32,8 @@ public:
   explicit completion_target(stream_ref stream) noexcept : stream_{stream} {}
   explicit completion_target(event const& event) noexcept : stream_{CUstream{}}, event_{&event} {}
 
-  // Asks the driver and returns whether the work is complete. If it is, notes that in the stream's timeline (gpumem's
-  // record of the stream). From there pools learn which work is complete.
+  // Asks the driver and returns whether the work is complete. If it is, notes that in the stream's timeline. From there
+  // pools learn which work is complete.
   bool poll() const;
   // Blocks the calling thread in the driver until the work is complete.
   void wait() const;
@@ -41,8 +41,8 @@ public:
   // in the order in which they were made.
   poll_queue& queue(executor const& resumes) const;
   // Returns the point on a stream to wait for. If the target is an event of the user, that is the point of its record.
-  // If the target is a stream, this function takes a pooled event (one from gpumem's own store) and records it on the
-  // stream. It stores that event in `recorded` and retains the timeline; the caller must give both back.
+  // If the target is a stream, this function takes a pooled event and records it on the stream. It stores that event in
+  // `recorded` and retains the timeline; the caller must give both back.
   stream_point record_event(pooled_event*& recorded) const;
 
 private:
@@ -165,8 +165,8 @@ private:
 /// pools know that the work is complete.
 ///
 /// If the work is already complete, the coroutine does not suspend and allocates no host memory. Otherwise a thread
-/// polls the driver at the rate of the option `latency`, and the coroutine resumes through its executor. gpumem's
-/// background thread polls for coroutines that resume on it. One thread per device polls for all other coroutines.
+/// polls the driver at the rate of the option `latency`, and the coroutine resumes through its executor. The library
+/// thread polls for coroutines that resume on it. One thread per device polls for all other coroutines.
 ///
 /// `co_await` throws cuda_error for a driver error, also on a lost device. It throws acquire_error if the wait was
 /// stopped or the stream captures a graph. It can also throw std::bad_alloc and std::system_error. If the promise has

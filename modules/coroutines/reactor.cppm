@@ -15,17 +15,17 @@ import :timer;
 namespace gpumem::detail {
 
 // Polls the driver for pending waits. A poll queue holds the waits for one stream or event, in their order. The reactor
-// queries the oldest event of every queue. It notes completions in the timelines: a timeline is the library's record of
-// one stream, and pools read it. Queues with a wait of latency::low are polled without a pause, which uses one core.
-// All other queues are polled at intervals of 10 to 100 us. That uses about a quarter of a core, or more if one poll
-// takes over 25 us. If many waits are pending, a poll asks for the oldest ones and for some others in turn, since each
-// question can wait for a thread that launches work. Without pending waits the reactor does nothing.
+// queries the oldest event of every queue. It notes completions in the timelines, where pools read them. Queues with a
+// wait of latency::low are polled without a pause, which uses one core. All other queues are polled at intervals of 10
+// to 100 us. That uses about a quarter of a core, or more if one poll takes over 25 us. If many waits are pending, a
+// poll asks for the oldest ones and for some others in turn, since each question can wait for a thread that launches
+// work. Without pending waits the reactor does nothing.
 //
-// A device has two reactors. One runs on the library thread (gpumem's background thread). It polls for waits that
-// resume on this thread, so that no other thread has to be woken for them. Between two rounds of polling the library
-// thread runs all work items that are queued. The other reactor has a thread of its own and polls for all other waits.
-// A reactor is a `timer`: its thread calls expire(), and each call is one polling round. Reactors are never destroyed.
-// The threads that belong to them start at first use and end before the driver shuts down. Any thread.
+// A device has two reactors. One runs on the library thread. It polls for waits that resume on this thread, so that no
+// other thread has to be woken for them. Between two rounds of polling the library thread runs all work items that are
+// queued. The other reactor has a thread of its own and polls for all other waits. A reactor is a `timer`: its thread
+// calls expire(), and each call is one polling round. Reactors are never destroyed. The threads that belong to them
+// start at first use and end before the driver shuts down. Any thread.
 class reactor final : private timer {
 public:
   enum class answer {

@@ -55,7 +55,7 @@ private:
 ///
 /// All other exceptions pass through. The oldest work is never preempted, so some work always goes on. The awaiting
 /// coroutine resumes on the thread on which the body ends. `resume_on`: the executor on which with_retry resumes after
-/// its wait for these bytes; null: the library thread, gpumem's background thread.
+/// its wait for these bytes; null: the library thread.
 export template <mr::resource Upstream, std::invocable Body, std::invocable Rollback>
 task<await_result_t<std::invoke_result_t<Body&>>> with_retry(scope<Upstream> work, Body body, Rollback rollback,
                                                              executor* resume_on = nullptr) {

@@ -1,4 +1,4 @@
-// arena_resource: a pool in which each thread allocates from arenas (large chunks of memory) of its own.
+// arena_resource: a pool in which each thread allocates from arenas of its own.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <memory>

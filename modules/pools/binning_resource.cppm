@@ -82,7 +82,7 @@ protected:
 private:
   void on_grant(waiter const& item, request_part const& part) noexcept override;
   void on_refusal(waiter& item) noexcept override;
-  // Changes the bytes that the holder (the unit of work) of the call has in this bin.
+  // Changes the bytes that the holder of the call has in this bin.
   void count_bytes(stream_key const& key, std::ptrdiff_t change) noexcept {
     if (auto* const unit = key.unit()) unit->count_at(owner_, index_, change);
   }

@@ -60,8 +60,8 @@ public:
       return allocate_uncommon(key, bytes, alignment);
     return engine_->try_allocate(key, bytes, alignment);
   }
-  /// Allocates for a capturing stream, from graph memory: memory that captured graphs use at each launch. A capture
-  /// scope, during which the pool serves a capture, must be open for the stream's capture; it has the graph memory.
+  /// Allocates for a capturing stream, from graph memory. A capture scope must be open for the stream's capture; it has
+  /// the graph memory.
   expected<void*, failure> allocate_in_capture(stream_key const& key, std::size_t bytes,
                                                std::size_t alignment) noexcept;
   [[gnu::always_inline]] inline void deallocate(stream_key const& key, void* pointer, std::size_t bytes,
@@ -319,9 +319,8 @@ public:
 
   /// Blocks the calling thread, `longest` at most (a negative time: not at all), until all work on streams that may
   /// still use free memory of the pool is complete. Returns false if the time has passed. Returns false also if no
-  /// event was recorded after a free on a stream that gpumem neither made nor adopted (adopted: its owner promises that
-  /// it lives). The next call on that stream, or the end of its thread, then records such an event. Throws
-  /// std::bad_alloc.
+  /// event was recorded after a free on a stream that gpumem neither made nor adopted. The next call on that stream, or
+  /// the end of its thread, then records such an event. Throws std::bad_alloc.
   bool synchronize(std::chrono::nanoseconds longest) { return state_->synchronize(longest); }
 
   /// Keeps the pages of these bytes mapped where they are, for programs that register memory with a network device or

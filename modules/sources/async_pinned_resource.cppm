@@ -1,4 +1,4 @@
-// async_pinned_resource: page-locked host memory from a driver pool (a memory pool of the CUDA driver) of its own.
+// async_pinned_resource: page-locked host memory from a driver pool of its own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:async_pinned_resource;
 import :async_options;

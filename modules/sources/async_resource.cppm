@@ -1,4 +1,4 @@
-// async_resource: stream-ordered device memory from a driver pool (a memory pool of the CUDA driver) of its own.
+// async_resource: stream-ordered device memory from a driver pool of its own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:async_resource;
 import :async_options;
@@ -17,10 +17,10 @@ namespace gpumem {
 ///
 /// `allocate_sync` waits on the host until the memory is ready; `deallocate_sync` does not wait. An allocation on a
 /// capturing stream fails, even if the capture was begun on the raw handle. A free on a capturing stream is deferred:
-/// the next call outside a capture frees the block. If gpumem neither made nor adopted the stream (adopted: its owner
-/// promises that it lives), only a call on that stream frees the block. Streams of other devices may be passed if the
-/// pool allows their device. A thread must wait for its per-thread default stream before it ends: if that stream still
-/// uses memory of a driver pool, the thread never ends (driver 580).
+/// the next call outside a capture frees the block. If gpumem neither made nor adopted the stream, only a call on that
+/// stream frees the block. Streams of other devices may be passed if the pool allows their device. A thread must wait
+/// for its per-thread default stream before it ends: if that stream still uses memory of a driver pool, the thread
+/// never ends (driver 580).
 ///
 /// `trim(keep)` returns unused memory whose frees the host has seen complete. The statistics have reserved and
 /// allocated bytes and the peak of reserved bytes from the driver. Live bytes, their peak, allocations, frees and

@@ -1,5 +1,4 @@
-// async_resource_view: stream-ordered device memory from a driver pool (a memory pool of the CUDA driver) that gpumem
-// does not own.
+// async_resource_view: stream-ordered device memory from a driver pool that gpumem does not own.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:async_resource_view;
 import :cuda;

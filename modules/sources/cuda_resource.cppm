@@ -19,9 +19,9 @@ device_source& cuda_source(device where);
 /// that wait for every kind of memory. `deallocate_sync` only calls cuMemFree, and waits only as long as that does.
 ///
 /// A free on a capturing stream is deferred: a later call outside a capture frees the block. That can be any call if
-/// gpumem made or adopted the stream (adopted: its owner promises that it lives). For other streams it must be a call
-/// on the stream itself, or come after an event has shown that the stream's work is complete. After the device is lost,
-/// a free makes no driver call and only updates the statistics.
+/// gpumem made or adopted the stream. For other streams it must be a call on the stream itself, or come after an event
+/// has shown that the stream's work is complete. After the device is lost, a free makes no driver call and only updates
+/// the statistics.
 ///
 /// Statistics: live and reserved bytes and their peaks, allocations, frees, failures. All cuda_resource objects of a
 /// device share them. A value type; all objects of one device are equal. Any thread.

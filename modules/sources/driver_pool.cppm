@@ -1,4 +1,4 @@
-// The state and the base classes of the resources that use a memory pool of the CUDA driver ("driver pool").
+// The state and the base classes of the resources that use a driver pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
@@ -45,9 +45,8 @@ void set_current_driver_pool(driver_pool const& pool);
 driver_pool foreign_driver_pool(CUmemoryPool handle, class device where, bool host_ready = false);
 
 // Allocates and frees in stream order. For handle 0, which means the legacy or the per-thread stream, the driver gets
-// the legacy stream: the legacy stream is ordered with both. A foreign stream is one that gpumem has not made, and
-// whose owner has not promised that it lives. If a free on a foreign stream does not get the stream's handle, it is
-// deferred to the next call on that stream.
+// the legacy stream: the legacy stream is ordered with both. If a free on a foreign stream does not get the stream's
+// handle, it is deferred to the next call on that stream.
 class driver_pool_state : public source_state {
 public:
   class device where() noexcept { return pool_.where; }
@@ -140,7 +139,7 @@ private:
   async_options const options_;
   std::atomic<bool> free_without_event_{false};
   sync::mutex frees_mutex_;
-  // The key is the timeline of the stream (gpumem's record of it); for the legacy stream it is the context.
+  // The key is the timeline of the stream; for the legacy stream it is the context.
   std::map<void const*, freed_stream> frees_ __attribute__((guarded_by(frees_mutex_)));
   // Events of destroyed streams whose timelines belong to new streams by now. Complete events are given back.
   std::vector<pooled_event*> dead_ __attribute__((guarded_by(frees_mutex_)));

@@ -37,7 +37,7 @@ public:
   /// Returns whether the device had no memory for the last page that was created.
   inline bool is_full() const noexcept { return full_; }
   /// Returns the most addresses that one range is given, in bytes: eight times the device's memory, since moved pages
-  /// leave unmapped ranges (holes). Throws cuda_error at the first call, which asks the driver.
+  /// leave holes. Throws cuda_error at the first call, which asks the driver.
   std::size_t most_addresses();
   /// Returns whether driver calls are of no use: the device is lost, or the process exits.
   inline bool is_gone() const noexcept { return !driver_alive() || device_.lost(); }

@@ -85,8 +85,8 @@ public:
   bool is_unmapped(page_extent run) const noexcept;
   // Returns the offset after the last mapped page.
   std::size_t mapped_end() const noexcept;
-  // Returns the offset of the smallest hole (unmapped addresses below a mapped page) of at least `bytes`. If there is
-  // no such hole, returns mapped_end(), or none if fewer than `bytes` are left between mapped_end() and `space`.
+  // Returns the offset of the smallest hole of at least `bytes`. If there is no such hole, returns mapped_end(), or
+  // none if fewer than `bytes` are left between mapped_end() and `space`.
   std::optional<std::size_t> find_extent(std::size_t bytes, std::size_t space) const noexcept;
 
   // Takes over mapped pages at unmapped offsets.

@@ -26,9 +26,9 @@ CUresult refuse_capture(stream_key const& key, CUstream on) noexcept;
 // host waits for that work, unless a derived class overrides free_in_order(). The key that a call gets names a stream,
 // or the host. Live blocks are recorded, to detect misuse and for the statistics. Any thread.
 //
-// A deferred free is a free that cannot be done in the call that asks for it. A free on a capturing stream cannot wait
-// for the stream, so it is deferred to the next call outside a capture. A free on another thread's default stream is
-// deferred until an event of that stream is complete. No free allocates host memory.
+// A free on a capturing stream cannot wait for the stream, so it is deferred to the next call outside a capture. A free
+// on another thread's default stream is deferred until an event of that stream is complete. No free allocates host
+// memory.
 class source_state {
 public:
   // `natural`: the alignment that allocate_memory() gives to all blocks. For larger alignments a block gets more bytes.

@@ -21,15 +21,14 @@ namespace extend {
 /// An upstream from which a pool maps single pages. Offsets are bytes from base(), in multiples of granularity(). All
 /// mapped memory may be used by every stream immediately.
 ///
-/// - To grow by `n` bytes, call `map(*find_extent(n), n)`. find_extent() returns the smallest hole (unmapped addresses
-///   below a mapped page) of at least `n` bytes; without one it returns mapped_end(), so that the mapped addresses stay
-///   together. If the last range of the pool is free and ends at mapped_end(), the pool maps only the missing bytes
-///   there, and both form one range.
+/// - To grow by `n` bytes, call `map(*find_extent(n), n)`. find_extent() returns the smallest hole of at least `n`
+///   bytes; without one it returns mapped_end(), so that the mapped addresses stay together. If the last range of the
+///   pool is free and ends at mapped_end(), the pool maps only the missing bytes there, and both form one range.
 /// - Memory is unmapped in whole pages. page_of() returns the page that holds an address; a page that is only partly
 ///   free stays mapped.
 /// - Free pages can be moved to where memory is needed. alias() maps a wholly free page at a second offset, without a
-///   wait; unmap() of the first offset follows once the host has seen all use of the page there complete. The record of
-///   the streams that have used the page (its stream uses) moves with the page.
+///   wait; unmap() of the first offset follows once the host has seen all use of the page there complete. The stream
+///   uses of the page move with it.
 /// - mapped_bytes() is the physical memory that the source holds.
 export template <class S>
 concept page_source = requires(S& source, S const& seen, std::size_t n, void const* address) {

@@ -11,8 +11,8 @@ namespace gpumem {
 /// Options of virtual pages; sizes in bytes.
 export struct virtual_pages_options {
   /// Addresses to reserve; 0: eight times the memory of the device, or, if the driver refuses that, four, two or one
-  /// times. A pool reserves addresses as it grows; if this is not 0, each shard (part of the pool) gets these at once,
-  /// and no more. A pool for which the driver has no more addresses gets chunks, unless one of these options is set.
+  /// times. A pool reserves addresses as it grows; if this is not 0, each shard gets these at once, and no more. A pool
+  /// for which the driver has no more addresses gets chunks, unless one of these options is set.
   std::size_t address_space = 0;
   std::vector<device> peers = {}; ///< other devices that may read and write the memory
   bool exportable = false;        ///< pages may be exported to other processes

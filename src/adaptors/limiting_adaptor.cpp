@@ -1,6 +1,4 @@
-// limiting_adaptor: passes requests to the upstream, or parks them until they fit under the limit. A parked request
-// waits in a queue. A *turn* is its right to try again; its bytes are *set aside* meanwhile, so that no other request
-// takes them.
+// limiting_adaptor: passes requests to the upstream, or parks them until they fit under the limit.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

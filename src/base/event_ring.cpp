@@ -1,5 +1,4 @@
-// Records and queries the events of one stream. An epoch is the number of a section of the stream's work. An event ends
-// ("closes") the epoch, and is recorded after ("covers") the frees in it.
+// Records and queries the events of one stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

@@ -1,5 +1,4 @@
-// Records and queries the last event of a stream that may be destroyed at any time. The last event is one event that
-// frees of the stream record again and again.
+// Records and queries the last event of a mortal stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

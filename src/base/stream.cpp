@@ -1,5 +1,4 @@
-// The streams that gpumem makes, and the identification of all streams. An adopted stream is one whose owner promises
-// that it lives.
+// The streams that gpumem makes, and the identification of all streams.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -68,9 +67,8 @@ bool captures_default(stream_timeline const& timeline, CUstream handle) noexcept
   } catch (...) { return true; }
 }
 
-// Returns whether a stream that gpumem made or adopted captures. While a pool serves a capture from graph memory (a
-// capture scope), asks the driver, which also knows captures that gpumem did not begin. Otherwise gpumem's own record
-// is enough. Returns true on an error too.
+// Returns whether a stream that gpumem made or adopted captures. In a capture scope asks the driver, which also knows
+// captures that gpumem did not begin. Otherwise gpumem's own record is enough. Returns true on an error too.
 bool captures_owned(stream_timeline const& timeline, CUstream handle) noexcept {
   if (!detail::owned_handles_hidden.load(std::memory_order_relaxed)) return timeline.capturing();
   try {

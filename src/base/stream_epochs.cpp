@@ -1,5 +1,4 @@
-// Counts a stream's frees and numbers its epochs. An epoch is the number of a section of the stream's work. An event
-// ends ("closes") the epoch, and is recorded after ("covers") the frees in it.
+// Counts a stream's frees and numbers its epochs.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,5 +1,4 @@
-// Notes after which epochs (numbered sections of work) of other streams one stream is ordered. A vector clock holds
-// these epochs.
+// Notes after which epochs of other streams one stream is ordered. A vector clock holds these epochs.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,5 +1,4 @@
-// Records and polls events of streams, and makes streams wait for events of other streams. A timeline is gpumem's
-// record of one stream. Events divide the stream's work into sections; an epoch is the number of a section.
+// Records and polls events of streams, and makes streams wait for events of other streams.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

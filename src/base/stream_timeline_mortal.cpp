@@ -1,5 +1,4 @@
-// Timelines (gpumem's records of streams) of mortal streams, which can be destroyed at any time. Records the last event
-// of a stream, and reuses the timeline of a destroyed stream for a new one.
+// Timelines of mortal streams. Records the last event of a stream, and reuses the timeline of a dead stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -124,9 +123,9 @@ bool stream_timeline::is_reusable() noexcept {
   return !has_event() && epochs_.uncovered_frees() == 0;
 }
 
-// Gives the timeline to a new stream. Memory can still be tagged with epochs (numbered sections of work) of the earlier
-// stream, and other streams can be noted as ordered after them. Both stay true, since these epochs are complete. The
-// identity comes last: a call that sees the new id also sees the new values of all other members.
+// Gives the timeline to a new stream. Memory can still be tagged with epochs of the earlier stream, and other streams
+// can be noted as ordered after them. Both stay true, since these epochs are complete. The identity comes last: a call
+// that sees the new id also sees the new values of all other members.
 void stream_timeline::rebind(stream_kind kind, std::uint64_t id, CUstream handle) noexcept {
   order_.clear();
   epochs_.restart();

@@ -1,4 +1,4 @@
-// Finds the timelines (gpumem's records) of streams, by handle and id, and of the default streams of threads.
+// Finds the timelines of streams, by handle and id, and of the default streams of threads.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

@@ -1,4 +1,4 @@
-// Makes timelines (gpumem's records of streams), and reuses those of dead (destroyed) streams.
+// Makes timelines, and reuses those of dead streams.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -20,8 +20,7 @@ namespace {
 inline constexpr std::size_t wanted_spare_timelines = 2;
 inline constexpr int max_tries = 2; // dead timelines that are tried for a new stream; each try is a poll
 // A dead stream is stranded if no event covers its last frees. These limits are for the number of stranded streams and
-// for the bytes of those frees. When either is reached, each free on a stream that can be destroyed at any time records
-// an event from then on.
+// for the bytes of those frees. When either is reached, each free on a mortal stream records an event from then on.
 inline constexpr std::size_t max_stranded = 64, max_stranded_bytes = std::size_t{32} << 20;
 
 } // namespace

@@ -83,8 +83,7 @@ struct gpumem_pool {
   virtual found_block find(void const* pointer) = 0;
   /// Calls `visit` for each range of the reserved memory, in the order of addresses.
   virtual void visit_ranges(std::function<void(gpumem_range const&)> const& visit) = 0;
-  /// Makes exactly the blocks of `live` live, if this is graph memory (memory that captured graphs use at each launch).
-  /// Other pools throw std::invalid_argument.
+  /// Makes exactly the blocks of `live` live, if this is graph memory. Other pools throw std::invalid_argument.
   virtual void restore(std::span<gpumem_range const> live) = 0;
   /// Returns a handle to the outermost resource.
   virtual gpumem::any_pool resource() = 0;

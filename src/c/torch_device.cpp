@@ -1,4 +1,4 @@
-// PyTorch's memory on one device. Graph memory is memory that captured graphs use at each launch.
+// PyTorch's memory on one device.
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_device.hpp"
 

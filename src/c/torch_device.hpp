@@ -1,5 +1,4 @@
-// PyTorch's memory on one device: allocates and frees blocks, and counts them. Graph memory is memory that captured
-// graphs use at each launch.
+// PyTorch's memory on one device: allocates and frees blocks, and counts them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,5 +1,5 @@
 // The memory pools that PyTorch makes on one device. Counts their uses, makes their memory, and finds the pool that
-// serves a stream. Graph memory is memory that captured graphs use at each launch.
+// serves a stream.
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_mem_pools.hpp"
 

@@ -1,5 +1,4 @@
-// inline_executor, thread_executor, and the library thread: gpumem's background thread, which is the default executor
-// and runs the timers.
+// inline_executor, thread_executor, and the library thread.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <pthread.h>

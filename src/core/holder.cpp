@@ -1,4 +1,4 @@
-// Holders (units of work that hold memory): their ages and parents, and the resources in which they hold memory.
+// Holders: their ages and parents, and the resources in which they hold memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

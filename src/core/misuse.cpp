@@ -1,4 +1,4 @@
-// The default handler of misuse (an error of the caller): prints the misuse and aborts.
+// The default handler of misuse: prints the misuse and aborts.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Requests in progress: how they try to allocate, park (wait in the resource), are answered and are cancelled.
+// Requests in progress: how they try to allocate, park, are answered and are cancelled.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -128,7 +128,7 @@ bool request_operation::park_again() noexcept {
   return false;
 }
 
-// Makes the resource forget the request, even if the request has its turn (the right to try again).
+// Makes the resource forget the request, even if the request has its turn.
 void request_operation::end_turn() noexcept {
   set_being_destroyed();
   cancel_waiter();

@@ -1,4 +1,4 @@
-// Sums the bytes of a request's parts. Each part asks for one block.
+// Sums the bytes of a request's parts.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

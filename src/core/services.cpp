@@ -53,9 +53,9 @@ expected<stream_key, failure> identify_other(stream_ref stream, std::optional<de
   }
 }
 
-// If the stream has no timeline (gpumem's record of it) and the host has no memory for one, this waits for the stream.
-// A capturing stream cannot be waited for. In that case memory that is freed with the returned key stays in use for
-// ever, which is the only safe answer.
+// If the stream has no timeline and the host has no memory for one, this waits for the stream. A capturing stream
+// cannot be waited for. In that case memory that is freed with the returned key stays in use for ever, which is the
+// only safe answer.
 expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> where,
                                                 std::size_t bytes) noexcept {
   auto const key = identify_other(stream, where, bytes);

@@ -1,5 +1,4 @@
-// Waiters (requests that can wait for memory): ends them with memory or an error, and keeps the list of those that
-// wait.
+// Waiters: ends them with memory or an error, and keeps the list of those that wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -19,8 +18,8 @@ import :sync;
 
 namespace gpumem {
 
-// Keeps the first holder (unit of work that holds memory): that of the outermost scope, which counts the bytes as its
-// own. A request that asks again writes nothing here, since other threads may be reading the holder.
+// Keeps the first holder: that of the outermost scope, which counts the bytes as its own. A request that asks again
+// writes nothing here, since other threads may be reading the holder.
 void waiter::set_holder(class holder& of) noexcept {
   if (holder_) return;
   holder_ = &of;

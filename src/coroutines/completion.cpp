@@ -1,4 +1,4 @@
-// completion: queries the driver, adds waits to the reactor (the object that polls the driver), and ends the waits.
+// completion: queries the driver, adds waits to the reactor, and ends the waits.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -23,8 +23,8 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-// Returns the key of the stream (its handle, and gpumem's record of it). Throws if the stream captures a graph, since a
-// query or an event record would break the capture. Throws also if the device of the stream is lost.
+// Returns the key of the stream. Throws if the stream captures a graph, since a query or an event record would break
+// the capture. Throws also if the device of the stream is lost.
 stream_key identify_idle(stream_ref stream) {
   auto const key = identify(stream);
   check(lost_error_of(key.timeline().device()), "gpumem: waiting for the device");
@@ -54,8 +54,7 @@ bool completion_target::poll() const {
   if (event_) return event_->is_done();
   auto const key = identify_idle(stream_);
   auto& timeline = key.timeline();
-  // Epochs number the sections of a stream's work. The query must cover the work of the present epoch, so the epoch
-  // ends before the query.
+  // The query must cover the work of the present epoch, so the epoch ends before the query.
   auto const covers = timeline.epochs().advance();
   auto const result = interpret(timeline.device(), query(key));
   if (result == CUDA_ERROR_NOT_READY) return false;
@@ -135,9 +134,8 @@ void completion_wait::end(ending how, CUresult result) noexcept {
   return_event();
 }
 
-// Gives the pooled event back and releases the stream's timeline (gpumem's record of the stream). While it is retained,
-// a timeline is not reused for a new stream, even if its own stream was destroyed. So all waits of one poll queue are
-// for one stream.
+// Gives the pooled event back and releases the stream's timeline. While it is retained, a timeline is not reused for a
+// new stream, even if its own stream was destroyed. So all waits of one poll queue are for one stream.
 void completion_wait::return_event() noexcept {
   auto* const event = std::exchange(recorded_, nullptr);
   if (!event) return;

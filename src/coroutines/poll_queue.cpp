@@ -1,4 +1,4 @@
-// A poll queue holds the waits for events that complete in the order of the queue. A list holds such queues.
+// The waits of a poll queue, and the list of poll queues.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

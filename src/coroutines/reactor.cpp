@@ -64,8 +64,7 @@ void query(poll_request& request) {
   }
 }
 
-// Marks a complete event in its stream's timeline (gpumem's record of the stream). Pools read there which work is
-// complete.
+// Marks a complete event in its stream's timeline. Pools read there which work is complete.
 void publish(stream_point const& where, CUresult result) noexcept {
   if (result == CUDA_SUCCESS && where.timeline) where.timeline->epochs().publish_completed(where.covers);
 }
@@ -126,7 +125,7 @@ poll_queue& reactor::queue_of(CUevent event) {
 }
 
 // Runs at the exit of the process. Stops all reactors and, within a second, the threads that belong to them. The
-// library thread (gpumem's background thread) stops by itself.
+// library thread stops by itself.
 void reactor::stop_all() noexcept {
   auto const deadline = sync::now() + exit_bound;
   {

@@ -1,5 +1,4 @@
-// Makes the options of an arena_resource's pool. The pool's chunks (memory from the upstream) are arenas, and each
-// thread has arenas of its own.
+// Makes the options of an arena_resource's pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>

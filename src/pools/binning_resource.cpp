@@ -1,4 +1,4 @@
-// Finds the bin (the resource that serves one range of sizes) of a request and of a block, and sums up the bins.
+// Finds the bin of a request and of a block, and sums up the bins.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Declares that a stream uses graph memory (memory of captured graphs).
+// Declares that a stream uses graph memory.
 // SPDX-License-Identifier: Apache-2.0
 module gpumem:graph_resource.impl;
 import :graph_resource;

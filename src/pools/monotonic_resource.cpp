@@ -1,4 +1,4 @@
-// Gives out memory of regions (large blocks that are used from start to end), and frees the regions at a reset.
+// Gives out memory of regions, and frees the regions at a reset.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>

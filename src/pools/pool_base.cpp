@@ -172,8 +172,8 @@ void pool_state::drop_handle() noexcept {
 
 void pool_state::finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                                 cached_free const& cached) noexcept {
-  // A block of a graph memory (memory for captured graphs) lies inside a live block of this pool, but never begins
-  // where that block begins. So for such a pointer the search for a live block of this pool found nothing.
+  // A block of a graph memory lies inside a live block of this pool, but never begins where that block begins. So for
+  // such a pointer the search for a live block of this pool found nothing.
   auto& graphs = captures_.memories();
   if (!cached.freed.that && graphs.any() && graphs.free(key, pointer, bytes)) return; // this pool may be gone
   if (engine_->free_slow(key, pointer, bytes, cached) == free_result::last) dispose();

@@ -28,8 +28,7 @@ namespace gpumem::detail {
 namespace {
 
 // Returns a key of the stream for which a block was allocated. The stream still lives, so a free can use its handle. On
-// a mortal stream, which may be destroyed at any time, the free records an event, because perhaps no later call gets
-// the handle.
+// a mortal stream the free records an event, because perhaps no later call gets the handle.
 inline stream_key key_of_owner(stream_timeline& timeline) noexcept {
   auto const key = stream_key::of(timeline, timeline.handle());
   if (timeline.owns_handle()) [[likely]]

@@ -1,4 +1,4 @@
-// Allocates from and frees to a driver pool (a memory pool of the CUDA driver), and ends a pool.
+// Allocates from and frees to a driver pool, and ends a pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -189,9 +189,9 @@ void async_state::freed_in_order(stream_key const& key) noexcept try {
   }
 } catch (...) { free_without_event_.store(true, std::memory_order_relaxed); }
 
-// Records an event after the free. Since the last free, the timeline (gpumem's record of a stream) may have passed to
-// another stream. The old stream's event must not be recorded on the new stream before the host has synchronized with
-// the event. A free must not wait, so an old event that is not complete is kept in `dead_`, and a new one is recorded.
+// Records an event after the free. Since the last free, the timeline may have passed to another stream. The old
+// stream's event must not be recorded on the new stream before the host has synchronized with the event. A free must
+// not wait, so an old event that is not complete is kept in `dead_`, and a new one is recorded.
 void async_state::record_free(freed_stream& freed, stream_key const& key, CUstream on) {
   auto const context = key.timeline().context();
   auto const id = on == CU_STREAM_LEGACY ? 0 : key.id();

@@ -1,4 +1,4 @@
-// Finds mapped pages, and the unmapped ranges between them (holes).
+// Finds mapped pages, and the holes between them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

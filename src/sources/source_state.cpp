@@ -1,5 +1,4 @@
-// Allocations and frees of a source: a resource that gets each block by a call of its own. A free that is not possible
-// during its call is deferred to a later call.
+// Allocations, frees and deferred frees of a source.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -91,9 +90,8 @@ source_state::block_map::node_type source_state::retire(stream_key const& key, v
   return {};
 }
 
-// A mortal stream can be destroyed at any time. If the call brings no handle of the stream, only an event can show that
-// the work on the block is complete. So the free gets an epoch before it is tried. An epoch is a number for the work up
-// to an event: once an event of this epoch is complete, the block can be freed.
+// If the call brings no handle of a mortal stream, only an event can show that the work on the block is complete. So
+// the free gets an epoch before it is tried. Once an event of this epoch is complete, the block can be freed.
 void source_state::dispose(stream_key const& key, block_map::node_type returned) noexcept {
   auto& freed = returned.mapped();
   if (!key.has_handle() && key.timeline().is_mortal() && freed.freed_at == 0)
@@ -109,8 +107,8 @@ void source_state::end_free(stream_key const& key, block_map::node_type returned
     counts_.reserved -= returned.mapped().allocated;
     return;
   }
-  // With its epoch the free can be done even after the stream is destroyed: the stream's timeline (gpumem's record of
-  // it) passes to no new stream before an event of that epoch is complete.
+  // With its epoch the free can be done even after the stream is destroyed: the stream's timeline passes to no new
+  // stream before an event of that epoch is complete.
   auto& kept = returned.mapped();
   if (kept.freed_at == 0) kept.freed_at = key.end_use(kept.allocated);
   kept.freed_on = key.by_identity();

@@ -92,7 +92,7 @@ typedef struct gpumem_statistics {
   uint64_t waiting_bytes;        ///< bytes for which these requests ask
   uint64_t oldest_wait_ns;       ///< nanoseconds that the oldest of these requests has waited
   uint64_t reserved_in_all;      ///< sum of all bytes that the device has ever given to the pool
-  uint64_t shards;               ///< number of shards (parts of the pool with a lock each) that threads use now
+  uint64_t shards;               ///< number of shards that threads use now
   uint64_t lent;                 ///< bytes of pages lent to buffers that map them elsewhere; `allocated` includes them
 } gpumem_statistics;
 
@@ -214,8 +214,8 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 ///   chunk_size=64MiB       if not 0, the pool uses chunks of this size in place of pages
 ///   smallest_block=4KiB    each block takes at least these bytes
 ///   largest_block=1GiB     requests for more give GPUMEM_TOO_LARGE
-///   shard_per_thread=on    each thread, up to 64 threads, gets a part of the pool (a shard) of its own at its first
-///                          request, also for blocks of more than 1 MiB
+///   shard_per_thread=on    each thread, up to 64 threads, gets a shard of its own at its first request, also for
+///                          blocks of more than 1 MiB
 ///   max_overtakes=16       how often later requests may get memory before a request that waits
 ///   stall_timeout=1.5s     a request that waits ends as GPUMEM_STALLED if nothing is freed for this long
 ///   pass_through=on        each block is one allocation of the driver, so that compute-sanitizer sees it; the

@@ -33,8 +33,8 @@ struct pool_options {
   std::size_t initial_size = 0; ///< bytes that are reserved at construction
   std::size_t limit = 0;        ///< most bytes that may be reserved; 0: no limit. Pages take multiples of 2 MiB of it
   /// Bytes of each chunk that a pool over an upstream allocates. A larger request gets a chunk of its own size. 0: a
-  /// sixth of what the shard has, from 2 to 512 MiB (a shard is a part of the pool with a lock of its own). A pool that
-  /// is made for a device uses chunks in place of pages if this is not 0.
+  /// sixth of what the shard has, from 2 to 512 MiB. A pool that is made for a device uses chunks in place of pages if
+  /// this is not 0.
   std::size_t chunk_size = 0;
   /// Each block takes at least these bytes. So a freed block can serve any request for fewer bytes. 0: no bound.
   std::size_t smallest_block = 0;
@@ -42,9 +42,9 @@ struct pool_options {
   std::size_t largest_block = 0;
   /// Whether each thread, up to 64 threads, gets a shard of its own at its first request, for blocks of all sizes.
   /// Otherwise a thread gets one after it has found the lock of its shard taken often within some ten thousand calls.
-  /// It then has its blocks up to 1 MiB there. All threads share the shard of larger blocks, which takes less memory and
-  /// more time.
-  /// A shard without a live block that the thread does not use for a while becomes free for other threads.
+  /// It then has its blocks up to 1 MiB there. All threads share the shard of larger blocks, which takes less memory
+  /// and more time. A shard without a live block that the thread does not use for a while becomes free for other
+  /// threads.
   bool shard_per_thread = false;
   /// When a request fails as `exhausted`, the pool appends its describe_memory() to this file. Empty: it does not.
   std::string failure_report = {};

@@ -14,7 +14,7 @@
 namespace gpumem {
 namespace extend {
 
-/// A change of a holder: a unit of work that holds memory of a resource and may wait for more.
+/// A change of a holder.
 enum class holder_event : unsigned char {
   begins,      ///< the holder was made
   ends,        ///< the holder is about to be destroyed
@@ -30,8 +30,8 @@ struct memory_traits {
   bool stream_ordered = true;     ///< memory is valid only in the order of the stream of its allocation
 };
 
-/// The functions of one resource type. `state` is the resource's state. A stream key identifies a stream, and a waiter
-/// is a request that can wait for memory. Both are void pointers here, because only the module has their types.
+/// The functions of one resource type. `state` is the resource's state. Stream keys and waiters are void pointers here,
+/// because only the module has their types.
 struct services_table {
   /// The type of the resource. An adaptor of another library may forward the property `services` of its upstream. Its
   /// own type then differs from this type, and the services are ignored, since they would bypass the adaptor.

@@ -8,9 +8,7 @@
 namespace gpumem {
 
 /// Statistics of a resource: bytes, and counts since its creation. A number that the resource does not keep is 0. The
-/// statistics of a pool are read part by part while other threads go on, so they belong to slightly different times. A
-/// shard is a part of a pool with a lock of its own. A hardened pool finds misuse: it puts guards around blocks, and
-/// keeps freed blocks from reuse in its quarantine.
+/// statistics of a pool are read part by part while other threads go on, so they belong to slightly different times.
 struct statistics {
   std::size_t live = 0;            ///< requested bytes of blocks that the host has not freed yet
   std::size_t allocated = 0;       ///< rounded-up bytes of these blocks, plus guards and quarantine of a hardened pool

@@ -16,8 +16,7 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Base of an object that is told of each change of a pool's reserved bytes, while the shards are still locked. A shard
-/// is a part of the pool with a lock of its own.
+/// Base of an object that is told of each change of a pool's reserved bytes, while the shards are still locked.
 export class reserved_observer {
 public:
   [[clang::requires_capability(all_shards)]] virtual void on_reserved_changed() noexcept = 0;

@@ -27,8 +27,7 @@ public:
 
   [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow(allocation_request const& request,
                                                                                 bool exact);
-  /// Gets one chunk of `bytes` bytes for the shard `into`, which is a part of the pool with a lock of its own. Returns
-  /// the chunk's only block, which is free.
+  /// Gets one chunk of `bytes` bytes for the shard `into`. Returns the chunk's only block, which is free.
   [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure> reserve(std::size_t bytes,
                                                                                           pool_shard& into);
   [[clang::requires_capability(one_shard, all_shards)]] placement migrate(allocation_request const& request);

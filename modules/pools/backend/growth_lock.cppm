@@ -9,9 +9,9 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// While a thread grows a pool or changes its pages, it unlocks the shards during its driver calls. A shard is a part
-/// of the pool with a lock of its own. The growth lock then keeps other threads from growing the pool or changing its
-/// pages. Its state is guarded by the locks of all shards.
+/// While a thread grows a pool or changes its pages, it unlocks the shards during its driver calls. The growth lock
+/// then keeps other threads from growing the pool or changing its pages. Its state is guarded by the locks of all
+/// shards.
 export class growth_lock {
 public:
   explicit growth_lock(shard_list& shards) noexcept : shards_{shards} {}

@@ -32,9 +32,8 @@ export struct growth_plan {
   }
 };
 
-/// Decides how much to map for a request, where, and in pages of which size. Changes nothing in the pool. A shard is a
-/// part of the pool with a lock and addresses of its own. The caller holds the locks of the shards that it passes;
-/// page_size() needs no lock. Sizes are in bytes.
+/// Decides how much to map for a request, where, and in pages of which size. Changes nothing in the pool. The caller
+/// holds the locks of the shards that it passes; page_size() needs no lock. Sizes are in bytes.
 ///
 /// Each stream has a segment of a shard's addresses. The stream's memory grows in its segment, beside ranges that the
 /// stream has freed, and is joined with them. Without segments streams grew side by side, and no stream got back a

@@ -47,9 +47,9 @@ public:
 
   /// Joins adjacent free ranges whose uses are complete, and returns whole idle pages in them. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] std::vector<page_run> find(page_query const& query);
-  /// Takes pages out of the pool: makes their addresses a hole (a range without memory) between blocks, and counts
-  /// their bytes as being released. Returns these bytes. If the host has no memory for a hole, removes the remaining
-  /// pages from `idle`: they stay in the pool.
+  /// Takes pages out of the pool: makes their addresses a hole between blocks, and counts their bytes as being
+  /// released. Returns these bytes. If the host has no memory for a hole, removes the remaining pages from `idle`: they
+  /// stay in the pool.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t detach(std::vector<page_run>& idle) noexcept;
   static std::size_t count(std::vector<page_run> const& runs) noexcept;
   static std::size_t bytes(std::vector<page_run> const& runs) noexcept;

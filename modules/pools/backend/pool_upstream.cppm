@@ -68,8 +68,8 @@ public:
   /// Returns the object by which the pool tells the tool of its blocks; null if no tool is told.
   inline nvtx_heaps* heaps() const noexcept { return heaps_.get(); }
 
-  /// Allocates memory that is aligned to the granule (256 bytes) and valid in the order of the stream. The caller holds
-  /// no lock, because the upstream may be slow.
+  /// Allocates memory that is aligned to the granule and valid in the order of the stream. The caller holds no lock,
+  /// because the upstream may be slow.
   expected<void*, failure> allocate(stream_key const& stream, std::size_t bytes) noexcept;
   /// Gives back memory whose uses the host has seen complete.
   void deallocate(chunk const& done) noexcept;

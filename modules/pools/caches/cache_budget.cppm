@@ -1,4 +1,4 @@
-// The bytes of freed blocks that all thread caches of a pool may hold together.
+// The budget of the thread caches of a pool.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:cache_budget;
 import :relaxed_atomic;

@@ -1,5 +1,5 @@
-// The large cache of a thread: the large blocks that it freed last, and medium blocks for which its stream caches (one
-// per stream, for smaller blocks) had no room.
+// The large cache of a thread: the large blocks that it freed last, and medium blocks for which its stream caches had
+// no room.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:large_cache;
 import :block;

@@ -54,7 +54,7 @@ export struct stream_cache {
   [[clang::preserve_most, gnu::visibility("hidden")]] bool bind_if_empty(stream_timeline& next,
                                                                          std::size_t threshold) noexcept;
   /// Counts a free of `stream`, whose cache this is. Returns whether this free should record an event. If so, the block
-  /// is not cached but freed in its shard (a part of the pool), where an event is recorded under the shard's lock.
+  /// is not cached but freed in its shard, where an event is recorded under the shard's lock.
   [[gnu::always_inline]] inline bool event_due(stream_timeline& stream, std::size_t bytes,
                                                std::size_t threshold) noexcept {
     if (threshold == SIZE_MAX) return stream.event_request().raised(); // frees are not counted then

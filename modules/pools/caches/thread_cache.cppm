@@ -1,5 +1,4 @@
-// The cache of one thread: blocks that the thread has freed. It may allocate them again without the lock of a shard (a
-// part of the pool).
+// The cache of one thread: blocks that the thread has freed. It may allocate them again without the lock of a shard.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:thread_cache;
 import :block;

@@ -15,7 +15,7 @@ namespace gpumem::detail {
 /// The order between uses of memory in captured graphs, as the dependencies of the graphs' nodes give it. A use on a
 /// capturing stream ends at a set of nodes: those on which the stream's next work would depend. The use comes before
 /// other work if the graph orders all these nodes before that work. Each such set, the end of a use, has a number.
-/// Blocks store it where they otherwise store an epoch, the number of a section of a stream's work.
+/// Blocks store it where they otherwise store an epoch.
 ///
 /// When no capture is open any more, all uses so far come before the work of later captures, because the graphs are
 /// launched in this order. This does not hold if the graphs of two captures have the same handle, because the two
@@ -26,8 +26,8 @@ namespace gpumem::detail {
 /// the capture's newest request for memory.
 ///
 /// A stream's next work must stay ordered after its earlier work. So the program must not replace the dependencies of a
-/// capturing stream (cudaStreamUpdateCaptureDependencies with the flag that sets them). Keeps pointers to timelines
-/// (the library's records of streams); the caller keeps the timelines alive. One thread at a time.
+/// capturing stream (cudaStreamUpdateCaptureDependencies with the flag that sets them). Keeps pointers to timelines;
+/// the caller keeps the timelines alive. One thread at a time.
 export class captured_order {
 public:
   /// The end of a use after which no work is known to come, so that the memory serves no stream. It is the largest

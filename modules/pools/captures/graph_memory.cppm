@@ -1,4 +1,4 @@
-// Graph memory: the memory of captured graphs. It goes back only when no handle to it and no live block of it is left.
+// Graph memory, which goes back only when no handle to it and no live block of it is left.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:graph_memory;
 import :block;

@@ -1,4 +1,4 @@
-// The uses, by capturing streams, of graph memory: memory that captured graphs use at each launch.
+// The uses, by capturing streams, of graph memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -29,8 +29,8 @@ public:
   ~graph_uses();
 
   /// Notes that the calling thread requests memory on the stream. Returns the id of the stream's capture; 0 if the
-  /// stream does not capture. Keeps the stream's timeline, the library's record of the stream, as long as the stream
-  /// lives or a live block names it. So no other stream gets that timeline meanwhile. Throws std::bad_alloc.
+  /// stream does not capture. Keeps the stream's timeline as long as the stream lives or a live block names it. So no
+  /// other stream gets that timeline meanwhile. Throws std::bad_alloc.
   std::uint64_t note_request(stream_key const& key);
   /// Notes in which capture a block was allocated; 0: in none. If the host has no memory for the note, the block counts
   /// as allocated in none.

@@ -1,5 +1,4 @@
-// The capture scopes of a pool. A capture scope is a time in which the pool serves the streams of a graph capture from
-// one graph memory, which holds the blocks of captured graphs.
+// The capture scopes of a pool.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pool_captures;
 import :block_info;

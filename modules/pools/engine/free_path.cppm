@@ -39,10 +39,9 @@ export struct cached_free {
   inline bool done() const noexcept { return result.inserted && !result.evicted; }
 };
 
-/// Frees the blocks that the thread's cache does not take. A pool has one or more shards, each with a lock of its own.
-/// A free takes the lock of the block's shard. If another thread holds that lock, the free becomes a remote free: the
-/// next holder of the lock completes it. Some frees take the locks of all shards, for example a free inside a graph
-/// capture. No free allocates host memory.
+/// Frees the blocks that the thread's cache does not take. A free takes the lock of the block's shard. If another
+/// thread holds that lock, the free becomes a remote free. Some frees take the locks of all shards, for example a free
+/// inside a graph capture. No free allocates host memory.
 export class free_path {
 public:
   /// Keeps references to all arguments.
@@ -57,9 +56,8 @@ public:
     return freed.is_live() && (!bytes || *bytes == freed.requested) && freed.uses.empty() && !key.is_host() &&
            !key.capturing();
   }
-  /// Ends a block's use on a stream. Returns the stream and its current epoch, a number that grows with each event
-  /// recorded on the stream. If the stream may be destroyed at any time, records an event after enough frees or freed
-  /// bytes. A free of unknown size always counts as enough.
+  /// Ends a block's use on a stream. Returns the stream and its current epoch. On a mortal stream records an event
+  /// after enough frees or freed bytes. A free of unknown size always counts as enough.
   [[gnu::always_inline]] static inline stream_use
   end_use(pool_mode const& mode, stream_key const& key, block const* freed, std::optional<std::size_t> bytes) noexcept {
     auto& timeline = key.timeline();

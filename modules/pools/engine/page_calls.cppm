@@ -10,7 +10,7 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Serves these calls. Each function takes the locks of all shards (the parts of the pool). Any thread.
+/// Serves these calls. Each function takes the locks of all shards. Any thread.
 export class page_calls {
 public:
   /// Keeps references to both arguments.

@@ -75,8 +75,8 @@ public:
   [[gnu::always_inline]] inline cached_free try_cache(stream_key const& key, shard_list::lookup const& seen,
                                                       std::optional<std::size_t> bytes) noexcept {
     bool const may = seen.that && free_path::may_cache(*seen.that, key, bytes);
-    // Reads the stream's epoch (the number of the present section of its work) now. The caller has enqueued all work on
-    // the block, and insert() stores the epoch in the block.
+    // Reads the stream's epoch now. The caller has enqueued all work on the block, and insert() stores the epoch in the
+    // block.
     auto const use = free_path::end_use(parts_.mode, key, seen.that, bytes);
     if (!may) [[unlikely]]
       return {use, {false, nullptr}, seen};
@@ -158,8 +158,7 @@ public:
   /// caller calls close().
   bool drop_last_handle() noexcept;
   /// Gives all memory back to the upstream. Called when no handle, live block or request is left. The library thread
-  /// (of default_executor()) later gives back memory that streams still use. The engine can be deleted when this
-  /// returns.
+  /// later gives back memory that streams still use. The engine can be deleted when this returns.
   void close() noexcept;
 
 private:

@@ -16,8 +16,8 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// Sums up the counts of a pool's shards, its thread caches and its waiting requests. Takes the locks of all shards,
-/// which are parts of the pool with a lock each. Any thread.
+/// Sums up the counts of a pool's shards, its thread caches and its waiting requests. Takes the locks of all shards.
+/// Any thread.
 export class pool_statistics {
 public:
   /// Keeps references to all arguments.

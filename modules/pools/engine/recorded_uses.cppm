@@ -12,7 +12,7 @@ import :stream_uses;
 namespace gpumem::detail {
 
 /// Adds to live blocks the uses that callers declare by record_use(). After the free, the memory is reused only when
-/// these uses are over too. Takes the locks of all shards (the parts of the pool with a lock each).
+/// these uses are over too. Takes the locks of all shards.
 export class recorded_uses {
 public:
   /// Keeps references to both arguments.

@@ -15,10 +15,9 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// A task of the library thread (the thread of default_executor()). Each run of the task is a pass. A pass serves
-/// requests that wait for memory. It also gives free memory back to the upstream: memory beyond the release threshold,
-/// or all memory of a closed pool. The host must have seen all uses of that memory complete. A closed pool and its task
-/// end together.
+/// The passes of a pool. A pass serves requests that wait for memory. It also gives free memory back to the upstream:
+/// memory beyond the release threshold, or all memory of a closed pool. The host must have seen all uses of that memory
+/// complete. A closed pool and its task end together.
 export class release_task final : public deferred_release {
 public:
   /// The object that holds the pool and this task.
@@ -37,9 +36,8 @@ public:
       : parts_{parts}, frees_{frees}, deferred_{deferred}, monitor_{monitor}, requests_{requests}, owner_{of} {}
 
   /// Ends a round of the shards, and gives back free memory whose uses the host has seen complete, as long as at least
-  /// `keep` bytes stay reserved.
-  /// Returns the bytes given back. The caller holds the locks of all shards (the parts of the pool); they are released
-  /// during calls of the upstream.
+  /// `keep` bytes stay reserved. Returns the bytes given back. The caller holds the locks of all shards; they are
+  /// released during calls of the upstream.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep);
   /// Gives back all memory. Called when no handle, live block or request is left. Later passes give back memory that
   /// streams still use. When this returns, the pool may already be destroyed.

@@ -14,10 +14,9 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Finds a range for a request, or grows the pool for it, and allocates the block out of that range. A shard is a part
-/// of the pool with a lock and free ranges of its own. Functions that return a pointer return null if they find
-/// nothing. The attributes say which locks the caller holds. All functions but steals_too_often() may throw
-/// std::bad_alloc.
+/// Finds a range for a request, or grows the pool for it, and allocates the block out of that range. Functions that
+/// return a pointer return null if they find nothing. The attributes say which locks the caller holds. All functions
+/// but steals_too_often() may throw std::bad_alloc.
 export class shard_allocator {
 public:
   /// Keeps references to both.

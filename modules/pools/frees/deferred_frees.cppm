@@ -12,7 +12,7 @@ namespace gpumem::detail {
 
 /// The blocks that were freed on capturing streams. The pool records no event on such a stream, and the captured work
 /// has not run. So the blocks stay out of use until the next call outside a capture completes the frees. Guarded by the
-/// locks of all shards (the parts of the pool with a lock each).
+/// locks of all shards.
 export class deferred_frees {
 public:
   /// Keeps references to both.

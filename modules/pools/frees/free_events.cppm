@@ -21,9 +21,8 @@ public:
   explicit free_events(pool_parts& parts) noexcept : parts_{parts} {}
 
   /// Records an event for a free if another stream or the host may soon want memory. `use`: the stream of the free and
-  /// its present epoch. Epochs are the numbered sections of a stream's work, each ended by an event. `bytes`: the size
-  /// of the block. Returns the use with the epoch of the event, or `use` itself if none was recorded. The caller holds
-  /// the lock of `in`, the block's shard (part of the pool).
+  /// its present epoch. `bytes`: the size of the block. Returns the use with the epoch of the event, or `use` itself if
+  /// none was recorded. The caller holds the lock of `in`, the block's shard.
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline stream_use
   record_if_due(stream_key const& key, stream_use const& use, std::size_t bytes, pool_shard& in) noexcept {

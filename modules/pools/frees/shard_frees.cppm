@@ -16,23 +16,21 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// Puts freed blocks on the lists of their shards; a shard is a part of a pool with a lock of its own. The blocks come
-/// from callers, from thread caches and from remote frees. A remote free is one that found the lock of the shard taken.
-/// Allocates no host memory.
+/// Puts freed blocks on the lists of their shards. The blocks come from callers, from thread caches and from remote
+/// frees. Allocates no host memory.
 export class shard_frees {
 public:
   explicit shard_frees(pool_parts& parts) noexcept : parts_{parts} {}
 
   // The next functions are called under the lock of the block's shard.
-  /// Puts a small block on a quick list, and does not coalesce it yet. Puts any other block on a free list, and
-  /// coalesces it: joins it with free neighbours. The record of the streams that use the block stays with the memory.
-  /// So later uses are ordered after theirs.
+  /// Puts a small block on a quick list. Puts any other block on a free list, and coalesces it. The stream
+  /// uses of the block stay with the memory, so later uses are ordered after them.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   free_block(block& freed) noexcept;
   /// Frees a block that was in a thread cache. The cache has counted the free, so this does not.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   free_cached_block(block& cached) noexcept;
-  /// Returns whether a freed block goes to a quick list, where it is not coalesced yet.
+  /// Returns whether a freed block goes to a quick list.
   [[clang::requires_shared_capability(all_shards)]] inline bool goes_to_quick_list(block const& freed) const noexcept {
     // Memory that the host can touch goes there only if no stream may still use it.
     auto const max_streams = parts_.rules.host_accessible() ? 0u : 1u;

@@ -1,5 +1,4 @@
-// A hardened pool finds misuse of its blocks. These are the patterns that it writes to freed bytes and to guards (the
-// bytes before and behind a block).
+// A hardened pool finds misuse of its blocks. These are the patterns that it writes to freed bytes and to guards.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:fill_pattern;
 import :std;

@@ -1,4 +1,4 @@
-// A block of a hardened pool: the user's bytes, and the guards (bytes with a known pattern) around them.
+// A block of a hardened pool: the user's bytes, and the guards around them.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:guarded_block;
 import :block;
@@ -18,9 +18,8 @@ export struct corruption_report {
   inline bool any() const noexcept { return underrun.bytes + overrun.bytes + after_free.bytes > 0; }
 };
 
-/// The record of a block. While the block is live (allocated and not yet freed by the user), the record changes under
-/// the lock of `hardening`, the layer that guards blocks. Afterwards the record belongs to the thread that frees the
-/// block, then to the quarantine, which keeps freed blocks from reuse for a while.
+/// The record of a block. While the block is live, the record changes under the lock of `hardening`, the layer that
+/// guards blocks. Afterwards the record belongs to the thread that frees the block, then to the quarantine.
 export struct guarded_block {
   char* user = nullptr;
   std::size_t bytes = 0;               ///< requested by the user

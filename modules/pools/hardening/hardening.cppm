@@ -28,9 +28,8 @@ namespace gpumem::detail {
 /// - a free of a pointer that is not live, a free with a wrong size, and frees of one block by several threads at once.
 ///   The history of frees also shows a double free after the address was allocated again with another size;
 /// - bytes overwritten in the guards before and after a block;
-/// - bytes overwritten after the free. A freed block is poisoned (filled with a pattern) on the stream of the free, and
-///   goes to the quarantine, which keeps it from reuse for a while and then checks it. New blocks are filled too, so
-///   that reads of uninitialized bytes show.
+/// - bytes overwritten after the free. A freed block is poisoned on the stream of the free, and goes to the
+///   quarantine, which checks it later. New blocks are filled too, so that reads of uninitialized bytes show.
 ///
 /// The quarantine is first in, first out. Its blocks count as allocated. A request that would fail for lack of memory
 /// takes blocks out of the quarantine early, and may wait for them. `synchronize` checks all of its blocks, `trim`

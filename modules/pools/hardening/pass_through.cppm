@@ -1,5 +1,4 @@
-// A pool mode for tools that check memory. Each block is then an allocation of the upstream, the resource below the
-// pool.
+// A pool mode for tools that check memory. Each block is then an allocation of the upstream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <map>

@@ -1,4 +1,4 @@
-// The quarantine of a hardened pool: keeps freed blocks from reuse for a while, then checks them.
+// The quarantine of a hardened pool, which checks the blocks that leave it.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:quarantine;
 import :cuda;
@@ -28,16 +28,15 @@ public:
   quarantine& operator=(quarantine const&) = delete;
   ~quarantine();
 
-  /// Returns the sum of the sizes of the blocks in quarantine, with their guards (checked bytes around the user's
-  /// bytes).
+  /// Returns the sum of the sizes of the blocks in quarantine, with their guards.
   inline std::size_t bytes() const noexcept { return bytes_; }
 
   void put(guarded_block& freed) noexcept;
 
-  /// Polls the streams that use the oldest blocks. Poisons (fills with a pattern) those blocks whose uses are complete
-  /// and that are not poisoned yet. While more than `keep` bytes are in quarantine, checks the oldest complete blocks
-  /// and removes them. Returns the removed blocks, linked by `next`, with their reports. `asking`: the stream of the
-  /// caller's request, on which an event may be recorded; null if there is none.
+  /// Polls the streams that use the oldest blocks. Poisons those blocks whose uses are complete and that are not
+  /// poisoned yet. While more than `keep` bytes are in quarantine, checks the oldest complete blocks and removes them.
+  /// Returns the removed blocks, linked by `next`, with their reports. `asking`: the stream of the caller's request, on
+  /// which an event may be recorded; null if there is none.
   guarded_block* advance(stream_key const* asking, std::size_t keep) noexcept;
   /// Removes and returns all blocks without a check. Called when the driver has ended, or when the pool ends on a lost
   /// device.
@@ -85,8 +84,7 @@ private:
   std::size_t bytes_ = 0;
   std::size_t sent_bytes_ = 0;
   std::size_t staged_ = 0; // number of bytes of the staging memory in use
-  // An epoch is the number of a section of a stream's work. This one is of `own_`: once it is complete, all copies of
-  // `sent_` have ended. 0: no epoch is recorded for them yet.
+  // An epoch of `own_`: once it is complete, all copies of `sent_` have ended. 0: no epoch is recorded for them yet.
   epoch sent_until_ = 0;
 };
 

@@ -16,7 +16,7 @@ public:
   /// Returns whether the pool is not closed and no request waits, so that a new request is served immediately.
   inline bool is_open() const noexcept { return state_.load(std::memory_order_relaxed) == state::open; }
 
-  // Called under the locks of all shards, the parts of the pool that each have a lock.
+  // Called under the locks of all shards.
   /// Sets whether requests wait. Not called after set_closed().
   [[clang::requires_capability(all_shards)]] void set_waiting(bool any) noexcept {
     state_.store(any ? state::queue : state::open, std::memory_order_relaxed);

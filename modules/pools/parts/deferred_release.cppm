@@ -14,8 +14,8 @@ namespace gpumem::detail {
 /// its passes start again after an event was recorded. A pool that outlives the driver is leaked on purpose; the list
 /// keeps it reachable.
 ///
-/// If closed pools keep too much memory whose uses no event covers, each free on a stream that can be destroyed at any
-/// time records an event. So the pools that close afterwards keep none.
+/// If closed pools keep too much memory whose uses no event covers, each free on a mortal stream records an event. So
+/// the pools that close afterwards keep none.
 export class deferred_release : public timer {
 public:
   /// Empties the list, and starts a pass of each pool on it. Called when a requested event was recorded, and when a

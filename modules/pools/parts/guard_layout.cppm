@@ -1,4 +1,4 @@
-// The guards (bytes with a known pattern) that a hardened pool adds to each block.
+// The guards that a hardened pool adds to each block.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:guard_layout;
 import :block;
@@ -7,8 +7,8 @@ import :std;
 
 namespace gpumem::detail {
 
-/// The size of the guards around each block, and the number of bytes of a block that are poisoned (filled with a
-/// pattern at the free) and checked. Without hardening both are 0.
+/// The size of the guards around each block, and the number of bytes of a block that are poisoned and checked. Without
+/// hardening both are 0.
 export struct guard_layout {
   std::size_t guard = 0;  ///< a multiple of `granule`, the unit of block sizes
   std::size_t poison = 0; ///< blocks up to this size are poisoned in full, larger blocks for half this size at each end

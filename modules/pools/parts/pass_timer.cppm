@@ -1,5 +1,4 @@
-// Decides when the library thread (gpumem's background thread) makes its next pass, a run of the background work of a
-// pool.
+// Decides when the library thread makes its next pass over a pool.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pass_timer;
 import :admission;
@@ -12,9 +11,7 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// Posts passes of the library thread (the thread of default_executor()), one at a time, with growing pauses. A pass
-/// over a pool serves the pool's waiting requests, and gives memory back to the upstream. Guarded by the locks of all
-/// shards, the parts of the pool.
+/// Posts passes of the library thread, one at a time, with growing pauses. Guarded by the locks of all shards.
 export class pass_timer {
 public:
   /// Keeps references to both arguments. `pass`: the timer whose expiry is a pass.

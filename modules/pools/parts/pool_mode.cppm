@@ -19,7 +19,7 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// The facts on which the mode depends. Sizes are in bytes. A shard is a part of the pool with a lock of its own.
+/// The facts on which the mode depends. Sizes are in bytes.
 export struct mode_facts {
   std::size_t reserved = 0;
   std::size_t release_threshold = SIZE_MAX;

@@ -26,8 +26,7 @@ namespace gpumem::detail {
 /// A pool's memory, its rules and its mode (the settings that follow from its state). The class of each member says
 /// which lock guards it.
 export struct pool_parts {
-  /// `pass`: a timer; each time that it expires, gpumem's background thread serves this pool's waiting requests and
-  /// gives back unused memory (a pass). Throws std::invalid_argument.
+  /// `pass`: the timer whose expiry is a pass. Throws std::invalid_argument.
   pool_parts(std::unique_ptr<pool_upstream> from, pool_options asked, timer& pass);
 
   std::unique_ptr<pool_upstream> const upstream; ///< first, so that it outlives the shards, which hold its memory

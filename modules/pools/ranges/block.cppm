@@ -1,4 +1,4 @@
-// The record of a block, and its states. Blocks lie in shards, the parts of a pool that each have a lock.
+// The record of a block, and its states.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block;
 import :relaxed_atomic;
@@ -14,16 +14,15 @@ export inline constexpr std::size_t granule = 256;
 export struct chunk;
 export class free_list;
 
-/// The state of a block. A shard is a part of a pool with a lock of its own. Only the holder of that lock makes a block
-/// of the shard free, or allocates a free one. Changes between `allocated` and `cached` need only the lock of a thread
-/// cache.
+/// The state of a block. Only the holder of its shard's lock makes a block free, or allocates a free one. Changes
+/// between `allocated` and `cached` need only the lock of a thread cache.
 export enum class block_state : std::uint8_t {
   free,
   allocated,
-  quick_listed, ///< small and free, on a quick list, which keeps blocks that are not coalesced with their neighbours
+  quick_listed, ///< small and free, on a quick list
   cached,       ///< freed, and in a thread cache
   evicted,      ///< removed from a thread cache: the block is still to be made free
-  remote_freed, ///< freed by a thread that found the shard's lock taken: the next holder makes the block free
+  remote_freed, ///< in a remote free
   deferred,     ///< freed by a stream that is capturing a graph: the block is made free after the capture
   hole,         ///< its pages are unmapped
 };

@@ -1,4 +1,4 @@
-// The memory of the records that describe the blocks of a shard, a part of a pool with a lock of its own.
+// The memory of the records that describe the blocks of a shard.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_metadata;
 import :block;

@@ -1,4 +1,4 @@
-// The block table: finds by its address each block that is neither a free range nor a hole (unmapped addresses).
+// The block table: finds by its address each block that is neither a free range nor a hole.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_table;
 import :block;
@@ -9,8 +9,8 @@ import :std;
 namespace gpumem::detail {
 
 /// A hash table that finds the record of a block by the block's address. It holds all blocks of a shard except free
-/// ranges and holes. A shard is a part of a pool with a lock of its own; changes of the table need that lock. The owner
-/// of a block may find it without the lock: the block's entry does not move, and outgrown tables are kept.
+/// ranges and holes. Changes of the table need the lock of the shard. The owner of a block may find it without that
+/// lock: the block's entry does not move, and outgrown tables are kept.
 ///
 /// At least three quarters of a table are empty, so that few searches read a second entry. A table with 64 Ki entries
 /// or more may be half full: a second entry costs less than a table that exceeds the processor's caches.

@@ -12,9 +12,8 @@ import :tuning;
 
 namespace gpumem::detail {
 
-/// Free ranges by size, and quick lists: small freed blocks that are not joined with their neighbours. A range has the
-/// epoch of its last use: epochs number the sections of a stream's work. If all ranges wait for one stream, they are
-/// also in order of their epochs. Guarded by the lock of the shard (a part of a pool) that owns the list.
+/// Free ranges by size, and quick lists. A range has the epoch of its last use. If all ranges wait for one stream, they
+/// are also in order of their epochs. Guarded by the lock of the shard that owns the list.
 export class free_list {
 public:
   /// Returns the one stream for which all ranges here wait; null if they wait for none or for several.
@@ -61,8 +60,8 @@ public:
   bool in_use(bool without_event) const noexcept;
 
   /// Counts a free of the stream for which no event was recorded. Returns whether `frees_per_batch` frees or
-  /// `threshold_bytes` were counted. The caller then adds these counts to those of the stream's timeline (gpumem's
-  /// record of the stream), and resets them here.
+  /// `threshold_bytes` were counted. The caller then adds these counts to those of the stream's timeline, and resets
+  /// them here.
   inline bool count_free(std::size_t bytes, std::size_t threshold_bytes) noexcept {
     ++unrecorded_frees;
     unrecorded_bytes += bytes;

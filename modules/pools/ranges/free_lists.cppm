@@ -1,4 +1,4 @@
-// The free lists of a shard, by stream. A shard is a part of a pool with a lock of its own.
+// The free lists of a shard, by stream.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:free_lists;
 import :free_list;
@@ -8,7 +8,7 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// All free lists of a shard (a part of a pool). Guarded by the lock of the shard.
+/// All free lists of a shard. Guarded by the lock of the shard.
 export class free_lists {
 public:
   free_lists();

@@ -7,8 +7,8 @@ import :std;
 namespace gpumem::detail {
 
 /// A list of the lower blocks of all pairs, linked by the members `pair_prev` and `pair_next` of `block`. By this list
-/// all neighbours that might coalesce are found without a visit of every block. Guarded by the lock of the shard (a
-/// part of a pool) that owns the list.
+/// all neighbours that might coalesce are found without a visit of every block. Guarded by the lock of the shard that
+/// owns the list.
 export class free_pairs {
 public:
   /// Returns the lower block of the pair that was added last; null if there is no pair.

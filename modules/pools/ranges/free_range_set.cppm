@@ -1,4 +1,4 @@
-// The free ranges of a shard, a part of a pool with a lock of its own, and how they coalesce.
+// The free ranges of a shard, and how they coalesce.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:free_range_set;
 import :block;

@@ -1,4 +1,4 @@
-// The holes of a shard. A hole is a block without mapped pages.
+// The holes of a shard.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:hole_list;
 import :block;
@@ -6,8 +6,8 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A list of all holes, linked by the members `older` and `newer` of `block`. Guarded by the lock of the shard (a part
-/// of a pool) that owns the list.
+/// A list of all holes, linked by the members `older` and `newer` of `block`. Guarded by the lock of the shard that
+/// owns the list.
 export class hole_list {
 public:
   /// Marks a block, which is on no other list, as a hole and adds it.

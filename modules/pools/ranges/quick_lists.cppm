@@ -11,7 +11,7 @@ namespace gpumem::detail {
 /// Freed small blocks that the same streams may still use, one list for each size class, the newest block first. They
 /// coalesce with their neighbours only after `pop_all`. Most of them are allocated again before that, and then neither
 /// the free nor the allocation touches other blocks. This is Quick Fit (Weinstock and Wulf 1988). Guarded by the lock
-/// of the shard (a part of a pool) that owns the lists.
+/// of the shard that owns the lists.
 export class quick_lists {
 public:
   inline block* head(std::size_t bytes) const noexcept { return heads_[size_class::number_of_small(bytes)]; }

@@ -1,5 +1,4 @@
-// Splits blocks off the free ranges of one shard, and makes them free again. A shard is a part of a pool with a lock of
-// its own.
+// Splits blocks off the free ranges of one shard, and makes them free again.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:range_allocator;
 import :block;
@@ -14,9 +13,9 @@ import :stream_uses;
 
 namespace gpumem::detail {
 
-/// The blocks of one shard. Free ranges are on free lists. Holes (ranges whose pages are unmapped) are in a list of
-/// their own. All other blocks are in the block table, which finds them by address. All functions but `find_live` need
-/// the lock of the shard. A call that throws std::bad_alloc changes nothing.
+/// The blocks of one shard. Free ranges are on free lists. Holes are in a list of their own. All other blocks are in
+/// the block table, which finds them by address. All functions but `find_live` need the lock of the shard. A call that
+/// throws std::bad_alloc changes nothing.
 export class range_allocator {
 public:
   range_allocator() = default;

@@ -1,5 +1,4 @@
-// Names for the locks of a pool's shards in clang's thread-safety analysis. A shard is a part of a pool with its own
-// lock.
+// Names for the locks of a pool's shards in clang's thread-safety analysis.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:shard_roles;
 import :locks;

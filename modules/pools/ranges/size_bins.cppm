@@ -6,11 +6,11 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Two-level segregated fit (Masmano, Ripoll, Crespo, Real 2004). Each size below 128 granules (units of 256 bytes) has
-/// a bin of its own. Larger sizes have 64 bins for each power of two, so that the sizes in a bin differ by 1.6 % at
-/// most. A search visits the bins from the smallest possible one on, and looks at the block that was put into a bin
-/// last. It takes the first such block that is large enough, which is nearly the best fit. If there is none, it looks
-/// at all blocks. Guarded by the lock of the shard (a part of a pool) that owns the bins.
+/// Two-level segregated fit (Masmano, Ripoll, Crespo, Real 2004). Each size below 128 granules has a bin of its own.
+/// Larger sizes have 64 bins for each power of two, so that the sizes in a bin differ by 1.6 % at most. A search visits
+/// the bins from the smallest possible one on, and looks at the block that was put into a bin last. It takes the first
+/// such block that is large enough, which is nearly the best fit. If there is none, it looks at all blocks. Guarded by
+/// the lock of the shard that owns the bins.
 export class size_bins {
 public:
   inline size_bins() noexcept {

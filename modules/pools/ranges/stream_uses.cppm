@@ -1,5 +1,4 @@
-// The uses of a block of memory: which streams may still use it, and up to which epoch of each stream. Epochs number
-// the sections of a stream's work; each event ends a section.
+// The uses of a block of memory: which streams may still use it, and up to which epoch of each stream.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_uses;
 import :std;
@@ -22,8 +21,8 @@ export struct stream_use {
 };
 
 /// The uses of a block: at most four, one for each stream. A use has the newest epoch in which its stream used the
-/// block. A block without uses is ready for all streams. Guarded by the lock that guards the block: that of its shard
-/// (a part of a pool), or that of a thread cache while the block is there.
+/// block. A block without uses is ready for all streams. Guarded by the lock that guards the block: that of its shard,
+/// or that of a thread cache while the block is there.
 export class stream_uses {
 public:
   static constexpr std::size_t max_streams = 4;

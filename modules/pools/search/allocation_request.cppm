@@ -42,9 +42,9 @@ export struct allocation_request {
   inline bool is_small() const noexcept { return bytes <= size_class::largest_small && alignment == granule; }
 };
 
-/// A free range, the offset of the block in the range, and the reuse tier: the rule by which the stream may get the
-/// range. Empty if no range was found. Two words, so that functions return a placement in registers. A copy in memory
-/// would be written by fields and read by words, which stalls the processor.
+/// A free range, the offset of the block in the range, and the reuse tier. Empty if no range was found. Two words, so
+/// that functions return a placement in registers. A copy in memory would be written by fields and read by words, which
+/// stalls the processor.
 export struct placement {
   placement() = default;
   placement(block* in, std::size_t at, reuse_tier by) noexcept : range{in}, offset{at & max_offset}, how{by} {}

@@ -1,4 +1,4 @@
-// Finds a free range for a request. A rule by which the request's stream may get a range is called a reuse tier.
+// Finds a free range for a request.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:range_search;
 import :allocation_request;
@@ -14,10 +14,10 @@ import :stream_timeline;
 
 namespace gpumem::detail {
 
-/// Finds a place for a request in the free ranges of shards, the parts of a pool that each have a lock. Leaves the
-/// range on its free list. Each search returns an empty placement if there is no such place. Searches may poll streams,
-/// join free neighbours, and make ranges ready: free for any stream. The caller holds the locks of the shards that it
-/// passes. Searches make driver calls on streams, but do not wait on the host.
+/// Finds a place for a request in the free ranges of shards. Leaves the range on its free list. Each search returns an
+/// empty placement if there is no such place. Searches may poll streams, join free neighbours, and make ranges ready.
+/// The caller holds the locks of the shards that it passes. Searches make driver calls on streams, but do not wait on
+/// the host.
 export class range_search {
 public:
   /// Keeps a reference to `rules`. `policy`: which memory of other streams may be reused.

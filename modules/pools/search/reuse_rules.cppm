@@ -17,8 +17,8 @@ namespace gpumem::detail {
 export enum class reuse_tier : std::uint8_t { same_stream, ordered, completed, wait, none };
 
 /// The rules of one pool. A use is work of a stream on memory that is now free; it is open until the host has seen it
-/// complete. A shard is a part of the pool with a lock of its own. The caller holds the locks of the shards that it
-/// passes, or of the shard in which the uses lie. Calls may make driver calls on streams, but wait for nothing.
+/// complete. The caller holds the locks of the shards that it passes, or of the shard in which the uses lie. Calls may
+/// make driver calls on streams, but wait for nothing.
 export class reuse_rules {
 public:
   /// `policy`: which memory of other streams may be reused. `host_accessible`: the host may touch memory as soon as it
@@ -51,10 +51,9 @@ public:
 
   /// Polls every stream with open uses of free memory once, and returns the number of these streams. `asking`: the key
   /// of the request for which this polls, or null. If no event covers a use, records one now on a stream that gpumem
-  /// made, or whose owner has promised that it lives (an adopted stream). For host-accessible memory, also records one
-  /// on the asking stream. On any other stream the next free records an event. With `reuse_policy::ordered` polls help
-  /// only requests that need the host to see uses complete; for other requests does nothing and returns 0. Throws
-  /// std::bad_alloc.
+  /// made or adopted. For host-accessible memory, also records one on the asking stream. On any other stream the next
+  /// free records an event. With `reuse_policy::ordered` polls help only requests that need the host to see uses
+  /// complete; for other requests does nothing and returns 0. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::size_t
   poll_streams(stream_key const* asking, shard_span among);
   /// Polls every stream with open uses, whatever the policy. Then repeats the polls for up to 4 us, because a stream

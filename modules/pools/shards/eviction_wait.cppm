@@ -9,7 +9,7 @@ import :sync;
 namespace gpumem::detail {
 
 /// Lets requests wait until no evicted block is left. A thread cache evicts a block to make room. Until the cache's
-/// thread has freed the block to a shard (a part of the pool), the block is on no list.
+/// thread has freed the block to a shard, the block is on no list.
 export class eviction_wait {
 public:
   /// Returns once `any()` is false, which means that no evicted block is left. Unlocks the shards during the wait.

@@ -1,4 +1,4 @@
-// The peak of the live bytes of a pool with many shards (parts of the pool with a lock each).
+// The peak of the live bytes of a pool with many shards.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:peak_tracker;
 import :std;

@@ -1,4 +1,4 @@
-// A shard: a part of a pool with a lock, chunks and free lists of its own.
+// A shard of a pool: its address ranges, chunks, blocks and counts.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
@@ -60,7 +60,7 @@ export struct alignas(false_sharing_distance) pool_shard {
   relaxed_atomic<bool> spare{false}; ///< no thread uses this shard; changed under the locks of all shards
   bool lends = false;                ///< its blocks are loans: no request searches its free ranges, and it stays spare
   static constexpr std::uint8_t rounds_active = 2; ///< rounds_left after an allocation by a thread of this shard
-  /// Rounds (shard_list::end_round) after which the shard is inactive unless its threads allocate; 0: it is inactive.
+  /// Rounds after which the shard is inactive unless its threads allocate; 0: it is inactive.
   std::uint8_t rounds_left __attribute__((guarded_by(one_shard))) = 0;
   /// All blocks lie between these addresses. The first one only falls, the other only rises.
   alignas(128) relaxed_atomic<std::uintptr_t> first_address{UINTPTR_MAX};

@@ -1,4 +1,4 @@
-// A list of frees by threads that found the lock of the block's shard taken. A shard is a part of a pool.
+// A list of frees by threads that found the lock of the block's shard taken.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:remote_frees;
 import :block;

@@ -87,8 +87,7 @@ public:
   /// first gives it a shard of its own. Ends the round after `tuning::calls_per_round` locked calls of the shard that
   /// serves the request. Returns whether the number of active shards, or of those in use, has changed.
   [[clang::requires_capability(one_shard, all_shards)]] bool begin_allocation(std::size_t bytes, bool may_add) noexcept;
-  /// Returns the shard whose blocks are loans (pages that a borrower maps at addresses of its own), and adds it first
-  /// if there is none. Throws std::bad_alloc.
+  /// Returns the shard whose blocks are loans, and adds it first if there is none. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] pool_shard& lending();
   /// Gives the calling thread a shard of its own. Does nothing if the host has no memory for one.
   [[clang::requires_capability(one_shard, all_shards)]] void add_for_thread() noexcept;

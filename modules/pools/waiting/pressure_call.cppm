@@ -1,4 +1,4 @@
-// A function of the user that frees memory for requests that wait (a pressure callback).
+// A pressure callback, and its runs.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
@@ -13,9 +13,9 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// One function of the user. Each time that this object is posted to its executor, the executor runs the function. A
-/// run ends when the function returns; if the function returns an awaitable, the run ends when the awaited result is
-/// there. "The lock" means the locks of all shards, the parts of the pool.
+/// One pressure callback. Each time that this object is posted to its executor, the executor runs the function. A run
+/// ends when the function returns; if the function returns an awaitable, the run ends when the awaited result is there.
+/// "The lock" means the locks of all shards.
 export class pressure_call final : public work_item, public std::enable_shared_from_this<pressure_call> {
 public:
   /// Frees memory and returns the number of bytes that it has freed. Or returns nullopt, and calls finish() of `call`

@@ -1,4 +1,4 @@
-// The functions of a pool that free memory for requests that wait.
+// The pressure callbacks of a pool.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pressure_list;
 import :pressure_call;
@@ -7,8 +7,8 @@ import :std;
 
 namespace gpumem::detail {
 
-/// The functions of one pool, guarded by the locks of all shards (the parts of the pool). A function is due if requests
-/// have begun to wait since its last run, or if that run freed memory.
+/// The pressure callbacks of one pool, guarded by the locks of all shards. A callback is due if requests have begun to
+/// wait since its last run, or if that run freed memory.
 export class pressure_list {
 public:
   /// Throws std::bad_alloc.

@@ -1,4 +1,4 @@
-// Decisions of the library thread, the thread of default_executor(), for requests that wait.
+// Decisions of the library thread for requests that wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
@@ -14,9 +14,8 @@ import :waiting_requests;
 
 namespace gpumem::detail {
 
-/// Decides what the library thread does for requests that wait. The thread makes passes over the pool. A pass polls
-/// events, calls functions that free memory, or makes the deadlock_monitor look for requests that must end. Guarded by
-/// the locks of all shards, the parts of the pool.
+/// Decides what a pass of the library thread does for requests that wait: it polls events, calls pressure callbacks, or
+/// makes the deadlock_monitor look for requests that must end. Guarded by the locks of all shards.
 export class progress_monitor {
 public:
   /// Keeps references to both arguments.

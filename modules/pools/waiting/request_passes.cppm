@@ -1,4 +1,4 @@
-// The library thread's work for requests that wait. That thread is the one of default_executor().
+// The library thread's work for requests that wait.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:request_passes;
 import :deadlock_monitor;
@@ -15,8 +15,8 @@ import :waiting_requests;
 
 namespace gpumem::detail {
 
-/// Does what the progress_monitor decides: calls functions that free memory, makes the deadlock_monitor look for
-/// requests that must end, and polls for work that has completed. Takes the locks of all shards, the parts of the pool.
+/// Does what the progress_monitor decides: calls pressure callbacks, makes the deadlock_monitor look for requests that
+/// must end, and polls for work that has completed. Takes the locks of all shards.
 export class request_passes final : public pressure_call::observer, public waiting_place {
 public:
   /// Keeps references to all arguments.

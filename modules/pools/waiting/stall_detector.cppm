@@ -6,8 +6,7 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// Tells since when nothing has been granted or freed while requests wait. Guarded by the locks of all shards, the
-/// parts of the pool.
+/// Tells since when nothing has been granted or freed while requests wait. Guarded by the locks of all shards.
 export class stall_detector {
 public:
   /// After `timeout` without a grant or a free, the requests that wait count as stalled; 0: never.

@@ -22,9 +22,8 @@ public:
 
   waiter_list queue __attribute__((guarded_by(all_shards)));
 
-  /// For a request that has a turn (the right to try again), bytes are set aside. Returns the bytes that are free or
-  /// could be reserved, less those set aside for other requests. `its_own`: the bytes set aside for the request that
-  /// asks.
+  /// For a request that has a turn, bytes are set aside. Returns the bytes that are free or could be reserved, less
+  /// those set aside for other requests. `its_own`: the bytes set aside for the request that asks.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t headroom(std::size_t its_own = 0) const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] bool fits(waiter const& item) const noexcept;
   /// Rounds a size up as the pool does when it cannot grow: small sizes to a size class, larger ones to a multiple of

@@ -1,5 +1,4 @@
-// Allocates chunks (memory from the upstream), moves them between shards (parts of the pool with their own locks), and
-// gives them back.
+// Allocates chunks, moves them between shards, and gives them back.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

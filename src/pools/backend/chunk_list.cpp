@@ -1,4 +1,4 @@
-// The chunks of a pool (pieces of memory from its upstream): size of the next chunk, look-up by address, sums of bytes.
+// The chunks of a pool: size of the next chunk, look-up by address, sums of bytes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

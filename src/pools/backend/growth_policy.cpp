@@ -72,15 +72,15 @@ std::size_t growth_policy::shortfall(allocation_request const& request, address_
   auto const least = need - std::min(need - granule, end ? end->bytes : 0);
   auto const page = exact ? unit_ : usual_page(in.shard->reserved);
   auto wanted = least;
-  // With several shards (parts of the pool with their own locks) each growth for a small or medium block adds memory to
-  // spare. Otherwise threads would run out of memory more often, and then lock all shards.
+  // With several shards each growth for a small or medium block adds memory to spare. Otherwise threads would run out
+  // of memory more often, and then lock all shards.
   if (!exact && !shards_.single() && !shards_.is_shared(request.bytes))
     wanted = std::max(wanted, in.shard->reserved / tuning::shard_growth_fraction);
   return wanted > SIZE_MAX - page ? least : round_up(wanted, page);
 }
 
-// Returns the hole (range without mapped pages) in which the fewest bytes must be mapped for the request, at the start
-// or at the end of the hole. Leaves out holes that need more bytes than the limit still allows.
+// Returns the hole in which the fewest bytes must be mapped for the request, at the start or at the end of the hole.
+// Leaves out holes that need more bytes than the limit still allows.
 std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_request const& request, address_range& in,
                                                                  bool exact) const {
   auto const need = request.bytes + (request.alignment - granule);

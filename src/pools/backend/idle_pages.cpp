@@ -1,4 +1,4 @@
-// Finds free memory whose uses are complete (no stream still works on it), and takes whole pages of it out of the pool.
+// Finds free memory whose uses are complete, and takes whole pages of it out of the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>

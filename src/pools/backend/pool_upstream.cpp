@@ -1,4 +1,4 @@
-// Calls the upstream, the resource from which a pool gets its memory.
+// Calls the upstream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

@@ -1,4 +1,4 @@
-// The budget is the bytes that all thread caches may hold. Each cache claims a share of it and gives the share back.
+// Gives each thread cache a share of the budget, and takes the share back.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,4 @@
-// large_cache, which keeps the large blocks that a thread freed last: the order in which blocks leave it.
+// large_cache: the order in which blocks leave it.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <bit>

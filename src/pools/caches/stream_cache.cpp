@@ -1,4 +1,4 @@
-// stream_cache, which keeps blocks that one thread freed on one stream: finds the largest block, and counts the frees.
+// stream_cache: finds the largest block, and counts the frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

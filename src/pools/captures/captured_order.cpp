@@ -34,8 +34,8 @@ struct capture_place {
 };
 
 // Returns whether to ask the driver about the stream. A question about the legacy stream would end captures. For a
-// stream that may be destroyed at any time, the key says whether it captured when the pool was called. Such a stream is
-// asked about again only if it captured then.
+// mortal stream, the key says whether it captured when the pool was called. Such a stream is asked about again only if
+// it captured then.
 bool may_ask(stream_key const& key) {
   if (!key.has_handle() || !key.timeline().is_usable()) return false;
   switch (key.timeline().kind()) {

@@ -21,9 +21,9 @@ namespace {
 
 inline constexpr std::size_t small_chunk = std::size_t{2} << 20; // bytes
 inline constexpr std::size_t largest_small = small_chunk / 2;    // larger requests get a chunk of their size
-// The first granule (256 bytes) of each chunk is never given out. A chunk is a live block of the upstream, so no block
-// here begins where a block of the upstream begins. So the address tells a free whether the block is the upstream's or
-// is graph memory.
+// The first granule of each chunk is never given out. A chunk is a live block of the upstream, so no block here begins
+// where a block of the upstream begins. So the address tells a free whether the block is the upstream's or is graph
+// memory.
 inline constexpr std::size_t header = granule;
 
 } // namespace

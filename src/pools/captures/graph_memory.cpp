@@ -1,4 +1,4 @@
-// Allocates, frees and grows the memory of captured graphs, and gives it back to the upstream at the end.
+// Allocates, frees and grows graph memory, and gives it back to the upstream at the end.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>

@@ -1,4 +1,4 @@
-// The graph memories of a pool (the memory that captured graphs use), and which of them has a block.
+// The graph memories of a pool, and which of them has a block.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>

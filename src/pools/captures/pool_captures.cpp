@@ -1,5 +1,4 @@
-// Opens and closes capture scopes, and finds the scope of a stream. In a capture scope a pool serves the streams of one
-// capture from graph memory: memory that the captured graph uses at each launch.
+// Opens and closes capture scopes, and finds the scope of a stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>

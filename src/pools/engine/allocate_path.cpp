@@ -1,5 +1,4 @@
-// Allocates a block from the thread's shard (a part of the pool with its own lock), from all shards, or from new
-// memory.
+// Allocates a block from the thread's shard, from all shards, or from new memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

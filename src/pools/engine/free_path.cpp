@@ -1,5 +1,5 @@
-// The free of a block takes the lock of one shard (a part of the pool) or the locks of all shards. If the shard's lock
-// is taken, the free can become a remote free, which the next holder of that lock completes.
+// The free of a block takes the lock of one shard or the locks of all shards. If the shard's lock is taken, the free
+// can become a remote free.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

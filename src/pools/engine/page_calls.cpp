@@ -1,5 +1,4 @@
-// Passes calls about pages on to the pool's backend, which maps and unmaps them, under the locks of all shards (the
-// parts of the pool).
+// Passes calls about pages on to the pool's backend, which maps and unmaps them, under the locks of all shards.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

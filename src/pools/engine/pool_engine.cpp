@@ -1,5 +1,5 @@
-// Calls of a pool that take the locks of all its shards (parts with their own locks): they reserve and trim memory, set
-// the limit, reset peaks, wait for streams, and close the pool.
+// Calls of a pool that take the locks of all its shards: they reserve and trim memory, set the limit, reset peaks, wait
+// for streams, and close the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>

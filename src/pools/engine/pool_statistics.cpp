@@ -1,4 +1,4 @@
-// Reads the counts of thread caches and of shards (parts of the pool with their own locks), and describes blocks.
+// Reads the counts of thread caches and of shards, and describes blocks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

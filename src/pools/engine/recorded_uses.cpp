@@ -1,5 +1,4 @@
-// Adds uses to live blocks, and makes room for them. A use is work of a stream on a block; the block's memory must not
-// be reused before it.
+// Adds uses to live blocks, and makes room for them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

@@ -35,9 +35,8 @@ std::size_t release_task::release(std::size_t keep) {
   return parts_.backend.release(keep);
 }
 
-// Runs one pass on the library thread (gpumem's background thread). The pass serves the requests that wait. It gives
-// memory whose uses are complete back to the upstream: what exceeds the release threshold, or all memory of a closed
-// pool.
+// Runs one pass on the library thread. The pass serves the requests that wait. It gives memory whose uses are complete
+// back to the upstream: what exceeds the release threshold, or all memory of a closed pool.
 void release_task::expire() noexcept {
   requests_.run();
   auto step = next_step::nothing;

@@ -1,4 +1,4 @@
-// Searches shards (parts of the pool with a lock each) for a free range, lets the pool grow, and splits a block off.
+// Searches shards for a free range, lets the pool grow, and splits a block off.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -19,8 +19,8 @@ import :stream_uses;
 namespace gpumem::detail {
 
 // Counts a free. Returns whether the frees of the stream that no event covers have reached the threshold for an event.
-// Counts first in the stream's free list of the shard `in` (a part of the pool). Adds the sums to the counter of the
-// whole stream later, so that threads that use the same stream rarely write that shared counter.
+// Counts first in the stream's free list of the shard `in`. Adds the sums to the counter of the whole stream later, so
+// that threads that use the same stream rarely write that shared counter.
 bool free_events::passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& in) noexcept {
   auto const threshold = parts_.mode.event_threshold_bytes();
   auto* const own = in.ranges.lists().find(timeline);

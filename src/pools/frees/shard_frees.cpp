@@ -1,5 +1,4 @@
-// Puts freed blocks on the free lists of their shard (a part of the pool), and starts the release of memory beyond the
-// threshold.
+// Puts freed blocks on the free lists of their shard, and starts the release of memory beyond the threshold.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -92,8 +91,7 @@ void shard_frees::flush_beyond_threshold() noexcept {
 }
 
 // Ends memory pressure (the state after a request found no memory) when enough memory is free. If the range can go back
-// to the upstream, and more than the release threshold is reserved, makes the library thread (gpumem's background
-// thread) release memory.
+// to the upstream, and more than the release threshold is reserved, makes the library thread release memory.
 void shard_frees::check_thresholds(block const& range) noexcept {
   parts_.requests.count_change();
   auto const reserved = parts_.chunks.reserved();

@@ -1,4 +1,4 @@
-// Writes and searches the ring buffer of the last allocations and frees of a hardened pool (which checks for misuse).
+// Writes and searches the ring buffer of the last allocations and frees of a hardened pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Finds the guards (bytes with a known pattern) before and behind a hardened pool's block, and checks its bytes.
+// Finds the guards before and behind a hardened pool's block, and checks its bytes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

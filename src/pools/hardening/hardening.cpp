@@ -1,6 +1,5 @@
-// Allocations and frees of hardened pools. A block has guards (bytes with a known pattern) before and behind it. A free
-// poisons the block (fills it with a pattern) and puts it into the quarantine, which keeps it from reuse. The engine is
-// the pool without these checks.
+// Allocations and frees of hardened pools. A block has guards before and behind it. A free poisons the block and puts
+// it into the quarantine. The engine is the pool without these checks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>

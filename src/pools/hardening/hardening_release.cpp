@@ -1,5 +1,4 @@
-// Frees blocks of a hardened pool that leave its quarantine (which keeps freed blocks from reuse), reports overwritten
-// bytes, and ends the pool.
+// Frees blocks of a hardened pool that leave its quarantine, reports overwritten bytes, and ends the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -152,8 +151,8 @@ void hardening::drop_last_handle() noexcept {
   if (last) close();
 }
 
-// Ends the pool now if all blocks are complete; otherwise a timer calls expire() on the library thread (gpumem's own)
-// to try again. Requests the events that are missing at once: the caller's next call on a stream may be its last.
+// Ends the pool now if all blocks are complete; otherwise a timer calls expire() on the library thread to try again.
+// Requests the events that are missing at once: the caller's next call on a stream may be its last.
 void hardening::close() noexcept {
   retry_releases();
   advance(nullptr, 0);

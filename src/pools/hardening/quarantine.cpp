@@ -1,5 +1,4 @@
-// The quarantine of a hardened pool keeps freed blocks from reuse. Polls for the end of their uses, poisons them (fills
-// them with a pattern), and looks for overwritten bytes.
+// Polls for the end of the uses of blocks in quarantine, poisons them, and looks for overwritten bytes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -107,7 +107,7 @@ private:
 
 bool process_is_exiting() noexcept {
   static bool const once = [] {
-    at_driver_exit(set_exiting); // registered last, so it runs before the background thread is joined
+    at_driver_exit(set_exiting); // registered last, so it runs before the library thread is joined
     return true;
   }();
   static_cast<void>(once);

@@ -1,4 +1,4 @@
-// Starts the passes: runs of a pool's background work on the library thread.
+// Starts the passes of the library thread.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

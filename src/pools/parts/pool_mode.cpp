@@ -17,10 +17,10 @@ import :thread_caches;
 import :tuning;
 
 namespace gpumem::detail {
-// On the fast path a call takes the lock of one shard (a part of the pool) or none. It is off under memory pressure,
-// beyond the release threshold, and after the pool was closed or has lost its last handle. It is also off while frees
-// inside a graph capture wait for a later call that completes them. Caching is also off for host-accessible memory: the
-// host must not get blocks that the device still uses.
+// On the fast path a call takes the lock of one shard or none. It is off under memory pressure, beyond the release
+// threshold, and after the pool was closed or has lost its last handle. It is also off while frees inside a graph
+// capture wait for a later call that completes them. Caching is also off for host-accessible memory: the host must not
+// get blocks that the device still uses.
 mode_settings derive_mode(mode_facts const& facts) noexcept {
   bool const fast_path = !facts.under_pressure && !facts.closed && !facts.deferred_frees &&
                          !is_too_much(facts.reserved, facts.release_threshold);

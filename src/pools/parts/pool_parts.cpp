@@ -134,8 +134,7 @@ std::int64_t pool_parts::live_blocks() const noexcept {
   return sum;
 }
 
-// Returns the live bytes. The shards (parts of the pool) also count blocks in thread caches as live, so this function
-// subtracts them.
+// Returns the live bytes. The shards also count blocks in thread caches as live, so this function subtracts them.
 std::size_t pool_parts::live_bytes() const noexcept {
   auto sum = -caches.snapshot().cached_requested;
   for (auto const& each : shards.all()) sum += each->live.bytes;

@@ -1,4 +1,4 @@
-// Makes and grows the block table: a hash table that finds by address each block that is not free.
+// Makes and grows the block table.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>

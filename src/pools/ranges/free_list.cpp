@@ -1,4 +1,4 @@
-// Keeps the ranges of a free list in order of the epochs of their uses. Epochs number the sections of a stream's work.
+// Keeps the ranges of a free list in order of the epochs of their uses.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

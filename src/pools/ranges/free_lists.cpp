@@ -1,4 +1,4 @@
-// Assigns free lists (free memory that waits for the work of one stream) to streams, and finds them by stream.
+// Assigns free lists to streams, and finds them by stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Adds, removes and finds the holes (address ranges without memory) of a shard, a part of a pool.
+// Adds, removes and finds the holes of a shard.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Takes all blocks off the quick lists (lists of freed small blocks of one size), so that they can coalesce.
+// Takes all blocks off the quick lists, so that they can coalesce.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Splits, frees and joins the blocks of a shard (a part of a pool), and makes and fills holes (ranges without pages).
+// Splits, frees and joins the blocks of a shard, and makes and fills holes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

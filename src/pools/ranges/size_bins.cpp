@@ -1,5 +1,4 @@
-// Searches of the size bins (free ranges sorted by size) for aligned blocks, for large sizes, and for the largest
-// block.
+// Searches of the size bins for aligned blocks, for large sizes, and for the largest block.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

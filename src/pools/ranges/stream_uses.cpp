@@ -1,4 +1,4 @@
-// The uses of memory: a use is the work of one stream on it, up to a certain event. Adds, joins and drops uses.
+// Adds, joins and drops the uses of memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

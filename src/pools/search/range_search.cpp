@@ -1,5 +1,4 @@
 // The searches for a free range, by reuse tier: from ranges that need no order to those for which the stream must wait.
-// A range is ready if no stream uses it any more. Epochs number the sections of a stream's work.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>

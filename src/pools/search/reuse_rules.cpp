@@ -1,4 +1,4 @@
-// Decides which stream may use free memory, and polls to learn which uses (work of streams on the memory) are complete.
+// Decides which stream may use free memory, and polls to learn which uses are complete.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The constructor of a shard, a part of a pool with a lock of its own, and its addresses.
+// The constructor of a shard, and its addresses.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <chrono>

@@ -1,5 +1,4 @@
-// Gives shards (parts of a pool with locks of their own) to threads and takes them back, finds blocks in them, and
-// takes the locks of all shards.
+// Gives shards to threads and takes them back, finds blocks in them, and takes the locks of all shards.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Runs of pressure callbacks: functions of the user that free memory while requests wait.
+// Runs of pressure callbacks.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

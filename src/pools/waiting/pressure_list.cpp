@@ -1,4 +1,4 @@
-// Decides which pressure callback, a function that frees memory, is called next.
+// Decides which pressure callback is called next.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

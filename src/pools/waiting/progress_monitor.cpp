@@ -1,5 +1,4 @@
-// Decides for which waiting request the pool polls, and when the library thread (gpumem's background thread) looks
-// again.
+// Decides for which waiting request the pool polls, and when the library thread looks again.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -77,8 +76,8 @@ void progress_monitor::schedule_poll() noexcept {
   schedule_stall_check();
 }
 
-// While a growth or a pressure callback (a function that frees memory) is in progress, or while a poll may find memory
-// for the first request, the request may go on without a free.
+// While a growth or a pressure callback is in progress, or while a poll may find memory for the first request, the
+// request may go on without a free.
 place_state progress_monitor::state(waiter const& first) noexcept {
   place_state now{waiting_.queue, parts_.live_bytes(), waiting_.headroom(), waiting_.rounded(first)};
   now.fits = waiting_.fits(first);

@@ -1,5 +1,4 @@
-// The library thread's work for requests that wait: it polls, calls pressure callbacks (functions of the user that free
-// memory), and ends requests.
+// The library thread's work for requests that wait: it polls, calls pressure callbacks, and ends requests.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
@@ -68,10 +67,10 @@ void request_passes::end_wait(waiter& item, woken_waiters& woken) noexcept {
   queue_.remove(item, woken);
 }
 
-// Polls, and gives a turn (the right to try again) to the next request that may succeed now. The pool counts changes,
-// such as frees, after which requests may succeed. In a hardened pool, and with `reuse_policy::ordered`, the count does
-// not show that work has completed. So in these pools a request tries after each poll. Complete ranges are made ready
-// even if no work is pending, since another thread may have seen the work complete.
+// Polls, and gives a turn to the next request that may succeed now. The pool counts changes, such as frees, after which
+// requests may succeed. In a hardened pool, and with `reuse_policy::ordered`, the count does not show that work has
+// completed. So in these pools a request tries after each poll. Complete ranges are made ready even if no work is
+// pending, since another thread may have seen the work complete.
 void request_passes::poll() noexcept {
   woken_waiters woken;
   all_shards_lock const held{parts_.shards};

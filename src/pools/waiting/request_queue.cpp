@@ -46,7 +46,7 @@ void request_queue::wake_next(woken_waiters& woken) noexcept {
   auto const may = [this](waiter const& item) {
     assert_all_shards_held();
     if (waiting_.refusal(item)) return true;
-    if (item.has_parts() && multi_part_) return false; // only one request for several blocks (parts) at a time
+    if (item.has_parts() && multi_part_) return false; // only one request of several parts at a time
     return (item.seen_changes() != waiting_.change_count(item) && waiting_.fits(item)) ||
            waiting_.waits_for_nothing(item);
   };

@@ -1,4 +1,4 @@
-// A text and statistics about the requests that wait; the text also lists the scopes (units of work) that hold memory.
+// A text and statistics about the requests that wait; the text also lists the scopes that hold memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
