@@ -19,6 +19,7 @@ CONCEPT = re.compile(r"(?:export\s+)?concept\s+(\w+)")
 USING = re.compile(r"(?:export\s+)?using\s+(?:typename\s+)?([\w:]+(?:operator\s*\S+)?)\s*$")
 ACCESS = re.compile(r"(public|protected|private)\s*:(?!:)")
 WORD = re.compile(r"\w+")
+GETTER = re.compile(r"\{ return (\w+_)(?:\.value\(\))?; \}")
 OPERATOR = re.compile(r'operator\s*(""\s*\w+|\(\s*\)|\[\s*\]|co_await\b|[^\s\w(]+|[\w:]+[\s*&]*(?=\())')
 NAME_OF_FUNCTION = re.compile(rf"({OPERATOR.pattern}|~?\w+)\s*\($")
 NAME_OF_VARIABLE = re.compile(r"(\w+)\s*(?:\[[^\]]*\]\s*|:\s*\d+\s*)*(?:=.*|\{.*)?$", re.S)
@@ -36,7 +37,7 @@ class Declaration:
     """One declaration. `first` and `last` are numbers of lines; `members` are those of a namespace, class or enum."""
 
     kind = name = head = access = ""
-    comment = trailing = body = None
+    comment = trailing = body = returned = None  # `returned`: the data member that a function returns
     is_exported = is_defined = False
     members = bases = constraints = ()
 
@@ -196,6 +197,8 @@ class Reader:
                 elif parameters and not is_assigned and not (in_members and re.match(r"[\w>]", previous)):
                     one.is_defined = True
                     head_to = at if head_to is None else head_to
+                    if found := GETTER.fullmatch(self.flat(at, after)):
+                        one.returned = found[1]
                     at = after
                     break
             else:

@@ -13,7 +13,8 @@
 #   6. In lines that stand together, the comment above the first of several functions of one name, or of several type
 #      aliases, counts for all of them.
 #   7. operator== and != without a comment get a sentence: the comment of the class says when two objects are equal.
-#   8. A name that a using-declaration takes from CCCL or CUDA is shown as an alias.
+#   8. A function that returns the data member of its name gets a sentence, unless it returns a bool: name() returns name_.
+#   9. A name that a using-declaration takes from CCCL or CUDA is shown as an alias.
 # Each other public name needs a comment for doxygen: of `///`, or of `///<` behind it.
 import re
 
@@ -94,7 +95,7 @@ class Library:
             elif self.is_public(one, owner):
                 if not has_doc(one) and is_told_by(owner, one):
                     continue
-                one.shared = shared_comment(before, one) or COMPARES.get(one.name)
+                one.shared = shared_comment(before, one) or COMPARES.get(one.name) or getter_comment(one)
                 if has_doc(one) or one.shared or owner or (one.space, one.head) not in self.documented:
                     yield one
                     before = one
@@ -127,6 +128,13 @@ def shared_comment(before, one):
     if has_doc(one) or not before or one.first > before.last + 1 or one.kind != before.kind:
         return None
     return (before.comment or before.shared) if one.kind == "alias" or one.name == before.name else None
+
+
+def getter_comment(one):
+    """The comment of a function that returns the data member of its name."""
+    if has_doc(one) or one.returned != f"{one.name}_" or re.search(r"\bbool\b", one.head):
+        return None
+    return Comment(one.first, [f"Returns the {one.name.replace('_', ' ')}."], True)
 
 
 def is_told_by(owner, one):

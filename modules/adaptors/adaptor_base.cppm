@@ -241,7 +241,6 @@ public:
   /// Returns the upstream's name for messages; null if it has none.
   char const* resource_name() noexcept { return upstream_.resource_name(); }
 
-  /// Returns the upstream.
   Upstream& upstream() noexcept { return upstream_.value(); }
 
 protected:

@@ -33,7 +33,6 @@ public:
   /// Calls polymorphic_allocator::deallocate() with the stream of this allocator.
   void deallocate(T* pointer, std::size_t count) noexcept { allocator_.deallocate(pointer, count, stream_); }
 
-  /// Returns the stream.
   stream_ref stream() const noexcept { return stream_; }
   /// Returns the allocator without the stream.
   polymorphic_allocator<T> const& allocator() const noexcept { return allocator_; }

@@ -152,7 +152,6 @@ public:
     memory_->deallocate(stream_, thrust::raw_pointer_cast(block), count * sizeof(T));
   }
 
-  /// Returns the stream.
   CUstream_st* stream() const noexcept { return stream_; }
   /// Returns the ordinal of the device; -1 on the host systems of Thrust.
   int device() const noexcept { return device_; }

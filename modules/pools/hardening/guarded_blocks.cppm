@@ -42,7 +42,6 @@ public:
   /// Explains why a pointer cannot be freed with this size, or with any size.
   misuse explain(void const* pointer, std::optional<std::size_t> bytes) noexcept;
 
-  /// Returns the number of frees.
   inline std::uint64_t frees() const noexcept { return frees_; }
   inline void reset_peak() noexcept { peak_live_ = live_; }
   /// Replaces the engine's numbers of live bytes and calls, which include guards and quarantine, by those of the users.

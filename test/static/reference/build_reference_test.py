@@ -96,6 +96,14 @@ void sort(T* first) noexcept
                           "void start(char);\n}\n")
         self.assertEqual(text[2:-1], ["void start();", "/** Starts. */ void start(int);", "void start(char);"])
 
+    def test_a_getter_of_the_member_of_its_name_gets_a_sentence(self):
+        for code, has_sentence in [("int seen_pages() const { return seen_pages_; }", True),
+                                   ("T& seen_pages() {\n  return seen_pages_.value();\n}", True),
+                                   ("bool seen_pages() { return seen_pages_; }", False),
+                                   ("int pages() { return seen_pages_; }", False), ("int seen_pages();", False)]:
+            text = self.shown(f"namespace gpumem {{\n/// A page.\nexport class page {{\npublic:\n{code}\n}};\n}}\n")
+            self.assertEqual(text[3].startswith("/** Returns the seen pages. */"), has_sentence, text)
+
     def test_each_exported_name_is_shown(self):
         library, shown = Library(PROJECT), set()
         for file in library.files:
