@@ -224,9 +224,9 @@ private:
 /// immediately as `too_large`.
 ///
 /// If the upstream is exhausted although the limit has room, a request by `acquire` waits. If requests can wait at the
-/// upstream (a pool, another limiting_adaptor), the request waits there, and its bytes count here meanwhile. Otherwise
-/// it waits here until a block of the adaptor is freed. If no block is left to free, it fails as `exhausted`. Any other
-/// failure of the upstream ends the request.
+/// upstream, as in a pool or another limiting_adaptor, the request waits there, and its bytes count here meanwhile.
+/// Otherwise it waits here until a block of the adaptor is freed. If no block is left to free, it fails as `exhausted`.
+/// Any other failure of the upstream ends the request.
 ///
 /// An allocation and a free each take one short lock, besides the locks of the upstream. Waiting allocates no host
 /// memory, unless the request waits through more than eight adaptors. Copies are handles to the same adaptor; see

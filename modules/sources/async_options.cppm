@@ -13,8 +13,8 @@ enum class export_handle : unsigned char {
   fabric, ///< needs an NVLink fabric, and permission to use it
 };
 
-/// Options of a driver pool (a CUmemoryPool) that gpumem creates; sizes in bytes. The driver rounds sizes to its own
-/// granularity of some MiB.
+/// Options of a driver pool that gpumem creates; sizes in bytes. The driver rounds sizes to its own granularity of some
+/// MiB.
 struct async_options {
   std::size_t initial_size = 0; ///< bytes that are reserved at construction
   std::size_t limit = 0;        ///< most bytes that may be reserved; 0: the driver's own limit

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-# Reads the comments of the C++ sources for words that CONTRIBUTING.md advises against, and for long sentences.
+# Reads the comments of the C++ sources for words that CONTRIBUTING.md advises against, for long sentences, and for terms
+# of the glossary that are explained again. `lint` runs it.
 # SPDX-License-Identifier: Apache-2.0
 # usage: check_prose.py ROOT [FOLDER...]
 import re
@@ -29,6 +30,16 @@ RULES = [
     (re.compile(r"\bas many\b(?!.*?\bas\b)", re.I), "say the number, or \"as many … as\""),
     (re.compile(ELSE_AFTER + r"\belse\b", re.I), "write \"otherwise\", or quote code: `else`"),
 ]
+EXPLAINED = "the glossary explains the term, so leave the parenthesis out"
+
+
+def glossary(page):
+    """Finds, in a text, a term of the page's glossary and the parenthesis that follows it. None without a glossary."""
+    section = re.search(r"^## Glossary\n(.*?)(?=^## |\Z)", page, re.S | re.M)
+    cells = re.findall(r"^\| ([^|]+) \|", section[1], re.M) if section else []
+    terms = {term.removeprefix("to ") for cell in cells if cell != "term" for term in cell.split(", ")}
+    words = "|".join(re.escape(term) for term in sorted(terms, key=len, reverse=True))
+    return re.compile(rf"\b(?:{words})(?:e?s|e?d|ing)? \(([^()]*)", re.I) if terms else None
 
 
 class Comment:
@@ -86,8 +97,16 @@ def line_at(starts, at):
     return max(number for start, number in starts if start <= at)
 
 
-def check_sentence(text, starts, is_bounded):
+def explains(inside):
+    """Whether the text in a parenthesis explains the word before. One word, such as a value, does not."""
+    return len(inside.split()) > 1 and not re.match(r"see |for example ", inside)
+
+
+def check_sentence(text, starts, is_bounded, terms):
     flat = text.replace("\n", " ")
+    for found in terms.finditer(flat) if terms else ():
+        if explains(found[1]):
+            yield line_at(starts, found.start()), f"\"{' '.join(found[0].split()[:4])} …\": {EXPLAINED}"
     for rule, instead in RULES:
         for found in rule.finditer(flat):
             shown = " ".join(flat[found.start():].split()[:max(3, len(found[0].split()))])
@@ -98,19 +117,21 @@ def check_sentence(text, starts, is_bounded):
         yield line_at(starts, 0), f"\"{shown} …\": {len(words)} words, split it into sentences of at most {MAX_WORDS}"
 
 
-def check_text(text):
-    """Pairs of line number and finding."""
+def check_text(text, terms=None):
+    """Pairs of line number and finding. `terms`: what glossary() returns."""
     found = []
     for comment in comments(text):
         for is_table, lines in comment.paragraphs():
             for sentence, starts in sentences(lines):
-                found += check_sentence(sentence, starts, comment.is_doc and not is_table)
+                found += check_sentence(sentence, starts, comment.is_doc and not is_table, terms)
     return sorted(found)
 
 
 def check(root, folders):
     paths = sorted({p for folder in folders for p in root.glob(f"{folder}/**/*") if p.suffix in SUFFIXES})
-    found = [(path, line, finding) for path in paths for line, finding in check_text(path.read_text())]
+    page = root / "modules" / "README.md"
+    terms = glossary(page.read_text() if page.exists() else "")
+    found = [(path, line, finding) for path in paths for line, finding in check_text(path.read_text(), terms)]
     return [f"{path.relative_to(root)}:{line}: {finding}" for path, line, finding in found]
 
 

@@ -8,12 +8,25 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).parent))
-from check_prose import check, check_text  # noqa: E402
+from check_prose import check, check_text, glossary  # noqa: E402
 
 SUBJECT = "begin with the subject: the thread, the block, the call"
 ACTOR = "name the thread, the stream, the caller, the pool"
 NUMBER = "say the number, or the name of the constant"
 SPLIT = "words, split it into sentences of at most 30"
+EXPLAINED = "the glossary explains the term, so leave the parenthesis out"
+TERMS = """## Glossary
+
+| term | meaning |
+|---|---|
+| shard | A part of a pool. |
+| adopted, foreign stream | A stream with a promise. |
+| to poison | To fill. |
+
+## Names
+
+| namespace | for |
+"""
 OTHERWISE = "write \"otherwise\", or quote code: `else`"
 
 
@@ -64,6 +77,20 @@ class CheckProse(unittest.TestCase):
         self.finds(f"int a; ///< {words}\nint b; ///< {words}")
         self.finds(f"int a; ///< {words}\n       ///< {words}", (1, f"\"word word word …\": 40 {SPLIT}"))
 
+    def test_explanation_of_a_term_is_found(self):
+        for text, shown in [("All shards (the parts of a pool).", "shards (the parts of …"),
+                            ("A foreign stream (one that may die).", "foreign stream (one that …"),
+                            ("It poisons (fills) and poisoned (fills the block) it.", "poisoned (fills the block …")]:
+            self.assertEqual(check_text(f"int i; // {text}", glossary(TERMS)), [(1, f"\"{shown}\": {EXPLAINED}")])
+        self.assertEqual(check_text("// One\n// shard\n// (a part of\n// it).", glossary(TERMS)),
+                         [(2, f"\"shard (a part of …\": {EXPLAINED}")])
+
+    def test_other_parentheses_are_accepted(self):
+        for text in ["A shard (0), a shard (`a part`), adopted (see stream::adopt()).", "A part of shards (for example 2).",
+                     "A namespace (a name of it), the shard of it (a part)."]:
+            self.assertEqual(check_text(f"// {text}", glossary(TERMS)), [])
+        self.assertIsNone(glossary("## Names\n\n| shard | A part. |\n"))
+
     def test_code_and_strings_are_accepted(self):
         self.finds('if (nobody) else; auto a = "// What else?"; auto b = R"x("// Nobody)x"; char d = \'"\'; // So.')
         self.finds("int c = 1'000; // What's this", (1, f"\"What's this\": {SUBJECT}"))
@@ -74,8 +101,12 @@ class CheckProse(unittest.TestCase):
                 path = Path(folder, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text("\n// Nobody.\n")
+            Path(folder, "modules").mkdir()
+            Path(folder, "modules", "README.md").write_text(TERMS)
+            Path(folder, "src", "core", "e.cpp").write_text("// A shard (part of it).\n")
             self.assertEqual(check(Path(folder), ["src/core"]), [f"src/core/a.cpp:2: \"Nobody.\": {ACTOR}",
-                                                                 f"src/core/deep/c.cu:2: \"Nobody.\": {ACTOR}"])
+                                                                 f"src/core/deep/c.cu:2: \"Nobody.\": {ACTOR}",
+                                                                 f"src/core/e.cpp:1: \"shard (part of it …\": {EXPLAINED}"])
 
 
 if __name__ == "__main__":
