@@ -5,7 +5,7 @@ module;
 #include <cuda.h>
 #include <string_view>
 export module gpumem:driver;
-import :fork;
+import :process;
 import :std;
 import :sync;
 

@@ -3,9 +3,9 @@
 export module gpumem:event;
 import :cuda;
 import :device;
-import :pooled_event;
 import :std;
 import :stream;
+import :stream_epochs;
 import :stream_timeline;
 
 namespace gpumem {

@@ -3,9 +3,9 @@
 export module gpumem:stream;
 import :cuda;
 import :device;
-import :timeline_table;
 import :std;
 import :stream_timeline;
+import :timeline_registry;
 
 namespace gpumem {
 

@@ -1,7 +1,10 @@
-// Counts the epochs of one stream, and its frees that no event covers yet.
+// The epochs of a stream, and the events that end them.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:stream_epochs;
+import :cuda;
 import :std;
+import :stream_identity;
+import :sync;
 import :tuning;
 
 namespace gpumem {
@@ -94,3 +97,145 @@ private:
 
 } // namespace detail
 } // namespace gpumem
+
+namespace gpumem::detail {
+
+/// A CUDA event from a pool of events; each context has such a pool. After give_event() other streams reuse the event,
+/// which still has its last record until they record it again.
+export struct pooled_event {
+  CUevent handle = nullptr;
+  CUcontext context = nullptr;
+  pooled_event* next = nullptr; ///< in the list that holds the event
+  bool reused = true;           ///< false: give_event() destroys the event
+};
+
+/// Returns a spare event of the context; creates one if there is none. Throws cuda_error, std::bad_alloc. This function
+/// and those below may be called by any thread.
+export pooled_event* take_event(CUcontext context);
+/// Creates an event that has no record, which give_event() destroys. Throws cuda_error, std::bad_alloc.
+export pooled_event* make_unrecorded_event(CUcontext context);
+/// Returns a spare event of the context; null if there is none. No allocation, no driver call.
+export pooled_event* take_spare_event(CUcontext context) noexcept;
+/// Gives the event back to its pool, or destroys it.
+export void give_event(pooled_event* event) noexcept;
+/// Creates events until the context has `tuning::spare_events` spare ones. Frees record events but allocate nothing, so
+/// allocations call this function to make events in advance. Throws cuda_error, std::bad_alloc.
+export void make_spare_events(CUcontext context);
+/// Set while all contexts together have fewer than `tuning::spare_events` spare events.
+export inline constinit std::atomic<bool> spares_low{true};
+
+/// A flag by which one thread requests an event on a stream. A later call that gets the stream's handle, on any thread,
+/// records the event.
+export class request_flag {
+public:
+  inline void raise() noexcept { raised_.store(true, std::memory_order_relaxed); }
+  inline bool raised() const noexcept { return raised_.load(std::memory_order_relaxed); }
+  inline void drop() noexcept { raised_.store(false, std::memory_order_relaxed); }
+
+private:
+  std::atomic<bool> raised_{false};
+};
+
+/// The *open* events of one stream, oldest first: they were recorded and are not known to be complete. Complete events
+/// become spare events of the ring. One thread at a time: stream_timeline guards the ring by a mutex.
+///
+/// An event closes the current epoch and begins the next: it covers all work of epochs up to the closed one. A freed
+/// block is tagged with the epoch of its free.
+///
+/// No other block is tagged with the epoch of a precise event. A stream that waited for a late event could deadlock,
+/// since the later work that it covers can depend on the same stream. Events of the null and legacy streams also cover
+/// work of other streams, and are late for every block.
+export class event_ring {
+public:
+  event_ring(stream_identity const& stream, stream_epochs& epochs) noexcept : stream_{stream}, epochs_{epochs} {}
+  event_ring(event_ring const&) = delete;
+  event_ring& operator=(event_ring const&) = delete;
+
+  // Records a precise or a late event on the stream and closes the current epoch. Drops `request`, which the event
+  // fulfils; drops it also if the ring is full. Returns the closed epoch. Returns 0 if no event was recorded: the
+  // stream captures, the ring is full, there is no spare event, or the driver fails. The caller holds a
+  // relaxed_capture, so that the driver calls end no graph capture of another thread. Allocates no host memory.
+  // `in_last`: the epoch that the stream's last_event covers while that event is open, otherwise 0. A stream that may
+  // be destroyed has this one event besides the events of its ring.
+  epoch record(CUstream caller_handle, bool precise, request_flag& request, epoch in_last) noexcept;
+  // Queries the open events and removes the complete ones. Tells stream_epochs the newest epoch whose event is
+  // complete. The caller holds a relaxed_capture. `in_last`: as in record().
+  void retire_completed(epoch in_last) noexcept;
+  // Returns the open precise event of the epoch; null if there is none.
+  CUevent find_waitable(epoch e) const noexcept;
+  // Returns the epoch of the newest event; 0 if the ring is empty.
+  inline epoch newest() const noexcept { return size_ > 0 ? at(size_ - 1).covers : 0; }
+  // Returns the time at which the oldest event was recorded; null if the ring is empty.
+  std::optional<sync::time_point> open_since() const noexcept;
+  inline bool has_spare() const noexcept { return spare_count_ > 0; }
+
+private:
+  struct recorded_event {
+    epoch covers = 0;
+    pooled_event* event = nullptr;
+    bool waitable = false;
+    sync::time_point recorded = {};
+  };
+  static constexpr std::size_t max_events = 64;
+
+  inline recorded_event& at(std::size_t i) noexcept { return ring_[(first_ + i) % max_events]; }
+  inline recorded_event const& at(std::size_t i) const noexcept { return ring_[(first_ + i) % max_events]; }
+  static bool complete(recorded_event const& one) noexcept;
+  // Takes a spare event of the ring; if it has none, takes one of the context. Returns null if there is none either.
+  pooled_event* acquire() noexcept;
+  void give_back(pooled_event* event) noexcept;
+
+  stream_identity const& stream_;
+  stream_epochs& epochs_;
+  std::array<recorded_event, max_events> ring_{};
+  std::size_t first_ = 0;
+  std::size_t size_ = 0;
+  // A few spare events, so that threads rarely contend for the spare events of the context.
+  pooled_event* spares_ = nullptr;
+  int spare_count_ = 0;
+};
+
+/// The last event of a mortal stream. After the stream's death it covers all frees up to its last record. No stream
+/// waits for it, since it also covers work enqueued after the frees; it is only queried. The other events of the stream
+/// lie in a ring, and complete ones are reused. The last event needs no room in that ring and no reused event. A stream
+/// that never dies has no last event. One thread at a time: stream_timeline guards the object by a mutex.
+///
+/// A record closes the current epoch: the event then covers all frees of epochs up to that one. An event is open if it
+/// was recorded and is not known to be complete.
+///
+/// `in_ring`, a parameter of some functions: the newest epoch that the events in the ring cover; 0 if the ring is
+/// empty. It becomes the newest epoch with an event if the record of the last event is lost.
+export class last_event {
+public:
+  // `event`: null for a stream that never dies.
+  last_event(stream_identity const& stream, stream_epochs& epochs, pooled_event* event) noexcept
+      : stream_{stream}, epochs_{epochs}, event_{event} {}
+  last_event(last_event const&) = delete;
+  last_event& operator=(last_event const&) = delete;
+
+  // Records the event on the stream, and closes the current epoch for it. `caller_handle`: the stream's handle, from
+  // the user's call. Returns the closed epoch. Returns 0 if no event was recorded: there is none, the stream captures,
+  // or the driver failed. Allocates no host memory.
+  epoch record(CUstream caller_handle, epoch in_ring) noexcept;
+  // Queries the event if it is open. If it is complete, notes in `epochs` that its epoch is complete. The caller holds
+  // a relaxed_capture, so that the query ends no graph capture of another thread.
+  void poll(epoch in_ring) noexcept;
+  // Returns the epoch that the event covers, while the event is open; otherwise 0.
+  inline epoch open_epoch() const noexcept { return open_ ? covers_ : 0; }
+  // Returns the time of the last record while the event is open; otherwise null.
+  std::optional<sync::time_point> open_since() const noexcept;
+
+private:
+  // Forgets the last record, because the event no longer tells which frees are complete. Either a query failed, or
+  // another thread began a graph capture during the record, and the event now belongs to that capture.
+  void lose(epoch in_ring) noexcept;
+
+  stream_identity const& stream_;
+  stream_epochs& epochs_;
+  pooled_event* const event_;
+  epoch covers_ = 0;
+  sync::time_point recorded_ = {};
+  bool open_ = false;
+};
+
+} // namespace gpumem::detail

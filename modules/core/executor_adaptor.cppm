@@ -4,7 +4,7 @@ module;
 #include <memory>
 export module gpumem:executor_adaptor;
 import :executor;
-import :fork;
+import :process;
 import :std;
 import :sync;
 

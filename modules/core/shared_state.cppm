@@ -5,7 +5,7 @@ module;
 #include <utility>
 export module gpumem:shared_state;
 import :error;
-import :fork;
+import :process;
 import :std;
 import :sync;
 

@@ -6,7 +6,7 @@ module;
 #include <utility>
 module gpumem:failing_adaptor.impl;
 import :failing_adaptor;
-import :fork;
+import :process;
 import :sync;
 
 namespace gpumem::detail {

@@ -14,7 +14,7 @@ module;
 #include <utility>
 module gpumem:statistics_adaptor.impl;
 import :statistics_adaptor;
-import :fork;
+import :process;
 import :sync;
 
 namespace gpumem::detail {

@@ -19,8 +19,8 @@ module;
 #include <vector>
 module gpumem:tracking_adaptor.impl;
 import :tracking_adaptor;
-import :fork;
 import :misuse;
+import :process;
 import :stack_trace;
 import :stream;
 import :sync;

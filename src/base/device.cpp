@@ -13,7 +13,7 @@ module gpumem:device.impl;
 import :device;
 import :cuda;
 import :driver;
-import :fork;
+import :process;
 import :sync;
 
 namespace gpumem {

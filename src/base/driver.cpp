@@ -19,8 +19,8 @@ module;
 module gpumem:driver.impl;
 import :driver;
 import :cuda;
-import :fork;
 import :locks;
+import :process;
 import :sync;
 
 namespace gpumem {

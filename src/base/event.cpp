@@ -11,9 +11,9 @@ import :cuda;
 import :device;
 import :driver;
 import :error;
-import :fork;
-import :pooled_event;
+import :process;
 import :stream;
+import :stream_epochs;
 import :stream_timeline;
 
 namespace gpumem {

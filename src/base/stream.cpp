@@ -12,10 +12,9 @@ import :cuda;
 import :device;
 import :driver;
 import :error;
-import :fork;
+import :process;
 import :stream_timeline;
 import :timeline_registry;
-import :timeline_table;
 
 namespace gpumem {
 namespace {

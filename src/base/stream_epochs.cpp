@@ -1,12 +1,23 @@
-// Counts a stream's frees and numbers its epochs.
+// Counts a stream's frees, numbers its epochs, and records and polls the events that end them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cuda.h>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <utility>
 module gpumem:stream_epochs.impl;
 import :stream_epochs;
+import :cuda;
+import :device;
+import :driver;
+import :stream_identity;
+import :sync;
 import :tuning;
 
 namespace gpumem::detail {
@@ -63,6 +74,214 @@ void stream_epochs::restart() noexcept {
   uncovered_bytes_.store(0, std::memory_order_relaxed);
   forbid_silent();
   reset_unrecorded();
+}
+
+namespace {
+
+// The spare events of all contexts, newest first. A plain list, since a process has few contexts.
+struct event_store {
+  sync::mutex mutex;
+  pooled_event* spare __attribute__((guarded_by(mutex))) = nullptr;
+  int count __attribute__((guarded_by(mutex))) = 0;
+
+  void count_one(int change) noexcept __attribute__((requires_capability(mutex))) {
+    count += change;
+    bool const few = count < tuning::spare_events;
+    if (spares_low.load(std::memory_order_relaxed) != few) spares_low.store(few, std::memory_order_relaxed);
+  }
+};
+
+// Takes no host memory, since noexcept functions call it.
+event_store& events() noexcept {
+  alignas(event_store) static std::byte place[sizeof(event_store)];
+  static auto* const store = ::new (place) event_store;
+  return *store;
+}
+
+pooled_event* create_event(CUcontext context, bool reused = true) {
+  auto event = std::make_unique<pooled_event>(pooled_event{nullptr, context, nullptr, reused});
+  context_guard const here{context};
+  check(here.result(), "cuCtxPushCurrent");
+  check(driver().event_create(&event->handle, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  return event.release();
+}
+
+int count_spare_events(CUcontext context, int enough) noexcept {
+  auto& store = events();
+  sync::lock const held{store.mutex};
+  int found = 0;
+  for (auto const* event = store.spare; event && found < enough; event = event->next)
+    found += event->context == context;
+  return found;
+}
+
+} // namespace
+
+pooled_event* take_spare_event(CUcontext context) noexcept {
+  auto& store = events();
+  sync::lock const held{store.mutex};
+  for (auto** link = &store.spare; *link; link = &(*link)->next) {
+    if ((*link)->context != context) continue;
+    auto* const event = *link;
+    *link = event->next;
+    event->next = nullptr;
+    store.count_one(-1);
+    return event;
+  }
+  return nullptr;
+}
+
+pooled_event* take_event(CUcontext context) {
+  auto* const spare = take_spare_event(context);
+  return spare ? spare : create_event(context);
+}
+
+pooled_event* make_unrecorded_event(CUcontext context) { return create_event(context, false); }
+
+void give_event(pooled_event* event) noexcept {
+  if (!event->reused) {
+    if (driver_alive()) driver().event_destroy(event->handle);
+    delete event;
+    return;
+  }
+  auto& store = events();
+  sync::lock const held{store.mutex};
+  event->next = store.spare;
+  store.spare = event;
+  store.count_one(1);
+}
+
+void make_spare_events(CUcontext context) {
+  for (int missing = tuning::spare_events - count_spare_events(context, tuning::spare_events); missing > 0; --missing) {
+    give_event(create_event(context));
+  }
+}
+
+pooled_event* event_ring::acquire() noexcept {
+  if (spare_count_ == 0) return take_spare_event(stream_.context());
+  --spare_count_;
+  return std::exchange(spares_, spares_->next);
+}
+
+void event_ring::give_back(pooled_event* event) noexcept {
+  if (spare_count_ == tuning::spare_events) return give_event(event);
+  event->next = std::exchange(spares_, event);
+  ++spare_count_;
+}
+
+// Closes the epoch before it records the event. So each free that has read the epoch's number comes before the event,
+// as does the work on the freed block.
+epoch event_ring::record(CUstream caller_handle, bool precise, request_flag& request, epoch in_last) noexcept {
+  auto* const event = acquire();
+  if (!event) return 0;
+  if (size_ == max_events) retire_completed(in_last);
+  // There is no room for another event while max_events events are not known to be complete. The request for an event
+  // is dropped, and a stream that still needs one requests it again. With the request kept, each free of the stream
+  // would call this function, and no freed block would stay in the thread cache, until the work ends.
+  bool const full = size_ == max_events;
+  auto const on = stream_.recorded_on(caller_handle);
+  if (full) request.drop();
+  if (full || stream_.captures(on)) {
+    give_back(event);
+    return 0;
+  }
+  request.drop(); // a request from here on means a later epoch
+  auto const closed = epochs_.close(precise);
+  // Another thread may have begun a capture on the stream meanwhile. The event then belongs to the capture, and a query
+  // of the event would end the capture.
+  auto const result = interpret(stream_.device(), driver().event_record(event->handle, on));
+  if (result != CUDA_SUCCESS || stream_.captures(on)) {
+    epochs_.not_covered(closed);
+    give_back(event);
+    return 0;
+  }
+  // Events of the null and legacy streams also cover work of other streams, so no stream may wait for them.
+  bool const waitable = precise && stream_.kind() != stream_kind::null && stream_.kind() != stream_kind::legacy;
+  at(size_++) = {closed.number, event, waitable, sync::now()};
+  epochs_.covered(closed);
+  epochs_.reset_unrecorded();
+  return closed.number;
+}
+
+CUevent event_ring::find_waitable(epoch e) const noexcept {
+  for (std::size_t i = 0; i < size_; ++i) {
+    if (at(i).covers == e && at(i).waitable) return at(i).event->handle;
+  }
+  return nullptr;
+}
+
+std::optional<sync::time_point> event_ring::open_since() const noexcept {
+  return size_ > 0 ? std::optional{at(0).recorded} : std::nullopt;
+}
+
+bool event_ring::complete(recorded_event const& one) noexcept {
+  return driver().event_query(one.event->handle) == CUDA_SUCCESS;
+}
+
+// A stream completes its events in order: if the oldest one is complete, queries the newest one. If that one is
+// complete too, all between are.
+void event_ring::retire_completed(epoch in_last) noexcept {
+  std::size_t done = 0;
+  epoch seen = 0;
+  bool captured = false;
+  for (; done < size_; ++done) {
+    auto const result = driver().event_query(at(done).event->handle);
+    if (result == CUDA_SUCCESS) seen = at(done).covers;
+    if (result == CUDA_SUCCESS && done == 0 && size_ > 2 && complete(at(size_ - 1))) {
+      seen = newest();
+      done = size_;
+      break;
+    }
+    // The event belongs to a capture that began and ended during its record, so it covers nothing.
+    if (result == CUDA_ERROR_CAPTURED_EVENT) captured = true;
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_CAPTURED_EVENT) continue;
+    // An error does not mean "complete": if the device is lost, none of its memory is reused.
+    interpret(stream_.device(), result);
+    break;
+  }
+  if (done == 0) return;
+  epochs_.publish_completed(seen);
+  for (std::size_t i = 0; i < done; ++i) give_back(at(i).event);
+  first_ = (first_ + done) % max_events;
+  size_ -= done;
+  if (captured) epochs_.lose_event(std::max(newest(), in_last));
+}
+
+epoch last_event::record(CUstream caller_handle, epoch in_ring) noexcept {
+  auto const on = stream_.recorded_on(caller_handle);
+  if (!event_ || stream_.captures(on)) return 0;
+  auto const closed = epochs_.close();
+  auto const result = interpret(stream_.device(), driver().event_record(event_->handle, on));
+  if (result != CUDA_SUCCESS || stream_.captures(on)) {
+    epochs_.not_covered(closed);
+    // If the record succeeded, another thread has begun a capture meanwhile, and the event belongs to that capture now.
+    // If the record failed, the event still covers the frees that it covered before.
+    if (result == CUDA_SUCCESS) lose(in_ring);
+    return 0;
+  }
+  open_ = true;
+  covers_ = closed.number;
+  recorded_ = sync::now();
+  epochs_.covered(closed);
+  return covers_;
+}
+
+void last_event::poll(epoch in_ring) noexcept {
+  if (!open_) return;
+  auto const result = interpret(stream_.device(), driver().event_query(event_->handle));
+  if (result == CUDA_ERROR_NOT_READY || lost_error_of(stream_.device()) != CUDA_SUCCESS) return;
+  open_ = false;
+  if (result == CUDA_SUCCESS) return epochs_.publish_completed(covers_);
+  lose(in_ring);
+}
+
+void last_event::lose(epoch in_ring) noexcept {
+  open_ = false;
+  epochs_.lose_event(in_ring);
+}
+
+std::optional<sync::time_point> last_event::open_since() const noexcept {
+  return open_ ? std::optional{recorded_} : std::nullopt;
 }
 
 } // namespace gpumem::detail

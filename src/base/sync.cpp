@@ -19,7 +19,7 @@ extern "C" void* __dso_handle;
 extern "C" char const gpumem_debugging;
 module gpumem:sync.impl;
 import :sync;
-import :fork;
+import :process;
 
 namespace gpumem::detail::sync {
 namespace {

@@ -13,8 +13,8 @@ import :cuda;
 import :cuda_resource;
 import :device;
 import :driver;
-import :fork;
 import :pool_resource;
+import :process;
 import :services;
 import :sync;
 

@@ -11,7 +11,7 @@ import :device;
 import :driver;
 import :error;
 import :event;
-import :fork;
+import :process;
 import :services;
 import :stream;
 import :stream_timeline;

@@ -11,7 +11,7 @@ module;
 module gpumem:executor.impl;
 import :executor;
 import :driver;
-import :fork;
+import :process;
 import :sync;
 import :timer;
 

@@ -8,7 +8,7 @@ module gpumem:executor_adaptor.impl;
 import :executor_adaptor;
 import :driver;
 import :executor;
-import :fork;
+import :process;
 import :sync;
 
 namespace gpumem::detail {

@@ -13,7 +13,7 @@ import :allocation;
 import :cuda;
 import :device;
 import :error;
-import :fork;
+import :process;
 import :request_operation;
 import :services;
 import :stream;

@@ -6,7 +6,7 @@ module;
 #include <cstdint>
 module gpumem:shared_state.impl;
 import :shared_state;
-import :fork;
+import :process;
 import :sync;
 
 namespace gpumem {

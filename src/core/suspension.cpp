@@ -10,7 +10,7 @@ module gpumem:suspension.impl;
 import :suspension;
 import :driver;
 import :executor;
-import :fork;
+import :process;
 import :sync;
 
 namespace gpumem::detail {

@@ -10,7 +10,7 @@ module gpumem:thread_pool_executor.impl;
 import :thread_pool_executor;
 import :driver;
 import :executor;
-import :fork;
+import :process;
 import :sync;
 
 namespace gpumem {

@@ -20,13 +20,13 @@ import :device;
 import :device_source;
 import :driver;
 import :error;
-import :fork;
-import :shared_state;
 import :misuse;
+import :process;
+import :shared_state;
 import :source_state;
 import :stream;
-import :sync;
 import :stream_timeline;
+import :sync;
 
 namespace gpumem::detail {
 namespace {

@@ -14,7 +14,7 @@ import :cuda;
 import :device;
 import :driver;
 import :error;
-import :fork;
+import :process;
 import :source_state;
 import :stream;
 

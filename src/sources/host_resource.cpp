@@ -11,7 +11,7 @@ import :cuda;
 import :device;
 import :driver;
 import :error;
-import :fork;
+import :process;
 import :source_state;
 import :stream;
 

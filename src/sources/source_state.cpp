@@ -16,11 +16,11 @@ import :cuda;
 import :device;
 import :driver;
 import :error;
-import :fork;
 import :misuse;
+import :process;
 import :stream;
-import :sync;
 import :stream_timeline;
+import :sync;
 
 namespace gpumem::detail {
 

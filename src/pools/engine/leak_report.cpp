@@ -8,9 +8,8 @@ module gpumem:leak_report.impl;
 import :leak_report;
 import :block_info;
 import :driver;
-import :environment;
-import :fork;
 import :intrusive_list;
+import :process;
 import :sync;
 
 namespace gpumem::detail {

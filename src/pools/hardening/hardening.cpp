@@ -18,22 +18,22 @@ module;
 module gpumem:hardening.impl;
 import :hardening;
 import :block;
+import :block_history;
 import :cuda;
 import :device;
 import :driver;
 import :error;
-import :block_history;
+import :fill_pattern;
 import :guard_layout;
 import :guarded_block;
 import :guarded_blocks;
 import :misuse;
-import :fill_pattern;
 import :pool_engine;
 import :pool_options;
 import :stream;
-import :sync;
-import :stream_uses;
 import :stream_timeline;
+import :stream_uses;
+import :sync;
 import :tuning;
 
 namespace gpumem::detail {

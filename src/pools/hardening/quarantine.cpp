@@ -12,13 +12,13 @@ import :quarantine;
 import :block;
 import :cuda;
 import :device;
+import :fill_pattern;
 import :guard_layout;
 import :guarded_block;
-import :fill_pattern;
 import :pinned_resource;
 import :stream;
-import :stream_uses;
 import :stream_timeline;
+import :stream_uses;
 
 namespace gpumem::detail {
 namespace {

@@ -1,12 +1,12 @@
-// Reads switches from the environment.
+// Reads switches from the environment variables of the process.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-module gpumem:environment.impl;
-import :environment;
+module gpumem:process.impl;
+import :process;
 
 namespace gpumem::detail {
 

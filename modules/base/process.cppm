@@ -1,6 +1,6 @@
-// Tells whether this process is a forked child of a process that had used gpumem.
+// The process: whether it is a forked child, and switches in its environment variables.
 // SPDX-License-Identifier: Apache-2.0
-export module gpumem:fork;
+export module gpumem:process;
 import :std;
 
 namespace gpumem::detail {
@@ -26,5 +26,9 @@ export inline void set_in_use() noexcept {
     this_process.compare_exchange_strong(before, process_kind::in_use);
   }
 }
+
+// Returns whether the variable is `1` or `on`. Returns false if it is unset, empty, `0` or `off`. Throws
+// std::invalid_argument for any other value.
+bool is_set_in_environment(char const* variable);
 
 } // namespace gpumem::detail
