@@ -7,16 +7,13 @@ import :aligned_services;
 import :cuda;
 import :device;
 import :error;
-import :forwarding_base;
 import :holder;
 import :misuse;
 import :resource;
-import :resource_state;
 import :services;
 import :shared_state;
 import :std;
 import :stream;
-import :stream_ordered;
 import :waiter;
 
 namespace gpumem {

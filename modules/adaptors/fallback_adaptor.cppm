@@ -7,7 +7,6 @@ import :adaptor_base;
 import :cuda;
 import :device;
 import :error;
-import :forwarding_base;
 import :holder;
 import :misuse;
 import :pointer_set;
@@ -17,7 +16,6 @@ import :services;
 import :shared_state;
 import :std;
 import :stream;
-import :stream_ordered;
 import :waiter;
 
 namespace gpumem {

@@ -3,6 +3,7 @@
 export module gpumem:limiting_adaptor;
 import :adaptor_base;
 import :cuda;
+import :deadlock_monitor;
 import :error;
 import :holder;
 import :misuse;
@@ -14,7 +15,6 @@ import :std;
 import :stream;
 import :sync;
 import :waiter;
-import :waiting_place;
 
 namespace gpumem {
 

@@ -7,7 +7,7 @@ import :adaptor_base;
 import :cuda;
 import :device;
 import :error;
-import :forwarding_base;
+import :resource;
 import :services;
 import :shared_state;
 import :std;

@@ -1,8 +1,8 @@
 // The current resource of each device: containers allocate from it if the caller names no resource.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:current_resource;
-import :services;
 import :device;
+import :services;
 
 namespace gpumem {
 

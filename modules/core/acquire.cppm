@@ -1,4 +1,4 @@
-// acquire() and acquire_all(): a request for memory as an awaitable, for `co_await acquire(resource, stream, bytes)`.
+// acquire: requests for memory that may wait, their options, and the operations that wait for their answers.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <array>
@@ -6,19 +6,308 @@ module;
 #include <optional>
 #include <utility>
 export module gpumem:acquire;
-import :acquire_options;
 import :allocation;
 import :coroutine;
 import :cuda;
+import :device;
 import :error;
 import :executor;
-import :request_operation;
 import :services;
 import :std;
-import :stop_token;
 import :stream;
 import :suspension;
 import :sync;
+import :timer;
+import :waiter;
+
+namespace gpumem {
+
+/// Options of a request.
+export struct acquire_options {
+  std::size_t alignment = 256;   ///< alignment of the memory, in bytes; a power of two
+  executor* resume_on = nullptr; ///< resumes a coroutine that had to wait; null: the library thread does
+  int priority = 0;              ///< waiting requests of higher priority are served first
+  /// When std::chrono::steady_clock reaches this time, a request that still waits ends with outcome::deadline. The
+  /// library thread checks the clock. Memory that is free when the request begins is granted even after the deadline.
+  sync::time_point deadline = sync::time_point::max();
+};
+
+/// One of the blocks for which acquire_all() asks.
+export struct block_request {
+  stream_ref stream;           ///< the stream in whose order the block is valid
+  std::size_t bytes;           ///< size of the block, in bytes
+  std::size_t alignment = 256; ///< alignment of the block, in bytes; a power of two
+};
+
+} // namespace gpumem
+
+namespace gpumem::extend {
+// The result of a request for N blocks.
+template <std::size_t N> struct acquired {
+  using type = std::array<allocation, N>;
+};
+template <> struct acquired<1> {
+  using type = allocation;
+};
+/// One allocation, or an array of N.
+export template <std::size_t N> using acquired_t = acquired<N>::type;
+} // namespace gpumem::extend
+
+namespace gpumem::detail {
+
+// A request and the resource to which it goes; small and movable. A request for a turn asks for no memory: it waits
+// until the resource gives it a turn, in which the resource sets `bytes` aside for it.
+struct request {
+  services_handle from;
+  stream_ref stream;
+  std::size_t bytes;
+  acquire_options options;
+  bool asks_for_turn = false; // whether this is a request for a turn
+};
+
+// A request has one part for each block that it asks for. This class holds all parts after the first one.
+template <std::size_t N> class further_parts {
+public:
+  further_parts(services_handle from, std::array<block_request, N> const& what) noexcept
+      : further_parts{from, what, std::make_index_sequence<N>{}} {}
+  std::span<request_part> all() noexcept { return parts_; }
+  std::optional<failure> const& wrong() const noexcept { return wrong_; }
+
+private:
+  template <std::size_t... I>
+  further_parts(services_handle from, std::array<block_request, N> const& what, std::index_sequence<I...>) noexcept
+      : parts_{part_of(from, what[I])...} {}
+  request_part part_of(services_handle from, block_request const& what) noexcept {
+    auto const key = try_identify(what.stream, from, what.bytes);
+    if (!key) wrong_ = key.error();
+    return {key ? *key : stream_key::host(), what.bytes, what.alignment};
+  }
+  std::optional<failure> wrong_;
+  std::array<request_part, N> parts_;
+};
+template <> class further_parts<0> {
+public:
+  further_parts(services_handle, std::array<block_request, 0> const&) noexcept {}
+  std::span<request_part> all() noexcept { return {}; }
+  std::optional<failure> wrong() const noexcept { return {}; }
+};
+
+// The first attempt of a request for one block. Most requests end here, without a waiting_operation: its construction
+// took three times as long as the allocation itself.
+class first_attempt {
+public:
+  first_attempt() = default;
+  first_attempt(first_attempt const&) = delete;
+  first_attempt& operator=(first_attempt const&) = delete;
+
+  // Tries to allocate immediately. Returns false if the request must wait and the resource lets requests wait;
+  // refused() then returns true. Also returns false if it cannot try: for 0 bytes, a request for a turn, or a resource
+  // of another library.
+  inline bool try_now(request const& what) noexcept {
+    auto const& table = *what.from.table;
+    if (!table.try_allocate_behind || what.asks_for_turn || what.bytes == 0) return false;
+    granted_ =
+        table.try_allocate_behind(what.from.state, what.stream, what.bytes, what.options.alignment, &stream_, why_);
+    refused_ = !granted_ && why_.reason == outcome::exhausted && table.admit;
+    return !refused_;
+  }
+  inline bool refused() const noexcept { return refused_; }
+  // Returns whether memory was granted and not taken yet.
+  inline bool holds() const noexcept { return granted_ != nullptr; }
+  inline failure const& why() const noexcept { return why_; }
+  inline allocation take(request const& what) noexcept {
+    return {what.from, *stream_, std::exchange(granted_, nullptr), what.bytes, what.options.alignment};
+  }
+
+private:
+  void* granted_ = nullptr;
+  failure why_{};
+  std::optional<stream_key> stream_;
+  bool refused_ = false;
+};
+
+// A request in progress: the key of its stream (a stream_key), its answer and, while it waits in the resource, its node
+// in the resource's list. Immovable. A request that waits in that list is *parked*.
+class request_operation : public waiter {
+public:
+  explicit request_operation(request const& what, std::span<request_part> more = {},
+                             std::optional<failure> const& wrong = {}) noexcept
+      : request_operation{what,
+                          what.asks_for_turn ? expected<stream_key, failure>{stream_key::host()}
+                                             : try_identify(what.stream, what.from, what.bytes),
+                          more} {
+    if (wrong) complete(unexpected<failure>{*wrong});
+  }
+
+protected:
+  ~request_operation() = default;
+
+  // Tries to allocate immediately. Returns false if the request must wait and the resource lets requests wait. If
+  // `may_wait`, the attempt may wait on the host, for a bounded time, for freed memory that work on streams still uses.
+  // `how` tells how the attempt treats other requests that wait.
+  bool try_now(bool may_wait = false, queueing how = queueing::behind) noexcept;
+  // Parks the request. Returns false if the resource answered it in this call. A request on a capturing stream is not
+  // parked: it ends without memory, and park() returns false. When park() returns true, another thread may already have
+  // destroyed the operation.
+  bool park() noexcept;
+  // Called where the operation resumes: the request is decided, or it has a turn. In a turn, this function asks the
+  // resource again. Returns true if the request is answered. If this returns false, the request is parked again, and
+  // another thread may already have destroyed the operation.
+  bool answered() noexcept { return is_complete() || !park_again(); }
+  // Returns whether the resource can let requests wait.
+  bool can_wait() const noexcept { return from_.table->admit != nullptr; }
+  // Withdraws the request from the resource. Returns true if it was still parked.
+  bool cancel_waiter() noexcept;
+  // Called at a stop or at the deadline. If the request is still parked, answers it with `why`. Only the first call
+  // counts.
+  void cancel(outcome why) noexcept;
+  // Returns whether a stop ended the request; if so, removes that answer.
+  bool take_stopped() noexcept;
+  // Returns the answer and removes it. take_or_throw() throws the exception that belongs to a failure.
+  expected<allocation, failure> take() noexcept;
+  allocation take_or_throw();
+  // For a request with several parts: these store the blocks of all parts in `places`. take_into() returns the failure,
+  // if there is one; take_into_or_throw() throws its exception.
+  std::optional<failure> take_into(std::span<allocation> places) noexcept;
+  void take_into_or_throw(std::span<allocation> places);
+  // Frees the granted memory.
+  void return_memory() noexcept;
+  // Returns whether the request was passed to the resource and its answer has not been taken.
+  bool parked() const noexcept { return parked_; }
+  // Returns whether a stop or the deadline ended the request: the resource then no longer refers to it.
+  bool was_cancelled() const noexcept { return cancelled_; }
+  void end_turn() noexcept;
+  sync::time_point deadline() const noexcept { return deadline_; }
+  // If `deadline` has passed, answers with outcome::deadline and returns true.
+  bool is_late(sync::time_point deadline) noexcept;
+
+private:
+  request_operation(request const& what, expected<stream_key, failure> const& key,
+                    std::span<request_part> more) noexcept;
+
+  expected<void*, failure> try_part(request_part const& one, bool may_wait, queueing how) noexcept;
+  expected<void*, failure> try_parts(bool may_wait, queueing how) noexcept;
+  bool park_again() noexcept;
+  // Returns whether the stream of a part was capturing when the request began.
+  bool captures() noexcept;
+
+  services_handle from_;
+  sync::time_point deadline_;
+  bool parked_ = false;
+  bool cancelled_ = false; // set by cancel()
+};
+
+// A request for whose answer the calling thread waits.
+class blocking_operation final : public request_operation {
+public:
+  using request_operation::request_operation;
+  using request_operation::take;
+  using request_operation::take_into;
+  using request_operation::take_into_or_throw;
+  using request_operation::take_or_throw;
+  // Waits until the request is answered.
+  void wait();
+  // Waits until the request is answered, at most until `when` or the request's deadline, whichever is earlier.
+  void wait_until(sync::time_point when) noexcept;
+  // Tries once; gets memory only if no other request waits.
+  void only_now() noexcept;
+  // Like `allocate` of a resource: if no memory can be used immediately, waits on the host, for a bounded time, for
+  // freed memory that work on streams still uses. Ignores other requests that wait.
+  expected<allocation, failure> allocate() noexcept;
+
+private:
+  void on_complete() noexcept override;
+  void wait_parked(sync::time_point deadline);
+  void sleep() __attribute__((requires_capability(mutex_)));
+  sync::mutex mutex_;
+  sync::condition wake_;
+  bool done_ __attribute__((guarded_by(mutex_))) = false;
+};
+
+// A request for whose answer a suspended coroutine waits. It is a timer that expires at the deadline.
+class suspended_operation : public request_operation, public suspension, private timer {
+public:
+  suspended_operation(request const& what, std::span<request_part> more, std::optional<failure> const& wrong) noexcept
+      : request_operation{what, more, wrong}, suspension{what.options.resume_on} {}
+
+protected:
+  ~suspended_operation() = default;
+
+  // Called before park(). Chooses the executor and starts the timer. Throws std::system_error, std::bad_alloc, and
+  // cuda_error in a forked child.
+  void prepare();
+  // After this returns, the deadline cannot cancel the request. The caller holds no lock of a resource.
+  void forget_deadline() noexcept { cancel_timer(*this); }
+
+  // Withdraws the request, or frees the granted memory. The destructor of the final class calls this. In the destructor
+  // of a base, the virtual functions of the final class could no longer be called, and another thread may be about to
+  // call on_complete().
+  void cancel_and_release() noexcept;
+
+private:
+  void on_complete() noexcept override { this->post(); }
+  bool conclude() noexcept override;
+  void expire() noexcept override { cancel(outcome::deadline); }
+};
+
+// The operation of a request that first_attempt did not answer, or that has several parts.
+template <stoppable_token Token, std::size_t N>
+class waiting_operation final : private further_parts<N - 1>, public suspended_operation {
+public:
+  waiting_operation(request const& what, std::array<block_request, N - 1> const& more, Token const& token) noexcept
+      : further_parts<N - 1>{what.from, more}, suspended_operation{what, this->all(), this->wrong()}, token_{token} {}
+  ~waiting_operation() {
+    forget_cancellers();
+    this->cancel_and_release();
+  }
+
+  using suspended_operation::continue_with;
+  using suspended_operation::next;
+  using suspended_operation::try_now;
+  void stop() noexcept { this->complete(unexpected<failure>{failure{outcome::stopped, 0, this->bytes()}}); }
+
+  // Parks the request. Returns false if it is answered already. The deadline and the stop callback are registered
+  // before the request is parked: once it is parked, the coroutine may resume and destroy this object.
+  bool begin() {
+    if (this->is_complete() || this->is_late(this->deadline())) return false;
+    this->prepare();
+    if (token_.stop_possible()) callback_.emplace(token_, on_stop{this});
+    return this->park();
+  }
+
+  extend::acquired_t<N> finish() {
+    forget_cancellers();
+    if constexpr (N == 1) {
+      return this->take_or_throw();
+    } else {
+      extend::acquired_t<N> granted;
+      this->take_into_or_throw(granted);
+      return granted;
+    }
+  }
+
+private:
+  struct on_stop {
+    waiting_operation* operation;
+    void operator()() const noexcept { operation->cancel(outcome::stopped); }
+  };
+
+  bool end_stopped() noexcept override {
+    if (!this->take_stopped()) return false;
+    forget_cancellers();
+    return true;
+  }
+
+  void forget_cancellers() noexcept {
+    callback_.reset();
+    this->forget_deadline();
+  }
+
+  Token token_;
+  std::optional<stop_callback_t<Token, on_stop>> callback_;
+};
+
+} // namespace gpumem::detail
 
 namespace gpumem {
 

@@ -10,7 +10,6 @@ import :executor;
 import :poll_queue;
 import :reactor;
 import :std;
-import :stop_token;
 import :stream;
 import :stream_timeline;
 import :suspension;

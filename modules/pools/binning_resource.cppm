@@ -10,7 +10,6 @@ import :cuda;
 import :device;
 import :error;
 import :fixed_size_resource;
-import :forwarding_base;
 import :holder;
 import :misuse;
 import :pointer_set;

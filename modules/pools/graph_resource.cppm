@@ -9,7 +9,6 @@ module;
 export module gpumem:graph_resource;
 import :block_info;
 import :cuda;
-import :forwarding_base;
 import :graph_memory;
 import :held_upstream;
 import :pool_base;

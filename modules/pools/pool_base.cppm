@@ -16,7 +16,6 @@ import :cuda;
 import :device;
 import :error;
 import :executor;
-import :forwarding_base;
 import :graph_memory;
 import :hardening;
 import :held_upstream;

@@ -17,7 +17,6 @@ import :services;
 import :stream;
 import :sync;
 import :waiter;
-import :waiting_place;
 
 namespace gpumem::detail {
 namespace {

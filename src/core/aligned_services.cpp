@@ -3,15 +3,37 @@
 module;
 #include <cstddef>
 #include <cstdint>
+#include <new>
+#include <unordered_map>
 module gpumem:aligned_services.impl;
 import :aligned_services;
 import :cuda;
 import :error;
-import :inner_alignment;
 import :services;
 import :stream;
+import :sync;
 
 namespace gpumem::detail {
+
+void* inner_alignment::align(void* base, std::size_t alignment) noexcept {
+  auto const over = reinterpret_cast<std::uintptr_t>(base) % alignment;
+  if (over == 0) return base;
+  auto* const aligned = static_cast<std::byte*>(base) + (alignment - over);
+  try {
+    sync::lock const held{mutex_};
+    bases_.emplace(aligned, base);
+  } catch (std::bad_alloc const&) { return nullptr; }
+  return aligned;
+}
+
+void* inner_alignment::base_of(void* pointer) noexcept {
+  sync::lock const held{mutex_};
+  auto const found = bases_.find(pointer);
+  if (found == bases_.end()) return pointer;
+  auto* const base = found->second;
+  bases_.erase(found);
+  return base;
+}
 
 expected<void*, failure> aligned_services::allocate_inside(stream_key const& key, std::size_t bytes,
                                                            std::size_t alignment) noexcept {

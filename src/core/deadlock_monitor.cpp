@@ -19,7 +19,6 @@ import :sync;
 import :timer;
 import :tuning;
 import :waiter;
-import :waiting_place;
 
 namespace gpumem::detail {
 namespace {

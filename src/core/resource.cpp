@@ -1,4 +1,4 @@
-// Reports frees on a stream that cannot be identified, and frees through a handle that was moved from.
+// Functions of resources that are not inline.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

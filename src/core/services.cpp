@@ -1,4 +1,4 @@
-// The checks of a request, and the translations between failures and exceptions.
+// Services of resources: they identify the stream, and check the request.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>

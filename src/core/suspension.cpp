@@ -1,4 +1,4 @@
-// Posts suspended operations of coroutines to their executor, and takes them back if they are destroyed first.
+// Suspends and resumes coroutines.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <array>

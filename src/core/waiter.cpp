@@ -1,4 +1,4 @@
-// Waiters: ends them with memory or an error, and keeps the list of those that wait.
+// Answers requests that wait, and keeps their order.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -8,15 +8,24 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <span>
 #include <utility>
 module gpumem:waiter.impl;
 import :waiter;
 import :cuda;
 import :error;
 import :holder;
+import :stream;
 import :sync;
 
 namespace gpumem {
+
+request_parts::request_parts(stream_key const& stream, std::size_t bytes, std::size_t alignment,
+                             std::span<request_part> more) noexcept
+    : first_{stream, bytes, alignment}, more_{more}, bytes_{bytes} {
+  for (auto const& each : more)
+    bytes_ += std::min(each.bytes, PTRDIFF_MAX - std::min<std::size_t>(bytes_, PTRDIFF_MAX));
+}
 
 // Keeps the first holder: that of the outermost scope, which counts the bytes as its own. A request that asks again
 // writes nothing here, since other threads may be reading the holder.

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 module gpumem:graph_resource.impl;
 import :graph_resource;
-import :graph_memory;
 import :cuda;
 import :error;
+import :graph_memory;
 import :resource;
 import :stream;
 

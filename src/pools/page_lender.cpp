@@ -9,7 +9,6 @@ import :allocation_request;
 import :error;
 import :pool_base;
 import :pool_shard;
-import :request_parts;
 import :services;
 import :stream;
 import :virtual_pages;

@@ -3,13 +3,13 @@
 module;
 #include <cstdint>
 export module gpumem:progress_monitor;
+import :deadlock_monitor;
 import :pool_parts;
 import :pressure_list;
 import :shard_roles;
 import :stall_detector;
 import :std;
 import :waiter;
-import :waiting_place;
 import :waiting_requests;
 
 namespace gpumem::detail {

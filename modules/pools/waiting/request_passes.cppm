@@ -10,7 +10,6 @@ import :progress_monitor;
 import :request_queue;
 import :std;
 import :waiter;
-import :waiting_place;
 import :waiting_requests;
 
 namespace gpumem::detail {

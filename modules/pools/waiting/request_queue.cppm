@@ -5,6 +5,7 @@ module;
 #include <string>
 export module gpumem:request_queue;
 import :allocation_request;
+import :deadlock_monitor;
 import :error;
 import :pool_parts;
 import :progress_monitor;
@@ -12,7 +13,6 @@ import :shard_frees;
 import :shard_roles;
 import :std;
 import :waiter;
-import :waiting_place;
 import :waiting_requests;
 
 namespace gpumem::detail {

@@ -8,6 +8,7 @@ module;
 module gpumem:progress_monitor.impl;
 import :progress_monitor;
 import :admission;
+import :deadlock_monitor;
 import :holder;
 import :pass_timer;
 import :pool_backend;
@@ -18,7 +19,6 @@ import :reuse_rules;
 import :shard_list;
 import :stall_detector;
 import :waiter;
-import :waiting_place;
 import :waiting_requests;
 
 namespace gpumem::detail {

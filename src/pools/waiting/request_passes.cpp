@@ -20,7 +20,6 @@ import :reuse_rules;
 import :shard_list;
 import :stall_detector;
 import :waiter;
-import :waiting_place;
 import :waiting_requests;
 
 namespace gpumem::detail {

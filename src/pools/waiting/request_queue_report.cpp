@@ -17,7 +17,6 @@ import :pool_parts;
 import :shard_list;
 import :sync;
 import :waiter;
-import :waiting_place;
 import :waiting_requests;
 
 namespace gpumem::detail {

@@ -15,7 +15,6 @@ import :error;
 import :pool_backend;
 import :pool_mode;
 import :pool_parts;
-import :request_parts;
 import :reuse_rules;
 import :shard_list;
 import :size_class;

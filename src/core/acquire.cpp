@@ -7,14 +7,13 @@ module;
 #include <optional>
 #include <span>
 #include <utility>
-module gpumem:request_operation.impl;
-import :acquire_options;
+module gpumem:acquire.impl;
+import :acquire;
 import :allocation;
 import :cuda;
 import :device;
 import :error;
 import :process;
-import :request_operation;
 import :services;
 import :stream;
 import :stream_timeline;
