@@ -39,7 +39,6 @@ export import :allocation;
 export import :acquire;
 export import :resource;
 
-export import :binary_trace;
 export import :trace;
 export import :stack_trace;
 

@@ -3,8 +3,8 @@
 module;
 #include <string>
 export module gpumem:log_ring;
-import :binary_trace;
 import :std;
+import :trace;
 
 namespace gpumem::detail {
 

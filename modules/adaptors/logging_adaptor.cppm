@@ -8,7 +8,6 @@ module;
 #include <string_view>
 export module gpumem:logging_adaptor;
 import :adaptor_base;
-import :binary_trace;
 import :cuda;
 import :log_ring;
 import :std;

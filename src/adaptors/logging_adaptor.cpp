@@ -19,7 +19,6 @@ module;
 #include <vector>
 module gpumem:logging_adaptor.impl;
 import :logging_adaptor;
-import :binary_trace;
 import :driver;
 import :log_ring;
 import :misuse;
