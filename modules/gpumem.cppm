@@ -43,26 +43,13 @@ export import :trace;
 export import :stack_trace;
 
 export import :source_state;
-export import :device_source;
 export import :cuda_resource;
-export import :managed_resource;
-export import :pinned_resource;
 export import :host_resource;
-export import :system_resource;
 export import :callback_resource;
 export import :prefetch;
-export import :async_options;
 export import :driver_pool;
 export import :async_resource;
-export import :async_resource_view;
-export import :async_managed_resource_view;
-export import :async_pinned_resource_view;
-export import :async_managed_resource;
-export import :async_pinned_resource;
-export import :page_table;
-export import :virtual_pages_options;
 export import :page_store;
-export import :page_mapper;
 export import :virtual_pages;
 
 export import :stream_uses;

@@ -22,7 +22,7 @@ import :held_upstream;
 import :holder;
 import :leak_report;
 import :misuse;
-import :page_table;
+import :page_store;
 import :pass_through;
 import :pool_captures;
 import :pool_engine;

@@ -1,7 +1,7 @@
-// async_resource: stream-ordered device memory from a driver pool of its own.
+// Resources over driver pools: for device, managed and pinned memory, with a pool of their own or that of another
+// owner.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:async_resource;
-import :async_options;
 import :cuda;
 import :device;
 import :driver_pool;
@@ -54,5 +54,162 @@ public:
 export void reset_current_pool(device where);
 
 static_assert(mr::resource_with<async_resource, mr::device_accessible>);
+
+/// Allocates as async_resource does, but from a pool that gpumem does not own: a device's default pool, or any pool of
+/// device memory by its handle. A view changes the settings of the pool only on request: so the release threshold of
+/// the default pool stays at the driver's 0 unless the program has raised it. The pool must outlive the view's blocks,
+/// and may be destroyed only after the host has seen their frees complete. A block must be freed through a view of the
+/// same pool; an async_resource that owns this pool is a different resource.
+///
+/// A value type: all views of the same pool are equal. Any thread.
+export class async_resource_view
+    : public detail::driver_pool_base<async_resource_view, detail::driver_pool_view_state, mr::device_accessible> {
+public:
+  /// The memory may be used in the order of the stream on which it was allocated.
+  static constexpr bool stream_ordered = true;
+
+  /// Uses the device's default pool. Throws std::invalid_argument and cuda_error.
+  explicit async_resource_view(gpumem::device where = gpumem::device{0})
+      : async_resource_view{detail::default_driver_pool(where)} {}
+
+  /// Uses the pool whose handle is `pool`; its memory must lie on the device `where`. Throws std::invalid_argument for
+  /// a null handle, and cuda_error.
+  async_resource_view(CUmemoryPool pool, gpumem::device where)
+      : async_resource_view{detail::foreign_driver_pool(pool, where)} {}
+
+  /// Returns a view of the pool that cuMemAllocAsync uses on the device now. Throws std::invalid_argument, cuda_error.
+  static async_resource_view current(gpumem::device where) {
+    return async_resource_view{detail::current_driver_pool(where)};
+  }
+
+  friend bool operator==(async_resource_view const& a, async_resource_view const& b) noexcept {
+    return a.state_ == b.state_;
+  }
+
+private:
+  explicit async_resource_view(detail::driver_pool const& pool) : state_{&detail::driver_pool_view_state::of(pool)} {}
+
+  friend driver_pool_base;
+  friend resource_base<async_resource_view, detail::driver_pool_view_state, mr::device_accessible>;
+  detail::driver_pool_view_state& state() const noexcept { return *state_; }
+  detail::driver_pool_view_state* state_;
+};
+
+static_assert(mr::resource_with<async_resource_view, mr::device_accessible>);
+
+/// Allocates as async_managed_resource does, but from a pool that gpumem does not own. This is the driver's default
+/// pool of managed memory without a preferred location, or a pool that is named by its handle. The pool must outlive
+/// the view's blocks, and may be destroyed only after the host has seen their frees complete. A block must be freed
+/// through a view of the same pool.
+///
+/// A value type: all views of the same pool are equal. Any thread.
+export class async_managed_resource_view
+    : public detail::driver_pool_base<async_managed_resource_view, detail::driver_pool_view_state,
+                                      mr::device_accessible, mr::host_accessible> {
+public:
+  /// The memory may be used on every stream immediately, without an order after the allocation.
+  static constexpr bool stream_ordered = false;
+
+  /// Uses the default pool. Throws std::invalid_argument, and cuda_error if the driver has none.
+  explicit async_managed_resource_view(gpumem::device where = gpumem::device{0})
+      : async_managed_resource_view{detail::default_driver_pool(detail::driver_pool_kind::managed, where)} {}
+
+  /// Uses the pool of this handle. The host and the device must be able to access its memory. Throws
+  /// std::invalid_argument for a null handle, and cuda_error.
+  async_managed_resource_view(CUmemoryPool pool, gpumem::device where)
+      : async_managed_resource_view{detail::foreign_driver_pool(pool, where, true)} {}
+
+  friend bool operator==(async_managed_resource_view const& a, async_managed_resource_view const& b) noexcept {
+    return a.state_ == b.state_;
+  }
+
+private:
+  explicit async_managed_resource_view(detail::driver_pool const& pool)
+      : state_{&detail::driver_pool_view_state::of(pool)} {}
+
+  friend driver_pool_base;
+  friend resource_base<async_managed_resource_view, detail::driver_pool_view_state, mr::device_accessible,
+                       mr::host_accessible>;
+  detail::driver_pool_view_state& state() const noexcept { return *state_; }
+  detail::driver_pool_view_state* state_;
+};
+
+static_assert(mr::resource_with<async_managed_resource_view, mr::device_accessible, mr::host_accessible>);
+
+/// Allocates as async_pinned_resource does, but from a pool that gpumem does not own. That pool is the driver's default
+/// pool of page-locked host memory, or any pool of page-locked host memory by its handle. A view of the default pool
+/// gives the device access to all memory of that pool; the access stays for ever. For ownership, copies and
+/// thread-safety see async_resource_view.
+export class async_pinned_resource_view
+    : public detail::driver_pool_base<async_pinned_resource_view, detail::driver_pool_view_state, mr::device_accessible,
+                                      mr::host_accessible> {
+public:
+  /// The memory may be used on every stream immediately, without an order after the allocation.
+  static constexpr bool stream_ordered = false;
+
+  /// Uses the default pool. Throws std::invalid_argument, and cuda_error if the driver has none.
+  explicit async_pinned_resource_view(gpumem::device where = gpumem::device{0})
+      : async_pinned_resource_view{detail::default_driver_pool(detail::driver_pool_kind::pinned, where)} {}
+
+  /// Uses the pool whose handle is `pool`. The host and the device `where` must be able to access its memory. Throws
+  /// std::invalid_argument for a null handle, and cuda_error.
+  async_pinned_resource_view(CUmemoryPool pool, gpumem::device where)
+      : async_pinned_resource_view{detail::foreign_driver_pool(pool, where, true)} {}
+
+  friend bool operator==(async_pinned_resource_view const& a, async_pinned_resource_view const& b) noexcept {
+    return a.state_ == b.state_;
+  }
+
+private:
+  explicit async_pinned_resource_view(detail::driver_pool const& pool)
+      : state_{&detail::driver_pool_view_state::of(pool)} {}
+
+  friend driver_pool_base;
+  friend resource_base<async_pinned_resource_view, detail::driver_pool_view_state, mr::device_accessible,
+                       mr::host_accessible>;
+  detail::driver_pool_view_state& state() const noexcept { return *state_; }
+  detail::driver_pool_view_state* state_;
+};
+
+static_assert(mr::resource_with<async_pinned_resource_view, mr::device_accessible, mr::host_accessible>);
+
+/// A driver pool of managed memory without a preferred location. The host may touch the memory as soon as an allocation
+/// returns. So an allocation waits on the host until the memory is ready. The memory is ready immediately unless other
+/// work still uses it. A free does not wait; it takes effect in the order of its stream. All other properties are those
+/// of async_resource.
+export class async_managed_resource
+    : public detail::owned_driver_pool<async_managed_resource, mr::device_accessible, mr::host_accessible> {
+public:
+  /// The memory may be used on every stream immediately, without an order after the allocation.
+  static constexpr bool stream_ordered = false;
+
+  /// Throws std::invalid_argument for options that contradict each other, and out_of_memory. Throws cuda_error if the
+  /// device or the driver does not support such pools.
+  explicit async_managed_resource(gpumem::device where = gpumem::device{0}, async_options options = {})
+      : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::managed, where, std::move(options)}} {}
+};
+
+static_assert(mr::resource_with<async_managed_resource, mr::device_accessible, mr::host_accessible>);
+
+/// A driver pool of page-locked host memory, on the NUMA node `options.numa_node` unless that is -1. The device and
+/// `options.peers` can access the memory, and the host may touch it as soon as an allocation returns. So an allocation
+/// waits on the host until its memory is ready; a free does not wait.
+///
+/// A copy by the CUDA runtime fails on this memory if the call names the direction of the copy (driver 580). Thrust's
+/// algorithms fail too, since they make such calls. Copies by cudaMemcpyDefault and copies by the driver API work. All
+/// other properties are those of async_resource.
+export class async_pinned_resource
+    : public detail::owned_driver_pool<async_pinned_resource, mr::device_accessible, mr::host_accessible> {
+public:
+  /// The memory may be used on every stream immediately, without an order after the allocation.
+  static constexpr bool stream_ordered = false;
+
+  /// Throws std::invalid_argument for options that contradict each other, and out_of_memory. Throws cuda_error if the
+  /// device or the driver does not support such pools.
+  explicit async_pinned_resource(gpumem::device where = gpumem::device{0}, async_options options = {})
+      : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::pinned, where, std::move(options)}} {}
+};
+
+static_assert(mr::resource_with<async_pinned_resource, mr::device_accessible, mr::host_accessible>);
 
 } // namespace gpumem

@@ -11,8 +11,8 @@ module;
 module gpumem:callback_resource.impl;
 import :callback_resource;
 import :cuda;
+import :cuda_resource;
 import :device;
-import :device_source;
 import :driver;
 import :error;
 import :misuse;
@@ -24,7 +24,7 @@ import :stream;
 namespace gpumem::detail {
 namespace {
 
-inline constexpr std::size_t any_alignment = std::size_t{1} << 63; // the functions align, so no padding is added
+inline constexpr std::size_t largest_alignment = std::size_t{1} << 63; // the functions align, so no padding is added
 
 template <class Function> Function required(Function given, char const* name) {
   if (given) return given;
@@ -39,7 +39,7 @@ class device where_checked(class device where) {
 } // namespace
 
 callback_state::callback_state(class device where, callback_allocate allocate, callback_deallocate deallocate)
-    : source_state{"callback_resource", any_alignment}, where_{where_checked(where)}, own_{where},
+    : source_state{"callback_resource", largest_alignment}, where_{where_checked(where)}, own_{where},
       allocate_{required(std::move(allocate), "allocate")}, deallocate_{required(std::move(deallocate), "deallocate")} {
 }
 

@@ -1,19 +1,26 @@
-// host_resource: its state, and memory by aligned operator new.
+// Memory by aligned operator new, and the advice that keeps `headroom` bytes of device memory free.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
 #include <cstddef>
+#include <cuda.h>
 #include <limits>
+#include <map>
 #include <new>
+#include <string>
+#include <unistd.h>
+#include <utility>
 module gpumem:host_resource.impl;
 import :host_resource;
 import :cuda;
+import :cuda_resource;
 import :device;
 import :driver;
 import :error;
 import :process;
 import :source_state;
 import :stream;
+import :sync;
 
 namespace gpumem::detail {
 namespace {
@@ -54,3 +61,109 @@ void host_state::mark_lost(stream_key const& key, CUresult error) noexcept {
 }
 
 } // namespace gpumem::detail
+
+namespace gpumem {
+namespace {
+
+inline constexpr CUmemLocation on_host{CU_MEM_LOCATION_TYPE_HOST, 0};
+
+bool has_access(device where) {
+  int value = 0;
+  auto const result =
+      driver().device_get_attribute(&value, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, where.ordinal());
+  check(result, "cuDeviceGetAttribute");
+  return value != 0;
+}
+
+std::size_t page_size() noexcept {
+  static auto const size = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return size;
+}
+
+// Advice applies to whole pages. So a block with advice is made of whole pages and shares none with another block.
+std::size_t page_of(std::size_t headroom) noexcept { return headroom ? page_size() : alignof(std::max_align_t); }
+
+std::align_val_t alignment_of(std::size_t asked, std::size_t headroom) noexcept {
+  return std::align_val_t{std::max(asked, page_of(headroom))};
+}
+
+} // namespace
+
+namespace detail {
+
+system_source::system_source(class device where, std::size_t headroom) noexcept
+    : source_state{"system_resource", any_alignment}, device_{where}, headroom_{headroom} {}
+
+system_source& system_source::of(class device where, std::size_t headroom) {
+  using key = std::pair<int, std::size_t>;
+  where.require();
+  if (!has_access(where)) {
+    auto const text = "gpumem: device " + std::to_string(where.ordinal()) +
+                      " cannot access memory of the host's allocator; use managed_resource or pinned_resource";
+    throw_cuda_error(CUDA_ERROR_NOT_SUPPORTED, text.c_str());
+  }
+  static auto* const mutex = new sync::mutex;
+  static auto* const states = new std::map<key, system_source>;
+  sync::lock const held{*mutex};
+  return states->try_emplace(key{where.ordinal(), headroom}, where, headroom).first->second;
+}
+
+expected<void*, failure> system_source::allocate_memory(stream_key const&, std::size_t bytes,
+                                                        std::size_t alignment) noexcept {
+  auto const page = page_of(headroom_);
+  auto const whole = (bytes + page - 1) / page * page;
+  auto const aligned = alignment_of(alignment, headroom_);
+  if (auto const usable = call_on(device_, [] { return CUDA_SUCCESS; }); usable != CUDA_SUCCESS)
+    return unexpected<failure>{refusal_of(usable, bytes)};
+  auto* const base = ::operator new(whole, aligned, std::nothrow);
+  if (!base) return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+  if (headroom_ == 0) return base;
+  auto const advised = device_.interpret(advise(base, whole));
+  if (advised == CUDA_SUCCESS) return base;
+  take_advice_back(base, whole);
+  ::operator delete(base, aligned);
+  return unexpected<failure>{refusal_of(advised, bytes)};
+}
+
+CUresult system_source::advise(void* base, std::size_t bytes) noexcept {
+  return call_on(device_, [&] {
+    std::size_t free = 0, total = 0;
+    if (auto const result = driver().mem_get_info(&free, &total); result != CUDA_SUCCESS) return result;
+    auto const room = free > headroom_ ? free - headroom_ : 0;
+    auto const first = std::min(bytes, room / page_size() * page_size());
+    auto const prefer = [at = reinterpret_cast<CUdeviceptr>(base)](std::size_t from, std::size_t to,
+                                                                   CUmemLocation where) {
+      if (from == to) return CUDA_SUCCESS;
+      return driver().mem_advise(at + from, to - from, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, where);
+    };
+    auto const result = prefer(0, first, {CU_MEM_LOCATION_TYPE_DEVICE, device_.ordinal()});
+    return result == CUDA_SUCCESS ? prefer(first, bytes, on_host) : result;
+  });
+}
+
+// Takes the advice for the block back. Otherwise it would still apply to the next block at these addresses.
+void system_source::take_advice_back(void* base, std::size_t bytes) noexcept {
+  if (device_.lost()) return;
+  device_.interpret(call_on(device_, [&] {
+    return driver().mem_advise(reinterpret_cast<CUdeviceptr>(base), bytes, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
+                               on_host);
+  }));
+}
+
+bool system_source::free_memory(block const& returned) noexcept {
+  if (headroom_ != 0) take_advice_back(returned.base, returned.allocated);
+  ::operator delete(returned.base, alignment_of(returned.alignment, headroom_));
+  return true;
+}
+
+void system_source::mark_lost(stream_key const&, CUresult error) noexcept { device_.mark_lost(error); }
+
+} // namespace detail
+
+bool system_resource::supported(gpumem::device where) noexcept {
+  try {
+    return has_access(where);
+  } catch (cuda_error const&) { return false; }
+}
+
+} // namespace gpumem

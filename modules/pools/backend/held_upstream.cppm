@@ -5,11 +5,11 @@ module;
 #include <utility>
 export module gpumem:held_upstream;
 import :device;
+import :page_store;
 import :pool_options;
 import :pool_upstream;
 import :services;
 import :std;
-import :virtual_pages_options;
 
 namespace gpumem::detail {
 

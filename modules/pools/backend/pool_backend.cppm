@@ -10,7 +10,7 @@ import :device;
 import :error;
 import :growth_policy;
 import :page_backend;
-import :page_table;
+import :page_store;
 import :pool_options;
 import :pool_shard;
 import :pool_upstream;

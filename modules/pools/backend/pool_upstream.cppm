@@ -13,7 +13,6 @@ import :pool_shard;
 import :services;
 import :std;
 import :stream;
-import :virtual_pages_options;
 
 namespace gpumem::detail {
 

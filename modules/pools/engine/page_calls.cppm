@@ -3,7 +3,7 @@
 export module gpumem:page_calls;
 import :device;
 import :error;
-import :page_table;
+import :page_store;
 import :pool_parts;
 import :request_queue;
 import :std;

@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:quarantine;
 import :cuda;
+import :cuda_resource;
 import :device;
 import :fill_pattern;
 import :guard_layout;
 import :guarded_block;
-import :pinned_resource;
 import :std;
 import :stream;
 import :stream_timeline;

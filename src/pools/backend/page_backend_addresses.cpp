@@ -12,9 +12,9 @@ module;
 #include <utility>
 module gpumem:page_backend_addresses.impl;
 import :page_backend;
+import :backend_parts;
 import :block;
 import :chunk;
-import :backend_parts;
 import :chunk_list;
 import :error;
 import :growth_lock;

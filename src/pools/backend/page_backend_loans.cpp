@@ -19,7 +19,7 @@ import :chunk_list;
 import :error;
 import :growth_lock;
 import :growth_policy;
-import :page_table;
+import :page_store;
 import :pool_shard;
 import :pool_upstream;
 import :reuse_rules;

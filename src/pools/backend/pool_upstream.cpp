@@ -12,8 +12,8 @@ import :block;
 import :cache_limits;
 import :chunk;
 import :cuda;
+import :cuda_resource;
 import :device;
-import :device_source;
 import :error;
 import :nvtx_heaps;
 import :page_store;
@@ -22,7 +22,6 @@ import :services;
 import :stream;
 import :tuning;
 import :virtual_pages;
-import :virtual_pages_options;
 
 namespace gpumem::detail {
 namespace {

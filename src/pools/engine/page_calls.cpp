@@ -9,7 +9,7 @@ import :cache_limits;
 import :device;
 import :error;
 import :growth_lock;
-import :page_table;
+import :page_store;
 import :pool_backend;
 import :pool_parts;
 import :request_queue;

@@ -9,8 +9,8 @@ module gpumem:pool_shard.impl;
 import :pool_shard;
 import :sync;
 import :time_budget;
-import :virtual_pages;
 import :tuning;
+import :virtual_pages;
 
 namespace gpumem::detail {
 
