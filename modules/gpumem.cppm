@@ -151,9 +151,7 @@ export import :graph_resource;
 export import :binning_resource;
 
 export import :adaptor_base;
-export import :observed_base;
 export import :statistics_adaptor;
-export import :log_ring;
 export import :logging_adaptor;
 export import :limiting_adaptor;
 export import :failing_adaptor;

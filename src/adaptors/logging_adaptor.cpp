@@ -1,4 +1,4 @@
-// logging_adaptor: formats a row for each event, buffers the rows and writes them to the outputs ("sinks").
+// logging_adaptor: writes traces as text or binary.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>
@@ -20,7 +20,6 @@ module;
 module gpumem:logging_adaptor.impl;
 import :logging_adaptor;
 import :driver;
-import :log_ring;
 import :misuse;
 import :process;
 import :stream;
