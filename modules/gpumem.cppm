@@ -167,12 +167,9 @@ export import :bytes;
 export import :stream_pool;
 export import :current_resource;
 export import :any_memory;
-export import :stream_work;
 export import :buffer;
 export import :uninitialized_vector;
-export import :scalar;
 export import :polymorphic_allocator;
-export import :stream_allocator;
 
 export import :awaitable;
 export import :coroutine_result;
