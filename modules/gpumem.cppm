@@ -171,13 +171,9 @@ export import :buffer;
 export import :uninitialized_vector;
 export import :polymorphic_allocator;
 
-export import :awaitable;
-export import :coroutine_result;
 export import :task;
-export import :when_all_child;
-export import :sync_wait;
 export import :when_all;
+export import :sync_wait;
 export import :with_retry;
-export import :poll_queue;
 export import :reactor;
 export import :completion;

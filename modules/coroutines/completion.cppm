@@ -7,7 +7,6 @@ import :coroutine;
 import :cuda;
 import :event;
 import :executor;
-import :poll_queue;
 import :reactor;
 import :std;
 import :stream;

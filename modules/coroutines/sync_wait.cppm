@@ -4,12 +4,11 @@ module;
 #include <coroutine>
 #include <mutex>
 export module gpumem:sync_wait;
-import :awaitable;
 import :coroutine;
-import :coroutine_result;
 import :std;
 import :sync;
-import :when_all_child;
+import :task;
+import :when_all;
 
 namespace gpumem {
 

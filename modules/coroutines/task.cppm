@@ -1,12 +1,108 @@
-// task: a lazy coroutine that one other coroutine awaits.
+// task: a coroutine that starts when it is awaited; what can be awaited, and the result of a coroutine.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <coroutine>
 #include <utility>
 export module gpumem:task;
 import :coroutine;
-import :coroutine_result;
 import :std;
+
+namespace gpumem {
+
+namespace extend {
+/// The operation on which `co_await` suspends one coroutine.
+export template <class T>
+concept awaiter = requires(T& operation, std::coroutine_handle<> continuation) {
+  { operation.await_ready() } -> std::convertible_to<bool>;
+  operation.await_suspend(continuation);
+  operation.await_resume();
+};
+} // namespace extend
+
+namespace detail {
+
+template <class A>
+concept has_member_co_await = requires(A&& a) { static_cast<A&&>(a).operator co_await(); };
+template <class A>
+concept has_free_co_await = requires(A&& a) { operator co_await(static_cast<A&&>(a)); };
+
+// Returns the awaiter that `co_await` uses if the promise has no await_transform().
+template <class A> decltype(auto) awaiter_of(A&& a) {
+  if constexpr (has_member_co_await<A>) {
+    return static_cast<A&&>(a).operator co_await();
+  } else if constexpr (has_free_co_await<A>) {
+    return operator co_await(static_cast<A&&>(a));
+  } else {
+    return static_cast<A&&>(a);
+  }
+}
+
+} // namespace detail
+
+namespace extend {
+/// A type that any coroutine can await: it has `operator co_await` as a member or a free function, or is an awaiter.
+export template <class T>
+concept awaitable = requires(T&& t) {
+  { detail::awaiter_of(static_cast<T&&>(t)) } -> awaiter;
+};
+
+/// The type of a `co_await` expression on an awaitable of type T.
+export template <awaitable T> using await_result_t = decltype(detail::awaiter_of(std::declval<T>()).await_resume());
+
+/// The same as await_result_t, but a value type in place of an rvalue reference, so that the result can outlive the
+/// awaiter.
+export template <awaitable T>
+using await_value_t = std::conditional_t<std::is_rvalue_reference_v<await_result_t<T>>,
+                                         std::remove_cvref_t<await_result_t<T>>, await_result_t<T>>;
+
+} // namespace extend
+
+} // namespace gpumem
+
+namespace gpumem::detail {
+
+// Base class of a coroutine's promise. Keeps the result that the coroutine passed to return_value(). take() moves a
+// value out and must be called at most once. With T = void it has return_void() in place of return_value().
+template <class T> class coroutine_result {
+public:
+  template <std::convertible_to<T> U> void return_value(U&& value) { value_.emplace(std::forward<U>(value)); }
+  T& get() noexcept { return *value_; }
+  T take() { return std::move(*value_); }
+
+private:
+  std::optional<T> value_;
+};
+
+template <class T> class coroutine_result<T&> {
+public:
+  void return_value(T& value) noexcept { value_ = std::addressof(value); }
+  T& get() noexcept { return *value_; }
+  T& take() noexcept { return *value_; }
+
+private:
+  T* value_ = nullptr;
+};
+
+template <> class coroutine_result<void> {
+public:
+  void return_void() noexcept {}
+  void get() noexcept {}
+  void take() noexcept {}
+};
+
+// The type that holds a result of type R in a tuple or vector.
+template <class R> struct element {
+  using type = R;
+};
+template <class R> struct element<R&> {
+  using type = std::reference_wrapper<R>;
+};
+template <> struct element<void> {
+  using type = std::monostate;
+};
+template <class R> using element_t = typename element<R>::type;
+
+} // namespace gpumem::detail
 
 namespace gpumem {
 

@@ -5,7 +5,6 @@ module;
 #include <type_traits>
 export module gpumem:with_retry;
 import :acquire;
-import :awaitable;
 import :coroutine;
 import :cuda;
 import :error;

@@ -12,7 +12,6 @@ import :driver;
 import :error;
 import :event;
 import :executor;
-import :poll_queue;
 import :process;
 import :reactor;
 import :stream;

@@ -1,4 +1,4 @@
-// when_all: counts the children that end and keeps the first exception.
+// The count of children that when_all awaits.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <atomic>
