@@ -4,6 +4,7 @@ module;
 #include <memory>
 #include <utility>
 export module gpumem:monotonic_resource;
+import :block;
 import :cuda;
 import :device;
 import :error;
@@ -15,7 +16,6 @@ import :resource;
 import :shared_state;
 import :std;
 import :stream;
-import :stream_uses;
 import :sync;
 
 namespace gpumem {

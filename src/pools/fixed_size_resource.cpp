@@ -11,7 +11,6 @@ module gpumem:fixed_size_resource.impl;
 import :fixed_size_resource;
 import :block;
 import :pool_parts;
-import :size_class;
 
 namespace gpumem::detail {
 

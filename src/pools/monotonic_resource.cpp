@@ -25,7 +25,6 @@ import :process;
 import :reuse_rules;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 import :sync;
 
 namespace gpumem::detail {

@@ -5,7 +5,6 @@ import :allocation_request;
 import :attempt;
 import :backend_parts;
 import :block;
-import :chunk;
 import :error;
 import :pool_shard;
 import :shard_list;

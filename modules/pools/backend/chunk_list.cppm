@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:chunk_list;
 import :block;
-import :chunk;
 import :shard_roles;
 import :std;
 import :tuning;

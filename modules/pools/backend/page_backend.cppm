@@ -14,7 +14,6 @@ import :shard_list;
 import :shard_roles;
 import :std;
 import :stream_timeline;
-import :stream_uses;
 import :time_budget;
 import :virtual_pages;
 

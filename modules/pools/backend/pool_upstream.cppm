@@ -4,7 +4,7 @@ module;
 #include <memory>
 export module gpumem:pool_upstream;
 import :aligned_services;
-import :chunk;
+import :block;
 import :cuda;
 import :error;
 import :nvtx_heaps;

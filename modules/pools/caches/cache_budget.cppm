@@ -1,7 +1,7 @@
 // The budget of the thread caches of a pool.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:cache_budget;
-import :relaxed_atomic;
+import :block;
 import :std;
 
 namespace gpumem::detail {

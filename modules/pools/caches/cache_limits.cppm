@@ -1,8 +1,8 @@
 // The settings and budgets that all thread caches of a pool share.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:cache_limits;
+import :block;
 import :cache_budget;
-import :size_class;
 import :std;
 
 namespace gpumem::detail {

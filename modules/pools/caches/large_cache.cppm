@@ -6,7 +6,6 @@ import :block;
 import :hash;
 import :std;
 import :stream_timeline;
-import :stream_uses;
 import :tuning;
 
 namespace gpumem::detail {

@@ -4,7 +4,6 @@ module;
 #include <cstdint>
 export module gpumem:stream_cache;
 import :block;
-import :size_class;
 import :std;
 import :stream_timeline;
 import :tuning;

@@ -5,12 +5,9 @@ import :block;
 import :cache_budget;
 import :cache_limits;
 import :large_cache;
-import :relaxed_atomic;
-import :size_class;
 import :std;
 import :stream_cache;
 import :stream_timeline;
-import :stream_uses;
 import :sync;
 import :tuning;
 

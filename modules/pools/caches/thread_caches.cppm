@@ -4,10 +4,8 @@ export module gpumem:thread_caches;
 import :block;
 import :cache_limits;
 import :shard_roles;
-import :size_class;
 import :std;
 import :stream_timeline;
-import :stream_uses;
 import :sync;
 import :thread_cache;
 

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:graph_chunks;
 import :block;
-import :chunk;
 import :error;
 import :pool_upstream;
 import :range_allocator;

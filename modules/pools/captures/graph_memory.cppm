@@ -3,7 +3,6 @@
 export module gpumem:graph_memory;
 import :block;
 import :block_info;
-import :chunk;
 import :cuda;
 import :device;
 import :error;

@@ -13,7 +13,6 @@ import :range_allocator;
 import :std;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 
 namespace gpumem::detail {
 

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:allocate_path;
 import :allocation_request;
+import :block;
 import :deferred_frees;
 import :error;
 import :out_of_memory_path;
@@ -12,7 +13,6 @@ import :shard_allocator;
 import :shard_frees;
 import :shard_list;
 import :shard_roles;
-import :size_class;
 import :std;
 import :stream;
 

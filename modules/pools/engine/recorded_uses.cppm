@@ -1,13 +1,13 @@
 // Uses of live blocks on streams other than the one for which they were allocated.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:recorded_uses;
+import :block;
 import :deferred_frees;
 import :pool_parts;
 import :shard_list;
 import :shard_roles;
 import :std;
 import :stream;
-import :stream_uses;
 
 namespace gpumem::detail {
 

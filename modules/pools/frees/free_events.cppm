@@ -9,7 +9,6 @@ import :shard_roles;
 import :std;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 
 namespace gpumem::detail {
 

@@ -10,9 +10,7 @@ import :remote_frees;
 import :reuse_rules;
 import :shard_list;
 import :shard_roles;
-import :size_class;
 import :std;
-import :stream_uses;
 
 namespace gpumem::detail {
 

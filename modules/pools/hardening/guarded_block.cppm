@@ -6,7 +6,6 @@ import :fill_pattern;
 import :guard_layout;
 import :std;
 import :stream_timeline;
-import :stream_uses;
 
 namespace gpumem::detail {
 

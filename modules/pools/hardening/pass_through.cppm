@@ -3,13 +3,13 @@
 module;
 #include <map>
 export module gpumem:pass_through;
+import :block;
 import :block_info;
 import :error;
 import :pool_engine;
 import :std;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 import :sync;
 
 namespace gpumem::detail {

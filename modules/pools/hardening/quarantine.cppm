@@ -1,6 +1,7 @@
 // The quarantine of a hardened pool, which checks the blocks that leave it.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:quarantine;
+import :block;
 import :cuda;
 import :cuda_resource;
 import :device;
@@ -10,7 +11,6 @@ import :guarded_block;
 import :std;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 
 namespace gpumem::detail {
 

@@ -11,7 +11,6 @@ import :pool_options;
 import :reuse_rules;
 import :shard_list;
 import :shard_roles;
-import :size_class;
 import :std;
 import :stream_timeline;
 import :thread_caches;

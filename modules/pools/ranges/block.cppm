@@ -1,12 +1,111 @@
-// The record of a block, and its states.
+// The record of a block, its states, the uses of its memory, its size class, and the chunk in which it lies.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block;
-import :relaxed_atomic;
 import :std;
 import :stream_timeline;
-import :stream_uses;
 
 namespace gpumem::detail {
+
+/// The distance in bytes between data that different threads write all the time. Processors fetch more than the cache
+/// line that missed. With a distance of 128 bytes, two lines, 16 threads on an H200's host lost a third of their speed.
+/// A thread that read its own data in order made the processor fetch the next thread's lines too.
+export inline constexpr std::size_t false_sharing_distance = 512;
+
+/// An atomic with relaxed loads and stores only, which cost as much as those of a plain value. Only the holder of a
+/// lock may change it: `+=`, `-=` and `++` load and then store, so changes by two threads at once would be lost.
+export template <class T> class relaxed_atomic {
+public:
+  constexpr relaxed_atomic() noexcept = default;
+  constexpr relaxed_atomic(T value) noexcept : value_{value} {}
+  relaxed_atomic(relaxed_atomic const&) = delete;
+  inline relaxed_atomic& operator=(relaxed_atomic const& from) noexcept { return *this = static_cast<T>(from); }
+  inline relaxed_atomic& operator=(T value) noexcept {
+    value_.store(value, std::memory_order_relaxed);
+    return *this;
+  }
+  inline operator T() const noexcept { return value_.load(std::memory_order_relaxed); }
+  inline T operator->() const noexcept { return *this; }
+
+  inline relaxed_atomic& operator+=(T by) noexcept { return *this = static_cast<T>(*this) + by; }
+  inline relaxed_atomic& operator-=(T by) noexcept { return *this = static_cast<T>(*this) - by; }
+  inline relaxed_atomic& operator++() noexcept { return *this += T{1}; }
+
+private:
+  std::atomic<T> value_{};
+};
+
+/// A use of memory by work on a stream. It ends in an epoch, which numbers a section of the stream's work.
+export struct stream_use {
+  stream_timeline* timeline = nullptr;
+  epoch newest = 0;
+
+  /// Returns whether the host has seen the use complete.
+  inline bool completed() const noexcept { return timeline->completed(newest); }
+  /// Returns whether an event was recorded after the use, or the host has seen the use complete. Otherwise polls of
+  /// events cannot show that the use is complete.
+  inline bool has_event() const noexcept { return completed() || timeline->newest_recorded() >= newest; }
+  /// Returns whether the host has not seen the use complete, but polls of events can show it.
+  inline bool may_complete() const noexcept { return !completed() && timeline->can_complete(newest); }
+};
+
+/// The uses of a block: at most four, one for each stream. A use has the newest epoch in which its stream used the
+/// block. A block without uses is ready for all streams. Guarded by the lock that guards the block: that of its shard,
+/// or that of a thread cache while the block is there.
+export class stream_uses {
+public:
+  static constexpr std::size_t max_streams = 4;
+
+  stream_uses() = default;
+  explicit inline stream_uses(stream_use const& only) noexcept { assign(only); }
+
+  inline stream_use const* begin() const noexcept { return uses_.data(); }
+  inline stream_use const* end() const noexcept { return uses_.data() + size_; }
+  inline bool empty() const noexcept { return size_ == 0; }
+  inline std::size_t size() const noexcept { return size_; }
+  inline void clear() noexcept { size_ = 0; }
+  /// Replaces all uses by `only`.
+  inline void assign(stream_use const& only) noexcept {
+    uses_[0] = only;
+    size_ = 1;
+  }
+
+  stream_use const* find(stream_timeline const& timeline) const noexcept;
+
+  /// Adds a use. Returns false, and changes nothing, if that would be a fifth stream.
+  inline bool add(stream_use const& use) noexcept {
+    if (size_ > 0) [[unlikely]]
+      return add_to_others(use);
+    assign(use);
+    return true;
+  }
+  /// Adds the uses of another set. Returns false, and changes nothing, if that would make more than four streams.
+  inline bool join(stream_uses const& other) noexcept {
+    if (other.size_ == 1 && size_ == 1 && other.uses_[0].timeline == uses_[0].timeline) [[likely]] {
+      uses_[0].newest = std::max(uses_[0].newest, other.uses_[0].newest);
+      return true;
+    }
+    return other.size_ == 0 || join_many(other);
+  }
+  void remove(stream_timeline const& timeline) noexcept;
+  /// Drops uses that the host has seen complete.
+  void prune() noexcept;
+
+  /// Returns whether the host has seen every use complete.
+  bool completed() const noexcept;
+  /// Returns whether both sets have the same streams; their epochs may differ.
+  inline bool same_streams(stream_uses const& other) const noexcept {
+    if (size_ != other.size_) return false;
+    return size_ == 0 || (size_ == 1 ? uses_[0].timeline == other.uses_[0].timeline : same_many(other));
+  }
+
+private:
+  bool add_to_others(stream_use const& use) noexcept;
+  bool join_many(stream_uses const& other) noexcept;
+  bool same_many(stream_uses const& other) const noexcept;
+
+  std::size_t size_ = 0; // before the uses, so that it shares a cache line of the block with the first use
+  std::array<stream_use, max_streams> uses_{};
+};
 
 /// Sizes and addresses of all blocks are multiples of this many bytes.
 export inline constexpr std::size_t granule = 256;
@@ -75,5 +174,110 @@ export inline bool fits(block const& range, std::size_t bytes, std::size_t align
   offset = (0 - range.base) & (alignment - 1);
   return offset <= range.bytes && bytes <= range.bytes - offset;
 }
+
+export struct pool_shard;
+export struct address_range;
+
+/// Contiguous memory of a pool's upstream. Its blocks adjoin without a gap; each is linked to its neighbours by `lower`
+/// and `upper`. Blocks never coalesce across the ends of a chunk.
+export struct alignas(64) chunk {
+  std::uintptr_t base = 0;
+  std::size_t bytes = 0;
+  std::size_t live_blocks = 0; ///< blocks that are allocated, in a thread cache, or still to be freed
+  block* first = nullptr;      ///< the lowest block
+  block* last = nullptr;
+  pool_shard* shard = nullptr; ///< the part of the pool that owns it; does not change while the chunk has live blocks
+  address_range* addresses = nullptr; ///< where its pages are mapped; null if it is no pages
+  std::size_t pins = 0;               ///< pins of a chunk that serves as pages; a pinned one stays
+
+  inline std::uintptr_t end() const noexcept { return base + bytes; }
+
+  // always_inline: each allocation or free that no thread cache serves runs this code.
+  /// Links a block between `upper`, a block of this chunk, and the lower neighbour of `upper`.
+  [[gnu::always_inline]] inline void link_below(block& one, block& upper) noexcept {
+    one.parent = this;
+    one.lower = upper.lower;
+    one.upper = &upper;
+    (one.lower ? one.lower->upper : first) = &one;
+    upper.lower = &one;
+  }
+  /// Links a block between `lower`, a block of this chunk, and the upper neighbour of `lower`.
+  inline void link_above(block& one, block& lower) noexcept {
+    one.parent = this;
+    one.lower = &lower;
+    one.upper = lower.upper;
+    (one.upper ? one.upper->lower : last) = &one;
+    lower.upper = &one;
+  }
+  /// Takes a block of this chunk out of the list: makes its neighbours neighbours of each other. Returns the block.
+  [[gnu::always_inline]] inline block& unlink(block& joined) noexcept {
+    (joined.lower ? joined.lower->upper : first) = joined.upper;
+    (joined.upper ? joined.upper->lower : last) = joined.lower;
+    return joined;
+  }
+
+  /// Visits every block in order of address.
+  template <class Visit> void visit(Visit visitor) const {
+    for (auto* each = first; each; each = each->upper) visitor(*each);
+  }
+  /// Returns the block that holds the address; null if the address is above the chunk. The address must not be below
+  /// the chunk. Takes time in proportion to the number of blocks.
+  block* find_containing(void const* pointer) const noexcept;
+  /// Returns the bytes of the largest run of adjacent free blocks, whether or not streams still use them. Takes time in
+  /// proportion to the number of blocks.
+  std::size_t largest_run() const noexcept;
+};
+
+/// The size of a block, and the number of its class. Up to 4 KiB, and for large blocks, every multiple of 256 bytes is
+/// a size. Between these, each power of two has eight sizes. So above 2 KiB, rounding wastes at most an eighth of a
+/// block. The code has no branches, because the processor would mispredict them for random sizes.
+export struct size_class {
+  static constexpr std::size_t largest_small = std::size_t{64} << 10;
+  static constexpr std::size_t largest_medium = std::size_t{1} << 20;
+  static constexpr unsigned small_count = 48;
+  static constexpr unsigned count = 80; ///< number of small and medium classes
+
+  /// The kinds of sizes: a pool bounds the bytes that its thread caches hold of each kind.
+  enum kind : std::uint8_t { small, medium, large };
+  static constexpr std::size_t kinds = 3;
+  /// Returns the kind, small or medium, of a size that has a class number.
+  static inline kind kind_of(std::size_t bytes) noexcept { return bytes <= largest_small ? small : medium; }
+
+  std::size_t bytes;
+  std::uint8_t number; ///< class number; `count` if the size has none
+
+  /// Returns the size of the block for a request of at least one byte. Sizes up to `largest` have class numbers.
+  static inline size_class of(std::size_t requested, std::size_t largest = largest_medium) noexcept {
+    bool const numbered = requested <= largest;
+    auto const fine = unit_log2_of(requested);
+    auto const unit_log2 = __builtin_expect_with_probability(numbered, true, .5) ? fine : granule_log2;
+    auto const steps = (requested - 1) >> unit_log2;
+    auto const own = number_of(steps, fine);
+    auto const number = __builtin_expect_with_probability(numbered, true, .5) ? own : count;
+    return {(steps + 1) << unit_log2, static_cast<std::uint8_t>(number)};
+  }
+  inline bool is_small() const noexcept { return number < small_count; }
+  inline bool is_numbered() const noexcept { return number < count; }
+  /// Returns the class number of a small size.
+  static inline unsigned number_of_small(std::size_t bytes) noexcept {
+    auto const unit_log2 = unit_log2_of(bytes);
+    return static_cast<unsigned>(number_of((bytes - 1) >> unit_log2, unit_log2));
+  }
+
+private:
+  static constexpr unsigned granule_log2 = 8;
+  static_assert(granule == 1u << granule_log2);
+  static constexpr unsigned steps_log2 = 3;
+
+  // Returns the binary logarithm of the step between the sizes near this one. The step is a sixteenth of the next power
+  // of two, and at least a granule.
+  static inline unsigned unit_log2_of(std::size_t bytes) noexcept {
+    constexpr std::size_t least = granule << steps_log2;
+    return static_cast<unsigned>(std::bit_width((bytes - 1) | least)) - steps_log2 - 1;
+  }
+  static inline std::size_t number_of(std::size_t steps, unsigned unit_log2) noexcept {
+    return ((std::size_t{unit_log2} - granule_log2) << steps_log2) + steps;
+  }
+};
 
 } // namespace gpumem::detail

@@ -1,17 +1,153 @@
-// Splits blocks off the free ranges of one shard, and makes them free again.
+// Splits blocks off the free ranges of one shard, coalesces them, and makes and fills holes.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:range_allocator;
 import :block;
-import :block_metadata;
 import :block_table;
-import :chunk;
 import :free_lists;
-import :free_range_set;
-import :hole_list;
 import :std;
-import :stream_uses;
+import :tuning;
 
 namespace gpumem::detail {
+
+/// A list of the lower blocks of all pairs, linked by the members `pair_prev` and `pair_next` of `block`. By this list
+/// all neighbours that might coalesce are found without a visit of every block. Guarded by the lock of the shard that
+/// owns the list.
+export class free_pairs {
+public:
+  /// Returns the lower block of the pair that was added last; null if there is no pair.
+  inline block* first() const noexcept { return first_; }
+
+  /// Adds the pair that a free block makes with its upper neighbour, if that is free too.
+  inline void add_with_upper(block& one) noexcept {
+    if (one.upper && one.upper->is_free()) link(one);
+  }
+  /// Adds the pair that a free block makes with its lower neighbour, if that is free too.
+  inline void add_with_lower(block& one) noexcept {
+    if (one.lower && one.lower->is_free()) link(*one.lower);
+  }
+  /// Removes the pair of a block and its upper neighbour, if both are free. Called before either of them changes.
+  inline void remove_with_upper(block& one) noexcept {
+    if (is_pair(one)) unlink(one);
+  }
+  /// Removes the pair of a block and its lower neighbour, if both are free. Called before either of them changes.
+  inline void remove_with_lower(block& one) noexcept {
+    if (one.lower && is_pair(*one.lower)) unlink(*one.lower);
+  }
+
+private:
+  inline bool is_pair(block const& lower) const noexcept {
+    return first_ && lower.is_free() && lower.upper && lower.upper->is_free();
+  }
+  inline void link(block& lower) noexcept {
+    lower.pair_prev = nullptr;
+    lower.pair_next = first_;
+    if (first_) first_->pair_prev = &lower;
+    first_ = &lower;
+  }
+  inline void unlink(block& lower) noexcept {
+    (lower.pair_prev ? lower.pair_prev->pair_next : first_) = lower.pair_next;
+    if (lower.pair_next) lower.pair_next->pair_prev = lower.pair_prev;
+  }
+
+  block* first_ = nullptr;
+};
+
+/// All free ranges of a shard, except the freed small blocks that quick lists keep. A use of a range is the work of one
+/// stream on it. Each range is on the free list of the streams of its uses. Joins adjacent ranges to one, and gives the
+/// records of joined blocks back. Guarded by the lock of the shard.
+export class free_range_set {
+public:
+  /// `records`: the memory of the records of all blocks. This object keeps a reference to it.
+  explicit free_range_set(block_metadata& records) : records_{records} {}
+
+  inline free_lists& lists() noexcept { return lists_; }
+  inline free_lists const& lists() const noexcept { return lists_; }
+  inline free_pairs& pairs() noexcept { return pairs_; }
+
+  /// Marks a block as free and puts it on the free list of its uses: next to `beside`, a range with the same uses, if
+  /// that is given.
+  [[gnu::always_inline]] inline void insert(block& range, block* beside = nullptr) noexcept {
+    range.set_state(block_state::free);
+    if (beside) {
+      beside->list->insert_beside(range, *beside);
+    } else {
+      lists_.of(range.uses).insert(range);
+    }
+    pairs_.add_with_upper(range);
+    pairs_.add_with_lower(range);
+  }
+  /// Takes a block off its free list, and marks it as allocated.
+  [[gnu::always_inline]] inline void extract(block& range) noexcept {
+    range.list->remove(range);
+    pairs_.remove_with_upper(range);
+    pairs_.remove_with_lower(range);
+    range.set_state(block_state::allocated);
+  }
+
+  /// Says which free neighbours a freed block coalesces with. `same_streams`: those that the same streams used.
+  /// `unused`: also if one of the two has no uses, and is at most `tuning::max_join_factor` times as large as the
+  /// other. `any`: all.
+  enum class coalescing : std::uint8_t { same_streams, unused, any };
+  /// Frees a block that is on no list, and coalesces it with the neighbours that `with` names. Leaves a neighbour apart
+  /// if the two have uses on more than four streams together. Returns the block that holds the freed one. Allocates no
+  /// host memory.
+  block& coalesce(block& freed, coalescing with) noexcept;
+  /// Drops the uses of a free block, all of which the host has seen complete, and coalesces the block with neighbours
+  /// without uses. Returns the block that holds it.
+  block& mark_complete(block& range) noexcept;
+  /// Drops those uses of a free block that the host has seen complete, and coalesces the block with neighbours that the
+  /// remaining streams used.
+  void prune(block& range) noexcept;
+  /// Joins a free block with the free one above it. Returns false, and changes nothing, if the two have uses on more
+  /// than four streams together.
+  bool merge(block& lower) noexcept;
+  /// Joins each pair of free neighbours if `may(block)` is true for both.
+  template <class May> void coalesce_all(May may) {
+    for (auto* at = pairs_.first(); at;) {
+      auto* next = at->pair_next;
+      while (at->upper && at->upper->is_free() && may(*at) && may(*at->upper)) {
+        if (next == at->upper) next = next->pair_next; // merge() releases the record of at->upper
+        if (!merge(*at)) break;
+      }
+      at = next;
+    }
+  }
+
+  /// Returns how many times two blocks were joined.
+  inline std::uint64_t coalesces() const noexcept { return coalesces_; }
+  /// Returns how many times two blocks were not joined because they had uses on more than four streams together.
+  inline std::uint64_t refused_coalesces() const noexcept { return refused_coalesces_; }
+
+private:
+  bool merge_upper(block& range) noexcept;
+  block& merge_into_lower(block& lower, block& by) noexcept;
+  block& merge_into_upper(block& upper, block& by) noexcept;
+
+  free_lists lists_;
+  free_pairs pairs_;
+  block_metadata& records_; // beside the other small members, on the same cache line
+  std::uint64_t coalesces_ = 0;
+  std::uint64_t refused_coalesces_ = 0;
+};
+
+/// A list of all holes, linked by the members `older` and `newer` of `block`. Guarded by the lock of the shard that
+/// owns the list.
+export class hole_list {
+public:
+  /// Marks a block, which is on no other list, as a hole and adds it.
+  void insert(block& made) noexcept;
+  /// Takes a hole off the list. The caller sets the block's new state.
+  void remove(block& hole) noexcept;
+  /// Returns the hole that holds the address. There must be one. Takes time in proportion to the number of holes.
+  block& at(std::uintptr_t address) const noexcept;
+  /// Visits every hole, in no order.
+  template <class Visit> void visit(Visit visitor) const {
+    for (auto const* each = first_; each; each = each->newer) visitor(*each);
+  }
+
+private:
+  block* first_ = nullptr;
+};
 
 /// The blocks of one shard. Free ranges are on free lists. Holes are in a list of their own. All other blocks are in
 /// the block table, which finds them by address. All functions but `find_live` need the lock of the shard. A call that

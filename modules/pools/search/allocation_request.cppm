@@ -4,7 +4,6 @@ export module gpumem:allocation_request;
 import :block;
 import :pool_shard;
 import :reuse_rules;
-import :size_class;
 import :std;
 import :stream;
 

@@ -1,13 +1,13 @@
 // The rules by which a stream may reuse free memory, and the polls that tell a pool which uses are complete.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:reuse_rules;
+import :block;
 import :pool_options;
 import :pool_shard;
 import :shard_roles;
 import :std;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 
 namespace gpumem::detail {
 

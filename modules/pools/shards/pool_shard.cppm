@@ -4,12 +4,10 @@ module;
 #include <gpumem/statistics.hpp>
 export module gpumem:pool_shard;
 import :block;
-import :chunk;
 import :page_store;
 import :peak_tracker;
 import :pool_counters;
 import :range_allocator;
-import :relaxed_atomic;
 import :remote_frees;
 import :shard_roles;
 import :std;

@@ -3,7 +3,6 @@
 export module gpumem:remote_frees;
 import :block;
 import :std;
-import :stream_uses;
 
 namespace gpumem::detail {
 

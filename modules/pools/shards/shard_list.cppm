@@ -3,9 +3,7 @@
 export module gpumem:shard_list;
 import :block;
 import :pool_shard;
-import :relaxed_atomic;
 import :shard_roles;
-import :size_class;
 import :std;
 import :sync;
 

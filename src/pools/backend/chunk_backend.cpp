@@ -10,7 +10,6 @@ import :allocation_request;
 import :attempt;
 import :backend_parts;
 import :block;
-import :chunk;
 import :chunk_list;
 import :error;
 import :growth_lock;
@@ -21,7 +20,6 @@ import :reuse_rules;
 import :shard_list;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 
 namespace gpumem::detail {
 

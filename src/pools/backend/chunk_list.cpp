@@ -12,7 +12,6 @@ module;
 module gpumem:chunk_list.impl;
 import :chunk_list;
 import :block;
-import :chunk;
 import :tuning;
 
 namespace gpumem::detail {

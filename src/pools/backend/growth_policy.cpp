@@ -10,12 +10,10 @@ module gpumem:growth_policy.impl;
 import :growth_policy;
 import :allocation_request;
 import :block;
-import :hole_list;
 import :pool_shard;
 import :range_allocator;
 import :reuse_rules;
 import :stream;
-import :stream_uses;
 import :tuning;
 import :virtual_pages;
 

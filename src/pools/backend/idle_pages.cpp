@@ -12,16 +12,13 @@ module gpumem:idle_pages.impl;
 import :idle_pages;
 import :backend_parts;
 import :block;
-import :chunk;
 import :chunk_list;
-import :free_range_set;
 import :pool_options;
 import :pool_shard;
 import :range_allocator;
 import :reuse_rules;
 import :shard_list;
 import :stream_timeline;
-import :stream_uses;
 import :virtual_pages;
 
 namespace gpumem::detail {

@@ -14,7 +14,6 @@ module gpumem:page_backend_addresses.impl;
 import :page_backend;
 import :backend_parts;
 import :block;
-import :chunk;
 import :chunk_list;
 import :error;
 import :growth_lock;

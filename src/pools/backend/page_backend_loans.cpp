@@ -14,7 +14,6 @@ import :allocation_request;
 import :attempt;
 import :backend_parts;
 import :block;
-import :chunk;
 import :chunk_list;
 import :error;
 import :growth_lock;

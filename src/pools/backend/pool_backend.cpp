@@ -12,7 +12,6 @@ import :allocation_request;
 import :attempt;
 import :backend_parts;
 import :block;
-import :chunk;
 import :chunk_backend;
 import :chunk_list;
 import :driver;

@@ -10,7 +10,6 @@ module gpumem:pool_upstream.impl;
 import :pool_upstream;
 import :block;
 import :cache_limits;
-import :chunk;
 import :cuda;
 import :cuda_resource;
 import :device;

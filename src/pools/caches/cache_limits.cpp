@@ -7,8 +7,8 @@ module;
 #include <cstddef>
 module gpumem:cache_limits.impl;
 import :cache_limits;
+import :block;
 import :cache_budget;
-import :size_class;
 import :tuning;
 
 namespace gpumem::detail {

@@ -11,7 +11,6 @@ import :block;
 import :cache_budget;
 import :cache_limits;
 import :large_cache;
-import :size_class;
 import :stream_cache;
 import :tuning;
 

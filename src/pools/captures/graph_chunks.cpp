@@ -9,7 +9,6 @@ module;
 module gpumem:graph_chunks.impl;
 import :graph_chunks;
 import :block;
-import :chunk;
 import :cuda;
 import :error;
 import :pool_upstream;

@@ -17,16 +17,12 @@ module gpumem:graph_uses.impl;
 import :graph_uses;
 import :block;
 import :captured_order;
-import :chunk;
-import :free_list;
 import :free_lists;
-import :free_range_set;
 import :graph_chunks;
 import :range_allocator;
 import :stream;
 import :stream_identity;
 import :stream_timeline;
-import :stream_uses;
 
 namespace gpumem::detail {
 namespace {

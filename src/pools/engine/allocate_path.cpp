@@ -25,7 +25,6 @@ import :pool_shard;
 import :request_queue;
 import :shard_allocator;
 import :shard_list;
-import :size_class;
 import :stream;
 import :stream_timeline;
 import :sync;

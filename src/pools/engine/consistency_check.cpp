@@ -6,19 +6,14 @@ module;
 module gpumem:consistency_check.impl;
 import :consistency_check;
 import :block;
-import :chunk;
 import :chunk_list;
-import :free_list;
 import :free_lists;
 import :pool_parts;
 import :pool_shard;
-import :quick_lists;
 import :range_allocator;
 import :shard_frees;
 import :shard_list;
-import :size_class;
 import :stream_timeline;
-import :stream_uses;
 import :thread_caches;
 
 namespace gpumem::detail {

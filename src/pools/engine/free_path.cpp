@@ -26,7 +26,6 @@ import :shard_frees;
 import :shard_list;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 import :sync;
 import :thread_caches;
 import :waiter;

@@ -13,7 +13,6 @@ module;
 module gpumem:memory_report.impl;
 import :memory_report;
 import :block;
-import :chunk;
 import :chunk_list;
 import :error;
 import :pool_options;

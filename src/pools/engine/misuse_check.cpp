@@ -6,7 +6,6 @@ module;
 module gpumem:misuse_check.impl;
 import :misuse_check;
 import :block;
-import :chunk;
 import :chunk_list;
 import :misuse;
 import :pool_options;

@@ -10,7 +10,6 @@ import :allocation_request;
 import :attempt;
 import :backoff;
 import :block;
-import :chunk;
 import :chunk_list;
 import :deferred_release;
 import :device;

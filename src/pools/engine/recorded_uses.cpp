@@ -17,7 +17,6 @@ import :pool_parts;
 import :shard_list;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 import :stream_wait;
 import :tuning;
 

@@ -10,7 +10,6 @@ import :shard_allocator;
 import :allocation_request;
 import :attempt;
 import :block;
-import :chunk;
 import :error;
 import :growth_lock;
 import :pool_backend;

@@ -12,7 +12,6 @@ import :reuse_rules;
 import :shard_frees;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 
 namespace gpumem::detail {
 

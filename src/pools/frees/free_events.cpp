@@ -5,7 +5,8 @@ module;
 #include <utility>
 module gpumem:free_events.impl;
 import :free_events;
-import :free_list;
+import :block;
+import :free_lists;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;
@@ -14,7 +15,6 @@ import :pool_shard;
 import :range_allocator;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 
 namespace gpumem::detail {
 

@@ -32,7 +32,6 @@ import :pool_engine;
 import :pool_options;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 import :sync;
 import :tuning;
 

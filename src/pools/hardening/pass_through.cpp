@@ -10,6 +10,7 @@ module;
 #include <vector>
 module gpumem:pass_through.impl;
 import :pass_through;
+import :block;
 import :block_info;
 import :cuda;
 import :driver;
@@ -20,10 +21,8 @@ import :pool_options;
 import :pool_upstream;
 import :process;
 import :reuse_rules;
-import :size_class;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 import :stream_wait;
 import :sync;
 import :tuning;

@@ -18,7 +18,6 @@ import :guard_layout;
 import :guarded_block;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 
 namespace gpumem::detail {
 namespace {

@@ -9,10 +9,10 @@ module;
 module gpumem:pool_mode.impl;
 import :pool_mode;
 import :admission;
+import :block;
 import :chunk_list;
 import :reuse_rules;
 import :shard_list;
-import :size_class;
 import :thread_caches;
 import :tuning;
 

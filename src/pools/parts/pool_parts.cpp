@@ -24,7 +24,6 @@ import :pool_shard;
 import :pool_upstream;
 import :reuse_rules;
 import :shard_list;
-import :size_class;
 import :thread_caches;
 import :timer;
 import :tuning;

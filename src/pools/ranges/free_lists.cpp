@@ -1,18 +1,87 @@
-// Assigns free lists to streams, and finds them by stream.
+// Searches and orders free ranges by size and epoch, and assigns free lists to streams.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 module gpumem:free_lists.impl;
 import :free_lists;
-import :free_list;
-import :size_bins;
+import :block;
 import :stream_timeline;
-import :stream_uses;
 
 namespace gpumem::detail {
+
+// Returns the smallest block of a bin that is large enough, the lowest of equal ones; null if there is none.
+block* size_bins::find_in(block* head, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept {
+  block* best = nullptr;
+  for (auto* each = head; each != &end_; each = each->next) {
+    std::size_t where = 0;
+    if (best && (each->bytes > best->bytes || (each->bytes == best->bytes && each->base > best->base))) continue;
+    if (!fits(*each, bytes, alignment, where)) continue;
+    best = each;
+    offset = where;
+  }
+  return best;
+}
+
+block* size_bins::search(unsigned first, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept {
+  // Looks only at the head of each bin: each further block costs a cache line, and is rarely a better fit.
+  for (auto bin = first; bin < bin_count; bin = next_used(bin + 1)) {
+    if (fits(*heads_[bin], bytes, alignment, offset)) [[likely]]
+      return heads_[bin];
+  }
+  // No head has room for the bytes with this alignment, so this looks at all blocks.
+  for (auto bin = first; bin < bin_count; bin = next_used(bin + 1)) {
+    if (auto* const found = find_in(heads_[bin], bytes, alignment, offset)) return found;
+  }
+  return nullptr;
+}
+
+std::size_t size_bins::largest() const noexcept {
+  if (empty()) return 0;
+  auto const word = word_bits - 1 - static_cast<unsigned>(std::countl_zero(used_words_ ^ sentinel));
+  auto const bin = word * word_bits + word_bits - 1 - static_cast<unsigned>(std::countl_zero(used_[word]));
+  std::size_t largest = 0;
+  for (auto const* each = heads_[bin]; each != &end_; each = each->next) largest = std::max(largest, each->bytes);
+  return largest;
+}
+
+block* quick_lists::pop_all(block* before) noexcept {
+  if (empty()) return before;
+  for (auto*& head : heads_) {
+    while (auto* const listed = head) {
+      pop(*listed);
+      listed->next = before;
+      before = listed;
+    }
+  }
+  return before;
+}
+
+// Returns the range after which `range` belongs by its epoch; null if `range` is the oldest. The newest range is
+// inserted without this search. Other ranges come in runs of similar epochs, so the search begins where the last search
+// ended.
+block* free_list::insertion_point(block const& range) noexcept {
+  auto* at = late_ ? late_ : newest_;
+  while (at && epoch_of(*at) > epoch_of(range)) at = at->older;
+  for (auto* next = at ? at->newer : oldest_; epoch_of(*next) <= epoch_of(range); next = next->newer) at = next;
+  late_ = at ? at : oldest_;
+  return at;
+}
+
+bool free_list::in_use(bool without_event) const noexcept {
+  for (auto const* range = newest_; range; range = range->older) {
+    for (auto const& use : range->uses) {
+      if (!use.completed() && !(without_event && use.has_event())) return true;
+    }
+    if (timeline_) return false; // older uses of this one stream are complete, or have an event too
+  }
+  return false;
+}
 
 namespace {
 

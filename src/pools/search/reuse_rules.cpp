@@ -10,12 +10,10 @@ module gpumem:reuse_rules.impl;
 import :reuse_rules;
 import :block;
 import :cuda;
-import :free_range_set;
 import :pool_shard;
 import :range_allocator;
 import :stream;
 import :stream_timeline;
-import :stream_uses;
 import :sync;
 import :tuning;
 

@@ -17,7 +17,6 @@ import :pool_mode;
 import :pool_parts;
 import :reuse_rules;
 import :shard_list;
-import :size_class;
 import :waiter;
 
 namespace gpumem::detail {

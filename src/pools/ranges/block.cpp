@@ -1,11 +1,12 @@
-// Adds, joins and drops the uses of memory.
+// Adds, joins and drops uses of memory, and searches the blocks of a chunk.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
 #include <cstddef>
-module gpumem:stream_uses.impl;
+#include <cstdint>
+module gpumem:block.impl;
+import :block;
 import :stream_timeline;
-import :stream_uses;
 
 namespace gpumem::detail {
 
@@ -53,6 +54,23 @@ bool stream_uses::completed() const noexcept {
 
 bool stream_uses::same_many(stream_uses const& other) const noexcept {
   return std::all_of(begin(), end(), [&](stream_use const& t) { return other.find(*t.timeline); });
+}
+
+block* chunk::find_containing(void const* pointer) const noexcept {
+  auto const address = reinterpret_cast<std::uintptr_t>(pointer);
+  for (auto* each = first; each; each = each->upper) {
+    if (address < each->end()) return each;
+  }
+  return nullptr;
+}
+
+std::size_t chunk::largest_run() const noexcept {
+  std::size_t largest = 0, run = 0;
+  visit([&](block const& each) {
+    run = each.is_free() ? run + each.bytes : 0;
+    largest = std::max(largest, run);
+  });
+  return largest;
 }
 
 } // namespace gpumem::detail
