@@ -1,15 +1,375 @@
-// The thread caches of a pool: recently freed blocks, kept for the thread that freed them.
+// The thread caches of a pool: the cache of one thread, its stream caches and its large cache.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstdint>
 export module gpumem:thread_caches;
 import :block;
 import :cache_limits;
+import :hash;
 import :shard_roles;
 import :std;
 import :stream_timeline;
 import :sync;
-import :thread_cache;
+import :tuning;
 
 namespace gpumem::detail {
+
+/// Lists of small and medium blocks, and counts of the stream's frees. Guarded by the lock of the thread cache that it
+/// is a part of.
+export struct stream_cache {
+  stream_timeline* timeline = nullptr;
+  std::uint32_t count = 0;            ///< number of blocks
+  std::uint32_t unrecorded_frees = 0; ///< frees since the last flush_counters(), also of large blocks
+  std::size_t unrecorded_bytes = 0;
+  std::uint32_t foreign_frees = 0; ///< frees of other streams that share this cache, since the last insert
+  std::uint64_t last_insert = 0;   ///< the thread cache's count of frees without budget, at the last insert
+  std::array<block*, size_class::count> lists{}; ///< by class number; the newest first
+
+  /// Removes and returns the newest block of this class; null if there is none. For classes from `first_close_class` on
+  /// also tries the next two classes, whose blocks are at most a quarter larger. With random sizes that saves many
+  /// searches of free ranges.
+  [[gnu::always_inline]] inline block* pop_fitting(unsigned number) noexcept {
+    if (lists[number]) [[likely]]
+      return &pop(lists[number]);
+    if (number < tuning::first_close_class || number + 2 >= size_class::count) return nullptr;
+    if (auto& next = lists[number + 1]) return &pop(next);
+    auto& after = lists[number + 2];
+    return after ? &pop(after) : nullptr;
+  }
+  inline void push(block& freed) noexcept {
+    auto& to = lists[freed.class_number];
+    freed.next = to;
+    to = &freed;
+    ++count;
+  }
+  inline block& pop(block*& from) noexcept {
+    auto& found = *from;
+    from = found.next;
+    --count;
+    return found;
+  }
+  /// Removes and returns a block of the largest class. The cache must not be empty.
+  block& pop_largest() noexcept;
+
+  // `threshold`, here and below: cache_limits::event_threshold_bytes().
+  /// Gives the cache to a stream if the cache is empty, and returns whether it was. A slow path, as are the two others
+  /// with these attributes: with preserve_most the function saves the registers, so that its callers need not.
+  [[clang::preserve_most, gnu::visibility("hidden")]] bool bind_if_empty(stream_timeline& next,
+                                                                         std::size_t threshold) noexcept;
+  /// Counts a free of `stream`, whose cache this is. Returns whether this free should record an event. If so, the block
+  /// is not cached but freed in its shard, where an event is recorded under the shard's lock.
+  [[gnu::always_inline]] inline bool event_due(stream_timeline& stream, std::size_t bytes,
+                                               std::size_t threshold) noexcept {
+    if (threshold == SIZE_MAX) return stream.event_request().raised(); // frees are not counted then
+    unrecorded_bytes += bytes;
+    bool const many = ++unrecorded_frees >= tuning::frees_per_batch || unrecorded_bytes >= threshold;
+    if (many) [[unlikely]]
+      flush_counters(stream, threshold);
+    return many || stream.event_request().raised();
+  }
+  /// Like event_due(), but for a stream without a stream cache: another stream has the one that both share.
+  [[clang::preserve_most, gnu::visibility("hidden")]] static bool
+  event_due_unbound(stream_timeline& stream, std::size_t bytes, std::size_t threshold) noexcept;
+
+private:
+  [[clang::preserve_most, gnu::visibility("hidden")]] void flush_counters(stream_timeline& stream,
+                                                                          std::size_t threshold) noexcept;
+};
+
+/// Up to eight freed blocks, found by stream and exact size. Programs request most large sizes again at once or not at
+/// all. On recorded traces of training and inference the last eight blocks serve a tenth to a half of all requests.
+/// Other blocks are evicted, so that they soon coalesce with their neighbours. If the cached blocks are not requested,
+/// the cache takes no blocks for a while. Guarded by the lock of the thread cache that it is a part of.
+export class large_cache {
+public:
+  static constexpr unsigned capacity = 8;
+
+  inline bool empty() const noexcept { return used_ == 0; }
+  inline bool full() const noexcept { return used_ == (1u << capacity) - 1; }
+  /// Returns whether the next freed block is to be inserted: whether cached blocks have been requested lately. If they
+  /// have not, every `max_skipped_blocks`th call raises the score, so that some blocks are inserted for a trial.
+  inline bool enabled() noexcept {
+    if (score_ > 0) [[likely]]
+      return true;
+    ++skipped_;
+    if (skipped_ < tuning::max_skipped_blocks) return false;
+    skipped_ = 0;
+    score_ = tuning::large_trial_score;
+    return true;
+  }
+
+  /// Removes and returns a block of this size that the stream has freed; null if there is none.
+  [[gnu::always_inline]] inline block* pop(stream_timeline const& timeline, std::size_t bytes) noexcept {
+    for (auto found = matching(fingerprint_of(timeline, bytes)) & used_; found; found &= found - 1) {
+      auto const i = static_cast<unsigned>(std::countr_zero(found));
+      auto& kept = *cells_[i];
+      if (kept.bytes != bytes || kept.uses.begin()->timeline != &timeline) [[unlikely]]
+        continue; // another block with the same fingerprint
+      clear(i);
+      score_ = std::min(score_ + tuning::large_hit_score, tuning::max_large_score);
+      return &kept;
+    }
+    return nullptr;
+  }
+  /// Inserts a block, which later serves the stream of its only use. The cache is not full.
+  [[gnu::always_inline]] inline void insert(block& freed) noexcept {
+    auto const i = static_cast<unsigned>(std::countr_one(used_));
+    auto const fingerprint = fingerprint_of(*freed.uses.begin()->timeline, freed.bytes);
+    cells_[i] = &freed;
+    // Writes all fingerprints at once, because pop() reads all at once: a load stalls if the store before it was
+    // narrower.
+    fingerprints_ = cell_numbers == i ? fingerprints{} + fingerprint : fingerprints_;
+    used_ |= 1u << i;
+  }
+  /// Removes and returns one block, taking the cells in turn; null if the cache is empty. Lowers the score, because no
+  /// request has used the block.
+  inline block* evict() noexcept {
+    if (score_ > 0) score_ -= 1;
+    return pop_any();
+  }
+  /// Does what evict() does, but keeps the score: for a flush, since the block might have been requested later.
+  block* pop_any() noexcept;
+
+private:
+  using fingerprints [[gnu::vector_size(capacity * sizeof(std::uint32_t))]] = std::uint32_t;
+
+  static inline std::uint32_t fingerprint_of(stream_timeline const& timeline, std::size_t bytes) noexcept {
+    return static_cast<std::uint32_t>(fibonacci_hash(bytes + reinterpret_cast<std::uintptr_t>(&timeline)) >> 32);
+  }
+  // Returns a mask of the cells with this fingerprint. Cells without a block may be among them.
+  inline std::uint32_t matching(std::uint32_t fingerprint) const noexcept {
+    auto const same = fingerprints_ == fingerprint;
+#ifdef __clang__
+    using matches = bool __attribute__((ext_vector_type(capacity))); // GCC has no vectors of bool
+    return std::bit_cast<std::uint8_t>(__builtin_convertvector(same, matches));
+#else
+    std::uint32_t found = 0;
+    for (unsigned i = 0; i < capacity; ++i) found |= (same[i] & 1u) << i;
+    return found;
+#endif
+  }
+  static constexpr fingerprints cell_numbers = {0, 1, 2, 3, 4, 5, 6, 7};
+  inline void clear(unsigned i) noexcept { used_ &= ~(1u << i); }
+
+  fingerprints fingerprints_{};
+  std::array<block*, capacity> cells_{};
+  std::uint32_t used_ = 0; // a mask of the cells with a block
+  unsigned next_ = 0;      // the cell that is evicted next
+  int score_ = tuning::max_large_score / 4;
+  std::uint32_t skipped_ = 0;
+};
+
+/// Sums of the counts of all thread caches; exact while no cache changes.
+export struct cache_counts {
+  std::uint64_t allocations = 0;
+  std::uint64_t frees = 0;
+  std::uint64_t over_budget = 0;     ///< frees of small and medium blocks for which the cache had no budget
+  std::int64_t cached_requested = 0; ///< requested bytes that the pool's shards count as live although they are cached
+  cache_limits::usage usage;         ///< bytes by kind of size
+  inline std::size_t cached() const noexcept {
+    return usage[size_class::small].in_use + usage[size_class::medium].in_use + usage[size_class::large].in_use;
+  }
+};
+
+/// Freed blocks by stream. Stream caches hold small and medium blocks. The large cache holds the last large blocks, and
+/// medium ones for which the stream caches have no room. A block serves only the stream that freed it, so no stream
+/// waits for another. It serves requests of its own size or a little less. The cache holds no block before
+/// allocate_storage(), which alone allocates host memory.
+///
+/// The holder of `mutex` changes the cache; any thread may read the counts. pop() and insert() take the mutex, and read
+/// under it the limits that all caches of the pool share.
+export class alignas(false_sharing_distance) thread_cache {
+public:
+  sync::biased_mutex mutex; ///< cheap for the one thread that mostly locks it, unless several threads share the cache
+
+  inline bool has_storage() const noexcept { return storage_.load(std::memory_order_relaxed) != nullptr; }
+  /// Allocates the memory of the stream caches and the large cache. One thread at a time. Throws std::bad_alloc.
+  void allocate_storage();
+
+  /// Allocates a cached block of this size or a little more to the stream; null if there is none.
+  [[gnu::always_inline]] inline block* pop(cache_limits const& limits, stream_timeline& timeline,
+                                           size_class const& size, std::size_t requested) noexcept {
+    auto* const all = storage_.load(std::memory_order_acquire);
+    if (!all) [[unlikely]]
+      return nullptr;
+    sync::biased_lock const held{mutex};
+    if (!limits.enabled()) [[unlikely]]
+      return nullptr;
+    auto* found = size.is_numbered() ? pop_numbered(all->stream_cache_of(timeline), timeline, size.number) : nullptr;
+    if (!found && !size.is_small()) found = pop_large(all->large_blocks, timeline, size.bytes);
+    return found ? &mark_allocated(*found, timeline, requested) : nullptr;
+  }
+
+  /// The result of an insert.
+  struct result {
+    bool inserted;
+    block* evicted; ///< a block that has left the cache, for the caller to free in its shard; null: none
+  };
+  /// Caches a live block whose last use, by the stream of the free, is `use`.
+  [[gnu::always_inline]] inline result insert(cache_limits& limits, block& freed, stream_use const& use) noexcept {
+    auto& timeline = *use.timeline;
+    auto* const all = storage_.load(std::memory_order_acquire);
+    if (!all) [[unlikely]]
+      return {false, nullptr};
+    sync::biased_lock const held{mutex};
+    if (!limits.enabled()) [[unlikely]]
+      return {false, nullptr};
+    auto& in = all->stream_cache_of(timeline);
+    if (freed.class_number < size_class::count) {
+      if (auto const numbered = insert_numbered(limits, *all, in, freed, use)) return *numbered;
+    }
+    return insert_large(limits, all->large_blocks, in, freed, use);
+  }
+  /// Removes all blocks, and gives their bytes back to the budgets. Links the blocks by `next`, and the last of them to
+  /// `others`. Returns the first block.
+  block* flush(cache_limits& limits, block* others) noexcept __attribute__((requires_capability(mutex)));
+
+  /// Returns the requested bytes that the shards count as live although they lie in this cache.
+  inline std::int64_t cached_requested() const noexcept { return cached_requested_; }
+  /// Adds the counts of this cache to the sums.
+  void add_to(cache_counts& sums) const noexcept;
+
+private:
+  // 16; in the library for schedule tests 1, so that all streams of a thread share one stream cache.
+  static constexpr unsigned stream_cache_count = sync::max_biased_threads / 4;
+  // The caches that hold the blocks. Streams whose indices have the same remainder share a stream cache.
+  struct alignas(false_sharing_distance) cache_storage {
+    large_cache large_blocks;
+    std::array<stream_cache, stream_cache_count> stream_caches;
+    inline stream_cache& stream_cache_of(stream_timeline const& timeline) noexcept {
+      return stream_caches[timeline.index() % stream_cache_count];
+    }
+  };
+
+  [[gnu::always_inline]] inline block* pop_numbered(stream_cache& in, stream_timeline const& timeline,
+                                                    unsigned number) noexcept
+      __attribute__((requires_capability(mutex))) {
+    auto* const found = in.timeline == &timeline ? in.pop_fitting(number) : nullptr;
+    if (found) shares_[size_class::kind_of(found->bytes)].uncharge(found->bytes);
+    return found;
+  }
+  [[gnu::always_inline]] inline block* pop_large(large_cache& large_blocks, stream_timeline const& timeline,
+                                                 std::size_t bytes) noexcept
+      __attribute__((requires_capability(mutex))) {
+    auto* const found = large_blocks.pop(timeline, bytes);
+    if (found) shares_[size_class::large].uncharge(bytes);
+    return found;
+  }
+  // Allocates a cached block to its stream.
+  [[gnu::always_inline]] inline block& mark_allocated(block& found, stream_timeline& timeline,
+                                                      std::size_t requested) noexcept
+      __attribute__((requires_capability(mutex))) {
+    // The shard still counts the bytes of the block's earlier request as live. So `cached_requested_` keeps the earlier
+    // request less the new one, by which the shard counts too much.
+    cached_requested_ -= static_cast<std::int64_t>(requested);
+    found.uses.clear();
+    found.requested = requested;
+    found.stream = &timeline;
+    found.set_state(block_state::allocated);
+    ++allocations_;
+    return found;
+  }
+  // Marks a block that has left the cache, and that the caller has not freed in its shard yet.
+  inline block& mark_evicted(block& found) noexcept __attribute__((requires_capability(mutex))) {
+    found.set_state(block_state::evicted);
+    cached_requested_ -= static_cast<std::int64_t>(found.requested);
+    return found;
+  }
+  // Inserts a small or medium block into a stream cache. Returns nullopt for a medium block that got no room there: the
+  // large cache may take it.
+  [[gnu::always_inline]] inline std::optional<result> insert_numbered(cache_limits& limits, cache_storage& all,
+                                                                      stream_cache& in, block& freed,
+                                                                      stream_use const& use) noexcept
+      __attribute__((requires_capability(mutex))) {
+    auto& timeline = *use.timeline;
+    auto const kind = size_class::kind_of(freed.bytes);
+    auto& from = limits.budget(kind);
+    auto& share = shares_[kind];
+    block* evicted = nullptr;
+    if (!bind(limits, in, timeline)) [[unlikely]] {
+      evicted = evict_for_other_stream(in);
+    } else if (!from.charge(share, freed.bytes)) {
+      evicted = evict_over_budget(limits, all, from.unclaimed() < static_cast<std::int64_t>(freed.bytes));
+    } else if (in.event_due(timeline, freed.bytes, limits.event_threshold_bytes())) [[unlikely]] {
+      share.uncharge(freed.bytes);
+      return result{false, nullptr};
+    } else {
+      count_cached(freed, use);
+      in.push(freed);
+      in.last_insert = over_budget_;
+      in.foreign_frees = 0;
+      return result{true, nullptr};
+    }
+    if (evicted || kind == size_class::small) return result{false, evicted};
+    return {};
+  }
+  [[gnu::always_inline]] inline result insert_large(cache_limits& limits, large_cache& large_blocks, stream_cache& in,
+                                                    block& freed, stream_use const& use) noexcept
+      __attribute__((requires_capability(mutex))) {
+    auto& timeline = *use.timeline;
+    auto const bytes = freed.bytes;
+    bool const keeps = bytes <= limits.largest_block() && large_blocks.enabled();
+    if (!keeps && large_blocks.empty()) return {false, nullptr};
+    // Evicts a block even if the freed one is not cached: both may coalesce to a larger range. Without this, the used
+    // part of the reserved memory fell by .01 and .05 in two of four recorded traces.
+    if (!keeps) return {false, evict_large(large_blocks)};
+    bool const bound = bind(limits, in, timeline);
+    if (!bound && !limits.serves(timeline.device())) [[unlikely]]
+      return {false, nullptr};
+    if (bound ? in.event_due(timeline, bytes, limits.event_threshold_bytes())
+              : stream_cache::event_due_unbound(timeline, bytes, limits.event_threshold_bytes())) [[unlikely]]
+      return {false, nullptr};
+    auto& from = limits.budget(size_class::large);
+    auto& share = shares_[size_class::large];
+    bool paid = !large_blocks.full() && from.charge(share, bytes);
+    auto* const evicted = paid ? nullptr : evict_large(large_blocks);
+    paid = paid || from.charge(share, bytes);
+    if (!paid) [[unlikely]] {
+      if (from.unclaimed() < static_cast<std::int64_t>(bytes)) count_budget_miss(limits);
+      return {false, evicted};
+    }
+    count_cached(freed, use);
+    large_blocks.insert(freed);
+    return {true, evicted};
+  }
+  // Gives the stream cache to the stream if it is empty and the stream's device may use the pool's memory. Returns
+  // whether it belongs to the stream now.
+  static inline bool bind(cache_limits const& limits, stream_cache& one, stream_timeline& timeline) noexcept {
+    return one.timeline == &timeline ||
+           (limits.serves(timeline.device()) && one.bind_if_empty(timeline, limits.event_threshold_bytes()));
+  }
+  inline void count_budget_miss(cache_limits& limits) noexcept __attribute__((requires_capability(mutex))) {
+    ++budget_misses_;
+    if (budget_misses_ < tuning::max_budget_misses) [[likely]]
+      return;
+    limits.note_exhausted();
+  }
+  [[gnu::always_inline]] inline void count_cached(block& freed, stream_use const& use) noexcept
+      __attribute__((requires_capability(mutex))) {
+    freed.uses.assign(use);
+    freed.set_state(block_state::cached);
+    ++frees_;
+    cached_requested_ += static_cast<std::int64_t>(freed.requested);
+  }
+
+  block& pop_largest(stream_cache& in) noexcept __attribute__((requires_capability(mutex)));
+  block* evict_large(large_cache& large_blocks) noexcept __attribute__((requires_capability(mutex)));
+  // Slow paths. With preserve_most they save the registers that they change, so that their inlined callers need not.
+  [[clang::preserve_most, gnu::visibility("hidden")]] block* evict_for_other_stream(stream_cache& in) noexcept
+      __attribute__((requires_capability(mutex)));
+  [[clang::preserve_most, gnu::visibility("hidden")]] block* evict_over_budget(cache_limits& limits, cache_storage& all,
+                                                                               bool exhausted) noexcept
+      __attribute__((requires_capability(mutex)));
+  block* evict_stale(cache_storage& all) noexcept __attribute__((requires_capability(mutex)));
+
+  std::uint32_t budget_misses_ __attribute__((guarded_by(mutex))) =
+      0; // frees since the last flush for which no budget was left
+  relaxed_atomic<std::int64_t> cached_requested_;
+  relaxed_atomic<std::uint64_t> allocations_, frees_, over_budget_;
+  std::array<cache_budget::share, size_class::kinds> shares_;
+  std::atomic<cache_storage*> storage_{nullptr}; // *owned_storage_, for threads that read it without a lock
+  std::unique_ptr<cache_storage> owned_storage_;
+};
 
 /// The thread caches of a pool by thread index, and the limits that they share. A shard is a part of the pool with a
 /// lock of its own; calls that change the caches of other threads need the locks of all shards.

@@ -17,7 +17,6 @@ import :shard_roles;
 import :std;
 import :stream;
 import :stream_timeline;
-import :thread_cache;
 import :thread_caches;
 import :waiting_requests;
 

@@ -1,17 +1,52 @@
-// Sets and checks the limits of the thread caches.
+// Sets and checks the limits of the thread caches; claims shares of the budget.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 module gpumem:cache_limits.impl;
 import :cache_limits;
 import :block;
-import :cache_budget;
 import :tuning;
 
 namespace gpumem::detail {
+
+bool cache_budget::claim(share& mine, std::int64_t need) noexcept {
+  for (auto const amount : {std::max(need, tuning::claimed_bytes), need}) {
+    if (claimable(mine) < amount) continue;
+    if (unclaimed_.fetch_sub(amount, std::memory_order_relaxed) >= amount) {
+      mine.allowance += amount;
+      mine.claimed.fetch_add(
+          amount, std::memory_order_release); // after the allowance, because usage::add() reads `claimed` first
+      return true;
+    }
+    unclaimed_.fetch_add(amount, std::memory_order_relaxed);
+  }
+  return false;
+}
+
+void cache_budget::release(share& mine) noexcept {
+  mine.allowance = 0;
+  unclaimed_.fetch_add(mine.claimed.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
+}
+
+void cache_budget::set_total(std::size_t bytes, std::size_t max_share) noexcept {
+  max_share_.store(static_cast<std::int64_t>(max_share), std::memory_order_relaxed);
+  auto const now = static_cast<std::int64_t>(bytes);
+  unclaimed_.fetch_add(now - total_, std::memory_order_relaxed);
+  total_ = now;
+}
+
+void cache_budget::usage::add(share const& one) noexcept {
+  // Reads `claimed` before the allowance. In the other order, a claim between the two reads would count as bytes in
+  // use.
+  auto const claimed = one.claimed.load(std::memory_order_acquire);
+  std::int64_t const spare = one.allowance;
+  in_use += static_cast<std::size_t>(std::max(claimed - spare, std::int64_t{0}));
+  allowance += spare;
+}
 
 void cache_limits::set(bool on, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
                        std::size_t event_threshold_bytes) noexcept {

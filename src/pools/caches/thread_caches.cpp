@@ -1,13 +1,124 @@
-// Takes all blocks out of the caches of all threads, and sums the counts of the caches.
+// The slow paths of thread caches: their storage, evictions and flushes.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <ranges>
 module gpumem:thread_caches.impl;
 import :thread_caches;
 import :block;
 import :cache_limits;
+import :stream_timeline;
 import :sync;
-import :thread_cache;
+import :tuning;
 
 namespace gpumem::detail {
+
+block& stream_cache::pop_largest() noexcept {
+  auto const downwards = lists | std::views::reverse;
+  return pop(*std::ranges::find_if(downwards, [](block* newest) { return newest != nullptr; }));
+}
+
+bool stream_cache::bind_if_empty(stream_timeline& next, std::size_t threshold) noexcept {
+  if (count > 0) return false;
+  if (unrecorded_frees > 0) flush_counters(*timeline, threshold);
+  timeline = &next;
+  return true;
+}
+
+// Adds this cache's counts to those of the stream: they count the frees after which no event was recorded. If enough
+// frees, or `threshold` bytes, are counted, requests an event, which the current free then records.
+void stream_cache::flush_counters(stream_timeline& stream, std::size_t threshold) noexcept {
+  if (stream.epochs().count_unrecorded(unrecorded_frees, unrecorded_bytes, threshold)) stream.event_request().raise();
+  unrecorded_frees = 0;
+  unrecorded_bytes = 0;
+}
+
+bool stream_cache::event_due_unbound(stream_timeline& stream, std::size_t bytes, std::size_t threshold) noexcept {
+  if (threshold != SIZE_MAX && stream.epochs().count_unrecorded(1, bytes, threshold)) stream.event_request().raise();
+  return stream.event_request().raised();
+}
+
+// Visits the cells in turn. So the oldest block goes first, unless it was inserted into a cell that a request had
+// emptied.
+block* large_cache::pop_any() noexcept {
+  if (used_ == 0) return nullptr;
+  auto const from_next = used_ >> next_ << next_;
+  auto const i = static_cast<unsigned>(std::countr_zero(from_next ? from_next : used_));
+  next_ = (i + 1) % capacity;
+  clear(i);
+  return cells_[i];
+}
+
+void thread_cache::allocate_storage() {
+  owned_storage_ = std::make_unique<cache_storage>();
+  storage_.store(owned_storage_.get(), std::memory_order_release);
+}
+
+block& thread_cache::pop_largest(stream_cache& in) noexcept {
+  auto& found = in.pop_largest();
+  shares_[size_class::kind_of(found.bytes)].uncharge(found.bytes);
+  return mark_evicted(found);
+}
+
+block* thread_cache::evict_large(large_cache& large_blocks) noexcept {
+  auto* const gone = large_blocks.evict();
+  if (!gone) return nullptr;
+  shares_[size_class::large].uncharge(gone->bytes);
+  return &mark_evicted(*gone);
+}
+
+// A stream cache keeps the blocks of one stream. This is called if a block of another stream is freed and could not get
+// the stream cache `in`. Evicts a block if that has happened more than `max_foreign_frees` times in a row.
+block* thread_cache::evict_for_other_stream(stream_cache& in) noexcept {
+  return ++in.foreign_frees > tuning::max_foreign_frees ? &pop_largest(in) : nullptr;
+}
+
+// Called for a free for which the cache has no budget. `exhausted`: no other thread could claim the bytes either. Every
+// `stale_scan_interval`th such free looks for a stream that the thread does not use any more, and evicts a block of it.
+block* thread_cache::evict_over_budget(cache_limits& limits, cache_storage& all, bool exhausted) noexcept {
+  ++over_budget_;
+  if (exhausted) count_budget_miss(limits);
+  return over_budget_ % tuning::stale_scan_interval == 0 ? evict_stale(all) : nullptr;
+}
+
+block* thread_cache::evict_stale(cache_storage& all) noexcept {
+  for (auto& in : all.stream_caches) {
+    if (in.count == 0 || over_budget_ - in.last_insert < tuning::stale_after) continue;
+    return &pop_largest(in);
+  }
+  return nullptr;
+}
+
+block* thread_cache::flush(cache_limits& limits, block* others) noexcept {
+  auto* const all = storage_.load(std::memory_order_relaxed);
+  if (!all) return others; // no thread of this cache has allocated
+  budget_misses_ = 0;
+  auto const link = [&](block& found) noexcept {
+    found.next = others;
+    others = &found;
+  };
+  while (auto* const found = all->large_blocks.pop_any()) link(mark_evicted(*found));
+  for (auto& in : all->stream_caches) {
+    for (auto& list : in.lists) {
+      while (list) link(mark_evicted(in.pop(list)));
+    }
+  }
+  for (std::size_t kind = 0; kind < size_class::kinds; ++kind) limits.budget(kind).release(shares_[kind]);
+  return others;
+}
+
+void thread_cache::add_to(cache_counts& sums) const noexcept {
+  sums.cached_requested += cached_requested_;
+  sums.allocations += allocations_;
+  sums.frees += frees_;
+  sums.over_budget += over_budget_;
+  for (std::size_t kind = 0; kind < size_class::kinds; ++kind) sums.usage[kind].add(shares_[kind]);
+}
 
 thread_caches::thread_caches() noexcept {
   for (unsigned i = 0; i < biased_caches; ++i) caches_[i].mutex.enable_bias();
