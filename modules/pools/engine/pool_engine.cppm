@@ -15,7 +15,6 @@ import :memory_report;
 import :out_of_memory_path;
 import :page_calls;
 import :pool_backend;
-import :pool_counters;
 import :pool_mode;
 import :pool_options;
 import :pool_parts;

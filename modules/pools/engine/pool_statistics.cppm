@@ -5,7 +5,6 @@ module;
 export module gpumem:pool_statistics;
 import :block_info;
 import :error;
-import :pool_counters;
 import :pool_parts;
 import :pool_shard;
 import :request_queue;

@@ -6,7 +6,6 @@ import :pool_mode;
 import :pool_parts;
 import :pool_shard;
 import :range_allocator;
-import :remote_frees;
 import :reuse_rules;
 import :shard_list;
 import :shard_roles;

@@ -4,10 +4,8 @@
 export module gpumem:pool_parts;
 import :admission;
 import :chunk_list;
-import :eviction_wait;
 import :guard_layout;
 import :pass_timer;
-import :peak_tracker;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;

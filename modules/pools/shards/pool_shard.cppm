@@ -1,14 +1,11 @@
-// A shard of a pool: its address ranges, chunks, blocks and counts.
+// A shard, its counters, its part of the peak, and its remote frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
 export module gpumem:pool_shard;
 import :block;
 import :page_store;
-import :peak_tracker;
-import :pool_counters;
 import :range_allocator;
-import :remote_frees;
 import :shard_roles;
 import :std;
 import :sync;
@@ -16,6 +13,90 @@ import :time_budget;
 import :virtual_pages;
 
 namespace gpumem::detail {
+
+/// The live bytes of one shard, guarded by its lock. Blocks in thread caches still count.
+export struct live_count {
+  std::int64_t bytes = 0;
+  std::int64_t published = 0; ///< the part of `bytes` that the peak_tracker knows
+};
+
+/// Tracks the peak of the live bytes that callers requested. Each shard adds its changes to the common count only when
+/// they exceed `slack`, so that threads rarely write to that count at the same time. So the peak is exact to `slack`
+/// per shard.
+export class peak_tracker {
+public:
+  /// Counts a change. If the shard's changes that the common count does not include exceed `slack`, publishes them:
+  /// adds them to the common count. The caller holds the lock of the count's shard. `nearby`: bytes that count as live
+  /// although they are free, in the calling thread's cache.
+  inline void count(live_count& mine, std::int64_t change, std::int64_t nearby, std::int64_t slack) noexcept {
+    mine.bytes += change;
+    auto const delta = mine.bytes - mine.published;
+    if (delta <= slack && -delta <= slack) return;
+    auto const all = publish(mine);
+    if (change > 0) raise(all - nearby);
+  }
+  /// Counts a change while the pool has only one shard; publishes nothing.
+  inline void count_alone(live_count& mine, std::int64_t change, std::int64_t nearby) noexcept {
+    mine.bytes += change;
+    if (change > 0) raise(mine.bytes - nearby);
+  }
+  /// Publishes the changes of one shard's count. The caller holds the lock of that shard. Returns the live bytes that
+  /// all shards have published.
+  inline std::int64_t publish(live_count& mine) noexcept {
+    auto const delta = mine.bytes - std::exchange(mine.published, mine.bytes);
+    return published_.fetch_add(delta, std::memory_order_relaxed) + delta;
+  }
+
+  /// Sets the peak to the live bytes. The caller holds the locks of all shards.
+  inline void reset(std::int64_t live) noexcept { peak_.store(live, std::memory_order_relaxed); }
+
+  inline std::size_t peak() const noexcept { return static_cast<std::size_t>(peak_.load(std::memory_order_relaxed)); }
+
+private:
+  inline void raise(std::int64_t live) noexcept {
+    auto seen = peak_.load(std::memory_order_relaxed);
+    while (seen < live && !peak_.compare_exchange_weak(seen, live, std::memory_order_relaxed)) {}
+  }
+
+  alignas(64) std::atomic<std::int64_t> published_{0}; // all threads write it, so it starts a new cache line
+  std::atomic<std::int64_t> peak_{0};
+};
+
+/// Counts beyond those of `statistics`.
+export struct pool_counters {
+  std::uint64_t thread_cache_hits = 0; ///< allocations from a thread cache
+  std::uint64_t quick_list_hits = 0;   ///< allocations from a quick list
+  std::uint64_t locked_calls = 0;      ///< allocations and frees that took the lock of a shard
+  std::uint64_t all_locked_calls = 0;  ///< allocations and frees that took the locks of several shards
+  std::uint64_t joins = 0;             ///< times that a shard became spare, and its thread used the first one again
+  std::uint64_t steals = 0;
+  std::uint64_t remote_frees = 0;
+  std::uint64_t chunks_migrated = 0; ///< chunks that moved to another shard
+  std::uint64_t page_evictions = 0;  ///< times that free pages were unmapped so that the pool could grow
+  std::uint64_t page_moves = 0;      ///< times that free pages moved to where memory was missing
+  std::uint64_t flushed = 0;         ///< blocks that left thread caches for their shards
+  std::uint64_t over_budget = 0; ///< frees of small and medium blocks that a thread cache refused for lack of budget
+  std::uint64_t promoted = 0;    ///< free ranges from which uses were dropped as complete
+};
+
+/// The blocks of a shard that other threads have freed without its lock; the next holder of the lock completes the
+/// frees. Compare the lists of thread-delayed frees of mimalloc (Leijen, Zorn, de Moura 2019).
+export class remote_frees {
+public:
+  inline bool empty() const noexcept { return first_.load(std::memory_order_relaxed) == nullptr; }
+  /// Adds a live block to the list. `use`: the block's last use. Any thread.
+  inline void push(block& freed, stream_use const& use) noexcept {
+    freed.uses.assign(use);
+    freed.set_state(block_state::remote_freed);
+    freed.next = first_.load(std::memory_order_relaxed);
+    while (!first_.compare_exchange_weak(freed.next, &freed, std::memory_order_release, std::memory_order_relaxed)) {}
+  }
+  /// Removes and returns all blocks, linked by `next`, the newest first. The caller holds the lock of the shard.
+  inline block* take_all() noexcept { return first_.exchange(nullptr, std::memory_order_acquire); }
+
+private:
+  std::atomic<block*> first_{nullptr};
+};
 
 /// Reserved addresses of a shard, and the pages that are mapped there.
 export struct address_range {

@@ -14,7 +14,6 @@ import :chunk_list;
 import :deferred_release;
 import :device;
 import :error;
-import :eviction_wait;
 import :growth_lock;
 import :pool_backend;
 import :pool_mode;

@@ -17,8 +17,6 @@ import :block_info;
 import :chunk_list;
 import :error;
 import :free_lists;
-import :peak_tracker;
-import :pool_counters;
 import :pool_mode;
 import :pool_parts;
 import :pool_shard;

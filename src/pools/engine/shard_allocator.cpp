@@ -13,7 +13,6 @@ import :block;
 import :error;
 import :growth_lock;
 import :pool_backend;
-import :pool_counters;
 import :pool_mode;
 import :pool_parts;
 import :pool_shard;

@@ -15,7 +15,6 @@ import :pool_mode;
 import :pool_parts;
 import :pool_shard;
 import :range_allocator;
-import :remote_frees;
 import :shard_list;
 import :stream_timeline;
 import :thread_caches;

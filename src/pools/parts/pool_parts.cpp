@@ -16,7 +16,6 @@ import :block;
 import :chunk_list;
 import :guard_layout;
 import :pass_timer;
-import :peak_tracker;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;

@@ -10,7 +10,6 @@ module;
 module gpumem:shard_list.impl;
 import :shard_list;
 import :block;
-import :pool_counters;
 import :pool_shard;
 import :range_allocator;
 import :shard_roles;
