@@ -3,12 +3,12 @@
 module;
 #include <utility>
 export module gpumem:page_lender;
-import :allocation_request;
 import :cuda;
 import :device;
 import :error;
 import :pool_base;
 import :pool_shard;
+import :range_search;
 import :resource;
 import :shared_state;
 import :std;

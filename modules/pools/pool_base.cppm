@@ -10,7 +10,6 @@ module;
 #include <type_traits>
 #include <utility>
 export module gpumem:pool_base;
-import :allocation_request;
 import :block_info;
 import :cuda;
 import :device;
@@ -29,6 +28,7 @@ import :pool_engine;
 import :pool_options;
 import :pool_upstream;
 import :pressure_call;
+import :range_search;
 import :request_queue;
 import :resource;
 import :services;

@@ -5,10 +5,10 @@ module;
 #include <optional>
 module gpumem:page_lender.impl;
 import :page_lender;
-import :allocation_request;
 import :error;
 import :pool_base;
 import :pool_shard;
+import :range_search;
 import :services;
 import :stream;
 import :virtual_pages;

@@ -15,7 +15,6 @@ module;
 #include <vector>
 module gpumem:pool_base.impl;
 import :held_upstream;
-import :allocation_request;
 import :async_resource;
 import :backoff;
 import :block;
@@ -42,6 +41,7 @@ import :pool_options;
 import :pool_upstream;
 import :pressure_call;
 import :process;
+import :range_search;
 import :request_queue;
 import :resource;
 import :services;

@@ -1,12 +1,11 @@
 // Growth and release of pools that get chunks from their upstream.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:chunk_backend;
-import :allocation_request;
-import :attempt;
 import :backend_parts;
 import :block;
 import :error;
 import :pool_shard;
+import :range_search;
 import :shard_list;
 import :shard_roles;
 import :std;

@@ -3,10 +3,10 @@
 module;
 #include <cstdint>
 export module gpumem:growth_policy;
-import :allocation_request;
 import :block;
 import :chunk_list;
 import :pool_shard;
+import :range_search;
 import :reuse_rules;
 import :shard_list;
 import :shard_roles;

@@ -1,8 +1,6 @@
 // Growth and release of pools that map pages.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:page_backend;
-import :allocation_request;
-import :attempt;
 import :backend_parts;
 import :block;
 import :error;
@@ -10,6 +8,7 @@ import :growth_policy;
 import :idle_pages;
 import :page_price;
 import :pool_shard;
+import :range_search;
 import :shard_list;
 import :shard_roles;
 import :std;

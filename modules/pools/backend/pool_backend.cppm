@@ -1,8 +1,6 @@
 // The part of a pool that gets memory from the upstream and gives it back.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pool_backend;
-import :allocation_request;
-import :attempt;
 import :backend_parts;
 import :chunk_backend;
 import :chunk_list;
@@ -14,6 +12,7 @@ import :page_store;
 import :pool_options;
 import :pool_shard;
 import :pool_upstream;
+import :range_search;
 import :reuse_rules;
 import :shard_list;
 import :shard_roles;

@@ -1,13 +1,13 @@
 // Allocations for which the cache of the calling thread has no block.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:allocate_path;
-import :allocation_request;
 import :block;
 import :deferred_frees;
 import :error;
 import :out_of_memory_path;
 import :pool_parts;
 import :pool_shard;
+import :range_search;
 import :request_queue;
 import :shard_allocator;
 import :shard_frees;

@@ -1,9 +1,9 @@
 // The steps by which a pool that cannot grow finds memory for a request.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:out_of_memory_path;
-import :allocation_request;
 import :error;
 import :pool_parts;
+import :range_search;
 import :shard_allocator;
 import :shard_frees;
 import :shard_list;

@@ -4,7 +4,6 @@ module;
 #include <string>
 export module gpumem:pool_engine;
 import :allocate_path;
-import :allocation_request;
 import :block;
 import :block_info;
 import :deferred_frees;
@@ -22,6 +21,7 @@ import :pool_shard;
 import :pool_statistics;
 import :pool_upstream;
 import :progress_monitor;
+import :range_search;
 import :recorded_uses;
 import :release_task;
 import :request_passes;

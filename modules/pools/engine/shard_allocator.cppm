@@ -1,8 +1,6 @@
 // Allocation out of the free ranges of a pool's shards, and out of new memory.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:shard_allocator;
-import :allocation_request;
-import :attempt;
 import :block;
 import :pool_parts;
 import :pool_shard;

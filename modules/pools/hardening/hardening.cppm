@@ -2,7 +2,6 @@
 // blocks, checks them after the free, and reports misuse.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:hardening;
-import :allocation_request;
 import :backoff;
 import :block_info;
 import :cuda;
@@ -15,6 +14,7 @@ import :misuse;
 import :pool_engine;
 import :pool_options;
 import :quarantine;
+import :range_search;
 import :services;
 import :std;
 import :stream;

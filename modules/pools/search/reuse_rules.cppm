@@ -1,4 +1,5 @@
-// The rules by which a stream may reuse free memory, and the polls that tell a pool which uses are complete.
+// The rules by which a stream may reuse free memory, the polls that tell which uses are complete, and a wait on the
+// host for them.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:reuse_rules;
 import :block;
@@ -8,6 +9,7 @@ import :shard_roles;
 import :std;
 import :stream;
 import :stream_timeline;
+import :sync;
 
 namespace gpumem::detail {
 
@@ -80,5 +82,10 @@ private:
   bool cross_stream_; // a stream may reuse memory of another stream once that stream's uses are complete
   bool host_accessible_;
 };
+
+/// Polls for at most `longest`, until all uses of memory that was freed on the streams before the call are complete.
+/// Returns false if the time has passed, on a lost device, or if no event covers some of these uses. Records missing
+/// events on streams that gpumem made or adopted. The caller holds no lock.
+export bool wait_for_streams(std::vector<stream_timeline*> const& timelines, sync::duration longest) noexcept;
 
 } // namespace gpumem::detail

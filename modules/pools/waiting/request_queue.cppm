@@ -4,11 +4,11 @@ module;
 #include <cstdint>
 #include <string>
 export module gpumem:request_queue;
-import :allocation_request;
 import :deadlock_monitor;
 import :error;
 import :pool_parts;
 import :progress_monitor;
+import :range_search;
 import :shard_frees;
 import :shard_roles;
 import :std;

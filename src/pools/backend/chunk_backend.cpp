@@ -6,8 +6,6 @@ module;
 #include <new>
 module gpumem:chunk_backend.impl;
 import :chunk_backend;
-import :allocation_request;
-import :attempt;
 import :backend_parts;
 import :block;
 import :chunk_list;
@@ -16,6 +14,7 @@ import :growth_lock;
 import :pool_shard;
 import :pool_upstream;
 import :range_allocator;
+import :range_search;
 import :reuse_rules;
 import :shard_list;
 import :stream;

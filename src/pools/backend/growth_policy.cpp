@@ -8,10 +8,10 @@ module;
 #include <ranges>
 module gpumem:growth_policy.impl;
 import :growth_policy;
-import :allocation_request;
 import :block;
 import :pool_shard;
 import :range_allocator;
+import :range_search;
 import :reuse_rules;
 import :stream;
 import :tuning;

@@ -14,8 +14,6 @@ module;
 #include <vector>
 module gpumem:page_backend.impl;
 import :page_backend;
-import :allocation_request;
-import :attempt;
 import :backend_parts;
 import :backoff;
 import :block;
@@ -30,6 +28,7 @@ import :pool_options;
 import :pool_shard;
 import :pool_upstream;
 import :range_allocator;
+import :range_search;
 import :reuse_rules;
 import :shard_list;
 import :stream;

@@ -10,8 +10,6 @@ module;
 #include <utility>
 module gpumem:page_backend_loans.impl;
 import :page_backend;
-import :allocation_request;
-import :attempt;
 import :backend_parts;
 import :block;
 import :chunk_list;
@@ -21,6 +19,7 @@ import :growth_policy;
 import :page_store;
 import :pool_shard;
 import :pool_upstream;
+import :range_search;
 import :reuse_rules;
 import :shard_list;
 import :virtual_pages;

@@ -8,8 +8,6 @@ module;
 #include <cstdint>
 module gpumem:pool_backend.impl;
 import :pool_backend;
-import :allocation_request;
-import :attempt;
 import :backend_parts;
 import :block;
 import :chunk_backend;
@@ -22,6 +20,7 @@ import :page_backend;
 import :page_store;
 import :pool_shard;
 import :pool_upstream;
+import :range_search;
 import :shard_list;
 import :virtual_pages;
 

@@ -6,8 +6,6 @@ module;
 #include <cstddef>
 module gpumem:out_of_memory_path.impl;
 import :out_of_memory_path;
-import :allocation_request;
-import :attempt;
 import :backoff;
 import :block;
 import :chunk_list;
@@ -20,6 +18,7 @@ import :pool_mode;
 import :pool_options;
 import :pool_parts;
 import :pool_shard;
+import :range_search;
 import :reuse_rules;
 import :shard_allocator;
 import :shard_frees;

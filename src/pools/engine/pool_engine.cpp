@@ -35,7 +35,6 @@ import :reuse_rules;
 import :shard_frees;
 import :shard_list;
 import :stream_timeline;
-import :stream_wait;
 import :sync;
 import :thread_caches;
 import :timeline_registry;

@@ -14,10 +14,10 @@ import :misuse;
 import :misuse_check;
 import :pool_mode;
 import :pool_parts;
+import :reuse_rules;
 import :shard_list;
 import :stream;
 import :stream_timeline;
-import :stream_wait;
 import :tuning;
 
 namespace gpumem::detail {

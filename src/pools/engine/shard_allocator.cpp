@@ -7,8 +7,6 @@ module;
 #include <cstdint>
 module gpumem:shard_allocator.impl;
 import :shard_allocator;
-import :allocation_request;
-import :attempt;
 import :block;
 import :error;
 import :growth_lock;

@@ -23,7 +23,6 @@ import :process;
 import :reuse_rules;
 import :stream;
 import :stream_timeline;
-import :stream_wait;
 import :sync;
 import :tuning;
 

@@ -7,7 +7,6 @@ module;
 #include <cstddef>
 module gpumem:range_search.impl;
 import :range_search;
-import :allocation_request;
 import :block;
 import :pool_options;
 import :pool_shard;
