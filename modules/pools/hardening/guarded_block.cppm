@@ -3,7 +3,7 @@
 export module gpumem:guarded_block;
 import :block;
 import :fill_pattern;
-import :guard_layout;
+import :pool_parts;
 import :std;
 import :stream_timeline;
 

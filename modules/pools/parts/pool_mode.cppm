@@ -1,10 +1,11 @@
-// The mode of a pool: whether one lock is enough for a call, and what thread caches may hold.
+// The mode of a pool: its settings, whether it serves requests at once, and when the library thread makes its next
+// pass.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
 export module gpumem:pool_mode;
-import :admission;
 import :backend_parts;
+import :backoff;
 import :block;
 import :chunk_list;
 import :pool_options;
@@ -13,10 +14,96 @@ import :shard_list;
 import :shard_roles;
 import :std;
 import :stream_timeline;
+import :sync;
 import :thread_caches;
+import :timer;
 import :tuning;
 
 namespace gpumem::detail {
+
+/// How a pool treats a new request, and the count of changes after which a waiting request may succeed.
+export class admission {
+public:
+  // Called by any thread, without a lock.
+  /// Returns whether requests wait. Meanwhile no freed block stays in a thread cache.
+  inline bool has_waiting() const noexcept { return state_.load(std::memory_order_relaxed) == state::queue; }
+  inline bool is_closed() const noexcept { return state_.load(std::memory_order_relaxed) == state::closed; }
+  /// Returns whether the pool is not closed and no request waits, so that a new request is served immediately.
+  inline bool is_open() const noexcept { return state_.load(std::memory_order_relaxed) == state::open; }
+
+  // Called under the locks of all shards.
+  /// Sets whether requests wait. Not called after set_closed().
+  [[clang::requires_capability(all_shards)]] void set_waiting(bool any) noexcept {
+    state_.store(any ? state::queue : state::open, std::memory_order_relaxed);
+  }
+  /// From now on requests are refused with outcome::closed.
+  [[clang::requires_capability(all_shards)]] void set_closed() noexcept {
+    state_.store(state::closed, std::memory_order_relaxed);
+  }
+  /// Counts a free, a new limit, or another change after which a refused request may succeed.
+  [[clang::requires_capability(all_shards)]] inline void count_change() noexcept { ++changes_; }
+  [[clang::requires_capability(all_shards)]] inline std::uint64_t changes() const noexcept { return changes_; }
+  /// Calls the function, and resets the count of changes to its value before the call. Returns the number of changes
+  /// that the function made.
+  template <class Function>
+  [[clang::requires_capability(all_shards)]] std::uint64_t without_counting(Function function) noexcept {
+    auto const before = changes_;
+    function();
+    return std::exchange(changes_, before) - before;
+  }
+
+private:
+  enum class state : std::uint8_t { open, queue, closed };
+
+  std::atomic<state> state_{state::open};
+  std::uint64_t changes_ __attribute__((guarded_by(all_shards))) = 1;
+};
+
+/// Posts passes of the library thread, one at a time, with growing pauses. Guarded by the locks of all shards.
+export class pass_timer {
+public:
+  /// Keeps references to both arguments. `pass`: the timer whose expiry is a pass.
+  pass_timer(timer& pass, admission const& requests) noexcept : pass_{pass}, requests_{requests} {}
+
+  /// Posts a pass after a pause. The pause grows with each pass that found no change for a waiting request. If no
+  /// request waits, it grows with each pass that found memory still in use.
+  [[clang::requires_capability(all_shards)]] void schedule() noexcept;
+  /// Posts a pass for `when`, or for a millisecond from now if that is later.
+  [[clang::requires_capability(all_shards)]] void schedule_at(sync::time_point when) noexcept;
+  /// Cancels a posted pass. Returns false if a pass runs or is about to run.
+  [[clang::requires_capability(all_shards)]] bool cancel() noexcept;
+  [[clang::requires_capability(all_shards)]] void begin_pass() noexcept;
+  [[clang::requires_capability(all_shards)]] void end_pass() noexcept { running_ = false; }
+
+  /// Resets the pause, because a pass has found a change that may help a waiting request.
+  [[clang::requires_capability(all_shards)]] void restart_waiting() noexcept { waiting_pause_.restart(); }
+  /// Notes that a pass found memory that is to go back to the upstream, but is still in use. `open`: whether polling
+  /// can show the end of these uses. If it cannot, or after many such passes, the timer gives up.
+  [[clang::requires_capability(all_shards)]] void count_idle(bool open) noexcept {
+    gives_up_ = !open || idle_pause_.count() >= tuning::max_idle_passes;
+  }
+  /// Notes that a free has left memory that is to go back to the upstream.
+  [[clang::requires_capability(all_shards)]] void restart_idle() noexcept {
+    idle_pause_.restart();
+    gives_up_ = false;
+  }
+  /// Returns whether the timer has given up: no pass is posted for memory that is to go back, until restart_idle().
+  [[clang::requires_capability(all_shards)]] bool gives_up() const noexcept { return gives_up_; }
+
+private:
+  [[clang::requires_capability(all_shards)]] bool may_post(bool soon) noexcept;
+
+  timer& pass_;
+  admission const& requests_;
+  bool queued_ __attribute__((guarded_by(all_shards))) = false;
+  bool late_ __attribute__((guarded_by(all_shards))) = false; // whether an earlier pass may replace the posted one
+  bool running_ __attribute__((guarded_by(all_shards))) = false;
+  bool gives_up_ __attribute__((guarded_by(all_shards))) = false;
+  backoff waiting_pause_ __attribute__((guarded_by(all_shards))){
+      tuning::max_pass_pause}; // grows with passes that found no change for a waiting request
+  backoff idle_pause_ __attribute__((guarded_by(all_shards))){
+      tuning::max_pass_pause}; // grows with passes that found memory still in use
+};
 
 /// The facts on which the mode depends. Sizes are in bytes.
 export struct mode_facts {

@@ -6,7 +6,6 @@ module;
 #include <new>
 module gpumem:allocate_path.impl;
 import :allocate_path;
-import :admission;
 import :block;
 import :chunk_list;
 import :deferred_frees;

@@ -13,7 +13,6 @@ import :deferred_frees;
 import :free_events;
 import :misuse;
 import :misuse_check;
-import :pass_timer;
 import :pool_mode;
 import :pool_parts;
 import :pool_shard;

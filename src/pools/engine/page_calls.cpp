@@ -4,13 +4,13 @@ module;
 #include <cstddef>
 module gpumem:page_calls.impl;
 import :page_calls;
-import :admission;
 import :cache_limits;
 import :device;
 import :error;
 import :growth_lock;
 import :page_store;
 import :pool_backend;
+import :pool_mode;
 import :pool_parts;
 import :request_queue;
 import :shard_list;

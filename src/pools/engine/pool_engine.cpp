@@ -13,7 +13,6 @@ module;
 #include <vector>
 module gpumem:pool_engine.impl;
 import :pool_engine;
-import :admission;
 import :chunk_list;
 import :consistency_check;
 import :deferred_frees;

@@ -11,7 +11,6 @@ module;
 #include <vector>
 module gpumem:pool_statistics.impl;
 import :pool_statistics;
-import :admission;
 import :block;
 import :block_info;
 import :chunk_list;

@@ -6,10 +6,8 @@ module;
 #include <cstdint>
 module gpumem:shard_frees.impl;
 import :shard_frees;
-import :admission;
 import :block;
 import :chunk_list;
-import :pass_timer;
 import :pool_backend;
 import :pool_mode;
 import :pool_parts;

@@ -6,8 +6,8 @@ module;
 #include <cstddef>
 module gpumem:guarded_block.impl;
 import :fill_pattern;
-import :guard_layout;
 import :guarded_block;
+import :pool_parts;
 
 namespace gpumem::detail {
 namespace {

@@ -14,8 +14,8 @@ import :cuda;
 import :cuda_resource;
 import :device;
 import :fill_pattern;
-import :guard_layout;
 import :guarded_block;
+import :pool_parts;
 import :stream;
 import :stream_timeline;
 

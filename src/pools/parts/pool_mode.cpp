@@ -1,22 +1,58 @@
-// The settings of a pool that follow from its present state, such as its reserved bytes and the number of its shards.
+// The settings of a pool that follow from its present state, and the start of its passes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 module gpumem:pool_mode.impl;
 import :pool_mode;
-import :admission;
+import :backoff;
 import :block;
 import :chunk_list;
+import :deferred_release;
+import :driver;
 import :reuse_rules;
 import :shard_list;
+import :sync;
 import :thread_caches;
+import :timer;
 import :tuning;
 
 namespace gpumem::detail {
+
+void pass_timer::schedule() noexcept {
+  if (!may_post(true)) return;
+  auto const pause = (requests_.has_waiting() ? waiting_pause_ : idle_pause_).next();
+  start_timer(pass_, sync::now() + pause);
+}
+
+void pass_timer::schedule_at(sync::time_point when) noexcept {
+  if (may_post(false)) start_timer(pass_, std::max(when, sync::now() + tuning::max_pass_pause));
+}
+
+bool pass_timer::cancel() noexcept {
+  if (queued_ && try_cancel_timer(pass_)) queued_ = false;
+  return !queued_ && !running_;
+}
+
+void pass_timer::begin_pass() noexcept {
+  queued_ = false;
+  running_ = true;
+}
+
+// Returns whether the caller must post a pass, because none is posted. A pass that is due soon first cancels a posted
+// late pass.
+bool pass_timer::may_post(bool soon) noexcept {
+  if (!driver_alive() || (queued_ && !(soon && late_ && try_cancel_timer(pass_)))) return false;
+  queued_ = true;
+  late_ = !soon;
+  process_is_exiting(); // the first call registers a function that will note the exit of the process
+  return true;
+}
+
 // On the fast path a call takes the lock of one shard or none. It is off under memory pressure, beyond the release
 // threshold, and after the pool was closed or has lost its last handle. It is also off while frees inside a graph
 // capture wait for a later call that completes them. Caching is also off for host-accessible memory: the host must not

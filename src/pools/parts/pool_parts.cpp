@@ -11,11 +11,8 @@ module;
 #include <utility>
 module gpumem:pool_parts.impl;
 import :pool_parts;
-import :admission;
 import :block;
 import :chunk_list;
-import :guard_layout;
-import :pass_timer;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;

@@ -7,11 +7,10 @@ module;
 #include <new>
 module gpumem:progress_monitor.impl;
 import :progress_monitor;
-import :admission;
 import :deadlock_monitor;
 import :holder;
-import :pass_timer;
 import :pool_backend;
+import :pool_mode;
 import :pool_options;
 import :pool_parts;
 import :pressure_list;

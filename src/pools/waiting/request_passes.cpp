@@ -5,11 +5,10 @@ module;
 #include <new>
 module gpumem:request_passes.impl;
 import :request_passes;
-import :admission;
 import :deadlock_monitor;
 import :deferred_frees;
 import :holder;
-import :pass_timer;
+import :pool_mode;
 import :pool_options;
 import :pool_parts;
 import :pressure_call;

@@ -6,12 +6,10 @@ module;
 #include <optional>
 module gpumem:request_queue.impl;
 import :request_queue;
-import :admission;
 import :block;
 import :chunk_list;
 import :device;
 import :error;
-import :pass_timer;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;

@@ -7,7 +7,6 @@ module;
 #include <optional>
 module gpumem:waiting_requests.impl;
 import :waiting_requests;
-import :admission;
 import :block;
 import :chunk_list;
 import :deferred_frees;
