@@ -2,15 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:allocate_path;
 import :block;
-import :deferred_frees;
 import :error;
+import :frees;
 import :out_of_memory_path;
 import :pool_parts;
 import :pool_shard;
 import :range_search;
 import :request_queue;
 import :shard_allocator;
-import :shard_frees;
 import :shard_list;
 import :shard_roles;
 import :std;

@@ -1,8 +1,8 @@
 // The consistency check of a pool, for tests.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:consistency_check;
+import :frees;
 import :pool_parts;
-import :shard_frees;
 import :std;
 
 namespace gpumem::detail {

@@ -4,14 +4,12 @@ module;
 #include <cstdint>
 export module gpumem:free_path;
 import :block;
-import :deferred_frees;
-import :free_events;
+import :frees;
 import :pool_mode;
 import :pool_parts;
 import :pool_shard;
 import :progress_monitor;
 import :request_queue;
-import :shard_frees;
 import :shard_list;
 import :shard_roles;
 import :std;

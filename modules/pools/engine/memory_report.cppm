@@ -4,8 +4,8 @@ module;
 #include <string>
 export module gpumem:memory_report;
 import :error;
+import :frees;
 import :pool_parts;
-import :shard_frees;
 import :std;
 
 namespace gpumem::detail {

@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:out_of_memory_path;
 import :error;
+import :frees;
 import :pool_parts;
 import :range_search;
 import :shard_allocator;
-import :shard_frees;
 import :shard_list;
 import :shard_roles;
 import :std;

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:recorded_uses;
 import :block;
-import :deferred_frees;
+import :frees;
 import :pool_parts;
 import :shard_list;
 import :shard_roles;

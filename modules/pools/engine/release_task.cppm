@@ -2,12 +2,11 @@
 // upstream.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:release_task;
-import :deferred_frees;
 import :deferred_release;
+import :frees;
 import :pool_parts;
 import :progress_monitor;
 import :request_passes;
-import :shard_frees;
 import :shard_list;
 import :shard_roles;
 import :std;

@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:shard_allocator;
 import :block;
+import :frees;
 import :pool_parts;
 import :pool_shard;
 import :range_search;
-import :shard_frees;
 import :shard_list;
 import :shard_roles;
 import :std;

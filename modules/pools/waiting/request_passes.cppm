@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:request_passes;
 import :deadlock_monitor;
-import :deferred_frees;
+import :frees;
 import :holder;
 import :pool_parts;
 import :pressure_call;

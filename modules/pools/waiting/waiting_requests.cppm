@@ -3,8 +3,8 @@
 module;
 #include <cstdint>
 export module gpumem:waiting_requests;
-import :deferred_frees;
 import :error;
+import :frees;
 import :pool_parts;
 import :shard_roles;
 import :std;

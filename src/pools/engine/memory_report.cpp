@@ -15,9 +15,9 @@ import :memory_report;
 import :block;
 import :chunk_list;
 import :error;
+import :frees;
 import :pool_options;
 import :pool_parts;
-import :shard_frees;
 import :shard_list;
 import :stream_timeline;
 

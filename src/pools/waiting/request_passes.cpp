@@ -6,7 +6,7 @@ module;
 module gpumem:request_passes.impl;
 import :request_passes;
 import :deadlock_monitor;
-import :deferred_frees;
+import :frees;
 import :holder;
 import :pool_mode;
 import :pool_options;

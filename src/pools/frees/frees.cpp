@@ -1,25 +1,52 @@
-// Puts freed blocks on the free lists of their shard, and starts the release of memory beyond the threshold.
+// Frees of blocks into their shards, the events that they record, and frees inside a capture.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-module gpumem:shard_frees.impl;
-import :shard_frees;
+#include <utility>
+module gpumem:frees.impl;
+import :frees;
 import :block;
 import :chunk_list;
+import :free_lists;
 import :pool_backend;
 import :pool_mode;
+import :pool_options;
 import :pool_parts;
 import :pool_shard;
 import :range_allocator;
+import :reuse_rules;
 import :shard_list;
+import :stream;
 import :stream_timeline;
 import :thread_caches;
 import :tuning;
 import :virtual_pages;
 
 namespace gpumem::detail {
+
+// Counts a free. Returns whether the frees of the stream that no event covers have reached the threshold for an event.
+// Counts first in the stream's free list of the shard `in`. Adds the sums to the counter of the whole stream later, so
+// that threads that use the same stream rarely write that shared counter.
+bool free_events::passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& in) noexcept {
+  auto const threshold = parts_.mode.event_threshold_bytes();
+  auto* const own = in.ranges.lists().find(timeline);
+  if (!own) [[unlikely]]
+    return timeline.epochs().count_unrecorded(1, bytes, threshold);
+  if (!own->count_free(bytes, threshold)) [[likely]]
+    return false;
+  auto const frees = std::exchange(own->unrecorded_frees, 0);
+  return timeline.epochs().count_unrecorded(frees, std::exchange(own->unrecorded_bytes, 0), threshold);
+}
+
+stream_use free_events::record(stream_key const& key, stream_use const& use) noexcept {
+  bool const shared = parts_.options.cross_stream != reuse_policy::ordered;
+  if (key.has_handle() && shared && !parts_.backend.lost()) {
+    if (auto const recorded = use.timeline->record_at_free(key.handle())) return {use.timeline, recorded};
+  }
+  return use;
+}
 
 void shard_frees::drain(pool_shard& in) noexcept {
   for (auto* at = in.remote_frees.take_all(); at;) {
@@ -99,6 +126,44 @@ void shard_frees::check_thresholds(block const& range) noexcept {
   if (!whole || !parts_.mode.too_much_reserved()) return;
   parts_.passes.restart_idle();
   parts_.passes.schedule();
+}
+
+// The capturing stream comes after the work of the stream for which the block was allocated, but may be destroyed
+// without an event. So if that other stream lives, its work becomes a use of its own.
+void deferred_frees::add(block& freed, stream_key const& key) noexcept {
+  freed.set_state(block_state::deferred);
+  if (freed.stream == &key.timeline()) {
+    freed.stream->owe_event();
+  } else if (freed.stream->owns_handle()) {
+    freed.uses.add({freed.stream, freed.stream->current_epoch()}); // a block has at most three recorded uses
+  }
+  freed.stream = &key.timeline();
+  freed.stream->retain();
+  freed.next = std::exchange(first_, &freed);
+  parts_.mode.set_deferred_frees(true);
+  parts_.notify();
+}
+
+// A block with four open uses stays deferred until one of them is complete.
+void deferred_frees::run_all(stream_key const* now) noexcept {
+  for (auto* at = std::exchange(first_, nullptr); at;) {
+    auto& freed = *at;
+    at = freed.next;
+    auto& timeline = *freed.stream;
+    bool const given = now && &now->timeline() == &timeline && now->has_handle();
+    auto const ended = !timeline.is_mortal() ? timeline.current_epoch()
+                       : given               ? now->end_use(freed.bytes, true)
+                                             : timeline.end_use_in_capture();
+    parts_.rules.prune(freed.uses);
+    if (freed.uses.add({&timeline, ended})) {
+      timeline.release();
+      frees_.free_block(freed);
+    } else {
+      freed.next = std::exchange(first_, &freed);
+    }
+  }
+  parts_.mode.set_deferred_frees(any());
+  parts_.notify();
 }
 
 } // namespace gpumem::detail
