@@ -27,7 +27,7 @@ import :pool_captures;
 import :pool_engine;
 import :pool_options;
 import :pool_upstream;
-import :pressure_call;
+import :pressure_calls;
 import :range_search;
 import :request_queue;
 import :resource;

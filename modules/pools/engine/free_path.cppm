@@ -8,7 +8,6 @@ import :frees;
 import :pool_mode;
 import :pool_parts;
 import :pool_shard;
-import :progress_monitor;
 import :request_queue;
 import :shard_list;
 import :shard_roles;
@@ -16,7 +15,6 @@ import :std;
 import :stream;
 import :stream_timeline;
 import :thread_caches;
-import :waiting_requests;
 
 namespace gpumem::detail {
 

@@ -20,11 +20,9 @@ import :pool_parts;
 import :pool_shard;
 import :pool_statistics;
 import :pool_upstream;
-import :progress_monitor;
 import :range_search;
 import :recorded_uses;
 import :release_task;
-import :request_passes;
 import :request_queue;
 import :shard_allocator;
 import :shard_list;
@@ -34,7 +32,6 @@ import :stream;
 import :sync;
 import :thread_caches;
 import :waiter;
-import :waiting_requests;
 
 namespace gpumem::detail {
 

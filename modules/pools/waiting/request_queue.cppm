@@ -1,4 +1,4 @@
-// The requests that wait for a pool's memory, and their turns. In its turn a request tries to allocate again.
+// The requests that wait for a pool's memory: their turns, what each lacks, and what the library thread does for them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
@@ -7,15 +7,164 @@ export module gpumem:request_queue;
 import :deadlock_monitor;
 import :error;
 import :frees;
+import :holder;
 import :pool_parts;
-import :progress_monitor;
+import :pressure_calls;
 import :range_search;
 import :shard_roles;
 import :std;
+import :sync;
 import :waiter;
-import :waiting_requests;
 
 namespace gpumem::detail {
+
+/// The waiting requests of one pool, and what each of them lacks. A request of several parts asks for several blocks at
+/// once; if one is refused, it gives the others back. Guarded by the locks of all shards of the pool.
+export class waiting_requests {
+public:
+  /// Keeps references to both arguments.
+  waiting_requests(pool_parts& parts, deferred_frees const& deferred) noexcept
+      : queue{parts.options.max_overtakes}, parts_{parts}, deferred_{deferred} {}
+
+  waiter_list queue __attribute__((guarded_by(all_shards)));
+
+  /// For a request that has a turn, bytes are set aside. Returns the bytes that are free or could be reserved, less
+  /// those set aside for other requests. `its_own`: the bytes set aside for the request that asks.
+  [[clang::requires_capability(one_shard, all_shards)]] std::size_t headroom(std::size_t its_own = 0) const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] bool fits(waiter const& item) const noexcept;
+  /// Rounds a size up as the pool does when it cannot grow: small sizes to a size class, larger ones to a multiple of
+  /// 256 bytes.
+  std::size_t rounded(std::size_t bytes) const noexcept;
+  /// Returns the size of the block for a user's request, rounded up so. It includes the guards of a hardened pool.
+  std::size_t block_size(std::size_t bytes, std::size_t alignment) const noexcept;
+  /// Returns the sum of the block sizes of a request. That of a request that asks only for a turn may be more than the
+  /// pool can have: the request then waits until no memory is live.
+  std::size_t rounded(waiter const& item) const noexcept;
+  /// Returns why the request can never be met any more: outcome::closed, device_lost or too_large; nullopt if a state
+  /// of the pool could serve it. A request that asks only for a turn is never too large.
+  [[clang::requires_shared_capability(all_shards)]] std::optional<outcome> refusal(waiter const& item) const noexcept;
+  /// Returns whether waiting cannot help the request: neither a free nor the end of work on streams can give it memory.
+  /// No free can come if no memory is live, set aside for the turn of another request, or freed in a graph capture.
+  [[clang::requires_capability(one_shard, all_shards)]] bool waits_for_nothing(waiter const& item) const noexcept;
+  /// Returns whether the pool has no handle, no live block and no waiting request.
+  [[clang::requires_capability(one_shard, all_shards)]] bool is_pool_unused() const noexcept;
+  /// Returns whether a free inside a graph capture waits for a later call that completes it.
+  [[clang::requires_shared_capability(all_shards)]] inline bool has_deferred_frees() const noexcept {
+    return deferred_.any();
+  }
+
+  /// Returns a count of changes that may let a refused request go on: it grows with each free, and with each free range
+  /// whose uses a poll finds complete.
+  [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t change_count() const noexcept;
+  /// Returns the count for this request. For a request of several parts, it does not include blocks that such requests
+  /// gave back.
+  [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t change_count(waiter const& item) const noexcept;
+  /// Returns the count without the blocks that requests of several parts gave back.
+  [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t frees_of_others() const noexcept {
+    return change_count() - returned_parts_;
+  }
+  [[clang::requires_capability(all_shards)]] void count_returned_parts(std::uint64_t changes) noexcept {
+    returned_parts_ += changes;
+  }
+
+  /// Notes that the upstream has refused to give the pool more than `reserved` bytes in all. The note is valid as long
+  /// as requests wait.
+  [[clang::requires_capability(all_shards)]] void set_upstream_limit(std::size_t reserved) noexcept {
+    upstream_limit_ = reserved;
+  }
+  /// Forgets that. Returns whether there was a note.
+  [[clang::requires_capability(all_shards)]] bool clear_upstream_limit() noexcept {
+    return std::exchange(upstream_limit_, SIZE_MAX) != SIZE_MAX;
+  }
+
+private:
+  [[clang::requires_capability(one_shard, all_shards)]] bool is_held_by_others(waiter const& item) const noexcept;
+  [[clang::requires_shared_capability(all_shards)]] bool could_serve(waiter const& item) const noexcept;
+
+  pool_parts& parts_;
+  deferred_frees const& deferred_;
+  std::size_t upstream_limit_ __attribute__((guarded_by(all_shards))) = SIZE_MAX;
+  // The changes that count_returned_parts() has counted: blocks that requests of several parts gave back.
+  std::uint64_t returned_parts_ __attribute__((guarded_by(all_shards))) = 0;
+};
+
+/// Tells since when nothing has been granted or freed while requests wait. Guarded by the locks of all shards.
+export class stall_detector {
+public:
+  /// After `timeout` without a grant or a free, the requests that wait count as stalled; 0: never.
+  explicit stall_detector(sync::duration timeout) noexcept : timeout_{timeout} {}
+
+  /// Returns whether there is a timeout.
+  bool enabled() const noexcept;
+  /// Called when the first request begins to wait.
+  void begin() noexcept { quiet_since_ = sync::now(); }
+  /// Counts a request that was granted while others wait, or that ended so that others can go on.
+  void count_grant() noexcept { ++grants_; }
+  /// Notes that this many changes are no sign of progress: requests of several parts gave back parts of their memory.
+  void disregard(std::uint64_t changes) noexcept { vain_ += changes; }
+  /// Returns when the requests count as stalled if nothing is granted or freed until then. `changes`: the pool's count
+  /// of frees and of other changes that may help a request. A change since the last call counts as if it were made now,
+  /// so that no free has to read the clock.
+  sync::time_point stalls_at(std::uint64_t changes) noexcept;
+  /// Returns whether the requests count as stalled now.
+  bool has_stalled(std::uint64_t changes) noexcept;
+
+private:
+  sync::duration const timeout_;
+  std::uint64_t grants_ = 0;
+  std::uint64_t vain_ = 0;
+  std::uint64_t signs_ = 0;        // number of grants and frees at the last call
+  sync::time_point quiet_since_{}; // time of the last call that saw a new grant or free
+};
+
+/// Decides what a pass of the library thread does for requests that wait: it polls events, calls pressure callbacks, or
+/// makes the deadlock_monitor look for requests that must end. Guarded by the locks of all shards.
+export class progress_monitor {
+public:
+  /// Keeps references to both arguments.
+  progress_monitor(pool_parts& parts, waiting_requests& waiting) noexcept
+      : stall{parts.options.stall_timeout}, parts_{parts}, waiting_{waiting} {}
+
+  pressure_list pressure __attribute__((guarded_by(all_shards)));
+  stall_detector stall __attribute__((guarded_by(all_shards)));
+
+  /// Returns whether streams still use free memory. If they did at the last call and no longer do, adds 1 to the pool's
+  /// count of changes, so that waiting requests try again.
+  [[clang::requires_capability(one_shard, all_shards)]] bool update_work_pending() noexcept;
+  /// Returns the next waiting request for which a poll may help, because enough bytes are free or could be reserved;
+  /// null if there is none. In a hardened pool, and while frees in a graph capture are still to be done, returns the
+  /// first waiting request. While requests wait, only the library thread polls.
+  [[clang::requires_capability(one_shard, all_shards)]] waiter* next_to_poll_for() const noexcept;
+  /// Returns what the deadlock_monitor sees while `first`, the first request without a turn, waits.
+  [[clang::requires_capability(one_shard, all_shards)]] place_state state(waiter const& first) noexcept;
+  /// Returns the bytes that waiting requests lack, beyond those that are free or could be reserved. If they lack none,
+  /// the free bytes lie in pieces; then returns the bytes of the first request. Returns 0 if no request waits.
+  [[clang::requires_capability(one_shard, all_shards)]] std::size_t wanted() const noexcept;
+  /// If it is possible that all memory is held by work that waits itself, posts a pass, in which the deadlock_monitor
+  /// looks. Cheap, because this function does not add up the bytes of each holder.
+  [[clang::requires_capability(one_shard, all_shards)]] void schedule_look() noexcept;
+  /// Called before the deadlock_monitor looks.
+  [[clang::requires_capability(all_shards)]] void begin_look() noexcept { look_is_due_ = false; }
+  /// Returns whether a pass of the library thread would have something to do.
+  [[clang::requires_capability(one_shard, all_shards)]] bool needs_pass() noexcept;
+  /// Posts a pass if the library thread has to poll, to call a pressure callback, or to look for a stall.
+  [[clang::requires_capability(one_shard, all_shards)]] void schedule_poll() noexcept;
+  /// Posts a pass for the time at which the waiting requests count as stalled.
+  [[clang::requires_capability(one_shard, all_shards)]] void schedule_stall_check() noexcept;
+
+private:
+  [[clang::requires_capability(one_shard, all_shards)]] bool is_work_pending() const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] bool needs_poll() noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] inline bool is_pressure_due() const noexcept {
+    return pressure.due() && wanted() > 0;
+  }
+
+  pool_parts& parts_;
+  waiting_requests& waiting_;
+  bool look_is_due_ __attribute__((guarded_by(all_shards))) = false; // something has changed since the last look
+  bool work_was_pending_ __attribute__((guarded_by(all_shards))) =
+      false; // whether streams still used free memory at the last poll
+};
 
 /// Decides which waiting request has a turn, and how many bytes are set aside for that turn. While a request waits, all
 /// frees take the locks of all shards, and call wake_next().
@@ -93,6 +242,41 @@ private:
   progress_monitor& monitor_;
   waiter const* multi_part_ __attribute__((guarded_by(all_shards))) =
       nullptr; // the request of several parts that has a turn now; null: none
+};
+
+/// Does what the progress_monitor decides: calls pressure callbacks, makes the deadlock_monitor look for requests that
+/// must end, and polls for work that has completed. Takes the locks of all shards.
+export class request_passes final : public pressure_call::observer, public waiting_place {
+public:
+  /// Keeps references to all arguments.
+  request_passes(pool_parts& parts, deferred_frees& deferred, waiting_requests& waiting, progress_monitor& monitor,
+                 request_queue& queue) noexcept
+      : parts_{parts}, deferred_{deferred}, waiting_{waiting}, monitor_{monitor}, queue_{queue} {
+    deadlock_monitor::get().add(*this);
+  }
+  ~request_passes() { deadlock_monitor::get().remove(*this); }
+
+  /// Called by the library thread in each of its passes over the pool.
+  void run() noexcept;
+  void on_holder_event(holder& unit, holder_event what) noexcept;
+  /// Throws std::bad_alloc.
+  void add_pressure_call(pressure_call& item);
+  void remove_pressure_call(pressure_call& item) noexcept;
+
+private:
+  void call_pressure() noexcept;
+  void end_deadlocks() noexcept;
+  void poll() noexcept;
+  void show(visitor& to) noexcept override;
+  void end_wait(waiter& item, woken_waiters& woken) noexcept override;
+  std::size_t begin_pressure(pressure_call& call) noexcept override;
+  void end_pressure(pressure_call& call, std::size_t freed) noexcept override;
+
+  pool_parts& parts_;
+  deferred_frees& deferred_;
+  waiting_requests& waiting_;
+  progress_monitor& monitor_;
+  request_queue& queue_;
 };
 
 } // namespace gpumem::detail

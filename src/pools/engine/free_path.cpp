@@ -15,7 +15,6 @@ import :misuse_check;
 import :pool_mode;
 import :pool_parts;
 import :pool_shard;
-import :progress_monitor;
 import :request_queue;
 import :reuse_rules;
 import :shard_list;
@@ -24,7 +23,6 @@ import :stream_timeline;
 import :sync;
 import :thread_caches;
 import :waiter;
-import :waiting_requests;
 
 namespace gpumem::detail {
 

@@ -1,30 +1,103 @@
-// The queue of requests that wait: which of them has a turn to try again, and how many bytes are set aside for it.
+// The queue of requests that wait: which of them has a turn, whether there could be memory for it, and a report.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 module gpumem:request_queue.impl;
 import :request_queue;
 import :block;
 import :chunk_list;
+import :deadlock_monitor;
 import :device;
 import :error;
 import :frees;
+import :holder;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;
 import :pool_parts;
-import :pressure_list;
-import :progress_monitor;
+import :pressure_calls;
 import :range_search;
+import :reuse_rules;
 import :shard_list;
-import :stall_detector;
 import :stream;
+import :sync;
 import :waiter;
-import :waiting_requests;
 
 namespace gpumem::detail {
+
+std::size_t waiting_requests::rounded(std::size_t bytes) const noexcept {
+  return size_class::of(std::max(bytes, parts_.smallest_block), size_class::largest_small).bytes;
+}
+
+std::size_t waiting_requests::block_size(std::size_t bytes, std::size_t alignment) const noexcept {
+  return rounded(parts_.guards.total(bytes, alignment));
+}
+
+std::size_t waiting_requests::rounded(waiter const& item) const noexcept {
+  if (item.asks_for_turn()) return block_size(item.bytes(), granule);
+  return item.bytes_by([this](request_part const& each) { return block_size(each.bytes, each.alignment); });
+}
+
+std::uint64_t waiting_requests::change_count() const noexcept {
+  auto sum = parts_.requests.changes() + returned_parts_;
+  for (auto const& each : parts_.shards.all()) sum += each->counters.promoted;
+  return sum;
+}
+
+std::uint64_t waiting_requests::change_count(waiter const& item) const noexcept {
+  return item.has_parts() ? frees_of_others() : change_count();
+}
+
+std::size_t waiting_requests::headroom(std::size_t its_own) const noexcept {
+  auto const capacity = std::min(parts_.backend.capacity(), upstream_limit_);
+  auto const reserved = parts_.chunks.reserved();
+  auto const free = parts_.free_bytes() + (capacity - std::min(capacity, reserved));
+  return free - std::min(free, queue.set_aside() - its_own);
+}
+
+bool waiting_requests::fits(waiter const& item) const noexcept {
+  auto const bytes = rounded(item);
+  return bytes <= headroom(waiter_list::bytes_aside(item));
+}
+
+// Returns whether memory is live, set aside for another request that tries again, on its way back to the upstream, or
+// freed inside a graph capture (a later call completes such a free). A later free may then help the request.
+bool waiting_requests::is_held_by_others(waiter const& item) const noexcept {
+  bool const set_aside = queue.set_aside() > waiter_list::bytes_aside(item);
+  return parts_.live_blocks() > 0 || has_deferred_frees() || set_aside || parts_.backend.is_releasing();
+}
+
+std::optional<outcome> waiting_requests::refusal(waiter const& item) const noexcept {
+  if (parts_.requests.is_closed()) return outcome::closed;
+  if (parts_.backend.lost()) return outcome::device_lost;
+  return could_serve(item) ? std::nullopt : std::optional{outcome::too_large};
+}
+
+// Returns whether the pool could hold each of the request's blocks, and all of them at once.
+bool waiting_requests::could_serve(waiter const& item) const noexcept {
+  if (item.asks_for_turn()) return true;
+  for (std::size_t i = 0; i < item.parts(); ++i) {
+    auto const& one = item.part(i);
+    if (!parts_.backend.could_hold(block_size(one.bytes, one.alignment), one.alignment)) return false;
+  }
+  return rounded(item) <= parts_.backend.capacity();
+}
+
+bool waiting_requests::waits_for_nothing(waiter const& item) const noexcept {
+  return !is_held_by_others(item) && !(fits(item) && reuse_rules::may_complete(parts_.everywhere()));
+}
+
+bool waiting_requests::is_pool_unused() const noexcept {
+  return parts_.mode.no_handles() && parts_.live_blocks() == 0 && queue.empty();
+}
 
 // Returns why a request that does not wait is refused before it tries; nullopt if it may try. A request that may try
 // overtakes all waiting requests, but gets none of the bytes that are set aside for them.
@@ -202,6 +275,69 @@ bool request_queue::remove(waiter& item, woken_waiters& woken) noexcept {
   wake_next(woken);
   monitor_.schedule_poll();
   return waiting_.is_pool_unused();
+}
+
+namespace {
+
+std::string bytes_text(std::size_t count) { return std::to_string(count) + " bytes"; }
+
+// `bytes`: those that the holder has in the pool as its own.
+std::string holder_text(holder& of, std::size_t bytes, bool asks) {
+  auto text = "'" + of.name() + "' holds " + bytes_text(bytes + of.nested());
+  if (of.parent()) text += ", which another scope counts as well";
+  if (asks) text += "; it waits for memory";
+  if (of.is_marked()) text += "; it waits for something else";
+  if (of.rolls_back_with()) text += "; it can be rolled back";
+  return text;
+}
+
+std::string request_text(std::size_t bytes, sync::duration waited, std::string const& of, int priority) {
+  auto const time = std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();
+  return "a request for " + bytes_text(bytes) + " waits for " + std::to_string(time) + " ms; of " + of + "; priority " +
+         std::to_string(priority);
+}
+
+std::string waiter_text(waiter const& item, sync::time_point now) {
+  auto const of = item.holder() ? "'" + item.holder()->name() + "'" : std::string{"no scope"};
+  auto const text = request_text(item.bytes(), now - waiter_list::waits_since(item), of, item.priority());
+  return waiter_list::has_turn(item) ? text + "; it has a turn" : text;
+}
+
+} // namespace
+
+waiting_statistics request_queue::read_statistics() noexcept {
+  all_shards_lock const held{parts_.shards};
+  return waiting_.queue.read_statistics();
+}
+
+std::string request_queue::describe(waiting_place const& here, std::size_t live) {
+  auto const now = sync::now();
+  std::vector<std::pair<std::size_t, std::string>> holding;
+  std::vector<holder const*> asking;
+  std::string waiting;
+  std::size_t requests = 0, outside = live;
+  {
+    all_shards_lock const held{parts_.shards};
+    for (auto const* at = waiting_.queue.first(); at; at = waiter_list::after(*at)) {
+      ++requests;
+      waiting += "\ngpumem:   " + waiter_text(*at, now);
+      for (auto const* unit = at->holder(); unit; unit = unit->parent()) asking.push_back(unit);
+    }
+  }
+  auto& monitor = deadlock_monitor::get();
+  for (auto const& each : monitor.parked_before(here))
+    waiting += "\ngpumem:   " + request_text(each.bytes, now - each.since, "'" + each.holder + "'", each.priority) +
+               "; in front of the pool";
+  monitor.visit(here, [&](holder& each, std::size_t bytes, bool waits) {
+    outside -= std::min(outside, bytes);
+    bool const asks = waits || std::ranges::find(asking, &each) != asking.end();
+    holding.emplace_back(bytes + each.nested(), "\ngpumem:   " + holder_text(each, bytes, asks));
+  });
+  std::ranges::sort(holding, std::greater{}, &std::pair<std::size_t, std::string>::first);
+  auto text = "gpumem: " + parts_.options.name + ": " + std::to_string(requests) + " requests wait; " +
+              bytes_text(live) + " are live, " + std::to_string(outside) + " of them outside scopes";
+  for (auto const& each : holding) text += each.second;
+  return text + waiting;
 }
 
 } // namespace gpumem::detail
