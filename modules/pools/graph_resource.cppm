@@ -7,11 +7,11 @@ module;
 #include <utility>
 #include <vector>
 export module gpumem:graph_resource;
-import :block_info;
 import :cuda;
 import :graph_memory;
 import :held_upstream;
 import :pool_base;
+import :pool_reports;
 import :resource;
 import :shared_state;
 import :std;

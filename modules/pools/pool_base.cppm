@@ -10,7 +10,6 @@ module;
 #include <type_traits>
 #include <utility>
 export module gpumem:pool_base;
-import :block_info;
 import :cuda;
 import :device;
 import :error;
@@ -19,13 +18,13 @@ import :graph_memory;
 import :hardening;
 import :held_upstream;
 import :holder;
-import :leak_report;
 import :misuse;
 import :page_store;
 import :pass_through;
 import :pool_captures;
 import :pool_engine;
 import :pool_options;
+import :pool_reports;
 import :pool_upstream;
 import :pressure_calls;
 import :range_search;

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:graph_memory;
 import :block;
-import :block_info;
 import :cuda;
 import :device;
 import :error;
@@ -10,6 +9,7 @@ import :graph_chunks;
 import :graph_uses;
 import :intrusive_list;
 import :misuse;
+import :pool_reports;
 import :pool_upstream;
 import :range_allocator;
 import :services;

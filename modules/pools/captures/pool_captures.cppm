@@ -1,12 +1,12 @@
 // The capture scopes of a pool.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:pool_captures;
-import :block_info;
 import :cuda;
 import :device;
 import :error;
 import :graph_memory;
 import :intrusive_list;
+import :pool_reports;
 import :shared_state;
 import :std;
 import :stream;

@@ -1,10 +1,11 @@
-// Frees of blocks that the cache of the calling thread does not take.
+// Frees of blocks that the thread cache does not take, recorded uses of live blocks, and checks of callers' pointers.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
 export module gpumem:free_path;
 import :block;
 import :frees;
+import :misuse;
 import :pool_mode;
 import :pool_parts;
 import :pool_shard;
@@ -17,6 +18,13 @@ import :stream_timeline;
 import :thread_caches;
 
 namespace gpumem::detail {
+
+/// Returns the live block that begins at the pointer. `bytes`: its requested size; without it any size is right. If
+/// there is no such block, sets `wrong` to a misuse by the caller and returns null. The caller holds the locks of all
+/// shards, and reports the misuse after it has unlocked them.
+export [[clang::requires_capability(one_shard, all_shards)]] block*
+find_or_explain(pool_parts& parts, stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                late_misuse& wrong) noexcept;
 
 /// The result of a free.
 export enum class free_result : std::uint8_t {
@@ -93,6 +101,26 @@ private:
   progress_monitor& monitor_;
   request_queue& queue_;
   free_events events_;
+};
+
+/// Adds to live blocks the uses that callers declare by record_use(). After the free, the memory is reused only when
+/// these uses are over too. Takes the locks of all shards.
+export class recorded_uses {
+public:
+  /// Keeps references to both arguments.
+  recorded_uses(pool_parts& parts, deferred_frees& deferred) noexcept : parts_{parts}, deferred_{deferred} {}
+
+  /// Declares that all uses of the block on this stream are enqueued. If no live block begins at the pointer, reports a
+  /// misuse and returns false. Throws cuda_error, std::bad_alloc.
+  bool record(stream_key const& key, void* pointer);
+  /// Returns the uses on other streams that were recorded for the live block at the address.
+  stream_uses of(void const* pointer) noexcept;
+
+private:
+  [[clang::requires_capability(one_shard, all_shards)]] void admit(stream_uses& uses, stream_key const& key);
+
+  pool_parts& parts_;
+  deferred_frees& deferred_;
 };
 
 } // namespace gpumem::detail

@@ -1,30 +1,25 @@
-// The engine of one pool: its parts, and the classes that allocate and free blocks in them.
+// The engine of one pool: its parts, the classes that allocate and free blocks in them, and calls about its pages.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <string>
 export module gpumem:pool_engine;
 import :allocate_path;
 import :block;
-import :block_info;
 import :device;
 import :error;
 import :free_path;
 import :frees;
-import :memory_report;
-import :out_of_memory_path;
-import :page_calls;
+import :page_store;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;
 import :pool_parts;
+import :pool_reports;
 import :pool_shard;
-import :pool_statistics;
 import :pool_upstream;
 import :range_search;
-import :recorded_uses;
 import :release_task;
 import :request_queue;
-import :shard_allocator;
 import :shard_list;
 import :shard_roles;
 import :std;
@@ -34,6 +29,28 @@ import :thread_caches;
 import :waiter;
 
 namespace gpumem::detail {
+
+/// Serves these calls. Each function takes the locks of all shards. Any thread.
+export class page_calls {
+public:
+  /// Keeps references to both arguments.
+  page_calls(pool_parts& parts, request_queue& queue) noexcept : parts_{parts}, queue_{queue} {}
+
+  /// Keeps the pages of these bytes mapped in place until unpin() was called as often as pin(). Returns false if a byte
+  /// is not the pool's.
+  bool pin(void const* pointer, std::size_t bytes);
+  void unpin(void const* pointer, std::size_t bytes);
+  /// Lets another device read and write the pages of the pool. Does nothing if the pool has chunks. Throws cuda_error,
+  /// std::bad_alloc.
+  void open_to(device peer);
+  /// Returns the page that holds the pointer, with a file descriptor by which another process can map it. Pins it.
+  /// Fails with outcome::invalid_argument if the pool has no such page, or its pages are not exportable.
+  expected<exported_page, failure> export_page(void const* pointer);
+
+private:
+  pool_parts& parts_;
+  request_queue& queue_;
+};
 
 /// Allocates and frees the blocks of one pool, which has one or more shards with a lock each. If the thread's cache of
 /// freed blocks serves a call, the call takes only the lock of that cache. Otherwise it takes the lock of one shard,

@@ -5,9 +5,9 @@ module;
 #include <map>
 export module gpumem:guarded_blocks;
 import :block_history;
-import :block_info;
 import :guarded_block;
 import :misuse;
+import :pool_reports;
 import :std;
 import :stream_timeline;
 

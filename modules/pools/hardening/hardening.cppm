@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:hardening;
 import :backoff;
-import :block_info;
 import :cuda;
 import :deferred_release;
 import :error;
@@ -13,6 +12,7 @@ import :misuse;
 import :pool_engine;
 import :pool_options;
 import :pool_parts;
+import :pool_reports;
 import :quarantine;
 import :range_search;
 import :services;

@@ -4,9 +4,9 @@ module;
 #include <map>
 export module gpumem:pass_through;
 import :block;
-import :block_info;
 import :error;
 import :pool_engine;
+import :pool_reports;
 import :std;
 import :stream;
 import :stream_timeline;

@@ -6,9 +6,9 @@ module;
 #include <optional>
 module gpumem:graph_memory_list.impl;
 import :graph_memory;
-import :block_info;
 import :intrusive_list;
 import :misuse;
+import :pool_reports;
 import :stream;
 import :sync;
 

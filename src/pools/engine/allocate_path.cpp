@@ -1,32 +1,283 @@
-// Allocates a block from the thread's shard, from all shards, or from new memory.
+// Allocates a block from the thread's shard, from all shards, or from new memory; last by the steps of a pool that
+// cannot grow.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <new>
 module gpumem:allocate_path.impl;
 import :allocate_path;
+import :backoff;
 import :block;
 import :chunk_list;
+import :deferred_release;
 import :device;
 import :error;
 import :frees;
-import :memory_report;
-import :out_of_memory_path;
+import :growth_lock;
 import :pool_backend;
 import :pool_mode;
+import :pool_options;
 import :pool_parts;
+import :pool_reports;
 import :pool_shard;
+import :range_allocator;
 import :range_search;
 import :request_queue;
-import :shard_allocator;
+import :reuse_rules;
 import :shard_list;
 import :stream;
 import :stream_timeline;
 import :sync;
 import :thread_caches;
+import :tuning;
 
 namespace gpumem::detail {
+namespace {
+
+// The statistics that count the allocations by each way to reuse memory, in the order of `reuse_tier`.
+inline constexpr std::array<std::uint64_t statistics::*, 4> reuses{
+    &statistics::reuse_same_stream, &statistics::reuse_ordered, &statistics::reuse_completed,
+    &statistics::reuse_waited};
+
+[[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
+steals_expired(pool_shard const& thief) noexcept {
+  return thief.counters.locked_calls - thief.last_steal > tuning::steal_window;
+}
+
+[[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
+count_steal(pool_shard& thief) noexcept {
+  ++thief.counters.steals;
+  if (steals_expired(thief)) thief.steals = 0;
+  ++thief.steals;
+  thief.last_steal = thief.counters.locked_calls;
+}
+
+} // namespace
+
+bool shard_allocator::steals_too_often(pool_shard const& thief) const noexcept {
+  return !parts_.shards.single() && thief.steals >= tuning::max_steals && !steals_expired(thief);
+}
+
+void* shard_allocator::allocate_from_own(allocation_request& request) {
+  request.shard = parts_.shards.uncontended_shard(request.thread, request.bytes);
+  if (!request.shard || !parts_.caches.has_storage(request.thread)) [[unlikely]]
+    return nullptr;
+  auto& shard = *request.shard;
+  shard_lock const held{parts_.shards, shard};
+  bool const shared = parts_.shards.is_shared(request.bytes); // such requests make no shard active
+  if (!parts_.mode.may_use_one_lock(request.key.timeline()) || (shard.rounds_left == 0 && !shared)) [[unlikely]]
+    return nullptr;
+  if (!shared) shard.rounds_left = pool_shard::rounds_active;
+  frees_.drain_remote_frees(shard);
+  shard_span const among{&request.shard, 1};
+  auto const place = parts_.shards.single() ? search_.find_without_poll(request, among) : search_.find(request, among);
+  if (!place) [[unlikely]]
+    return nullptr;
+  auto* const p = commit(request, place);
+  ++shard.counters.locked_calls;
+  return p;
+}
+
+void* shard_allocator::search_all(allocation_request const& request) {
+  frees_.drain_all_remote_frees();
+  do {
+    if (auto const place = search_.find(request, shard_list::search_order{parts_.shards, *request.shard, false}))
+      return commit(request, place);
+  } while (frees_.flush_thread_caches());
+  return nullptr;
+}
+
+// Searches the thread's own shard, and then the idle chunks of the other shards. Leaves the small blocks on quick
+// lists, which keep them for requests of their size. Coalescing them here halved the speed of threads that allocate
+// what other threads free.
+void* shard_allocator::search_own(allocation_request const& request) {
+  request.shard->steals = 0;
+  auto place = search_.find(request, {&request.shard, 1});
+  if (!place) place = parts_.backend.migrate_chunk(request);
+  return place ? commit(request, place) : nullptr;
+}
+
+void* shard_allocator::search_with_wait(allocation_request const& request) {
+  auto const place = search_.find_with_wait(request, shard_list::search_order{parts_.shards, *request.shard, false});
+  return place ? commit(request, place) : nullptr;
+}
+
+attempt<void*> shard_allocator::grow(allocation_request const& request, bool exact) {
+  if (upstream_call::runs_here(parts_.shards))
+    return unexpected<failure>{failure_of(broken_rule::inside_growth, request.requested)};
+  if (parts_.backend.wait_for_growth()) return attempt<void*>::retry();
+  try {
+    auto const grown = parts_.backend.grow(request, exact);
+    if (grown.has_failed()) return unexpected<failure>{grown.error()};
+    auto* const allocated = grown.is_done() ? commit(request, grown.value()) : nullptr;
+    parts_.notify();
+    frees_.flush_beyond_threshold();
+    return allocated ? attempt<void*>{allocated} : attempt<void*>::retry();
+  } catch (...) {
+    frees_.flush_beyond_threshold();
+    throw;
+  }
+}
+
+void* shard_allocator::commit(allocation_request const& request, placement place) {
+  auto& from = *place.range->parent->shard;
+  bool const waits = request.key.queues() == queueing::admitted;
+  bool const ready = waits && place.range->uses.completed();
+  auto& taken = split_off(request, place);
+  if (waits) [[unlikely]]
+    taken.was_ready = ready;
+  taken.requested = request.requested;
+  taken.stream = &request.key.timeline();
+  taken.class_number = request.class_number;
+  ++from.live_blocks;
+  parts_.count_live(from, static_cast<std::int64_t>(request.requested),
+                    parts_.caches.cached_requested_of(request.thread));
+  if (&from != request.shard && !from.spare) [[unlikely]]
+    count_steal(*request.shard);
+  ++from.counts.allocations;
+  if (place.how != reuse_tier::none) [[likely]]
+    ++(from.counts.*reuses[static_cast<std::size_t>(place.how)]);
+  return taken.pointer();
+}
+
+// Splits a block off a range. If the block is small and the range is large, splits off more blocks of that size, which
+// serve later requests.
+[[gnu::always_inline]] block& shard_allocator::split_off(allocation_request const& request, placement place) {
+  auto& from = *place.range->parent->shard;
+  if (place.range->state() == block_state::quick_listed) {
+    from.ranges.pop_quick(*place.range);
+    ++from.counters.quick_list_hits;
+    return *place.range;
+  }
+  bool const run =
+      parts_.mode.fast_path() && request.is_small() && place.range->bytes >= tuning::min_blocks_for_run * request.bytes;
+  return run ? from.ranges.split_run(*place.range, request.bytes)
+             : from.ranges.split_off(*place.range, place.offset, request.bytes);
+}
+
+// Takes memory of closed pools first. Then empties the thread caches and searches again: first as usual, then for
+// memory for which the stream must wait. After that the host waits for streams, and the pool replaces unused memory by
+// new memory. A pool of pages unmaps only as many unused pages as the request needs, so it does that before the host
+// waits. A pool of chunks gives back all unused chunks, so it does that only after the wait.
+expected<void*, failure> out_of_memory_path::allocate(allocation_request& request, failure const& why) {
+  if (why.reason == outcome::invalid_argument)
+    return unexpected<failure>{why}; // the growth is called from inside itself
+  request.growth_failed = true;
+  request.drop_rounding(parts_.smallest_block);
+  bool const within_limit = parts_.chunks.headroom() >= request.bytes;
+  if (within_limit && release_closed_pools(why)) {
+    if (auto const grown = grow_or_search(request)) return grown;
+  }
+  flush();
+  if (auto* const p = allocator_.search_all(request)) return p;
+  if (auto* const p = allocator_.search_with_wait(request)) return p;
+  expected<void*, failure> grown = unexpected<failure>{why};
+  if (why.reason == outcome::device_lost) return grown;
+  if (is_never_met(request, why)) return unexpected<failure>{failure{outcome::too_large, why.code, request.requested}};
+  if (parts_.backend.paged() && (grown = grow_in_place(request))) return grown;
+  if (request.key.may_wait()) {
+    if (auto* const p = sync_and_retry(request)) return p;
+  }
+  grown = grow_in_place(request);
+  if (grown || grown.error().reason != outcome::too_large || is_never_met(request, grown.error())) return grown;
+  return unexpected<failure>{failure{outcome::exhausted, grown.error().code, request.requested}};
+}
+
+// Returns whether no state of the pool could serve the request, which has failed for the reason `why`.
+bool out_of_memory_path::is_never_met(allocation_request const& request, failure const& why) const {
+  auto const& backend = parts_.backend;
+  if (!backend.could_hold(request.bytes, request.alignment)) return true;
+  return why.reason == outcome::too_large && !backend.has_chunk_for(request.bytes, request.alignment);
+}
+
+bool out_of_memory_path::release_closed_pools(failure const& why) noexcept {
+  if (why.reason != outcome::exhausted || !deferred_release::any_closed()) return false;
+  auto const where = parts_.backend.where();
+  all_shards_unlock const during{parts_.shards};
+  return deferred_release::give_back_complete(where ? where->ordinal() : -1);
+}
+
+// Turns the thread caches off and moves their blocks to the free lists. Then waits until no block is evicted: taken out
+// of a cache by its thread, but not yet on a free list.
+void out_of_memory_path::flush() {
+  bool const cached_till_now = parts_.caches.enabled();
+  parts_.mode.set_under_pressure(true);
+  frees_.flush_thread_caches();
+  if (!cached_till_now) return;
+  parts_.evictions.wait(parts_.shards, [&] {
+    assert_all_shards_held();
+    bool any = false;
+    parts_.chunks.visit([&](chunk const& parent) {
+      parent.visit([&](block const& each) { any |= each.state() == block_state::evicted; });
+    });
+    return any;
+  });
+}
+
+// Polls and searches once more: otherwise memory whose work has just completed would be unmapped and mapped again. Then
+// moves unused pages together to hold the request. If that fails, gives unused memory back to the upstream, and gets
+// new memory for the request instead.
+expected<void*, failure> out_of_memory_path::grow_in_place(allocation_request const& request) {
+  if (parts_.backend.paged()) {
+    parts_.rules.poll_young_events(&request.key, parts_.everywhere());
+    if (auto* const p = allocator_.search_all(request)) return p;
+  }
+  if (auto const place = parts_.backend.move_at_limit(request)) return allocator_.commit(request, place);
+  parts_.backend.release_for(request);
+  auto const grown = grow_or_search(request);
+  if (!grown && request.can_park() && parts_.backend.ask_for_release()) parts_.passes.schedule();
+  return grown;
+}
+
+expected<void*, failure> out_of_memory_path::grow_or_search(allocation_request const& request) {
+  for (;;) {
+    auto const grown = allocator_.grow(request, true);
+    if (grown.is_done()) return grown.value();
+    if (grown.has_failed()) return unexpected<failure>{grown.error()};
+    if (auto* const p = allocator_.search_all(request)) return p;
+  }
+}
+
+// Returns whether the request could succeed after streams have completed their work: from free memory, or from new
+// memory after the pool has given back unused memory.
+bool out_of_memory_path::sync_could_help(allocation_request const& request) const {
+  if (!reuse_rules::may_complete(parts_.everywhere())) return false;
+  if (parts_.backend.paged() && parts_.free_bytes() + parts_.chunks.headroom() >= request.bytes) return true;
+  std::size_t run = 0;
+  parts_.chunks.visit([&](chunk const& each) { run = std::max(run, each.largest_run()); });
+  if (run >= request.bytes && (parts_.options.cross_stream != reuse_policy::ordered || request.key.is_host()))
+    return true;
+  return parts_.chunks.largest_idle(0, [](chunk const&) { return true; }) != nullptr;
+}
+
+// Polls the streams for up to `tuning::max_host_wait`, and searches after each poll. Returns null if the searches find
+// nothing. The caller then gives back the chunks that have become unused.
+void* out_of_memory_path::sync_and_retry(allocation_request const& request) {
+  auto const deadline = sync::now() + tuning::max_host_wait;
+  parts_.rules.poll_streams(nullptr, parts_.everywhere());
+  for (backoff pause{tuning::max_poll_pause}; sync_could_help(request);) {
+    if (parts_.backend.lost() || sync::now() >= deadline) return nullptr;
+    {
+      all_shards_unlock const during{parts_.shards};
+      sync::sleep_for(pause.next());
+    }
+    parts_.rules.poll_streams(nullptr, parts_.everywhere());
+    if (auto* const p = search_after_sync(request)) return p;
+    if (!request.loan) continue; // no search serves a loan: it needs pages that are complete by now
+    if (auto const grown = grow_in_place(request)) return *grown;
+  }
+  return search_after_sync(request);
+}
+
+void* out_of_memory_path::search_after_sync(allocation_request const& request) {
+  auto* const p = allocator_.search_all(request);
+  if (p) ++request.shard->counts.reuse_after_sync;
+  return p;
+}
 
 expected<void*, failure> allocate_path::allocate(stream_key const& key, size_class size, std::size_t bytes,
                                                  std::size_t alignment) noexcept {

@@ -1,18 +1,21 @@
-// The free of a block takes the lock of one shard or the locks of all shards. If the shard's lock is taken, the free
-// can become a remote free.
+// Frees under the lock of one shard or of all; adds uses to live blocks; reports misuse of pointers.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <vector>
 module gpumem:free_path.impl;
 import :free_path;
 import :block;
+import :chunk_list;
+import :cuda;
+import :error;
 import :frees;
 import :misuse;
-import :misuse_check;
 import :pool_mode;
+import :pool_options;
 import :pool_parts;
 import :pool_shard;
 import :request_queue;
@@ -22,9 +25,36 @@ import :stream;
 import :stream_timeline;
 import :sync;
 import :thread_caches;
+import :tuning;
 import :waiter;
 
 namespace gpumem::detail {
+namespace {
+
+[[clang::requires_capability(one_shard, all_shards)]] void explain(pool_parts& parts, stream_key const& key,
+                                                                   void* pointer, std::optional<std::size_t> bytes,
+                                                                   late_misuse& wrong) noexcept {
+  auto const refuse = [&](misuse::kind what, std::size_t expected) {
+    wrong.set({what, pointer, bytes.value_or(0), expected, key.id(), parts.options.name.c_str()});
+  };
+  auto const* const parent = parts.chunks.find_containing(pointer);
+  auto const* const found = parent ? parent->find_containing(pointer) : nullptr;
+  if (!found || found->state() == block_state::hole) return refuse(misuse::kind::foreign_pointer, 0);
+  std::size_t const requested = found->requested;
+  if (found->state() == block_state::deferred) return refuse(misuse::kind::double_free, requested);
+  if (!found->is_live()) return refuse(misuse::kind::double_free, 0);
+  refuse(found->pointer() != pointer ? misuse::kind::foreign_pointer : misuse::kind::wrong_size, requested);
+}
+
+} // namespace
+
+block* find_or_explain(pool_parts& parts, stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                       late_misuse& wrong) noexcept {
+  auto* const found = parts.shards.find_live(pointer).that;
+  if (found && found->is_live() && (!bytes || *bytes == found->requested)) return found;
+  explain(parts, key, pointer, bytes, wrong);
+  return nullptr;
+}
 
 // Completes a free after the attempt to put the block into a thread cache. First frees the block that the cache has
 // evicted, then the caller's block. The second free returns `last` if the pool has no block left.
@@ -175,6 +205,58 @@ void free_path::return_part(stream_key const& key, void* pointer) noexcept {
     finish_free(freed, {by, pointer, std::nullopt, end_use(parts_.mode, by, &freed, std::nullopt)},
                 *freed.parent->shard);
   });
+}
+
+namespace {
+
+// The most streams whose uses a live block can hold. One more place stays for the stream that frees the block.
+inline constexpr std::size_t max_uses = stream_uses::max_streams - 1;
+
+} // namespace
+
+stream_uses recorded_uses::of(void const* pointer) noexcept {
+  all_shards_lock const held{parts_.shards};
+  auto const* const used = parts_.shards.find_live(pointer).that;
+  return used ? used->uses : stream_uses{};
+}
+
+bool recorded_uses::record(stream_key const& key, void* pointer) {
+  key.timeline().prepare();
+  late_misuse wrong;
+  all_shards_lock const held{parts_.shards};
+  if (!key.capturing()) deferred_.run(&key);
+  auto* const used = find_or_explain(parts_, key, pointer, std::nullopt, wrong);
+  if (!used) return false;
+  parts_.mode.add_stream(key.timeline());
+  auto& timeline = key.timeline();
+  if (!used->uses.find(timeline)) admit(used->uses, key);
+  auto const recorded = key.has_handle() ? timeline.record_at_free(key.handle()) : epoch{0};
+  used->uses.add({&timeline, recorded ? recorded : key.end_use(used->bytes, true)});
+  return true;
+}
+
+// Makes room for a use if the block already has `max_uses`. The stream of the new use waits on the device for one of
+// the old uses. The old use is then removed, since the new one covers it. If no use has an event to wait for, the host
+// waits until the uses are complete.
+void recorded_uses::admit(stream_uses& uses, stream_key const& key) {
+  uses.prune();
+  if (uses.size() < max_uses) return;
+  for (auto const& use : uses) {
+    if (!key.timeline().ordered_after(*use.timeline, use.newest) &&
+        !use.timeline->insert_wait(key.timeline(), key.handle(), use.newest)) {
+      continue;
+    }
+    uses.remove(*use.timeline);
+    return;
+  }
+  std::vector<stream_timeline*> open;
+  for (auto const& use : uses) open.push_back(use.timeline);
+  {
+    all_shards_unlock const during{parts_.shards};
+    wait_for_streams(open, tuning::max_host_wait);
+  }
+  uses.prune();
+  if (uses.size() >= max_uses) throw_cuda_error(CUDA_ERROR_NOT_READY, "gpumem: record_use");
 }
 
 } // namespace gpumem::detail

@@ -1,5 +1,5 @@
-// Calls of a pool that take the locks of all its shards: they reserve and trim memory, set the limit, reset peaks, wait
-// for streams, and close the pool.
+// Calls of a pool that take the locks of all its shards: they reserve and trim memory, set the limit, pin and open
+// pages, reset peaks, wait for streams, and close the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/pool_options.hpp>
@@ -13,17 +13,20 @@ module;
 #include <vector>
 module gpumem:pool_engine.impl;
 import :pool_engine;
+import :cache_limits;
 import :chunk_list;
-import :consistency_check;
 import :deferred_release;
+import :device;
 import :error;
 import :executor;
 import :frees;
 import :growth_lock;
+import :page_store;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;
 import :pool_parts;
+import :pool_reports;
 import :pool_shard;
 import :pool_upstream;
 import :process;
@@ -40,6 +43,35 @@ import :tuning;
 import :waiter;
 
 namespace gpumem::detail {
+
+bool page_calls::pin(void const* pointer, std::size_t bytes) {
+  upstream_call::throw_if_here(parts_.shards);
+  all_shards_lock const held{parts_.shards};
+  return parts_.backend.pin(pointer, bytes);
+}
+
+void page_calls::unpin(void const* pointer, std::size_t bytes) {
+  upstream_call::throw_if_here(parts_.shards);
+  woken_waiters woken;
+  all_shards_lock const held{parts_.shards};
+  parts_.backend.unpin(pointer, bytes);
+  parts_.requests.count_change();
+  queue_.wake_next(woken);
+}
+
+void page_calls::open_to(device peer) {
+  upstream_call::throw_if_here(parts_.shards);
+  all_shards_lock const held{parts_.shards};
+  check(parts_.backend.open_to(peer), "cuMemSetAccess");
+  parts_.caches.add_devices(cache_limits::bit_of(peer.ordinal()));
+}
+
+expected<exported_page, failure> page_calls::export_page(void const* pointer) {
+  if (upstream_call::runs_here(parts_.shards)) return unexpected<failure>{failure_of(broken_rule::inside_growth, 0)};
+  all_shards_lock const held{parts_.shards};
+  return parts_.backend.export_page(pointer);
+}
+
 pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options)
     : parts_{std::move(upstream), std::move(options), release_}, frees_{parts_}, deferred_{parts_, frees_},
       waiting_{parts_, deferred_}, monitor_{parts_, waiting_}, queue_{parts_, frees_, waiting_, monitor_},

@@ -12,9 +12,9 @@ module;
 module gpumem:guarded_blocks.impl;
 import :guarded_blocks;
 import :block_history;
-import :block_info;
 import :guarded_block;
 import :misuse;
+import :pool_reports;
 
 namespace gpumem::detail {
 
