@@ -6,7 +6,6 @@ import :backoff;
 import :cuda;
 import :deferred_release;
 import :error;
-import :guarded_block;
 import :guarded_blocks;
 import :misuse;
 import :pool_engine;
