@@ -93,8 +93,6 @@ export import :quarantine;
 export import :hardening;
 export import :pass_through;
 export import :captured_order;
-export import :graph_chunks;
-export import :graph_uses;
 export import :graph_memory;
 export import :pool_captures;
 export import :pool_base;

@@ -1,4 +1,4 @@
-// Allocates, frees and grows graph memory, and gives it back to the upstream at the end.
+// Allocates, frees and grows the memory of captured graphs, and finds the memory of a block.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/statistics.hpp>
@@ -21,8 +21,6 @@ import :device;
 import :driver;
 import :error;
 import :free_lists;
-import :graph_chunks;
-import :graph_uses;
 import :intrusive_list;
 import :misuse;
 import :pool_reports;
@@ -35,6 +33,60 @@ import :stream_timeline;
 import :sync;
 
 namespace gpumem::detail {
+namespace {
+
+inline constexpr std::size_t small_chunk = std::size_t{2} << 20; // bytes
+inline constexpr std::size_t largest_small = small_chunk / 2;    // larger requests get a chunk of their size
+// The first granule of each chunk is never given out. A chunk is a live block of the upstream, so no block here begins
+// where a block of the upstream begins. So the address tells a free whether the block is the upstream's or is graph
+// memory.
+inline constexpr std::size_t header = granule;
+
+} // namespace
+
+// Gets memory with the key of the host, so that any stream can use it at each launch of the graph.
+expected<chunk, failure> graph_chunks::draw(pool_upstream& upstream, std::size_t bytes,
+                                            std::size_t alignment) noexcept {
+  auto const slack = alignment > granule ? alignment : 0;
+  if (bytes > PTRDIFF_MAX - slack - 2 * granule) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
+  auto const exact = header + ((bytes + granule - 1) & ~(granule - 1)) + slack;
+  relaxed_capture const relaxed; // allows driver calls that are unsafe in a capture
+  auto size = exact <= largest_small ? small_chunk : exact;
+  auto const key = stream_key::host().as_chunk();
+  auto drawn = upstream.allocate(key, size);
+  if (!drawn && size != exact) drawn = upstream.allocate(key, size = exact);
+  if (!drawn) return unexpected<failure>{drawn.error()};
+  chunk made;
+  made.base = reinterpret_cast<std::uintptr_t>(*drawn) + header;
+  made.bytes = size - header;
+  return made;
+}
+
+void graph_chunks::give_back(pool_upstream& upstream, chunk const& drawn) noexcept {
+  relaxed_capture const mode; // allows driver calls while another thread captures
+  chunk whole;
+  whole.base = drawn.base - header;
+  whole.bytes = bytes_from_upstream(drawn);
+  upstream.deallocate(whole);
+}
+
+std::size_t graph_chunks::bytes_from_upstream(chunk const& drawn) noexcept { return drawn.bytes + header; }
+
+void graph_chunks::add(chunk const& drawn, range_allocator& ranges) {
+  chunks_.reserve(chunks_.size() + 1);
+  auto made = std::make_unique<chunk>(drawn);
+  ranges.add(*made, {});
+  chunks_.push_back(std::move(made));
+}
+
+block* graph_chunks::find_containing(void const* pointer) const noexcept {
+  auto const address = reinterpret_cast<std::uintptr_t>(pointer);
+  for (auto const& each : chunks_) {
+    if (address >= each->base && address < each->end()) return each->find_containing(pointer);
+  }
+  return nullptr;
+}
+
 namespace {
 
 inline constexpr std::size_t records_per_split = 2; // most records and free lists for which a split asks
@@ -328,6 +380,62 @@ statistics graph_memory::read_statistics() noexcept {
   now.coalesces = ranges_.free_ranges().coalesces();
   ranges_.lists().visit([&](free_list const& each) { now.free_ranges += each.size(); });
   return now;
+}
+
+void graph_memory_list::add(graph_memory& one) noexcept {
+  sync::lock const held{mutex_};
+  if (one.listed_in_) return;
+  one.listed_in_ = this;
+  items_.push_back(one);
+  any_.store(true, std::memory_order_relaxed);
+}
+
+void graph_memory_list::remove(graph_memory& one) noexcept {
+  sync::lock const held{mutex_};
+  items_.remove(one);
+  any_.store(!items_.empty(), std::memory_order_relaxed);
+}
+
+// Until drop_live() the freed block keeps its graph memory alive, so drop_live() needs no lock.
+bool graph_memory_list::free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
+  late_misuse wrong;
+  graph_memory* owner = nullptr;
+  {
+    sync::lock const held{mutex_};
+    for (auto* each = items_.first(); each && !owner; each = each->links_.next) {
+      auto const result = each->free(key, pointer, bytes, wrong);
+      if (result == graph_memory::free_outcome::refused) return true;
+      if (result == graph_memory::free_outcome::done) owner = each;
+    }
+  }
+  if (!owner) return false;
+  owner->drop_live();
+  return true;
+}
+
+std::optional<block_info> graph_memory_list::find(void const* pointer) noexcept {
+  sync::lock const held{mutex_};
+  for (auto* each = items_.first(); each; each = each->links_.next) {
+    if (auto found = each->find(pointer)) return found;
+  }
+  return std::nullopt;
+}
+
+std::optional<owned_block> graph_memory_list::find_owned(void const* pointer) noexcept {
+  sync::lock const held{mutex_};
+  for (auto* each = items_.first(); each; each = each->links_.next) {
+    if (auto const found = each->find_owned(pointer)) return found;
+  }
+  return std::nullopt;
+}
+
+bool graph_memory_list::record_use(stream_key const& key, void const* pointer) noexcept {
+  late_misuse wrong;
+  sync::lock const held{mutex_};
+  for (auto* each = items_.first(); each; each = each->links_.next) {
+    if (each->declare_use(key, pointer, wrong)) return true;
+  }
+  return false;
 }
 
 } // namespace gpumem::detail

@@ -2,10 +2,10 @@
 // end of a use is a set of nodes of the graph.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <cuda.h>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cuda.h>
 #include <memory>
 #include <new>
 #include <optional>
@@ -13,12 +13,11 @@ module;
 #include <unordered_map>
 #include <utility>
 #include <vector>
-module gpumem:graph_uses.impl;
-import :graph_uses;
+module gpumem:graph_memory_uses.impl;
+import :graph_memory;
 import :block;
 import :captured_order;
 import :free_lists;
-import :graph_chunks;
 import :range_allocator;
 import :stream;
 import :stream_identity;
