@@ -14,11 +14,10 @@ module;
 
 module replay:measure.impl;
 
-import :device;
+import :replay_session;
 import :measure;
 import :options;
 import :plan;
-import :replay_session;
 import :result;
 
 namespace replay {

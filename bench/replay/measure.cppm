@@ -13,17 +13,12 @@ module;
 export module replay:measure;
 
 import gpumem;
-import :growth_timer;
-import :live_counter;
-import :options;
-import :pace;
 import :pass;
+import :options;
 import :plan;
-import :preallocated;
+import :work;
 import :replay_session;
 import :result;
-import :gpu_stopwatch;
-import :work;
 
 namespace replay {
 

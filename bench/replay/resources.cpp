@@ -1,23 +1,19 @@
 // The table of resources; the timed loops over each resource are instantiated here.
 // SPDX-License-Identifier: Apache-2.0
 module;
-
 #include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
-
 module replay:resources.impl;
-
 import gpumem;
 import peers;
-import :accounted_resource;
+import :resources;
 import :measure;
 import :options;
 import :replay_session;
-import :resources;
 import :result;
 
 namespace replay {

@@ -1,7 +1,6 @@
-// The result of one trace over one resource.
+// The result of one trace over one resource; results as tables for people, and as JSON for programs.
 // SPDX-License-Identifier: Apache-2.0
 module;
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -10,7 +9,6 @@ module;
 #include <span>
 #include <string>
 #include <vector>
-
 export module replay:result;
 
 namespace replay {
@@ -106,5 +104,16 @@ export inline double median(std::vector<double> values) {
   std::size_t const middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
+
+/// Returns one table per resource, with one row per trace. Columns without any value are left out.
+export std::string format_tables(std::span<result const> results);
+
+/// Returns an array with one object per trace and resource. Field names include the units; values that were not
+/// measured are absent.
+export std::string format_json(std::span<result const> results);
+
+/// Writes `text` to `path` atomically: writes a temporary file beside it and renames that. Throws std::runtime_error
+/// with the path.
+export void write_whole(std::string const& path, std::string const& text);
 
 } // namespace replay

@@ -1,16 +1,13 @@
 // Merges the operations of several threads by their times.
 // SPDX-License-Identifier: Apache-2.0
 module;
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
-
-module replay:live_counter.impl;
-
-import :live_counter;
+module replay:pass.impl;
+import :pass;
 import :plan;
 
 namespace replay {
