@@ -1,6 +1,4 @@
-// checker: a map from intervals of bytes (segments) to accesses; accesses that the host has seen complete are removed.
-// The keys of the map are addresses, or physical locations for mapped virtual memory. A run is a range of addresses
-// that lies in one mapping, or in none.
+// Checks the order of accesses to memory, and of accesses and the end of mappings.
 // SPDX-License-Identifier: Apache-2.0
 #include "checker.hpp"
 
@@ -335,6 +333,35 @@ void checker::gone(const actor& who, std::uint64_t address, std::uint64_t bytes,
   }
   if (const allocation* held = allocations_.find(address)) tracked_.erase(held->buffer_id);
   fresh(address, bytes);
+}
+
+void checker::left(const actor& who, const mapping& which) {
+  const block_name block{which.of->number, which.address, which.bytes, true};
+  for (const auto& [component, use] : which.uses) {
+    if (host_.covers(component, use.number)) continue;
+    report_unordered(finding_kind::premature_unmap, use.name, who.name, block,
+                     describe(who.name) + " unmaps, or revokes access to, ",
+                     " used by " + describe(use.name) + ", which the host has not seen complete");
+  }
+}
+
+void checker::unmapped(const actor& who, const mapping& which) {
+  const std::uint64_t end = which.address + which.bytes;
+  for (auto& [owner, blocks] : blocks_) {
+    auto at = blocks.lower_bound(which.address);
+    if (at != blocks.begin() && std::prev(at)->first + std::prev(at)->second.name.bytes > which.address) --at;
+    while (at != blocks.end() && at->first < end) {
+      const block_name live = at->second.name;
+      report_finding(finding_kind::live_block_in_freed_memory, {}, who.name, live,
+                     describe(who.name) + " unmaps memory that holds the live " + describe(live));
+      at = blocks.erase(at);
+    }
+  }
+}
+
+void checker::forget(const physical& which) {
+  tracked_.erase(tracking_id(which));
+  fresh(which.key(), which.bytes);
 }
 
 } // namespace simulated

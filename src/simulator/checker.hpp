@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "report.hpp"
-#include "vector_clock.hpp"
+#include "stream.hpp"
 
 namespace simulated {
 

@@ -1,17 +1,50 @@
-// memory: the driver's allocations of device, pinned, managed and registered memory, found by any address in them.
+// The driver's allocations, the address spaces that hold them, and the locations that advice and prefetches set.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <vector>
 
-#include "address_space.hpp"
+#include "driver_api.hpp"
 
 namespace simulated {
+
+class address_space {
+public:
+  address_space() = default;
+  address_space(const address_space&) = delete;
+  address_space& operator=(const address_space&) = delete;
+  ~address_space();
+
+  /// Reserves `bytes` of address space. Throws std::bad_alloc if the system refuses.
+  void reserve(std::size_t bytes);
+
+  /// Allocates the lowest range that fits; returns 0 if there is none. The same sequence of calls gives the same
+  /// offsets.
+  [[nodiscard]] std::uint64_t take(std::size_t bytes, std::size_t alignment);
+
+  /// Frees a range. Its bytes read as zero when they are allocated again.
+  void give(std::uint64_t address, std::size_t bytes);
+
+  /// Frees all ranges and drops all pages.
+  void clear();
+
+  [[nodiscard]] bool contains(std::uint64_t address) const noexcept { return address - base_ < bytes_; }
+  [[nodiscard]] std::size_t size() const noexcept { return bytes_; }
+
+private:
+  void drop_pages(std::uint64_t address, std::size_t bytes) const noexcept;
+
+  std::uint64_t base_ = 0;
+  std::size_t bytes_ = 0;
+  std::uint64_t touched_end_ = 0;             // the highest end of a range since the last clear()
+  std::map<std::uint64_t, std::size_t> free_; // free ranges: bytes by address; neighbours are always joined
+};
 
 struct context;
 
@@ -75,6 +108,67 @@ private:
   std::size_t capacity_ = 0;
   std::map<std::uint64_t, allocation> live_;
   std::uint64_t next_buffer_id_ = 1;
+};
+
+/// A location per range of addresses. The type CU_MEM_LOCATION_TYPE_INVALID stands for no location.
+class location_map {
+public:
+  void set(std::uint64_t address, std::size_t bytes, const CUmemLocation& where) {
+    split(address);
+    split(address + bytes);
+    ranges_.erase(ranges_.lower_bound(address), ranges_.lower_bound(address + bytes));
+    if (where.type != CU_MEM_LOCATION_TYPE_INVALID) ranges_.emplace(address, range{bytes, where});
+  }
+
+  /// Returns the location of the bytes, or no location if they do not all have the same one.
+  [[nodiscard]] CUmemLocation of(std::uint64_t address, std::size_t bytes) const {
+    auto at = ranges_.upper_bound(address);
+    if (at == ranges_.begin()) return none;
+    const CUmemLocation first = (--at)->second.where;
+    std::uint64_t reached = at->first;
+    for (; at != ranges_.end() && at->first == reached; ++at) {
+      if (at->second.where.type != first.type || at->second.where.id != first.id) break;
+      reached += at->second.bytes;
+      if (reached >= address + bytes) return first;
+    }
+    return none;
+  }
+
+  void clear() { ranges_.clear(); }
+
+private:
+  static constexpr CUmemLocation none{CU_MEM_LOCATION_TYPE_INVALID, 0};
+  struct range {
+    std::size_t bytes;
+    CUmemLocation where;
+  };
+
+  void split(std::uint64_t address) {
+    const auto above = ranges_.lower_bound(address);
+    if (above == ranges_.begin()) return;
+    auto& [begin, held] = *std::prev(above);
+    if (begin + held.bytes <= address) return;
+    ranges_.emplace(address, range{held.bytes - (address - begin), held.where});
+    held.bytes = address - begin;
+  }
+
+  std::map<std::uint64_t, range> ranges_;
+};
+
+/// Advice for managed memory, and for memory of the host that the devices can access.
+struct memory_advice {
+  location_map prefetched; // locations of the last prefetches
+  location_map preferred;
+  location_map read_mostly;                // any location means yes
+  std::map<int, location_map> accessed_by; // by device, or CU_DEVICE_CPU; any location means yes
+
+  void clear() { *this = {}; }
+  /// Forgets the advice for memory that is freed.
+  void forget(std::uint64_t address, std::size_t bytes) {
+    constexpr CUmemLocation none{CU_MEM_LOCATION_TYPE_INVALID, 0};
+    for (location_map* each : {&prefetched, &preferred, &read_mostly}) each->set(address, bytes, none);
+    for (auto& [device, each] : accessed_by) each.set(address, bytes, none);
+  }
 };
 
 } // namespace simulated

@@ -1,8 +1,9 @@
-// Streams of the simulated driver, and the operations in their queues.
+// Streams of the simulated driver, the operations in their queues, the order between them, and events.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -10,9 +11,35 @@
 #include <vector>
 
 #include "driver_api.hpp"
-#include "vector_clock.hpp"
 
 namespace simulated {
+
+inline constexpr std::uint32_t host_component = 0;
+
+class vector_clock {
+public:
+  [[nodiscard]] std::uint64_t at(std::uint32_t component) const noexcept {
+    return component < counts_.size() ? counts_[component] : 0;
+  }
+
+  [[nodiscard]] bool covers(std::uint32_t component, std::uint64_t number) const noexcept {
+    return at(component) >= number;
+  }
+
+  void set(std::uint32_t component, std::uint64_t number) {
+    if (component >= counts_.size()) counts_.resize(component + 1, 0);
+    counts_[component] = number;
+  }
+
+  void join(const vector_clock& other) {
+    if (counts_.size() < other.counts_.size()) counts_.resize(other.counts_.size(), 0);
+    for (std::size_t i = 0; i < other.counts_.size(); ++i)
+      if (counts_[i] < other.counts_[i]) counts_[i] = other.counts_[i];
+  }
+
+private:
+  std::vector<std::uint64_t> counts_;
+};
 
 struct stream;
 struct context;
@@ -122,5 +149,17 @@ inline void stream::end_told_lists() {
 }
 
 inline bool position::done() const noexcept { return on->queue.empty() || on->queue.front().number > number; }
+
+struct event {
+  CUevent handle = nullptr;
+  std::uint64_t serial = 0;
+  context* home = nullptr;
+  unsigned flags = 0;
+  std::shared_ptr<record> last;      // null if the event was never recorded; a query then returns success
+  std::shared_ptr<capture> captured; // the capture in which the event was last recorded
+  vector_clock captured_order;       // the nodes of that capture that come before the record
+  std::vector<CUgraphNode> covered;  // a stream that waits for the event: its next node depends on these nodes
+  bool never_next = false;           // injected fault: the next record never completes
+};
 
 } // namespace simulated
