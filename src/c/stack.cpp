@@ -19,7 +19,6 @@
 
 #include "failure.hpp"
 #include "options.hpp"
-#include "size.hpp"
 #include "stack_text.hpp"
 
 import gpumem;

@@ -8,7 +8,7 @@
 
 #include "copy_known.hpp"
 #include "failure.hpp"
-#include "opened_pages.hpp"
+#include "shared_blocks.hpp"
 #include "torch_pools.hpp"
 
 import gpumem;

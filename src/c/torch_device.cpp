@@ -2,9 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_device.hpp"
 
-#include "failure.hpp"
-#include "torch_streams.hpp"
-
 #include <cuda.h>
 
 #include <algorithm>
@@ -12,14 +9,35 @@
 #include <cstdint>
 #include <exception>
 #include <iterator>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
-#include <optional>
+
+#include "failure.hpp"
+#include "torch_streams.hpp"
 
 import gpumem;
 
 namespace gpumem::c {
+
+void recorded_streams::add(void* block, stream used) {
+  support::scoped_lock const held{mutex_};
+  auto& streams = streams_[block];
+  blocks_.store(streams_.size(), std::memory_order_release);
+  if (std::ranges::find(streams, used) == streams.end()) streams.push_back(used);
+}
+
+std::vector<recorded_streams::stream> recorded_streams::take_recorded(void* block) noexcept {
+  support::scoped_lock const held{mutex_};
+  auto const found = streams_.find(block);
+  if (found == streams_.end()) return {};
+  auto streams = std::move(found->second);
+  streams_.erase(found);
+  blocks_.store(streams_.size(), std::memory_order_release);
+  return streams;
+}
+
 namespace {
 
 /// Sets a figure of which gpumem knows only the current value; its peak is the highest value that was read.

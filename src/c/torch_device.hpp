@@ -1,23 +1,151 @@
-// PyTorch's memory on one device: allocates and frees blocks, and counts them.
+// PyTorch's memory on one device: allocates and frees blocks, counts them, and keeps the streams recorded for them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "pool.hpp"
-#include "recorded_streams.hpp"
-#include "rounded_blocks.hpp"
-#include "torch_counters.hpp"
-#include "torch_limit.hpp"
-#include "torch_mem_pools.hpp"
+#include <gpumem/gpumem_torch.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <new>
 #include <optional>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
+#include "../support/guarded_mutex.hpp"
+#include "pool.hpp"
+#include "torch_mem_pools.hpp"
+
 namespace gpumem::c {
+
+/// The streams that PyTorch has recorded for each live block. They are used only when the block is freed. PyTorch
+/// promises that the reuse of the block waits for all work that these streams were given before the free, including
+/// work from after the recording. Any thread.
+class recorded_streams {
+public:
+  struct stream {
+    void* handle;
+    int device;
+    friend bool operator==(stream const&, stream const&) = default;
+  };
+  /// Adds a stream for a block; does nothing if the stream was added before. Throws std::bad_alloc.
+  void add(void* block, stream used);
+
+  /// Removes and returns the streams of the block. Costs one atomic load if no block has any streams: the free of a
+  /// block is ordered after all recordings for it.
+  std::vector<stream> take(void* block) noexcept {
+    return blocks_.load(std::memory_order_acquire) == 0 ? std::vector<stream>{} : take_recorded(block);
+  }
+
+private:
+  std::vector<stream> take_recorded(void* block) noexcept;
+  support::guarded_mutex mutex_;
+  std::unordered_map<void*, std::vector<stream>> streams_ __attribute__((guarded_by(mutex_)));
+  std::atomic<std::size_t> blocks_{0};
+};
+
+/// The requested bytes of each live block of a device whose request was rounded up. Without such blocks find() and
+/// take() cost one atomic load. Any thread.
+class rounded_blocks {
+public:
+  /// Records a block. Returns false if the host has no memory for the record.
+  bool add(void const* block, std::size_t requested) noexcept {
+    support::scoped_lock const held{mutex_};
+    try {
+      requested_[block] = requested;
+    } catch (std::bad_alloc const&) { return false; }
+    blocks_.store(requested_.size(), std::memory_order_release);
+    return true;
+  }
+  /// Returns the requested bytes; none if the request was not rounded up.
+  std::optional<std::size_t> find(void const* block) noexcept { return any() ? visit(block, false) : std::nullopt; }
+  /// Returns the requested bytes like find(), and removes the record.
+  std::optional<std::size_t> take(void const* block) noexcept { return any() ? visit(block, true) : std::nullopt; }
+
+private:
+  // Returns whether there is a record. The free of a block is ordered after its allocation. So if the owner of a block
+  // reads false here, the block has none.
+  bool any() const noexcept { return blocks_.load(std::memory_order_acquire) != 0; }
+  std::optional<std::size_t> visit(void const* block, bool forget) noexcept {
+    support::scoped_lock const held{mutex_};
+    auto const found = requested_.find(block);
+    if (found == requested_.end()) return std::nullopt;
+    auto const requested = found->second;
+    if (forget) requested_.erase(found);
+    blocks_.store(requested_.size(), std::memory_order_release);
+    return requested;
+  }
+
+  support::guarded_mutex mutex_;
+  std::unordered_map<void const*, std::size_t> requested_ __attribute__((guarded_by(mutex_)));
+  std::atomic<std::size_t> blocks_{0};
+};
+
+/// Counts under one mutex, so that all numbers and peaks are exact, whichever threads allocate and free. Any thread.
+class torch_counters {
+public:
+  /// `bytes` are those of the block: more than `requested` if a setting of PyTorch has rounded the request up.
+  void count_allocation(std::size_t requested, std::size_t bytes) noexcept { count(requested, bytes, allocated); }
+  void count_free(std::size_t requested, std::size_t bytes) noexcept { count(requested, bytes, freed); }
+
+  /// Writes the numbers of blocks and bytes into `into`.
+  void read(gpumem_torch_statistics& into) noexcept {
+    support::scoped_spin_lock const held{mutex_};
+    for (int part = 0; part < GPUMEM_TORCH_PARTS; ++part) {
+      into.blocks[part] = counts_[part].blocks;
+      into.bytes[part] = counts_[part].bytes;
+      into.requested[part] = counts_[part].requested;
+    }
+  }
+  void reset_peaks() noexcept {
+    visit([](gpumem_torch_figure& one) { one.peak = one.current; });
+  }
+  void reset_totals() noexcept {
+    visit([](gpumem_torch_figure& one) { one.allocated = one.freed = 0; });
+  }
+
+private:
+  struct counts {
+    gpumem_torch_figure blocks, bytes, requested;
+  };
+  using change = void (*)(gpumem_torch_figure& one, std::uint64_t by) noexcept;
+
+  static void allocated(gpumem_torch_figure& one, std::uint64_t by) noexcept {
+    one.current += by;
+    one.allocated += by;
+    one.peak = std::max(one.peak, one.current);
+  }
+  static void freed(gpumem_torch_figure& one, std::uint64_t by) noexcept {
+    one.current -= by;
+    one.freed += by;
+  }
+  [[gnu::always_inline]] inline void count(std::size_t requested, std::size_t bytes, change apply) noexcept {
+    constexpr std::size_t step = 512;
+    constexpr std::size_t max_small = std::size_t{1} << 20;
+    auto const rounded = (bytes + step - 1) / step * step;
+    auto const part = rounded <= max_small ? GPUMEM_TORCH_SMALL : GPUMEM_TORCH_LARGE;
+    support::scoped_spin_lock const held{mutex_};
+    for (auto const each : {GPUMEM_TORCH_ALL, part}) {
+      apply(counts_[each].blocks, 1);
+      apply(counts_[each].bytes, rounded);
+      apply(counts_[each].requested, requested);
+    }
+  }
+  template <class Visit> void visit(Visit visitor) noexcept {
+    support::scoped_spin_lock const held{mutex_};
+    for (auto& each : counts_) {
+      visitor(each.blocks);
+      visitor(each.bytes);
+      visitor(each.requested);
+    }
+  }
+
+  support::guarded_spin_mutex mutex_;
+  counts counts_[GPUMEM_TORCH_PARTS] __attribute__((guarded_by(mutex_))){};
+};
 
 /// PyTorch's memory on one device. The object lives as long as the process. Any thread.
 class torch_device {

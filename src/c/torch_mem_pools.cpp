@@ -1,5 +1,4 @@
-// The memory pools that PyTorch makes on one device. Counts their uses, makes their memory, and finds the pool that
-// serves a stream.
+// Makes the memory of PyTorch's pools, finds the pool that serves a stream, and enforces the limit.
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_mem_pools.hpp"
 
@@ -21,6 +20,24 @@ import gpumem;
 #include "held_pool.hpp"
 
 namespace gpumem::c {
+
+void torch_limit::set(std::size_t limit) {
+  pool_.set_limit(limit);
+  limit_.store(limit, std::memory_order_relaxed);
+}
+
+bool torch_limit::draw(std::size_t bytes) noexcept {
+  bool fits = false;
+  outcome_of([&] { fits = pool_.add_outside(bytes); });
+  if (fits) drawn_.fetch_add(bytes, std::memory_order_relaxed);
+  return fits;
+}
+
+void torch_limit::give_back(std::size_t bytes) noexcept {
+  drawn_.fetch_sub(bytes, std::memory_order_relaxed);
+  outcome_of([&] { pool_.remove_outside(bytes); });
+}
+
 namespace {
 
 std::invalid_argument unknown_pool(torch_mem_pools::id pool) {

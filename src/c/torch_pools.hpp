@@ -13,9 +13,8 @@
 #include <string>
 
 #include "../support/guarded_mutex.hpp"
-#include "recorded_streams.hpp"
-#include "shared_blocks.hpp"
 #include "torch_device.hpp"
+#include "shared_blocks.hpp"
 
 namespace gpumem::c {
 
