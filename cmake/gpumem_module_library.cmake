@@ -10,8 +10,16 @@ set(GPUMEM_JOIN_SOURCES ON)
 if(GPUMEM_PARTITIONS AND NOT GPUMEM_SANITIZE)
   set(GPUMEM_JOIN_SOURCES OFF)
 endif()
-if(GPUMEM_BUILD_TESTS OR NOT GPUMEM_PARTITIONS)
+option(GPUMEM_TUNABLE "Read the tuning constants from the environment, for experiments with benchmarks" OFF)
+if(GPUMEM_BUILD_TESTS OR NOT GPUMEM_PARTITIONS OR GPUMEM_TUNABLE)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
+endif()
+set(GPUMEM_TUNING_FOLDER "${PROJECT_SOURCE_DIR}/src")
+if(GPUMEM_TUNABLE)
+  set(GPUMEM_TUNING_FOLDER "${PROJECT_BINARY_DIR}/tunable")
+  execute_process(COMMAND "${Python3_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/tunable.py"
+    "${PROJECT_SOURCE_DIR}/src/base/tuning.hpp" "${GPUMEM_TUNING_FOLDER}/base/tuning.hpp" COMMAND_ERROR_IS_FATAL ANY)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/base/tuning.hpp")
 endif()
 # Units with more in their global module fragment than includes, or with options of their own.
 set(GPUMEM_SINGLE_UNITS
@@ -168,6 +176,7 @@ function(gpumem_add_module_library name)
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_compile_options(${name} PRIVATE "$<BUILD_INTERFACE:-Wthread-safety>" "$<BUILD_INTERFACE:${GPUMEM_TLS_OPTIONS}>"
     ${GPUMEM_PREFIX_MAPS})
+  target_include_directories(${name} PRIVATE "$<BUILD_INTERFACE:${GPUMEM_TUNING_FOLDER}>")
   target_compile_definitions(${name} PRIVATE GPUMEM_BUILT_VERSION=${GPUMEM_BUILT_VERSION})
   # For gpumem_c and for users' shared libraries. In programs the linker removes the indirections.
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)

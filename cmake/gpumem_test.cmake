@@ -71,6 +71,7 @@ function(gpumem_add_test name)
   endif()
   add_executable(test_${name} ${arg_SOURCES})
   target_link_libraries(test_${name} PRIVATE ${arg_LIBRARY} ${arg_LIBRARIES} GTest::gmock GTest::gmock_main)
+  target_include_directories(test_${name} PRIVATE "${PROJECT_SOURCE_DIR}/src") # tuning constants
   target_compile_options(test_${name} PRIVATE -O0)
   target_precompile_headers(test_${name} REUSE_FROM gpumem_test_headers)
   gtest_discover_tests(test_${name} TEST_LIST test_${name}_names DISCOVERY_TIMEOUT 60

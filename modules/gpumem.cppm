@@ -11,7 +11,6 @@ export import :intrusive_list;
 export import :locks;
 export import :sync;
 export import :driver;
-export import :tuning;
 export import :backoff;
 export import :coroutine;
 export import :error;

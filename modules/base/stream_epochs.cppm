@@ -5,7 +5,6 @@ import :cuda;
 import :std;
 import :stream_identity;
 import :sync;
-import :tuning;
 
 namespace gpumem {
 
@@ -28,6 +27,13 @@ export struct closed_epoch {
 /// lose_event() and restart().
 export class stream_epochs {
 public:
+  /// Most bytes of silent frees. For streams that live on, this number replaces the part of the reserved bytes that
+  /// makes an event due (event_threshold_of()) if that is less. Utilization: no change.
+  static constexpr std::size_t max_silent_bytes = std::size_t{64} << 20;
+  /// Frees that a thread cache, or a stream's free list, counts before it adds their number to the count here.
+  /// Utilization: half none, double +.005.
+  static constexpr std::uint32_t frees_per_batch = 64;
+
   explicit stream_epochs(epoch completed = 0) noexcept : completed_{completed} {}
 
   // Returns the epoch of memory that is freed now.
@@ -47,7 +53,7 @@ public:
   [[gnu::always_inline]] inline bool count_silent(std::size_t bytes) noexcept {
     auto const frees = uncovered_frees() + 1;
     auto const sum = uncovered_bytes() + bytes;
-    if (frees > silent_frees_.load(std::memory_order_relaxed) || sum >= tuning::max_silent_bytes) [[unlikely]]
+    if (frees > silent_frees_.load(std::memory_order_relaxed) || sum >= max_silent_bytes) [[unlikely]]
       return false;
     uncovered_frees_.store(frees, std::memory_order_relaxed);
     uncovered_bytes_.store(sum, std::memory_order_relaxed);

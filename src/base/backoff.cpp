@@ -1,12 +1,12 @@
 // Computes the next pause between polls, and the end of a wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <chrono>
 module gpumem:backoff.impl;
 import :backoff;
 import :sync;
-import :tuning;
 
 namespace gpumem::detail {
 

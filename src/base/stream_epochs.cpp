@@ -1,6 +1,7 @@
 // Counts a stream's frees, numbers its epochs, and records and polls the events that end them.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -18,7 +19,6 @@ import :device;
 import :driver;
 import :stream_identity;
 import :sync;
-import :tuning;
 
 namespace gpumem::detail {
 

@@ -1,6 +1,7 @@
 // Records and polls events of streams, and notes after which epochs of other streams a stream is ordered.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -20,7 +21,6 @@ import :driver;
 import :stream_epochs;
 import :stream_identity;
 import :sync;
-import :tuning;
 
 namespace gpumem::detail {
 

@@ -1,6 +1,7 @@
 // Finds work that waits for ever, and ends a request of it so that the other requests go on.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -17,7 +18,6 @@ import :holder;
 import :process;
 import :sync;
 import :timer;
-import :tuning;
 import :waiter;
 
 namespace gpumem::detail {

@@ -1,5 +1,6 @@
 // The pauses between polls: each longer than the one before, up to a maximum.
 // SPDX-License-Identifier: Apache-2.0
+#include <base/tuning.hpp>
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,5 +1,6 @@
 // The epochs of one stream, and the counts of its frees.
 // SPDX-License-Identifier: Apache-2.0
+#include <base/tuning.hpp>
 #include <cstddef>
 
 #include <gtest/gtest.h>
@@ -62,7 +63,7 @@ TEST(stream_epochs, covered_frees_allow_silent_ones) {
 TEST(stream_epochs, silent_frees_and_bytes_are_limited) {
   stream_epochs epochs;
   cover_frees(epochs, 2 * tuning::covered_frees_per_silent * tuning::max_silent_frees);
-  EXPECT_FALSE(epochs.count_silent(tuning::max_silent_bytes));
+  EXPECT_FALSE(epochs.count_silent(gpumem::detail::stream_epochs::max_silent_bytes));
   for (unsigned i = 0; i < tuning::max_silent_frees; ++i) ASSERT_TRUE(epochs.count_silent(1)) << i;
   EXPECT_FALSE(epochs.count_silent(1));
   epochs.covered(epochs.close());

@@ -1,5 +1,6 @@
 // The settings and budgets that the thread caches of a pool share.
 // SPDX-License-Identifier: Apache-2.0
+#include <base/tuning.hpp>
 #include <gtest/gtest.h>
 
 #include <cstddef>

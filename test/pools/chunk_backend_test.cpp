@@ -1,5 +1,6 @@
 // How a pool gets chunks from its upstream, moves them between shards, and gives them back.
 // SPDX-License-Identifier: Apache-2.0
+#include <base/tuning.hpp>
 #include "upstream.hpp"
 
 #include <gpumem/pool_options.hpp>

@@ -1,5 +1,6 @@
 // Where a pool over pages grows for a request, by how much, and in pages of which size.
 // SPDX-License-Identifier: Apache-2.0
+#include <base/tuning.hpp>
 #include "upstream.hpp"
 
 #include <gpumem/pool_options.hpp>

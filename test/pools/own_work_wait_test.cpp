@@ -1,6 +1,7 @@
 // A pool over pages waits for the work of the request's stream before it makes pages that it could move. Time is that
 // of the schedules: a request that does not wait takes none in which the device could run.
 // SPDX-License-Identifier: Apache-2.0
+#include <base/tuning.hpp>
 #include "upstream.hpp"
 
 #include <gpumem/pool_options.hpp>

@@ -1,5 +1,6 @@
 // The measured time that one page takes.
 // SPDX-License-Identifier: Apache-2.0
+#include <base/tuning.hpp>
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,5 +1,6 @@
 // When the library thread passes over a pool. Time is that of the schedules: it passes only where a test lets it.
 // SPDX-License-Identifier: Apache-2.0
+#include <base/tuning.hpp>
 #include "upstream.hpp"
 
 #include <chrono>

@@ -1,5 +1,6 @@
 // The mode of a pool: which facts switch the fast path, the caches and the events, and the limits that follow.
 // SPDX-License-Identifier: Apache-2.0
+#include <base/tuning.hpp>
 #include "upstream.hpp"
 
 #include <gpumem/pool_options.hpp>
@@ -97,7 +98,8 @@ TEST(pool_mode_settings, frees_are_counted_for_events_only_with_several_streams)
 TEST(pool_mode_settings, events_are_due_after_a_part_of_the_reserved_bytes) {
   EXPECT_EQ(event_threshold_of(GiB, false), GiB / tuning::event_fraction);
   EXPECT_EQ(event_threshold_of(GiB, true), GiB / tuning::event_fraction_near_limit);
-  EXPECT_EQ(event_threshold_of(0, false), tuning::max_silent_bytes) << "not at each free of a small pool";
+  EXPECT_EQ(event_threshold_of(0, false), gpumem::detail::stream_epochs::max_silent_bytes)
+      << "not at each free of a small pool";
   EXPECT_EQ(event_threshold_of(0, true), granule) << "never at each free";
   EXPECT_EQ(event_threshold_of(granule * tuning::event_fraction_near_limit, true), granule);
 }

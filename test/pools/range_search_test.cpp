@@ -1,6 +1,7 @@
 // Which free range a request gets: the cheapest tier that the policy allows, in it the smallest fit, and at which
 // price.
 // SPDX-License-Identifier: Apache-2.0
+#include <base/tuning.hpp>
 #include "upstream.hpp"
 
 #include <gpumem/pool_options.hpp>

@@ -1,5 +1,6 @@
 // Which thread has a shard of its own, when the collisions of threads are forgotten, and which shards become spare.
 // SPDX-License-Identifier: Apache-2.0
+#include <base/tuning.hpp>
 #include "../support/failing_new.hpp"
 
 #include <gtest/gtest.h>
@@ -114,7 +115,7 @@ TEST_F(shard_rounds, shard_that_was_used_in_this_round_stays) {
   end_rounds(1);
   EXPECT_FALSE(other.spare);
   EXPECT_EQ(list.active(), 2u);
-  count_calls(first, tuning::calls_per_round - 1);
+  count_calls(first, gpumem::detail::shard_list::calls_per_round - 1);
   begin_allocation();
   EXPECT_FALSE(other.spare);
   count_calls(first, 1);

@@ -13,8 +13,7 @@ using gpumem::detail::stream_cache;
 
 namespace {
 
-namespace tuning = gpumem::detail::tuning;
-constexpr auto close = tuning::first_close_class;
+constexpr auto close = gpumem::detail::stream_cache::first_close_class;
 
 class stream_cache_test : public gpumem_test::cache_fixture {
 protected:
@@ -67,8 +66,10 @@ TEST_F(stream_cache_test, counts_of_a_stream_are_passed_on_before_the_next_strea
 
 TEST_F(stream_cache_test, event_is_due_after_a_batch_of_frees_or_many_bytes) {
   EXPECT_TRUE(cache.bind_if_empty(of(a), SIZE_MAX));
-  for (unsigned i = 0; i < 2 * tuning::frees_per_batch; ++i) EXPECT_FALSE(cache.event_due(of(a), 256, SIZE_MAX));
-  for (unsigned i = 1; i < tuning::frees_per_batch; ++i) EXPECT_FALSE(cache.event_due(of(a), 256, SIZE_MAX - 1));
+  for (unsigned i = 0; i < 2 * gpumem::detail::stream_epochs::frees_per_batch; ++i)
+    EXPECT_FALSE(cache.event_due(of(a), 256, SIZE_MAX));
+  for (unsigned i = 1; i < gpumem::detail::stream_epochs::frees_per_batch; ++i)
+    EXPECT_FALSE(cache.event_due(of(a), 256, SIZE_MAX - 1));
   EXPECT_TRUE(cache.event_due(of(a), 256, SIZE_MAX - 1));
   EXPECT_FALSE(of(a).event_request().raised());
   EXPECT_TRUE(cache.event_due(of(a), 1 << 20, 1 << 20));

@@ -1,5 +1,6 @@
 // The thread caches alone: whose blocks they return, when they refuse or evict one, and that no block or byte is lost.
 // SPDX-License-Identifier: Apache-2.0
+#include <base/tuning.hpp>
 #include "cache_fixture.hpp"
 
 #include <cstddef>
@@ -102,7 +103,7 @@ TEST_F(thread_caches_test, newest_block_of_a_size_is_allocated_first) {
 
 TEST_F(thread_caches_test, block_also_serves_the_next_two_smaller_classes_if_these_are_close) {
   auto const bytes_of = [](unsigned number) { return (number + 1) * gpumem::detail::granule; };
-  constexpr auto close = tuning::first_close_class;
+  constexpr auto close = gpumem::detail::stream_cache::first_close_class;
   auto& kept = keep(bytes_of(close + 2), a);
   EXPECT_EQ(kept.class_number, close + 2);
   EXPECT_EQ(pop(a, bytes_of(close - 1)), nullptr) << "three classes smaller";
@@ -224,9 +225,9 @@ TEST_F(thread_caches_test, block_of_a_stream_without_frees_is_evicted_for_a_stre
 TEST_F(thread_caches_test, one_in_a_batch_of_frees_is_refused_so_that_it_may_record_an_event) {
   clear_counts(a);
   set_budgets(MiB, MiB, 8 * MiB, SIZE_MAX - 1);
-  for (unsigned batch = 1; batch <= tuning::frees_per_event / tuning::frees_per_batch; ++batch) {
+  for (unsigned batch = 1; batch <= tuning::frees_per_event / gpumem::detail::stream_epochs::frees_per_batch; ++batch) {
     EXPECT_FALSE(of(a).event_request().raised());
-    for (unsigned i = 1; i < tuning::frees_per_batch; ++i) {
+    for (unsigned i = 1; i < gpumem::detail::stream_epochs::frees_per_batch; ++i) {
       keep(4 * KiB, a);
       ASSERT_NE(pop(a, 4 * KiB), nullptr);
     }
@@ -247,7 +248,7 @@ TEST_F(thread_caches_test, free_beyond_the_threshold_of_bytes_requests_an_event)
   set_budgets(MiB, MiB, 8 * MiB);
   EXPECT_FALSE(insert(allocated(8 * KiB), a).inserted) << "requested for other reasons, too";
   clear_counts(a);
-  for (unsigned i = 0; i < 2 * tuning::frees_per_batch; ++i) keep(4 * KiB, a);
+  for (unsigned i = 0; i < 2 * gpumem::detail::stream_epochs::frees_per_batch; ++i) keep(4 * KiB, a);
 }
 
 TEST_F(thread_caches_test, large_free_of_a_stream_without_a_stream_cache_counts) {
@@ -294,7 +295,8 @@ TEST_F(thread_caches_test, cached_bytes_and_budgets_add_up) {
 TEST_F(thread_caches_test, many_frees_without_budget_are_reported_until_the_next_flush) {
   set_budgets(0, MiB, MiB);
   auto& freed = allocated(256);
-  for (unsigned i = 1; i < tuning::max_budget_misses; ++i) ASSERT_FALSE(insert(freed, a).inserted);
+  for (unsigned i = 1; i < gpumem::detail::thread_cache::max_budget_misses; ++i)
+    ASSERT_FALSE(insert(freed, a).inserted);
   EXPECT_FALSE(caches.budget_exhausted());
   EXPECT_FALSE(insert(freed, a).inserted);
   EXPECT_TRUE(caches.budget_exhausted());

@@ -4,7 +4,6 @@ export module gpumem:chunk_list;
 import :block;
 import :shard_roles;
 import :std;
-import :tuning;
 
 namespace gpumem::detail {
 
@@ -71,10 +70,7 @@ public:
   [[clang::requires_shared_capability(all_shards)]] std::size_t headroom() const noexcept;
   /// Returns whether less than a quarter of the limit is left. Returns false without a limit: only a failed request
   /// shows how much memory the device has left.
-  [[clang::requires_shared_capability(all_shards)]] inline bool near_limit() const noexcept {
-    auto const max_bytes = limit();
-    return max_bytes && max_bytes - std::min(max_bytes, reserved_) < max_bytes / tuning::near_limit_fraction;
-  }
+  [[clang::requires_shared_capability(all_shards)]] bool near_limit() const noexcept;
   [[clang::requires_shared_capability(all_shards)]] inline bool empty() const noexcept { return chunks_.empty(); }
 
   /// Returns the chunk that holds the address; null if none does.

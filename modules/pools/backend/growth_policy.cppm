@@ -12,7 +12,6 @@ import :shard_list;
 import :shard_roles;
 import :std;
 import :stream;
-import :tuning;
 import :virtual_pages;
 
 namespace gpumem::detail {
@@ -59,9 +58,7 @@ public:
                                                                               std::size_t most) noexcept;
   /// Returns the size of the smallest page that is worth moving to a shard of `reserved` bytes. In place of smaller
   /// pages the pool makes new, larger ones.
-  std::size_t min_moved_page(std::size_t reserved) const noexcept {
-    return usual_page(reserved) / 4 * tuning::min_moved_quarters;
-  }
+  std::size_t min_moved_page(std::size_t reserved) const noexcept;
   /// Returns the size of the pages for a growth by `bytes` of a shard that has `reserved` bytes. Each page costs the
   /// same time, whatever its size. So without a limit there are at most `max_pages` pages, unless each would have to be
   /// larger than 32 MiB.

@@ -3,7 +3,6 @@
 export module gpumem:page_price;
 import :std;
 import :time_budget;
-import :tuning;
 
 namespace gpumem::detail {
 
@@ -16,14 +15,15 @@ public:
   static constexpr std::size_t kept = 9;
   static constexpr nanoseconds least{1'000}; ///< the smallest price: a clock may show no time at all
 
+  page_price() noexcept;
   inline nanoseconds median() const noexcept { return median_; }
   /// Adds a growth or a move of `pages` pages that took the time `spent`. Does nothing if there are no pages.
   void add(nanoseconds spent, std::size_t pages) noexcept;
 
 private:
-  std::array<nanoseconds, kept> recent_{tuning::page_cost}; // a ring; the first `count_` are set
+  std::array<nanoseconds, kept> recent_; // a ring; the first `count_` are set
   std::size_t count_ = 1;
-  nanoseconds median_{tuning::page_cost};
+  nanoseconds median_;
 };
 
 } // namespace gpumem::detail

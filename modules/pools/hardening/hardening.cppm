@@ -19,7 +19,6 @@ import :std;
 import :stream;
 import :stream_timeline;
 import :sync;
-import :tuning;
 
 namespace gpumem::detail {
 
@@ -124,7 +123,7 @@ private:
   std::uint64_t released_ __attribute__((guarded_by(mutex_))) = 0;
   bool no_handles_ __attribute__((guarded_by(mutex_))) = false;
   bool closing_ __attribute__((guarded_by(mutex_))) = false;
-  backoff pause_{tuning::max_pass_pause};
+  backoff pause_;
 };
 
 } // namespace gpumem::detail

@@ -4,6 +4,7 @@
 module;
 #include <cstdint>
 export module gpumem:pool_mode;
+import :stream_epochs;
 import :backend_parts;
 import :backoff;
 import :block;
@@ -17,7 +18,6 @@ import :stream_timeline;
 import :sync;
 import :thread_caches;
 import :timer;
-import :tuning;
 
 namespace gpumem::detail {
 
@@ -63,7 +63,7 @@ private:
 export class pass_timer {
 public:
   /// Keeps references to both arguments. `pass`: the timer whose expiry is a pass.
-  pass_timer(timer& pass, admission const& requests) noexcept : pass_{pass}, requests_{requests} {}
+  pass_timer(timer& pass, admission const& requests) noexcept;
 
   /// Posts a pass after a pause. The pause grows with each pass that found no change for a waiting request. If no
   /// request waits, it grows with each pass that found memory still in use.
@@ -79,9 +79,7 @@ public:
   [[clang::requires_capability(all_shards)]] void restart_waiting() noexcept { waiting_pause_.restart(); }
   /// Notes that a pass found memory that is to go back to the upstream, but is still in use. `open`: whether polling
   /// can show the end of these uses. If it cannot, or after many such passes, the timer gives up.
-  [[clang::requires_capability(all_shards)]] void count_idle(bool open) noexcept {
-    gives_up_ = !open || idle_pause_.count() >= tuning::max_idle_passes;
-  }
+  [[clang::requires_capability(all_shards)]] void count_idle(bool open) noexcept;
   /// Notes that a free has left memory that is to go back to the upstream.
   [[clang::requires_capability(all_shards)]] void restart_idle() noexcept {
     idle_pause_.restart();
@@ -99,10 +97,9 @@ private:
   bool late_ __attribute__((guarded_by(all_shards))) = false; // whether an earlier pass may replace the posted one
   bool running_ __attribute__((guarded_by(all_shards))) = false;
   bool gives_up_ __attribute__((guarded_by(all_shards))) = false;
-  backoff waiting_pause_ __attribute__((guarded_by(all_shards))){
-      tuning::max_pass_pause}; // grows with passes that found no change for a waiting request
-  backoff idle_pause_ __attribute__((guarded_by(all_shards))){
-      tuning::max_pass_pause}; // grows with passes that found memory still in use
+  // The pauses grow with passes that found no change for a waiting request, and with passes that found memory in use.
+  backoff waiting_pause_ __attribute__((guarded_by(all_shards)));
+  backoff idle_pause_ __attribute__((guarded_by(all_shards)));
 };
 
 /// The facts on which the mode depends. Sizes are in bytes.
@@ -135,16 +132,10 @@ export mode_settings derive_mode(mode_facts const& facts) noexcept;
 /// Returns the number of freed bytes of a stream after which a free records an event, so that other streams can reuse
 /// the memory. It is half of the reserved bytes but at least 64 MiB, since in a small pool events cost more than that
 /// reuse saves. Near the limit it is 1/256 of the reserved bytes.
-export inline std::size_t event_threshold_of(std::size_t reserved, bool near_limit) noexcept {
-  if (near_limit) return std::max(reserved / tuning::event_fraction_near_limit, granule);
-  return std::max(reserved / tuning::event_fraction, tuning::max_silent_bytes);
-}
+export std::size_t event_threshold_of(std::size_t reserved, bool near_limit) noexcept;
 /// Returns whether memory is to go back to the upstream. Release in the background begins when the reserved bytes
 /// exceed the threshold by an eighth, and ends at the threshold.
-export inline bool is_too_much(std::size_t reserved, std::size_t release_threshold) noexcept {
-  auto const slack = release_threshold / tuning::release_slack_fraction;
-  return reserved > slack && reserved - slack > release_threshold;
-}
+export bool is_too_much(std::size_t reserved, std::size_t release_threshold) noexcept;
 
 /// The facts of one pool, and the settings that follow. update() applies them after each change of a fact.
 export class pool_mode final : public reserved_observer {

@@ -1,10 +1,10 @@
 // The free lists of a shard, by stream; size bins and quick lists.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:free_lists;
+import :stream_epochs;
 import :block;
 import :std;
 import :stream_timeline;
-import :tuning;
 
 namespace gpumem::detail {
 
@@ -112,19 +112,23 @@ private:
 /// of the shard that owns the lists.
 export class quick_lists {
 public:
+  /// Most blocks of one size on a quick list: freed small blocks that are not joined with their neighbours yet.
+  /// Utilization: no change.
+  static constexpr std::size_t max_quick_blocks = 64;
+
   inline block* head(std::size_t bytes) const noexcept { return heads_[size_class::number_of_small(bytes)]; }
   inline bool empty() const noexcept { return bytes_ == 0; }
   inline std::size_t bytes() const noexcept { return bytes_; }
 
   /// Returns how many more blocks of this size the list takes.
   inline std::size_t room(std::size_t bytes) const noexcept {
-    return tuning::max_quick_blocks - counts_[size_class::number_of_small(bytes)];
+    return max_quick_blocks - counts_[size_class::number_of_small(bytes)];
   }
   /// Adds a block. Returns false if the list of its size has `max_quick_blocks`: without a bound a stream that frees
   /// and never allocates would fill the list with blocks that do not coalesce.
   inline bool push(block& freed) noexcept {
     auto const size = size_class::number_of_small(freed.bytes);
-    if (counts_[size] >= tuning::max_quick_blocks) return false;
+    if (counts_[size] >= max_quick_blocks) return false;
     ++counts_[size];
     freed.next = heads_[size];
     heads_[size] = &freed;
@@ -209,7 +213,7 @@ public:
   inline bool count_free(std::size_t bytes, std::size_t threshold_bytes) noexcept {
     ++unrecorded_frees;
     unrecorded_bytes += bytes;
-    return unrecorded_frees >= tuning::frees_per_batch || unrecorded_bytes >= threshold_bytes;
+    return unrecorded_frees >= stream_epochs::frees_per_batch || unrecorded_bytes >= threshold_bytes;
   }
   std::uint32_t unrecorded_frees = 0;
   std::size_t unrecorded_bytes = 0;

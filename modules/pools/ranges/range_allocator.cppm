@@ -5,7 +5,6 @@ import :block;
 import :block_table;
 import :free_lists;
 import :std;
-import :tuning;
 
 namespace gpumem::detail {
 

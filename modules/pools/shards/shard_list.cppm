@@ -23,6 +23,9 @@ export class shard_list {
 public:
   /// The first shard, one for each of the 64 slots of threads, and one for loans.
   static constexpr std::size_t max_shards = 66, slots = 64;
+  /// A round ends after this many locked calls of one shard, at an allocation that takes all locks, and at each trim().
+  /// A shard whose threads do not allocate for a round is inactive. Utilization: no change.
+  static constexpr std::uint64_t calls_per_round = std::uint64_t{sync::contention_threshold} * 8;
 
   /// `poll_share`: share of the time that each shard may spend on polls of events. `shard_per_thread`: each thread gets
   /// a shard of its own at its first request, even if it has found no lock taken, for large blocks too.
@@ -82,7 +85,7 @@ public:
 
   /// Prepares an allocation of the calling thread. Unless the size is_shared(), makes the thread's shard active. If
   /// `may_add`, and the thread has met other threads at the first shard's lock `contention_threshold` times lately,
-  /// first gives it a shard of its own. Ends the round after `tuning::calls_per_round` locked calls of the shard that
+  /// first gives it a shard of its own. Ends the round after `calls_per_round` locked calls of the shard that
   /// serves the request. Returns whether the number of active shards, or of those in use, has changed.
   [[clang::requires_capability(one_shard, all_shards)]] bool begin_allocation(std::size_t bytes, bool may_add) noexcept;
   /// Returns the shard whose blocks are loans, and adds it first if there is none. Throws std::bad_alloc.

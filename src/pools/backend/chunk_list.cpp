@@ -1,6 +1,7 @@
 // The chunks of a pool: size of the next chunk, look-up by address, sums of bytes.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -12,7 +13,6 @@ module;
 module gpumem:chunk_list.impl;
 import :chunk_list;
 import :block;
-import :tuning;
 
 namespace gpumem::detail {
 
@@ -27,13 +27,18 @@ std::size_t chunk_list::growth(std::size_t need, std::size_t has) const noexcept
   if (chunk_bytes_) return std::min(std::max(need, chunk_bytes_), headroom());
   auto const wanted =
       std::max(need, std::clamp(has / tuning::chunk_fraction, tuning::min_chunk_bytes, tuning::max_chunk_bytes));
-  constexpr auto step = tuning::min_chunk_bytes;
+  auto const step = tuning::min_chunk_bytes;
   auto const whole = wanted > SIZE_MAX - step ? wanted : (wanted + step - 1) / step * step;
   return std::min(whole, headroom());
 }
 
 std::size_t chunk_list::headroom() const noexcept {
   return max_reserved() - std::min(max_reserved(), reserved_ + releasing_);
+}
+
+bool chunk_list::near_limit() const noexcept {
+  auto const max_bytes = limit();
+  return max_bytes && max_bytes - std::min(max_bytes, reserved_) < max_bytes / tuning::near_limit_fraction;
 }
 
 // A limit of 0 would mean that there is none, so the least limit is a granule.

@@ -1,6 +1,7 @@
 // Plans what a pool of pages maps for a request: how much, where, and in pages of which size.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +15,6 @@ import :range_allocator;
 import :range_search;
 import :reuse_rules;
 import :stream;
-import :tuning;
 import :virtual_pages;
 
 namespace gpumem::detail {
@@ -152,6 +152,10 @@ std::optional<growth_plan> growth_policy::plan(allocation_request const& request
 bool growth_policy::is_short_of_addresses(pool_shard const& in, std::size_t most) noexcept {
   auto const newest = in.addresses.back()->pages.address_space();
   return newest < most && newest / tuning::addresses_per_byte < in.reserved;
+}
+
+std::size_t growth_policy::min_moved_page(std::size_t reserved) const noexcept {
+  return usual_page(reserved) / 4 * tuning::min_moved_quarters;
 }
 
 // The page size grows with the shard's bytes. Under a limit pages are smaller: there the memory of a page can go to

@@ -1,6 +1,7 @@
 // Maps, moves and unmaps pages, at the end of the mapped addresses or in holes (ranges without mapped pages).
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <gpumem/pool_options.hpp>
 #include <algorithm>
 #include <chrono>
@@ -35,7 +36,6 @@ import :stream;
 import :stream_timeline;
 import :sync;
 import :time_budget;
-import :tuning;
 import :virtual_pages;
 
 namespace gpumem::detail {

@@ -1,6 +1,7 @@
 // Keeps the last times per page, and finds their median.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -8,6 +9,8 @@ module gpumem:page_price.impl;
 import :page_price;
 
 namespace gpumem::detail {
+
+page_price::page_price() noexcept : recent_{tuning::page_cost}, median_{tuning::page_cost} {}
 
 void page_price::add(nanoseconds spent, std::size_t pages) noexcept {
   if (pages == 0) return;

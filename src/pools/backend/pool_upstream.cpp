@@ -1,6 +1,7 @@
 // Calls the upstream.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <cuda.h>
 #include <algorithm>
 #include <cstddef>
@@ -19,7 +20,6 @@ import :page_store;
 import :pool_shard;
 import :services;
 import :stream;
-import :tuning;
 import :virtual_pages;
 
 namespace gpumem::detail {

@@ -1,6 +1,7 @@
 // Sets and checks the limits of the thread caches; claims shares of the budget.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -9,7 +10,6 @@ module;
 module gpumem:cache_limits.impl;
 import :cache_limits;
 import :block;
-import :tuning;
 
 namespace gpumem::detail {
 

@@ -1,6 +1,7 @@
 // The slow paths of thread caches: their storage, evictions and flushes.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -14,7 +15,6 @@ import :block;
 import :cache_limits;
 import :stream_timeline;
 import :sync;
-import :tuning;
 
 namespace gpumem::detail {
 

@@ -1,6 +1,7 @@
 // Frees under the lock of one shard or of all; adds uses to live blocks; reports misuse of pointers.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -25,7 +26,6 @@ import :stream;
 import :stream_timeline;
 import :sync;
 import :thread_caches;
-import :tuning;
 import :waiter;
 
 namespace gpumem::detail {

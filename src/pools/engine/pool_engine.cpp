@@ -2,6 +2,7 @@
 // pages, reset peaks, wait for streams, and close the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <gpumem/pool_options.hpp>
 #include <algorithm>
 #include <cstddef>
@@ -39,7 +40,6 @@ import :stream_timeline;
 import :sync;
 import :thread_caches;
 import :timeline_registry;
-import :tuning;
 import :waiter;
 
 namespace gpumem::detail {

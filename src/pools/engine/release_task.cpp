@@ -1,6 +1,7 @@
 // Return of memory to the upstream: by trim(), beyond the release threshold, and at the end of the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <gpumem/pool_options.hpp>
 #include <algorithm>
 #include <cstddef>
@@ -22,7 +23,6 @@ import :request_queue;
 import :reuse_rules;
 import :shard_list;
 import :stream_timeline;
-import :tuning;
 
 namespace gpumem::detail {
 

@@ -1,6 +1,7 @@
 // Frees of blocks into their shards, the events that they record, and frees inside a capture.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,6 @@ import :shard_list;
 import :stream;
 import :stream_timeline;
 import :thread_caches;
-import :tuning;
 import :virtual_pages;
 
 namespace gpumem::detail {

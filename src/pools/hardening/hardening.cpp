@@ -1,6 +1,7 @@
 // Allocations and frees of a hardened pool, blocks that leave its quarantine, and the end of the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <gpumem/pool_options.hpp>
 #include <algorithm>
 #include <array>
@@ -34,7 +35,6 @@ import :stream;
 import :stream_timeline;
 import :sync;
 import :timer;
-import :tuning;
 
 namespace gpumem::detail {
 namespace {
@@ -52,7 +52,8 @@ std::optional<device> device_for(pool_engine& engine) {
 hardening::hardening(pool_engine& engine, void (*ended)(void* state) noexcept, void* state)
     : engine_{engine}, options_{engine.options().hardened}, layout_{guard_layout::of(options_)},
       by_host_{engine.upstream().host_accessible()}, by_device_{engine.upstream().device_accessible()}, ended_{ended},
-      state_{state}, blocks_{options_.history}, quarantine_{device_for(engine), by_host_, layout_} {}
+      state_{state}, blocks_{options_.history}, quarantine_{device_for(engine), by_host_, layout_},
+      pause_{tuning::max_pass_pause} {}
 
 expected<void*, failure> hardening::try_allocate(stream_key const& key, std::size_t bytes,
                                                  std::size_t alignment) noexcept {

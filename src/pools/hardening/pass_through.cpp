@@ -1,6 +1,7 @@
 // Passes each allocation and each free of a pool to its upstream.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +25,6 @@ import :reuse_rules;
 import :stream;
 import :stream_timeline;
 import :sync;
-import :tuning;
 
 namespace gpumem::detail {
 namespace {

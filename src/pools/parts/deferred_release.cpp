@@ -1,6 +1,7 @@
 // The list of closed pools whose memory cannot go back to the upstream yet, and the retries of their release.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -18,7 +19,6 @@ import :intrusive_list;
 import :stream_timeline;
 import :sync;
 import :timer;
-import :tuning;
 
 namespace gpumem::detail {
 namespace {

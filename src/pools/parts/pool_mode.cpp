@@ -1,6 +1,7 @@
 // The settings of a pool that follow from its present state, and the start of its passes.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <gpumem/pool_options.hpp>
 #include <algorithm>
 #include <atomic>
@@ -8,6 +9,7 @@ module;
 #include <cstddef>
 #include <cstdint>
 module gpumem:pool_mode.impl;
+import :stream_epochs;
 import :pool_mode;
 import :backoff;
 import :block;
@@ -19,9 +21,23 @@ import :shard_list;
 import :sync;
 import :thread_caches;
 import :timer;
-import :tuning;
 
 namespace gpumem::detail {
+
+std::size_t event_threshold_of(std::size_t reserved, bool near_limit) noexcept {
+  if (near_limit) return std::max(reserved / tuning::event_fraction_near_limit, granule);
+  return std::max(reserved / tuning::event_fraction, stream_epochs::max_silent_bytes);
+}
+
+bool is_too_much(std::size_t reserved, std::size_t release_threshold) noexcept {
+  auto const slack = release_threshold / tuning::release_slack_fraction;
+  return reserved > slack && reserved - slack > release_threshold;
+}
+
+pass_timer::pass_timer(timer& pass, admission const& requests) noexcept
+    : pass_{pass}, requests_{requests}, waiting_pause_{tuning::max_pass_pause}, idle_pause_{tuning::max_pass_pause} {}
+
+void pass_timer::count_idle(bool open) noexcept { gives_up_ = !open || idle_pause_.count() >= tuning::max_idle_passes; }
 
 void pass_timer::schedule() noexcept {
   if (!may_post(true)) return;

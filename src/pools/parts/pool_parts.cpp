@@ -1,6 +1,7 @@
 // The parts of a pool, made from its options, and the checks of the options.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -22,7 +23,6 @@ import :reuse_rules;
 import :shard_list;
 import :thread_caches;
 import :timer;
-import :tuning;
 
 namespace gpumem::detail {
 namespace {

@@ -1,6 +1,7 @@
 // Splits, frees and coalesces the blocks of a shard, and makes and fills holes.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +11,6 @@ import :range_allocator;
 import :block;
 import :block_table;
 import :free_lists;
-import :tuning;
 
 namespace gpumem::detail {
 namespace {

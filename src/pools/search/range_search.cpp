@@ -1,6 +1,7 @@
 // The searches for a free range, by reuse tier: from ranges that need no order to those for which the stream must wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <gpumem/pool_options.hpp>
 #include <algorithm>
 #include <chrono>
@@ -16,7 +17,6 @@ import :stream;
 import :stream_timeline;
 import :sync;
 import :time_budget;
-import :tuning;
 
 namespace gpumem::detail {
 

@@ -1,6 +1,7 @@
 // Decides which stream may use free memory; polls, or waits on the host, to learn which uses are complete.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -18,7 +19,6 @@ import :range_allocator;
 import :stream;
 import :stream_timeline;
 import :sync;
-import :tuning;
 
 namespace gpumem::detail {
 namespace {

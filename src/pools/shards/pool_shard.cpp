@@ -1,6 +1,7 @@
 // The constructor of a shard, and its addresses.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -9,7 +10,6 @@ module gpumem:pool_shard.impl;
 import :pool_shard;
 import :sync;
 import :time_budget;
-import :tuning;
 import :virtual_pages;
 
 namespace gpumem::detail {

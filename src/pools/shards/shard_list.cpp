@@ -1,6 +1,7 @@
 // Gives shards to threads and takes them back, finds blocks in them, and takes the locks of all shards.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <base/tuning.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -14,7 +15,6 @@ import :pool_shard;
 import :range_allocator;
 import :shard_roles;
 import :sync;
-import :tuning;
 
 namespace gpumem::detail {
 
@@ -62,7 +62,7 @@ bool shard_list::begin_allocation(std::size_t bytes, bool may_add) noexcept {
   auto& slot = own_slot();
   bool const shared = is_shared(bytes);
   auto const& last = shared ? *shards_[0] : *slot.shard.load(std::memory_order_relaxed);
-  if (last.counters.locked_calls - last.round_begin >= tuning::calls_per_round) end_round();
+  if (last.counters.locked_calls - last.round_begin >= calls_per_round) end_round();
   if (shared) return active() != before || in_use_ != used;
   if (may_add && slot.contention.load(std::memory_order_relaxed) >= sync::contention_threshold) add_for_thread();
   auto& mine = *slot.shard.load(std::memory_order_relaxed);

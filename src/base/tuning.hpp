@@ -1,10 +1,9 @@
 // The tuning constants of pools and streams.
 // SPDX-License-Identifier: Apache-2.0
-module;
+#pragma once
 #include <chrono>
-export module gpumem:tuning;
-import :std;
-import :sync;
+#include <cstddef>
+#include <cstdint>
 
 /// Values that change speed and memory use, but not what the library does. Names with `bytes` are in bytes. A
 /// `fraction` n stands for 1/n.
@@ -29,219 +28,189 @@ using namespace std::chrono_literals;
 /// thread's cache; a thread that finds none may have to lock all shards. Rounding of all sizes wasted .01 to .02 of the
 /// memory of recorded traces.
 /// Utilization: half -.007 to +.008, double -.017 to +.005.
-export inline constexpr std::size_t largest_rounded_bytes = std::size_t{256} << 10;
+inline constexpr std::size_t largest_rounded_bytes = std::size_t{256} << 10;
 /// Most bytes of one kind of size (small, medium or large) in all thread caches of a pool.
 /// Utilization: no change.
-export inline constexpr std::size_t max_cached_bytes = std::size_t{64} << 20;
+inline constexpr std::size_t max_cached_bytes = std::size_t{64} << 20;
 /// For each shard of the pool, the thread caches may hold this many bytes of one kind of size, within the other limits.
 /// Utilization: half -.010 to +.006, double -.006 to +.014.
-export inline constexpr std::size_t cached_bytes_per_shard = std::size_t{4} << 20;
+inline constexpr std::size_t cached_bytes_per_shard = std::size_t{4} << 20;
 /// small_cache_fraction: part of the reserved bytes that thread caches may hold in small blocks. max_cache_fraction:
 /// the largest part that they may hold in blocks of any one kind of size.
 /// Utilization, small_cache_fraction: no change; max_cache_fraction: no change.
-export inline constexpr std::size_t small_cache_fraction = 100, max_cache_fraction = 2;
+inline constexpr std::size_t small_cache_fraction = 100;
+inline constexpr std::size_t max_cache_fraction = 2;
 /// In a pool with several shards, the limit on medium blocks in thread caches is multiplied by this. A thread that
 /// finds no block in its cache may have to lock all shards. With a quarter of this value, shards served two fifths of
 /// the medium requests of 16 threads; now they serve a tenth.
 /// Utilization: no change.
-export inline constexpr std::size_t medium_cache_factor = 4;
+inline constexpr std::size_t medium_cache_factor = 4;
 /// Bytes of the budget that a thread cache claims in one step.
 /// Utilization: no change.
-export inline constexpr std::int64_t claimed_bytes = 64 << 10;
+inline constexpr std::int64_t claimed_bytes = 64 << 10;
 /// The largest block that is cached, as a part of the budget for large blocks. Without this bound, the utilization of
 /// two of four recorded traces was .01 and .03 lower. With a ninth, that of one trace was .02 higher, but two others
 /// were a seventh slower on an H200.
 /// Utilization: half +.005 to +.011, double none.
-export inline constexpr std::size_t large_block_fraction = 4;
+inline constexpr std::size_t large_block_fraction = 4;
 /// Blocks up to this size are cached whatever `large_block_fraction` says, if the budget has room.
 /// Utilization: half none, double +.005 to +.011.
-export inline constexpr std::size_t always_cached_bytes = std::size_t{1} << 20;
+inline constexpr std::size_t always_cached_bytes = std::size_t{1} << 20;
 /// A stream cache holds blocks of one stream at a time. After this many successive frees of other streams, it begins to
 /// evict its blocks, to serve another stream.
 /// Utilization: no change.
-export inline constexpr std::uint32_t max_foreign_frees = 16;
-/// After this many frees of one thread have found no room in the whole budget, the blocks of all thread caches go back
-/// to the shards.
-/// Utilization: no change.
-export inline constexpr std::uint32_t max_budget_misses = 1 << 20;
+inline constexpr std::uint32_t max_foreign_frees = 16;
 /// Every 32nd free that finds no room in its thread's part of the budget looks for a stale stream cache. A stream cache
 /// is stale if it got no block in the last 4,096 such frees.
 /// Utilization, stale_scan_interval: no change; stale_after: no change.
-export inline constexpr std::uint32_t stale_scan_interval = 32, stale_after = 4096;
-/// A large cache takes blocks while its score is above 0. A hit (a request gets a cached block) adds `large_hit_score`,
-/// up to `max_large_score`; an eviction subtracts 1. Some time after the score has become 0, a trial begins: the score
-/// is set to `large_trial_score`. A hit saves two calls of a shard, and an eviction costs a part of one. That an
-/// eviction costs a fifth of what a hit saves is a guess.
-/// Utilization, large_hit_score: half -.009 to +.011, double +.004; large_trial_score: half -.004, double -.006 to
-/// +.012; max_large_score: half -.006 to +.023, double -.017 to +.004.
-export inline constexpr int large_hit_score = 5, large_trial_score = 16, max_large_score = 256;
-/// A large cache whose score is 0 begins a trial after it has refused this many blocks.
-/// Utilization: half -.005 to +.009, double -.006 to +.005.
-export inline constexpr std::uint32_t max_skipped_blocks = 1024;
-/// From this size class on, a stream cache also serves a request by a block of the next two classes, which are at most
-/// a quarter larger.
-/// Utilization: half -.015 to +.012, double +.018.
-export inline constexpr unsigned first_close_class = 8;
-/// Most blocks of one size on a quick list: freed small blocks that are not joined with their neighbours yet.
-/// Utilization: no change.
-export inline constexpr std::size_t max_quick_blocks = 64;
+inline constexpr std::uint32_t stale_scan_interval = 32;
+inline constexpr std::uint32_t stale_after = 4096;
 /// If a range has room for at least this many blocks of the request's size, several are split off in one step.
 /// Utilization: half -.044, double -.044 to +.009.
-export inline constexpr std::size_t min_blocks_for_run = 16;
+inline constexpr std::size_t min_blocks_for_run = 16;
 
 // Events.
 
-/// Frees that a thread cache, or a stream's free list, counts before it adds their number to the count of the stream.
-/// Utilization: half none, double +.005.
-export inline constexpr std::uint32_t frees_per_batch = 64;
 /// If several streams use the pool, one free in this many frees of a stream records an event.
 /// Utilization: no change.
-export inline constexpr std::uint32_t frees_per_event = 1024;
+inline constexpr std::uint32_t frees_per_event = 1024;
 /// A free records an event on its stream if this part of the reserved bytes was freed since the stream's last event.
 /// Near the pool's limit, event_fraction_near_limit applies.
 /// Utilization, event_fraction: half +.005, double +.005; event_fraction_near_limit: no change.
-export inline constexpr std::size_t event_fraction = 2, event_fraction_near_limit = 256;
+inline constexpr std::size_t event_fraction = 2;
+inline constexpr std::size_t event_fraction_near_limit = 256;
 /// A free without an event is silent. A stream that gpumem neither made nor adopted may be destroyed at any time.
 /// Between two events of such a stream there may be one silent free for each 64 frees that events have covered, up to
 /// 63 silent frees of 64 MiB together.
 /// Utilization, covered_frees_per_silent: no change; max_silent_frees: no change.
-export inline constexpr std::uint32_t covered_frees_per_silent = 64, max_silent_frees = 63;
-/// Most bytes of silent frees. For other streams, this number replaces `event_fraction` of the reserved bytes if that
-/// is less.
-/// Utilization: no change.
-export inline constexpr std::size_t max_silent_bytes = std::size_t{64} << 20;
+inline constexpr std::uint32_t covered_frees_per_silent = 64;
+inline constexpr std::uint32_t max_silent_frees = 63;
 /// The least memory that a driver's pool (cuMemPoolCreate) has, and the step by which it grows, on an H200. One block
 /// in it keeps this much. Utilization: no change.
-export inline constexpr std::size_t driver_pool_step = std::size_t{32} << 20;
+inline constexpr std::size_t driver_pool_step = std::size_t{32} << 20;
 /// The most spare events that a stream keeps for itself, and the number of spare events that each context is given.
 /// Utilization: no change.
-export inline constexpr int spare_events = 4;
+inline constexpr int spare_events = 4;
 
 // Polls and reuse across streams.
 
 /// A stream is behind the host if an event is still not complete this long after its record.
 /// Utilization: half -.014 to +.006, double +.004 to +.006.
-export inline constexpr sync::duration behind_after = 5us;
+inline constexpr std::chrono::nanoseconds behind_after = 5us;
 /// The least part of the time that polls (queries of events) may take. Without polls streams would share no memory. The
 /// pool option `effort` can raise this part.
 /// Utilization: no change.
-export inline constexpr double min_poll_share = 1.0 / 16;
+inline constexpr double min_poll_share = 1.0 / 16;
 /// The longest burst of polls. After a burst, polls are limited to their part of the time.
 /// Utilization: no change.
-export inline constexpr sync::duration max_poll_burst = 200us;
+inline constexpr std::chrono::nanoseconds max_poll_burst = 200us;
 /// The time to record and query one event, on an H200. The time of each poll is not measured, since it would be far too
 /// large if the thread was preempted.
 /// Utilization: no change.
-export inline constexpr sync::duration poll_cost = 400ns;
+inline constexpr std::chrono::nanoseconds poll_cost = 400ns;
 /// The longest time for which recently recorded events are polled before a move of pages, and in trim(). A stream
 /// without work completes an event in 2 us, and a move costs far more. Shorter than `behind_after`, so that such a
 /// stream does not count as behind.
 /// Utilization: half none, double +.005.
-export inline constexpr sync::duration max_young_poll_time = 4us;
+inline constexpr std::chrono::nanoseconds max_young_poll_time = 4us;
 /// A block that streams still use can be joined with an unused free range. That is done only if the range is at most
 /// this many times as large as the block. Otherwise a small block would keep a large range from all other streams.
 /// Utilization: half -.035, double -.024.
-export inline constexpr std::size_t max_join_factor = 16;
+inline constexpr std::size_t max_join_factor = 16;
 
 // Growth and release.
 
 /// A pool is near its limit if less than this part of the limit is left.
 /// Utilization: half +.006, double none.
-export inline constexpr std::size_t near_limit_fraction = 4;
+inline constexpr std::size_t near_limit_fraction = 4;
 /// A pool that finds no memory for a request is under memory pressure: freed blocks do not stay in thread caches. The
 /// pressure ends when this part of the pool is free.
 /// Utilization: no change.
-export inline constexpr std::size_t pressure_fraction = 16;
+inline constexpr std::size_t pressure_fraction = 16;
 /// A new chunk (memory from the upstream in one piece) has this part of the bytes that its shard has, between
 /// `min_chunk_bytes` and `max_chunk_bytes`. Larger chunks fragment less; smaller chunks reserve less memory that is
 /// never used. On recorded traces these values kept more of the reserved memory in use than all others that were tried.
 /// Utilization: no change.
-export inline constexpr std::size_t chunk_fraction = 6;
+inline constexpr std::size_t chunk_fraction = 6;
 /// Utilization, min_chunk_bytes: no change; max_chunk_bytes: no change.
-export inline constexpr std::size_t min_chunk_bytes = std::size_t{2} << 20, max_chunk_bytes = std::size_t{512} << 20;
+inline constexpr std::size_t min_chunk_bytes = std::size_t{2} << 20;
+inline constexpr std::size_t max_chunk_bytes = std::size_t{512} << 20;
 /// If a pool has several shards, a shard grows by at least this part of its bytes.
 /// Utilization: no change.
-export inline constexpr std::size_t shard_growth_fraction = 8;
+inline constexpr std::size_t shard_growth_fraction = 8;
 /// The size of a new page is this part of the mapped bytes, within the smallest and the largest page size. On recorded
 /// traces larger pages left more memory unused, and smaller pages were moved more often. Utilization: half -.037 to
 /// +.006, double +.004 to +.038.
-export inline constexpr std::size_t page_fraction = 150;
+inline constexpr std::size_t page_fraction = 150;
 /// If a pool has a limit, a new page has this part of the limit, between the smallest and the largest page size.
 /// Utilization: no change.
-export inline constexpr std::size_t limit_page_fraction = 4096;
+inline constexpr std::size_t limit_page_fraction = 4096;
 /// A page is worth moving if it has at least this many quarters of the usual page size.
 /// Utilization: half -.096 to +.014, double -.078 to -.006.
-export inline constexpr std::size_t min_moved_quarters = 3;
+inline constexpr std::size_t min_moved_quarters = 3;
 /// Before a thread makes new pages, it can wait for the work of its own stream, so that pages that this work uses can
 /// move. It waits only if such pages replace at least this part of the bytes of the new pages.
 /// Utilization: no change.
-export inline constexpr std::size_t own_work_fraction = 2;
+inline constexpr std::size_t own_work_fraction = 2;
 /// A shard gets a further address range once its newest one has fewer addresses than this many times the shard's bytes.
 /// Utilization: -.013 to +.004 beside one range of the largest size from the start.
-export inline constexpr std::size_t addresses_per_byte = 64;
+inline constexpr std::size_t addresses_per_byte = 64;
 /// A segment is a run of addresses in which the memory of one stream grows. Segments start at multiples of this part of
 /// the reserved addresses.
 /// Utilization: no change.
-export inline constexpr std::size_t segment_fraction = 64;
+inline constexpr std::size_t segment_fraction = 64;
 /// The longest burst of moves of pages. With 5 ms, recorded traces of 0.2 s reserved a quarter more memory: they made
 /// new pages, which stay scattered, instead of moving pages.
 /// Utilization: no change.
-export inline constexpr sync::duration max_move_burst = 50ms;
+inline constexpr std::chrono::nanoseconds max_move_burst = 50ms;
 /// The time to move or to make a page, whatever its size: 33 us and 27 us on an H200. A pool begins with this value,
 /// and then uses the median of its recent growths and moves. Utilization: no change.
-export inline constexpr sync::duration page_cost = 40us;
+inline constexpr std::chrono::nanoseconds page_cost = 40us;
 /// The time that the polls before a move are assumed to take. It counts against the limit on moves even if no page
 /// moves.
 /// Utilization: no change.
-export inline constexpr sync::duration move_poll_cost = page_cost / 4;
+inline constexpr std::chrono::nanoseconds move_poll_cost = page_cost / 4;
 /// Background release of memory begins when the reserved bytes exceed the release threshold by this part of the
 /// threshold.
 /// Utilization: no change.
-export inline constexpr std::size_t release_slack_fraction = 8;
+inline constexpr std::size_t release_slack_fraction = 8;
 
 // Shards.
 
 /// A thread gets a shard of its own after `contention_threshold` collisions with other threads. A collision counts for
 /// one to two windows of this many locked calls of the first shard.
 /// Utilization: no change.
-export inline constexpr std::uint64_t collision_window = std::uint64_t{1} << 16;
-/// A round ends after this many locked calls of one shard, at an allocation that takes all locks, and at each trim(). A
-/// shard whose threads do not allocate for a round is inactive.
+inline constexpr std::uint64_t collision_window = std::uint64_t{1} << 16;
 /// Utilization: no change.
-export inline constexpr std::uint64_t calls_per_round = std::uint64_t{sync::contention_threshold} * 8;
-/// A steal is an allocation out of another thread's shard. After this many steals the thread's own shard grows instead,
-/// since each steal locks all shards. Two steals that are more than `steal_window` calls apart do not add up.
-/// Utilization: half none, double +.006.
-export inline constexpr unsigned max_steals = std::max(sync::contention_threshold / 8, 2u);
-/// Utilization: no change.
-export inline constexpr std::uint64_t steal_window = 1024;
+inline constexpr std::uint64_t steal_window = 1024;
 /// If threads have shards, the count of live bytes lags behind by at most this part of the reserved bytes, and so does
 /// its peak. With 1/512 for each shard, two threads spent a third of their time on the count that all shards share.
 /// Utilization: no change.
-export inline constexpr std::size_t peak_fraction = 16;
+inline constexpr std::size_t peak_fraction = 16;
 /// reserve() prepares host memory for this number of blocks and streams. When the first calls did that themselves, 16
 /// streams of short kernels lost 2 % of their first 2,000 steps to it.
 /// Utilization, prepared_blocks: half none, double +.006; prepared_streams: half none, double +.006.
-export inline constexpr std::size_t prepared_blocks = 1024, prepared_streams = 16;
+inline constexpr std::size_t prepared_blocks = 1024;
+inline constexpr std::size_t prepared_streams = 16;
 
 // Waits of the host.
 
 /// The longest time for which a request that finds no memory, or record_use(), waits for streams to complete their
 /// work.
 /// Utilization: no change.
-export inline constexpr sync::duration max_host_wait = 1s;
+inline constexpr std::chrono::nanoseconds max_host_wait = 1s;
 /// The longest pause between two polls in such a wait.
 /// Utilization: half +.005 to +.014, double +.005 to +.006.
-export inline constexpr sync::duration max_poll_pause = 5ms;
+inline constexpr std::chrono::nanoseconds max_poll_pause = 5ms;
 /// A pass of the library thread looks for memory for waiting requests, and for memory to give back. This is the longest
 /// pause between two passes, and between two polls in a wait without a time limit.
 /// Utilization: no change.
-export inline constexpr sync::duration max_pass_pause = 1ms;
+inline constexpr std::chrono::nanoseconds max_pass_pause = 1ms;
 /// Each pause is longer by this than the pause before it.
 /// Utilization: half +.006, double none.
-export inline constexpr sync::duration pause_step = 20us;
+inline constexpr std::chrono::nanoseconds pause_step = 20us;
 /// After this many passes without effect, about a second, the library thread no longer looks for memory to give back.
 /// Utilization: half +.006, double +.006.
-export inline constexpr unsigned max_idle_passes = 1000;
+inline constexpr unsigned max_idle_passes = 1000;
 
 } // namespace gpumem::detail::tuning
