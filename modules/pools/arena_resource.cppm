@@ -6,8 +6,8 @@ module;
 export module gpumem:arena_resource;
 import :cuda;
 import :held_upstream;
-import :pool_base;
 import :pool_options;
+import :pool_resource;
 import :std;
 
 namespace gpumem {

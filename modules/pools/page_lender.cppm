@@ -6,7 +6,7 @@ export module gpumem:page_lender;
 import :cuda;
 import :device;
 import :error;
-import :pool_base;
+import :pool_resource;
 import :pool_shard;
 import :range_search;
 import :resource;

@@ -6,7 +6,7 @@ module;
 module gpumem:page_lender.impl;
 import :page_lender;
 import :error;
-import :pool_base;
+import :pool_resource;
 import :pool_shard;
 import :range_search;
 import :services;

@@ -13,8 +13,8 @@ module;
 #include <string>
 #include <utility>
 #include <vector>
-module gpumem:pool_base.impl;
-import :pool_base;
+module gpumem:pool_resource.impl;
+import :pool_resource;
 import :async_resource;
 import :backoff;
 import :block;
