@@ -1,10 +1,11 @@
-// recorded_pool: records the blocks of a stack of resources.
+// Makes pools over a device, and records the blocks of a stack of resources.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -21,6 +22,43 @@ import gpumem;
 #include "held_pool.hpp"
 
 namespace gpumem::c {
+namespace {
+
+/// Returns whether other processes can map the device's pages.
+bool can_export(int device) {
+  int able = 0;
+  auto const asked = gpumem::driver_api::driver().device_get_attribute(
+      &able, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device);
+  return asked == CUDA_SUCCESS && able != 0;
+}
+
+} // namespace
+
+std::unique_ptr<gpumem_pool> make_plain_pool(int device, pool_options options) {
+  catch_misuse();
+  return std::make_unique<held_pool<pool_resource<cuda_resource>>>(
+      device, pool_resource{gpumem::device{device}, std::move(options)});
+}
+
+bool draws_pages(int device, pool_options const& options) {
+  bool const small = options.limit && options.limit < (std::size_t{2} << 20);
+  return options.pages && !options.chunk_size && !detail::passes_through(options.pass_through) && !small &&
+         extend::virtual_pages::supported(gpumem::device{device});
+}
+
+std::unique_ptr<gpumem_pool> make_observed_pool(int device, pool_options options, page_observer observer) {
+  catch_misuse();
+  if (!draws_pages(device, options)) throw std::invalid_argument{"gpumem: a pool without pages cannot be observed"};
+  virtual_pages_options pages;
+  pages.exportable = can_export(device);
+  pages.on_mapped = [observer](void* address, std::size_t bytes) {
+    observer(address, bytes, true);
+    return true;
+  };
+  pages.on_unmapping = [observer](void* address, std::size_t bytes) { observer(address, bytes, false); };
+  return std::make_unique<held_pool<pool_resource<cuda_resource>>>(
+      device, pool_resource{gpumem::device{device}, std::move(options), std::move(pages)});
+}
 
 void* recorded_pool::keep(void* pointer, record block) {
   if (!pointer) return nullptr;

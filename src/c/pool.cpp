@@ -77,46 +77,12 @@ gpumem_block outside(gpumem_pool::found_block const& b) noexcept {
   return {sizeof(gpumem_block), b.base, b.bytes, b.allocated, b.stream, b.live};
 }
 
-/// Returns whether other processes can map the device's pages.
-bool can_export(int device) {
-  int able = 0;
-  auto const asked = gpumem::driver_api::driver().device_get_attribute(
-      &able, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device);
-  return asked == CUDA_SUCCESS && able != 0;
-}
-
 gpumem_pool* registered(std::unique_ptr<gpumem_pool> made) {
   gpumem::c::made_pools::instance().add(*made);
   return made.release();
 }
 
 } // namespace
-
-std::unique_ptr<gpumem_pool> gpumem::c::make_plain_pool(int device, pool_options options) {
-  catch_misuse();
-  return std::make_unique<held_pool<pool_resource<cuda_resource>>>(
-      device, pool_resource{gpumem::device{device}, std::move(options)});
-}
-
-bool gpumem::c::draws_pages(int device, pool_options const& options) {
-  bool const small = options.limit && options.limit < (std::size_t{2} << 20);
-  return options.pages && !options.chunk_size && !detail::passes_through(options.pass_through) && !small &&
-         extend::virtual_pages::supported(gpumem::device{device});
-}
-
-std::unique_ptr<gpumem_pool> gpumem::c::make_observed_pool(int device, pool_options options, page_observer observer) {
-  catch_misuse();
-  if (!draws_pages(device, options)) throw std::invalid_argument{"gpumem: a pool without pages cannot be observed"};
-  virtual_pages_options pages;
-  pages.exportable = can_export(device);
-  pages.on_mapped = [observer](void* address, std::size_t bytes) {
-    observer(address, bytes, true);
-    return true;
-  };
-  pages.on_unmapping = [observer](void* address, std::size_t bytes) { observer(address, bytes, false); };
-  return std::make_unique<held_pool<pool_resource<cuda_resource>>>(
-      device, pool_resource{gpumem::device{device}, std::move(options), std::move(pages)});
-}
 
 uint32_t gpumem_version(void) noexcept {
   static_assert(GPUMEM_VERSION == GPUMEM_BUILT_VERSION, "gpumem.h is of another version than the project");
