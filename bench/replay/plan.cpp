@@ -123,10 +123,6 @@ std::string trace_name(std::string const& path) {
   return name.string();
 }
 
-} // namespace replay
-
-namespace replay {
-
 namespace detail {
 
 class plan_builder {

@@ -87,10 +87,6 @@ void accept_unordered(bool frees_elsewhere) {
   }
 }
 
-} // namespace replay
-
-namespace replay {
-
 stream_set::stream_set(gpumem::device device, std::uint32_t count, bool foreign) {
   gpumem::device_guard const here{device};
   own_.reserve(foreign ? 0 : count);

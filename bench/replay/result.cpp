@@ -149,10 +149,6 @@ std::string format_tables(std::span<result const> results) {
   return text;
 }
 
-} // namespace replay
-
-namespace replay {
-
 namespace detail {
 
 void add_times(nlohmann::ordered_json& object, measured_times const& times) {

@@ -120,10 +120,6 @@ void work_kernel::launch(gpumem::stream_ref stream, void* block, std::uint64_t b
       "launch the kernel");
 }
 
-} // namespace replay
-
-namespace replay {
-
 namespace detail {
 
 inline constexpr std::uint64_t touched_bytes = 256; // a kernel writes one word; blocks do not share cache lines

@@ -164,10 +164,6 @@ executor_thread* running_library_thread() noexcept;
 /// thread cannot be started, cuda_error in a forked child.
 export executor& default_executor();
 
-} // namespace gpumem
-
-namespace gpumem {
-
 /// Runs items on several threads of its own, which share one queue: items begin in the order of posting, several at a
 /// time. The destructor runs all queued items and then joins the threads, so it must not be called on one of them.
 export class thread_pool_executor final : public executor {

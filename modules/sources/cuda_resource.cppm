@@ -89,10 +89,6 @@ private:
 
 static_assert(mr::resource_with<cuda_resource, mr::device_accessible>);
 
-} // namespace gpumem
-
-namespace gpumem {
-
 namespace detail {
 device_source& managed_source(device where);
 } // namespace detail
@@ -126,10 +122,6 @@ private:
 };
 
 static_assert(mr::resource_with<managed_resource, mr::device_accessible, mr::host_accessible>);
-
-} // namespace gpumem
-
-namespace gpumem {
 
 namespace detail {
 device_source& pinned_source(device where);

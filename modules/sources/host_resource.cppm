@@ -54,10 +54,6 @@ private:
 
 static_assert(mr::resource_with<host_resource, mr::host_accessible>);
 
-} // namespace gpumem
-
-namespace gpumem {
-
 /// Options of a system_resource.
 export struct system_options {
   /// Bytes of device memory that blocks should leave free; 0: blocks get no advice (cuMemAdvise). See system_resource.

@@ -107,10 +107,6 @@ private:
 };
 
 } // namespace detail
-} // namespace gpumem
-
-namespace gpumem {
-
 /// Options of virtual pages; sizes in bytes.
 export struct virtual_pages_options {
   /// Addresses to reserve; 0: eight times the memory of the device, or, if the driver refuses that, four, two or one

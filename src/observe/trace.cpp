@@ -81,10 +81,6 @@ bool trace_reader::next_binary(trace_record& record) {
   fail("bad action " + std::to_string(detail::part_at<detail::binary_trace_row>(text_, end).action));
 }
 
-} // namespace gpumem
-
-namespace gpumem {
-
 namespace detail {
 
 inline constexpr std::size_t trace_columns = 6;
