@@ -71,11 +71,11 @@ public:
   trace_error(std::string file, std::size_t line, std::string reason);
 
   /// Returns the name of the file.
-  inline const std::string& file() const noexcept { return file_; }
+  inline std::string const& file() const noexcept { return file_; }
   /// Returns the number of the line, from 1; 0 for the file as a whole.
   inline std::size_t line() const noexcept { return line_; }
   /// Returns the reason, which is the text of what() after the line number.
-  inline const std::string& reason() const noexcept { return reason_; }
+  inline std::string const& reason() const noexcept { return reason_; }
 
 private:
   std::string file_;
@@ -90,14 +90,14 @@ public:
   inline std::string_view text() const noexcept { return {text_.data(), size_}; }
 
 private:
-  friend trace_row format_row(const trace_record& record) noexcept;
+  friend trace_row format_row(trace_record const& record) noexcept;
 
   std::array<char, 128> text_; // the longest row, every number at its maximum, has 121 characters
   std::size_t size_ = 0;
 };
 
 /// Returns the formatted row of `record`. Allocates nothing. Any thread.
-export trace_row format_row(const trace_record& record) noexcept;
+export trace_row format_row(trace_record const& record) noexcept;
 
 /// Reads a whole trace from memory, row by row; its first bytes tell the format. Throws `trace_error` for any line that
 /// is not a row of the format, also for a last line without a line end, as in a file that was cut short. Lines may end
@@ -121,7 +121,7 @@ public:
   /// number of the row in the file.
   inline std::size_t line() const noexcept { return line_; }
   /// Returns the name of the file that errors show.
-  inline const std::string& name() const noexcept { return name_; }
+  inline std::string const& name() const noexcept { return name_; }
 
 private:
   std::string_view next_line();
@@ -147,7 +147,7 @@ public:
   explicit trace_writer(std::ostream& output);
 
   /// Writes a row.
-  void write(const trace_record& record);
+  void write(trace_record const& record);
   /// Flushes the std::ostream.
   void flush();
 

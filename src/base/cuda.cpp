@@ -4,6 +4,6 @@
 module;
 #include <gpumem/cccl.hpp>
 // Weak, since the simulator's client library, which links without gpumem, defines the symbol too.
-extern "C" [[gnu::weak]] const char GPUMEM_CCCL_LINK_GUARD = 0;
+extern "C" [[gnu::weak]] char const GPUMEM_CCCL_LINK_GUARD = 0;
 module gpumem:cuda.impl;
 import :cuda;

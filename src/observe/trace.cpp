@@ -48,14 +48,14 @@ void trace_reader::read_binary_header() {
   binary_ = true;
   line_ = 1;
   if (text_.size() < detail::row_size) fail("cut short: the header is not whole");
-  const auto header = detail::part_at<detail::binary_trace_header>(text_, 0);
+  auto const header = detail::part_at<detail::binary_trace_header>(text_, 0);
   if (header.version != detail::binary_trace_version) {
     fail("version " + std::to_string(header.version) + " of the binary format is unknown");
   }
   microseconds_ = header.microseconds;
   by_time_.reserve(text_.size() / detail::row_size);
   for (std::size_t at = detail::row_size; detail::is_row_at(text_, at); at += detail::row_size) by_time_.push_back(at);
-  const auto key_of = [&](std::size_t position) {
+  auto const key_of = [&](std::size_t position) {
     return std::pair{detail::part_at<detail::binary_trace_row>(text_, position).nanoseconds, position};
   };
   std::ranges::sort(by_time_, {}, key_of);
@@ -63,9 +63,9 @@ void trace_reader::read_binary_header() {
 
 bool trace_reader::next_binary(trace_record& record) {
   if (position_ < by_time_.size()) {
-    const std::size_t at = by_time_[position_++];
+    std::size_t const at = by_time_[position_++];
     line_ = at / detail::row_size + 1;
-    const auto row = detail::part_at<detail::binary_trace_row>(text_, at);
+    auto const row = detail::part_at<detail::binary_trace_row>(text_, at);
     record = {.thread = row.thread,
               .microseconds = microseconds_ + row.nanoseconds / 1000,
               .action = static_cast<trace_action>(row.action),
@@ -74,7 +74,7 @@ bool trace_reader::next_binary(trace_record& record) {
               .stream = row.stream};
     return true;
   }
-  const std::size_t end = (by_time_.size() + 1) * detail::row_size;
+  std::size_t const end = (by_time_.size() + 1) * detail::row_size;
   if (position_ > by_time_.size() || end == text_.size()) return false;
   line_ = by_time_.size() + 2;
   if (text_.size() - end < detail::row_size) fail("cut short: this last row is not whole");
@@ -92,8 +92,8 @@ inline constexpr std::array<std::string_view, 3> trace_action_names{"allocate", 
 // Parses a number. Accepts only a text of digits whose value fits; from_chars alone would stop at the first other
 // character.
 bool parse_trace_number(std::string_view text, std::uint64_t& value, int base) {
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value, base);
+  char const* const end = text.data() + text.size();
+  auto const [stop, error] = std::from_chars(text.data(), end, value, base);
   return error == std::errc{} && stop == end;
 }
 
@@ -115,7 +115,7 @@ bool parse_trace_time(std::string_view text, std::uint64_t& microseconds) {
   constexpr std::size_t tail = sizeof(":MM:SS.ffffff") - 1;
   constexpr std::uint64_t max_hours = 5'124'095'575; // the last whole hour whose microseconds fit
   if (text.size() < tail + 2) return false;
-  const std::size_t hours_end = text.size() - tail;
+  std::size_t const hours_end = text.size() - tail;
   if (text[hours_end] != ':' || text[hours_end + 3] != ':' || text[hours_end + 6] != '.') return false;
   std::uint64_t hours = 0;
   std::uint64_t minutes = 0;
@@ -134,7 +134,7 @@ bool parse_trace_time(std::string_view text, std::uint64_t& microseconds) {
 }
 
 bool parse_trace_action(std::string_view text, trace_action& action) {
-  const auto found = std::find(trace_action_names.begin(), trace_action_names.end(), text);
+  auto const found = std::find(trace_action_names.begin(), trace_action_names.end(), text);
   if (found == trace_action_names.end()) return false;
   action = static_cast<trace_action>(found - trace_action_names.begin());
   return true;
@@ -143,7 +143,7 @@ bool parse_trace_action(std::string_view text, trace_action& action) {
 std::size_t split_trace_row(std::string_view row, std::array<std::string_view, trace_columns>& fields) {
   std::size_t count = 0;
   for (;;) {
-    const std::size_t comma = row.find(',');
+    std::size_t const comma = row.find(',');
     if (count < trace_columns) fields[count] = row.substr(0, comma);
     ++count;
     if (comma == std::string_view::npos) return count;
@@ -152,7 +152,7 @@ std::size_t split_trace_row(std::string_view row, std::array<std::string_view, t
 }
 
 // Returns the index of the first column with a wrong value; nullopt if all values are right.
-std::optional<std::size_t> parse_trace_fields(const std::array<std::string_view, trace_columns>& fields,
+std::optional<std::size_t> parse_trace_fields(std::array<std::string_view, trace_columns> const& fields,
                                               trace_record& record) {
   if (!parse_trace_number(fields[0], record.thread, 10)) return 0;
   if (!parse_trace_time(fields[1], record.microseconds)) return 1;
@@ -167,11 +167,11 @@ std::optional<std::size_t> parse_trace_fields(const std::array<std::string_view,
 std::string quoted_trace_text(std::string_view text) {
   constexpr std::size_t max_shown = 40;
   std::string shown = "'";
-  for (const char c : text.substr(0, max_shown)) shown += c >= ' ' && c <= '~' ? c : '.';
+  for (char const c : text.substr(0, max_shown)) shown += c >= ' ' && c <= '~' ? c : '.';
   return shown + (text.size() > max_shown ? "…'" : "'");
 }
 
-std::string trace_place(const std::string& file, std::size_t line) {
+std::string trace_place(std::string const& file, std::size_t line) {
   return line == 0 ? file : file + ":" + std::to_string(line);
 }
 
@@ -191,8 +191,8 @@ struct trace_cursor {
     number(value, 16);
   }
   void time(std::uint64_t microseconds) {
-    const std::uint64_t seconds = microseconds / 1'000'000;
-    const std::uint64_t hours = seconds / 3600;
+    std::uint64_t const seconds = microseconds / 1'000'000;
+    std::uint64_t const hours = seconds / 3600;
     hours < 100 ? padded(hours, 2) : number(hours);
     text(":");
     padded(seconds / 60 % 60, 2);
@@ -209,7 +209,7 @@ trace_error::trace_error(std::string file, std::size_t line, std::string reason)
     : std::runtime_error(detail::trace_place(file, line) + ": " + reason), file_(std::move(file)), line_(line),
       reason_(std::move(reason)) {}
 
-trace_row extend::format_row(const trace_record& record) noexcept {
+trace_row extend::format_row(trace_record const& record) noexcept {
   trace_row row;
   char* const begin = row.text_.data();
   detail::trace_cursor out{begin, begin + row.text_.size()};
@@ -246,7 +246,7 @@ void trace_reader::fail(std::string reason) {
 
 std::string_view trace_reader::next_line() {
   ++line_;
-  const std::size_t end = text_.find('\n', position_);
+  std::size_t const end = text_.find('\n', position_);
   if (end == std::string::npos) fail("cut short: this last line has no line end");
   std::string_view line = std::string_view(text_).substr(position_, end - position_);
   position_ = end + 1;
@@ -259,7 +259,7 @@ void trace_reader::read_header() {
   if (text_.starts_with(std::string_view{detail::binary_trace_magic.data(), detail::binary_trace_magic.size()})) {
     return read_binary_header();
   }
-  const std::string_view first = next_line();
+  std::string_view const first = next_line();
   if (first != trace_header) {
     fail("not a trace: the first line must be '" + std::string(trace_header) + "', not " +
          detail::quoted_trace_text(first));
@@ -269,13 +269,13 @@ void trace_reader::read_header() {
 bool trace_reader::next(trace_record& record) {
   if (binary_) return next_binary(record);
   if (position_ == text_.size()) return false;
-  const std::string_view row = next_line();
+  std::string_view const row = next_line();
   std::array<std::string_view, detail::trace_columns> fields;
-  const std::size_t count = detail::split_trace_row(row, fields);
+  std::size_t const count = detail::split_trace_row(row, fields);
   if (count != fields.size()) {
     fail("a row has " + std::to_string(fields.size()) + " fields, this one has " + std::to_string(count));
   }
-  if (const auto wrong = detail::parse_trace_fields(fields, record)) {
+  if (auto const wrong = detail::parse_trace_fields(fields, record)) {
     fail("bad " + std::string(detail::trace_column_names[*wrong]) + " " + detail::quoted_trace_text(fields[*wrong]));
   }
   return true;
@@ -292,8 +292,8 @@ std::vector<trace_record> trace_reader::read_all() {
 
 trace_writer::trace_writer(std::ostream& output) : output_(&output) { *output_ << trace_header << '\n'; }
 
-void trace_writer::write(const trace_record& record) {
-  const trace_row row = format_row(record);
+void trace_writer::write(trace_record const& record) {
+  trace_row const row = format_row(record);
   output_->write(row.text().data(), static_cast<std::streamsize>(row.text().size()));
 }
 

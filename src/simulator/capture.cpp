@@ -7,51 +7,51 @@
 
 namespace simulated {
 
-capture::member& capture::enter(const stream_ptr& on) {
+capture::member& capture::enter(stream_ptr const& on) {
   for (member& present : members)
     if (present.on == on) return present;
   return members.emplace_back(member{on, 0, {}, {}, {}});
 }
 
-void capture::add(const stream_ptr& on, operation&& node, graph_nodes& all) {
+void capture::add(stream_ptr const& on, operation&& node, graph_nodes& all) {
   member& place = enter(on);
   auto edges = std::make_shared<graph_node>();
   edges->dependencies = std::move(place.dependencies);
   edges->edges = std::move(place.edges);
   edges->is_kernel = node.is_kernel;
   for (std::size_t i = 0; i < edges->edges.size() && node.may_overlap; ++i) {
-    const auto* before = all.find(edges->dependencies[i]);
+    auto const* before = all.find(edges->dependencies[i]);
     if (before == nullptr || !(*before)->is_kernel) continue;
     edges->edges[i].from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
     edges->edges[i].type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
   }
-  const auto handle = static_cast<CUgraphNode>(all.insert(std::move(edges)));
+  auto const handle = static_cast<CUgraphNode>(all.insert(std::move(edges)));
   made->handles.push_back(handle);
   place.dependencies = {handle};
   place.edges = {CUgraphEdgeData{}};
-  const auto index = static_cast<std::uint32_t>(&place - members.data());
+  auto const index = static_cast<std::uint32_t>(&place - members.data());
   place.order.set(index, ++place.nodes);
   places.push_back({index, place.nodes});
   made->nodes.push_back(std::move(node));
 }
 
-void capture::depend(const stream_ptr& on, const std::vector<CUgraphNode>& nodes) {
+void capture::depend(stream_ptr const& on, std::vector<CUgraphNode> const& nodes) {
   member& place = enter(on);
-  for (const CUgraphNode node : nodes) {
+  for (CUgraphNode const node : nodes) {
     if (std::find(place.dependencies.begin(), place.dependencies.end(), node) != place.dependencies.end()) continue;
     place.dependencies.push_back(node);
     place.edges.push_back({});
   }
 }
 
-std::optional<capture::clash> capture::clash_of(const stream_ptr& on, const operation& node) {
-  const vector_clock& order = enter(on).order;
+std::optional<capture::clash> capture::clash_of(stream_ptr const& on, operation const& node) {
+  vector_clock const& order = enter(on).order;
   for (std::size_t i = 0; i < places.size(); ++i) {
-    const auto [member, number] = places[i];
+    auto const [member, number] = places[i];
     if (members[member].on == on || order.covers(member, number)) continue;
-    for (const touched& mine : node.touches)
-      for (const touched& other : made->nodes[i].touches) {
-        const bool overlap = mine.address < other.address + other.bytes && other.address < mine.address + mine.bytes;
+    for (touched const& mine : node.touches)
+      for (touched const& other : made->nodes[i].touches) {
+        bool const overlap = mine.address < other.address + other.bytes && other.address < mine.address + mine.bytes;
         if (overlap && (mine.write || other.write))
           return clash{{members[member].on->id, number, made->nodes[i].action}, mine};
       }
@@ -60,7 +60,7 @@ std::optional<capture::clash> capture::clash_of(const stream_ptr& on, const oper
 }
 
 bool capture::joined() const {
-  const vector_clock& origin = members.front().order;
+  vector_clock const& origin = members.front().order;
   for (std::size_t i = 0; i < members.size(); ++i)
     if (!origin.covers(static_cast<std::uint32_t>(i), members[i].nodes)) return false;
   return true;

@@ -60,17 +60,17 @@ struct capture {
   };
 
   /// Returns the stream as a member. Adds it to the capture if it is not a member yet.
-  member& enter(const stream_ptr& on);
+  member& enter(stream_ptr const& on);
 
   /// Adds an operation to the graph instead of enqueuing it.
-  void add(const stream_ptr& on, operation&& node, graph_nodes& all);
+  void add(stream_ptr const& on, operation&& node, graph_nodes& all);
 
   /// Adds `nodes` to the nodes on which the stream's next node depends.
-  void depend(const stream_ptr& on, const std::vector<CUgraphNode>& nodes);
+  void depend(stream_ptr const& on, std::vector<CUgraphNode> const& nodes);
 
   /// Returns the first clash between `node`, which the stream is about to add, and an earlier node. When the graph
   /// runs, two nodes that clash can run at the same time.
-  [[nodiscard]] std::optional<clash> clash_of(const stream_ptr& on, const operation& node);
+  [[nodiscard]] std::optional<clash> clash_of(stream_ptr const& on, operation const& node);
 
   /// Returns whether the stream on which the capture began is ordered after all nodes of all members.
   [[nodiscard]] bool joined() const;

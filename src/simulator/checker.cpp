@@ -14,12 +14,12 @@ namespace simulated {
 
 namespace {
 
-std::string missing_order(const party& earlier, const party& later) {
+std::string missing_order(party const& earlier, party const& later) {
   if (later.stream == 0) return "the host has not seen " + describe(earlier) + " complete";
   return "stream " + std::to_string(later.stream) + " is not ordered after " + describe(earlier);
 }
 
-const char* phrase(finding_kind kind) {
+char const* phrase(finding_kind kind) {
   switch (kind) {
   case finding_kind::unordered_reuse: return "unordered reuse of ";
   case finding_kind::unordered_free: return "unordered free of ";
@@ -50,13 +50,13 @@ checker::segment_map::iterator checker::split_at(std::uint64_t key) {
 }
 
 /// Calls `visit(segment, address)` for each segment of the run. Creates segments for bytes that have none.
-template <class Visit> void checker::over(const run& at, Visit&& visit) {
-  const std::uint64_t end = at.key + at.bytes;
+template <class Visit> void checker::over(run const& at, Visit&& visit) {
+  std::uint64_t const end = at.key + at.bytes;
   split_at(end);
   auto part = split_at(at.key);
   for (std::uint64_t key = at.key; key < end;) {
     if (part == segments_.end() || part->first != key) {
-      const std::uint64_t stop = part == segments_.end() ? end : std::min(end, part->first);
+      std::uint64_t const stop = part == segments_.end() ? end : std::min(end, part->first);
       part = segments_.emplace_hint(part, key, segment{stop, segment_state::untracked, {}, {}, {}});
     }
     visit(part->second, at.address + (key - at.key));
@@ -68,51 +68,51 @@ template <class Visit> void checker::over(const run& at, Visit&& visit) {
 /// Calls `visit(run)` for each run of a range of addresses; skips unmapped addresses.
 template <class Visit> void checker::runs(std::uint64_t address, std::uint64_t bytes, Visit&& visit) {
   if (!mappings_.owns(address)) return visit(run{address, bytes, address});
-  mappings_.visit(address, bytes, [&](const run& at) {
+  mappings_.visit(address, bytes, [&](run const& at) {
     if (at.through != nullptr) visit(at);
   });
 }
 
 /// Returns the id of physical memory in `tracked_`. The id of an allocation there is its buffer id; the top bit keeps
 /// the two kinds apart.
-std::uint64_t checker::tracking_id(const physical& which) noexcept { return (std::uint64_t{1} << 63) | which.number; }
+std::uint64_t checker::tracking_id(physical const& which) noexcept { return (std::uint64_t{1} << 63) | which.number; }
 
-checker::holder checker::holder_of(const run& at) const {
+checker::holder checker::holder_of(run const& at) const {
   if (at.through != nullptr)
     return {{at.through->of->number, at.through->address, at.through->bytes, true}, tracking_id(*at.through->of)};
-  const allocation* held = allocations_.find(at.address);
+  allocation const* held = allocations_.find(at.address);
   return held == nullptr ? holder{} : holder{{held->number, held->address, held->bytes}, held->buffer_id};
 }
 
 /// Notes a use of a mapping. The mapping must not be unmapped before the host has seen the use complete.
-void checker::count_use(const actor& who, const run& at) {
+void checker::count_use(actor const& who, run const& at) {
   if (at.through != nullptr && who.component != host_component)
     at.through->uses.insert_or_assign(who.component, mapping::use{who.number, who.name});
 }
 
 void checker::prune(segment& part) const {
-  std::erase_if(part.accesses, [&](const access& old) { return host_.covers(old.component, old.number); });
+  std::erase_if(part.accesses, [&](access const& old) { return host_.covers(old.component, old.number); });
 }
 
-void checker::report_finding(finding_kind kind, const party& earlier, const party& later, const block_name& block,
-                             const std::string& what) {
+void checker::report_finding(finding_kind kind, party const& earlier, party const& later, block_name const& block,
+                             std::string const& what) {
   findings_.add({kind, earlier, later, block, missing_order(earlier, later), what});
 }
 
-void checker::report_unordered(finding_kind kind, const party& earlier, const party& later, const block_name& block,
-                               const std::string& before, const std::string& after) {
+void checker::report_unordered(finding_kind kind, party const& earlier, party const& later, block_name const& block,
+                               std::string const& before, std::string const& after) {
   findings_.add_unordered({kind, earlier, later, block, missing_order(earlier, later), {}}, before, after);
 }
 
 /// Compares `who` with the earlier accesses to the segment. Reports those after which `who` is not ordered, except the
 /// uses in `declared` (null: none). Removes the reported accesses, and those that the new access of `who` replaces.
-void checker::check_order(segment& part, const actor& who, bool write, finding_kind kind, const block_name& block,
-                          const std::vector<declared_use>* declared) {
+void checker::check_order(segment& part, actor const& who, bool write, finding_kind kind, block_name const& block,
+                          std::vector<declared_use> const* declared) {
   prune(part);
-  std::erase_if(part.accesses, [&](const access& old) {
+  std::erase_if(part.accesses, [&](access const& old) {
     if (who.order->covers(old.component, old.number)) return write || !old.write;
     if (!write && !old.write) return false;
-    const auto covers = [&](const declared_use& use) {
+    auto const covers = [&](declared_use const& use) {
       return use.component == old.component && old.number <= use.number;
     };
     if (declared != nullptr && std::any_of(declared->begin(), declared->end(), covers)) return false;
@@ -129,55 +129,55 @@ bool checker::tracked(std::uint64_t address) const {
   return above != segments_.begin() && std::prev(above)->second.end > address;
 }
 
-void checker::check_bounds(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write) {
+void checker::check_bounds(actor const& who, std::uint64_t address, std::uint64_t bytes, bool write) {
   if (mappings_.owns(address)) return check_mapped(who, address, bytes, write);
   if (!allocations_.owns(address)) return;
-  const allocation* held = allocations_.find(address);
+  allocation const* held = allocations_.find(address);
   if (held != nullptr && address + bytes <= held->address + held->bytes) return;
-  const block_name block =
+  block_name const block =
       held != nullptr ? block_name{held->number, held->address, held->bytes} : block_name{0, address, bytes};
-  const std::string where = held != nullptr ? "past the end of " + describe(block)
+  std::string const where = held != nullptr ? "past the end of " + describe(block)
                                             : "memory that the driver has not allocated: " + describe(block);
   report_finding(finding_kind::unallocated_access, {}, who.name, block, describe(who.name) + " touches " + where);
 }
 
 /// Reports the first part of the range that is not mapped, or to which the device has no access.
-void checker::check_mapped(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write) {
+void checker::check_mapped(actor const& who, std::uint64_t address, std::uint64_t bytes, bool write) {
   bool spoken = false;
-  mappings_.visit(address, bytes, [&](const run& at) {
+  mappings_.visit(address, bytes, [&](run const& at) {
     if (spoken) return;
     if (at.through == nullptr) {
       spoken = true;
-      const block_name block{0, at.address, at.bytes};
+      block_name const block{0, at.address, at.bytes};
       report_finding(finding_kind::unmapped_access, {}, who.name, block,
                      describe(who.name) + " touches unmapped addresses: " + describe(block));
       return;
     }
-    const unsigned allowed = who.device < 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : at.through->access_of(who.device);
+    unsigned const allowed = who.device < 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : at.through->access_of(who.device);
     if (allowed == CU_MEM_ACCESS_FLAGS_PROT_READWRITE || (allowed == CU_MEM_ACCESS_FLAGS_PROT_READ && !write)) return;
     spoken = true;
-    const block_name block = holder_of(at).name;
+    block_name const block = holder_of(at).name;
     report_finding(finding_kind::access_without_right, {}, who.name, block,
                    describe(who.name) + (write ? " writes " : " reads ") + describe(block) + ", to which device " +
                        std::to_string(who.device) + (allowed == 0 ? " was given no access" : " may only read"));
   });
 }
 
-void checker::touch(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write, bool own) {
+void checker::touch(actor const& who, std::uint64_t address, std::uint64_t bytes, bool write, bool own) {
   if (bytes == 0 || !tracked(address)) return;
   check_bounds(who, address, bytes, write);
   bool spoken = own;
-  runs(address, bytes, [&](const run& at) { touch_run(who, at, write, spoken); });
+  runs(address, bytes, [&](run const& at) { touch_run(who, at, write, spoken); });
 }
 
-void checker::touch_run(const actor& who, const run& at, bool write, bool& spoken) {
-  const auto [held, tracking_id] = holder_of(at);
-  const bool tracked = tracking_id != 0 && tracked_.contains(tracking_id);
-  const bool owned = at.through != nullptr || allocations_.owns(at.address);
+void checker::touch_run(actor const& who, run const& at, bool write, bool& spoken) {
+  auto const [held, tracking_id] = holder_of(at);
+  bool const tracked = tracking_id != 0 && tracked_.contains(tracking_id);
+  bool const owned = at.through != nullptr || allocations_.owns(at.address);
   count_use(who, at);
   over(at, [&](segment& part, std::uint64_t address) {
-    const block_name block = part.block.number != 0 ? part.block : held;
-    const bool elsewhere = at.through != nullptr && part.state == segment_state::granted &&
+    block_name const block = part.block.number != 0 ? part.block : held;
+    bool const elsewhere = at.through != nullptr && part.state == segment_state::granted &&
                            address - part.block.address >= part.block.bytes;
     if (owned && !spoken && part.state == segment_state::freed) {
       spoken = true;
@@ -193,16 +193,16 @@ void checker::touch_run(const actor& who, const run& at, bool write, bool& spoke
     }
     check_order(part, who, write, finding_kind::unordered_access, block, nullptr);
     std::erase_if(part.accesses,
-                  [&](const access& old) { return !old.write && !write && old.component == who.component; });
+                  [&](access const& old) { return !old.write && !write && old.component == who.component; });
     part.accesses.push_back({who.component, write, who.number, who.name});
   });
 }
 
-void checker::check_overlap(const actor& who, const block_map& blocks, const block_name& made) {
+void checker::check_overlap(actor const& who, block_map const& blocks, block_name const& made) {
   auto at = blocks.upper_bound(made.address);
   if (at != blocks.begin()) --at;
   for (; at != blocks.end() && at->first < made.address + made.bytes; ++at) {
-    const block_name& old = at->second.name;
+    block_name const& old = at->second.name;
     if (old.address + old.bytes <= made.address) continue;
     report_finding(finding_kind::overlapping_grant, {}, who.name, old,
                    describe(made) + ", granted to stream " + std::to_string(who.name.stream) + ", overlaps the live " +
@@ -210,21 +210,21 @@ void checker::check_overlap(const actor& who, const block_map& blocks, const blo
   }
 }
 
-void checker::granted(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
-  const block_name made{next_block_number(), address, bytes};
+void checker::granted(actor const& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
+  block_name const made{next_block_number(), address, bytes};
   block_map& blocks = blocks_[owner];
   check_overlap(who, blocks, made);
   check_bounds(who, address, bytes, true);
-  runs(address, bytes, [&](const run& at) { grant_run(who, at, made); });
+  runs(address, bytes, [&](run const& at) { grant_run(who, at, made); });
   blocks.insert_or_assign(address, block{made, {}});
 }
 
-void checker::grant_run(const actor& who, const run& at, const block_name& made) {
-  if (const holder held = holder_of(at); held.tracked != 0) tracked_.insert(held.tracked);
+void checker::grant_run(actor const& who, run const& at, block_name const& made) {
+  if (holder const held = holder_of(at); held.tracked != 0) tracked_.insert(held.tracked);
   count_use(who, at);
   bool spoken = false;
   over(at, [&](segment& part, std::uint64_t address) {
-    const bool lives_elsewhere = at.through != nullptr && part.state == segment_state::granted &&
+    bool const lives_elsewhere = at.through != nullptr && part.state == segment_state::granted &&
                                  address - part.block.address >= part.block.bytes;
     if (lives_elsewhere && !spoken)
       report_finding(finding_kind::overlapping_grant, {}, who.name, part.block,
@@ -254,31 +254,31 @@ checker::block_map* checker::map_of(std::uint64_t owner, std::uint64_t address) 
   return newest;
 }
 
-void checker::reject_free(const actor& who, std::uint64_t address, std::uint64_t bytes) {
-  const mapping* through = mappings_.find(address);
-  const std::uint64_t key = through == nullptr ? address : through->of->key() + (address - through->address);
+void checker::reject_free(actor const& who, std::uint64_t address, std::uint64_t bytes) {
+  mapping const* through = mappings_.find(address);
+  std::uint64_t const key = through == nullptr ? address : through->of->key() + (address - through->address);
   auto above = segments_.upper_bound(key);
-  const segment* part = above == segments_.begin() ? nullptr : &std::prev(above)->second;
+  segment const* part = above == segments_.begin() ? nullptr : &std::prev(above)->second;
   if (part != nullptr && part->end > key && part->state == segment_state::freed) {
     report_finding(finding_kind::double_free, part->ended, who.name, part->block,
                    "double free of " + describe(part->block) + ": " + describe(who.name) + " comes after " +
                        describe(part->ended));
     return;
   }
-  const block_name unknown{0, address, bytes};
+  block_name const unknown{0, address, bytes};
   report_finding(finding_kind::unknown_free, {}, who.name, unknown,
                  describe(who.name) + " frees memory that no resource granted: " + describe(unknown));
 }
 
-void checker::returned(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
+void checker::returned(actor const& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
   block_map* blocks = map_of(owner, address);
   if (blocks == nullptr) return reject_free(who, address, bytes);
-  const block old = std::move(blocks->at(address));
+  block const old = std::move(blocks->at(address));
   blocks->erase(address);
   if (bytes != 0 && bytes != old.name.bytes)
     report_finding(finding_kind::wrong_size, {}, who.name, old.name,
                    describe(who.name) + " frees " + std::to_string(bytes) + " bytes of " + describe(old.name));
-  runs(address, old.name.bytes, [&](const run& at) {
+  runs(address, old.name.bytes, [&](run const& at) {
     count_use(who, at);
     over(at, [&](segment& part, std::uint64_t) {
       check_order(part, who, true, finding_kind::unordered_free, old.name, &old.declared);
@@ -290,14 +290,14 @@ void checker::returned(const actor& who, std::uint64_t owner, std::uint64_t addr
   });
 }
 
-void checker::use_declared(const actor& who, std::uint64_t address) {
+void checker::use_declared(actor const& who, std::uint64_t address) {
   for (auto& [owner, blocks] : blocks_) {
     auto above = blocks.upper_bound(address);
     if (above == blocks.begin()) continue;
     block& held = std::prev(above)->second;
     if (address - held.name.address >= held.name.bytes) continue;
     auto& uses = held.declared;
-    std::erase_if(uses, [&](const declared_use& use) { return use.component == who.component; });
+    std::erase_if(uses, [&](declared_use const& use) { return use.component == who.component; });
     uses.push_back({who.component, who.number});
   }
 }
@@ -307,12 +307,12 @@ void checker::fresh(std::uint64_t address, std::uint64_t bytes) {
   segments_.erase(split_at(address), last);
 }
 
-void checker::lent_back(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
+void checker::lent_back(actor const& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
   for (auto& [other, blocks] : blocks_) {
     if (other == owner) continue;
     auto at = blocks.lower_bound(address);
     while (at != blocks.end() && at->first < address + bytes) {
-      const block_name live = at->second.name;
+      block_name const live = at->second.name;
       report_finding(finding_kind::live_block_in_freed_memory, {}, who.name, live,
                      describe(who.name) + " returns memory to the driver that holds the live " + describe(live));
       at = blocks.erase(at);
@@ -320,24 +320,24 @@ void checker::lent_back(const actor& who, std::uint64_t owner, std::uint64_t add
   }
 }
 
-void checker::gone(const actor& who, std::uint64_t address, std::uint64_t bytes, bool report_live) {
+void checker::gone(actor const& who, std::uint64_t address, std::uint64_t bytes, bool report_live) {
   for (auto& [owner, blocks] : blocks_) {
     auto at = blocks.lower_bound(address);
     while (at != blocks.end() && at->first < address + bytes) {
-      const block_name live = at->second.name;
+      block_name const live = at->second.name;
       if (report_live)
         report_finding(finding_kind::live_block_in_freed_memory, {}, who.name, live,
                        describe(who.name) + " returns memory to the driver that holds the live " + describe(live));
       at = blocks.erase(at);
     }
   }
-  if (const allocation* held = allocations_.find(address)) tracked_.erase(held->buffer_id);
+  if (allocation const* held = allocations_.find(address)) tracked_.erase(held->buffer_id);
   fresh(address, bytes);
 }
 
-void checker::left(const actor& who, const mapping& which) {
-  const block_name block{which.of->number, which.address, which.bytes, true};
-  for (const auto& [component, use] : which.uses) {
+void checker::left(actor const& who, mapping const& which) {
+  block_name const block{which.of->number, which.address, which.bytes, true};
+  for (auto const& [component, use] : which.uses) {
     if (host_.covers(component, use.number)) continue;
     report_unordered(finding_kind::premature_unmap, use.name, who.name, block,
                      describe(who.name) + " unmaps, or revokes access to, ",
@@ -345,13 +345,13 @@ void checker::left(const actor& who, const mapping& which) {
   }
 }
 
-void checker::unmapped(const actor& who, const mapping& which) {
-  const std::uint64_t end = which.address + which.bytes;
+void checker::unmapped(actor const& who, mapping const& which) {
+  std::uint64_t const end = which.address + which.bytes;
   for (auto& [owner, blocks] : blocks_) {
     auto at = blocks.lower_bound(which.address);
     if (at != blocks.begin() && std::prev(at)->first + std::prev(at)->second.name.bytes > which.address) --at;
     while (at != blocks.end() && at->first < end) {
-      const block_name live = at->second.name;
+      block_name const live = at->second.name;
       report_finding(finding_kind::live_block_in_freed_memory, {}, who.name, live,
                      describe(who.name) + " unmaps memory that holds the live " + describe(live));
       at = blocks.erase(at);
@@ -359,7 +359,7 @@ void checker::unmapped(const actor& who, const mapping& which) {
   }
 }
 
-void checker::forget(const physical& which) {
+void checker::forget(physical const& which) {
   tracked_.erase(tracking_id(which));
   fresh(which.key(), which.bytes);
 }

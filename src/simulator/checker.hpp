@@ -24,7 +24,7 @@ struct actor {
   std::uint32_t component;   // the stream, or the host, as a number in vector clocks
   std::uint64_t number;      // which of the component's points this is
   party name;                // as messages show it
-  const vector_clock* order; // how many points of each component are ordered before this point
+  vector_clock const* order; // how many points of each component are ordered before this point
   int device = -1;           // the device that reads or writes; -1: the host
 };
 
@@ -32,7 +32,7 @@ struct actor {
 /// are accesses to the same bytes.
 class checker {
 public:
-  checker(report& findings, const memory& allocations, virtual_memory& mappings, const vector_clock& host)
+  checker(report& findings, memory const& allocations, virtual_memory& mappings, vector_clock const& host)
       : findings_(findings), allocations_(allocations), mappings_(mappings), host_(host) {}
 
   /// Forgets all accesses and blocks.
@@ -42,38 +42,38 @@ public:
 
   /// Checks work that reads or writes bytes. `own` means work of a resource on its own memory, which needs no grant:
   /// then neither a missing grant nor a use after a free is reported.
-  void touch(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write, bool own = false);
+  void touch(actor const& who, std::uint64_t address, std::uint64_t bytes, bool write, bool own = false);
 
   /// Called when a checked resource (one that reports its blocks here) has granted a block. The grant counts as a write
   /// to the whole block. `owner` is the number of the resource.
-  void granted(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
+  void granted(actor const& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
 
   /// Called before a checked resource frees a block.
-  void returned(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
+  void returned(actor const& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
 
   /// Reports a free of an address that is not a live block: a double free, or a free of an unknown address.
-  void reject_free(const actor& who, std::uint64_t address, std::uint64_t bytes);
+  void reject_free(actor const& who, std::uint64_t address, std::uint64_t bytes);
 
   /// Called before a block returns to the driver pool with the number `owner`, which had lent it. Reports live blocks
   /// of other owners in it.
-  void lent_back(const actor& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
+  void lent_back(actor const& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
 
   /// Declares all uses of the block at `address` up to the point `who`, as record_use() does. The free of the block
   /// need not be ordered after them.
-  void use_declared(const actor& who, std::uint64_t address);
+  void use_declared(actor const& who, std::uint64_t address);
 
   /// Called when the driver has allocated (`fresh`) or is about to free (`gone`) memory: drops the accesses to it.
   /// gone() also drops the live blocks in the memory, and reports them if `report_live` is true.
   void fresh(std::uint64_t address, std::uint64_t bytes);
-  void gone(const actor& who, std::uint64_t address, std::uint64_t bytes, bool report_live);
+  void gone(actor const& who, std::uint64_t address, std::uint64_t bytes, bool report_live);
 
   /// Called before an unmap, or before a device loses access. Reports uses of the mapping that the host has not seen
   /// complete.
-  void left(const actor& who, const mapping& which);
+  void left(actor const& who, mapping const& which);
   /// Called before an unmap. Reports the live blocks in the mapping.
-  void unmapped(const actor& who, const mapping& which);
+  void unmapped(actor const& who, mapping const& which);
   /// Drops the accesses to physical memory that was released.
-  void forget(const physical& which);
+  void forget(physical const& which);
 
   std::uint64_t next_block_number() noexcept { return ++blocks_made_; }
 
@@ -110,31 +110,31 @@ private:
     std::uint64_t tracked = 0;
   };
 
-  static std::uint64_t tracking_id(const physical& which) noexcept;
+  static std::uint64_t tracking_id(physical const& which) noexcept;
   segment_map::iterator split_at(std::uint64_t key);
-  template <class Visit> void over(const run& at, Visit&& visit);
+  template <class Visit> void over(run const& at, Visit&& visit);
   template <class Visit> void runs(std::uint64_t address, std::uint64_t bytes, Visit&& visit);
-  [[nodiscard]] holder holder_of(const run& at) const;
-  void touch_run(const actor& who, const run& at, bool write, bool& spoken);
-  void grant_run(const actor& who, const run& at, const block_name& made);
-  static void count_use(const actor& who, const run& at);
+  [[nodiscard]] holder holder_of(run const& at) const;
+  void touch_run(actor const& who, run const& at, bool write, bool& spoken);
+  void grant_run(actor const& who, run const& at, block_name const& made);
+  static void count_use(actor const& who, run const& at);
   void prune(segment& part) const;
-  void check_order(segment& part, const actor& who, bool write, finding_kind kind, const block_name& block,
-                   const std::vector<declared_use>* declared);
-  void report_finding(finding_kind kind, const party& earlier, const party& later, const block_name& block,
-                      const std::string& what);
-  void report_unordered(finding_kind kind, const party& earlier, const party& later, const block_name& block,
-                        const std::string& before, const std::string& after);
-  void check_bounds(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write);
-  void check_mapped(const actor& who, std::uint64_t address, std::uint64_t bytes, bool write);
-  void check_overlap(const actor& who, const block_map& blocks, const block_name& made);
+  void check_order(segment& part, actor const& who, bool write, finding_kind kind, block_name const& block,
+                   std::vector<declared_use> const* declared);
+  void report_finding(finding_kind kind, party const& earlier, party const& later, block_name const& block,
+                      std::string const& what);
+  void report_unordered(finding_kind kind, party const& earlier, party const& later, block_name const& block,
+                        std::string const& before, std::string const& after);
+  void check_bounds(actor const& who, std::uint64_t address, std::uint64_t bytes, bool write);
+  void check_mapped(actor const& who, std::uint64_t address, std::uint64_t bytes, bool write);
+  void check_overlap(actor const& who, block_map const& blocks, block_name const& made);
   block_map* map_of(std::uint64_t owner, std::uint64_t address);
   bool tracked(std::uint64_t address) const;
 
   report& findings_;
-  const memory& allocations_;
+  memory const& allocations_;
   virtual_memory& mappings_;
-  const vector_clock& host_;
+  vector_clock const& host_;
   segment_map segments_;                                // by key: the address; for virtual memory the physical location
   std::unordered_map<std::uint64_t, block_map> blocks_; // by owner
   std::unordered_set<std::uint64_t> tracked_;           // allocations of the driver in which blocks were granted

@@ -12,7 +12,7 @@
 #include "gpumem/simulator.hpp"
 
 // A weak symbol: the module library defines it too, and this library must also link without the module library.
-extern "C" [[gnu::weak]] const char GPUMEM_CCCL_LINK_GUARD = 0;
+extern "C" [[gnu::weak]] char const GPUMEM_CCCL_LINK_GUARD = 0;
 
 namespace gpumem::simulator {
 
@@ -20,7 +20,7 @@ using detail::require_control;
 
 namespace {
 
-gpumem_simulator_options outside(const options& how) {
+gpumem_simulator_options outside(options const& how) {
   if (how.devices < 1 || how.devices > 64) throw error("the number of simulated devices must be between 1 and 64");
   if (how.capacity == 0) throw error("the capacity of a simulated device is 0");
   return {how.devices,
@@ -33,18 +33,18 @@ gpumem_simulator_options outside(const options& how) {
           how.concurrent_managed_access ? 1 : 0};
 }
 
-int reset_to(const options& how, const gpumem_simulator_options& settings) {
-  const gpumem_simulator_details details{how.strict_pool_destroy ? 1 : 0, how.keep_objects ? 1 : 0, how.name.c_str(),
+int reset_to(options const& how, gpumem_simulator_options const& settings) {
+  gpumem_simulator_details const details{how.strict_pool_destroy ? 1 : 0, how.keep_objects ? 1 : 0, how.name.c_str(),
                                          how.addresses};
   return require_control().reset(&settings, &details);
 }
 
-party inside(const gpumem_simulator_party& side) { return {side.stream, side.operation, side.action}; }
+party inside(gpumem_simulator_party const& side) { return {side.stream, side.operation, side.action}; }
 
 std::vector<finding> findings(bool take) {
   std::vector<finding> all;
   require_control().visit_findings(
-      [](void* context, const gpumem_simulator_finding* told) {
+      [](void* context, gpumem_simulator_finding const* told) {
         static_cast<std::vector<finding>*>(context)->push_back(
             {static_cast<finding_kind>(told->kind), inside(told->earlier), inside(told->later), told->block_address,
              told->block_bytes, told->block_number, told->missing, told->text});
@@ -53,17 +53,17 @@ std::vector<finding> findings(bool take) {
   return all;
 }
 
-void enqueue(CUstream stream, const touch* first, std::size_t count, std::chrono::nanoseconds duration,
+void enqueue(CUstream stream, touch const* first, std::size_t count, std::chrono::nanoseconds duration,
              std::function<void()> function) {
   std::vector<gpumem_simulator_touch> touches;
   for (std::size_t i = 0; i < count; ++i)
     touches.push_back({first[i].pointer, first[i].bytes, first[i].writes ? 1 : 0});
   if (duration < std::chrono::nanoseconds{0} || duration > std::chrono::years{1})
     throw std::invalid_argument{"gpumem: the duration of simulated work must be 0 to a year"};
-  const auto nanoseconds = static_cast<std::uint64_t>(duration.count());
-  const bool runs = static_cast<bool>(function);
+  auto const nanoseconds = static_cast<std::uint64_t>(duration.count());
+  bool const runs = static_cast<bool>(function);
   auto held = runs ? std::make_unique<std::function<void()>>(std::move(function)) : nullptr;
-  const int result = require_control().work(
+  int const result = require_control().work(
       stream, touches.data(), count, nanoseconds,
       runs ? +[](void* context) { (*static_cast<std::function<void()>*>(context))(); } : nullptr,
       runs ? +[](void* context) { delete static_cast<std::function<void()>*>(context); } : nullptr, held.release());
@@ -72,8 +72,8 @@ void enqueue(CUstream stream, const touch* first, std::size_t count, std::chrono
 
 } // namespace
 
-void load(const options& how) {
-  const gpumem_simulator_options settings = outside(how);
+void load(options const& how) {
+  gpumem_simulator_options const settings = outside(how);
   if (detail::open_library()) reset_to(how, settings);
 }
 
@@ -82,10 +82,10 @@ bool loaded() noexcept { return detail::loaded_control() != nullptr; }
 namespace {
 
 /// Returns whether the folder has a file nvidia0, nvidia1, …
-bool has_numbered_device(const std::filesystem::path& files) {
+bool has_numbered_device(std::filesystem::path const& files) {
   std::error_code failed;
-  for (const auto& entry : std::filesystem::directory_iterator(files, failed)) {
-    const std::string name = entry.path().filename().string();
+  for (auto const& entry : std::filesystem::directory_iterator(files, failed)) {
+    std::string const name = entry.path().filename().string();
     if (name.starts_with("nvidia") && name.size() > 6 && name[6] >= '0' && name[6] <= '9') return true;
   }
   return false;
@@ -94,19 +94,19 @@ bool has_numbered_device(const std::filesystem::path& files) {
 } // namespace
 
 bool available_real_device() {
-  const char* folder = std::getenv("GPUMEM_SIMULATOR_DEVICE_FILES");
-  const std::filesystem::path files = folder != nullptr ? folder : "/dev";
+  char const* folder = std::getenv("GPUMEM_SIMULATOR_DEVICE_FILES");
+  std::filesystem::path const files = folder != nullptr ? folder : "/dev";
   std::error_code failed;
   return std::filesystem::exists(files / "nvidiactl", failed) && has_numbered_device(files);
 }
 
-bool auto_load(const options& how) {
+bool auto_load(options const& how) {
   if (!available_real_device()) load(how);
   return loaded();
 }
 
-void reset(const options& how) {
-  const gpumem_simulator_options settings = outside(how);
+void reset(options const& how) {
+  gpumem_simulator_options const settings = outside(how);
   if (reset_to(how, settings) != 0)
     throw error("the simulated device cannot be reset while a call waits in it or its work runs");
 }
@@ -115,7 +115,7 @@ void seed(std::uint64_t number) { require_control().seed(number); }
 std::uint64_t step(std::uint64_t operations) { return require_control().step(operations); }
 std::uint64_t run_until_idle() { return require_control().run_until_idle(); }
 void fail_allocation(std::uint64_t nth) { require_control().fail_allocation(nth); }
-void fail_call(const std::string& name, std::uint64_t nth, CUresult result) {
+void fail_call(std::string const& name, std::uint64_t nth, CUresult result) {
   require_control().fail_call(name.c_str(), nth, result);
 }
 void sticky_error(CUresult result) { require_control().sticky_error(result); }
@@ -129,13 +129,13 @@ void work(cuda::stream_ref stream, std::initializer_list<touch> touches, std::ch
   enqueue(stream.get(), touches.begin(), touches.size(), duration, std::move(function));
 }
 
-void work(cuda::stream_ref stream, const std::vector<touch>& touches, std::chrono::nanoseconds duration,
+void work(cuda::stream_ref stream, std::vector<touch> const& touches, std::chrono::nanoseconds duration,
           std::function<void()> function) {
   enqueue(stream.get(), touches.data(), touches.size(), duration, std::move(function));
 }
 
-const char* to_string(finding_kind kind) noexcept {
-  constexpr const char* names[] = {"unordered_access",      "unordered_reuse",
+char const* to_string(finding_kind kind) noexcept {
+  constexpr char const* names[] = {"unordered_access",      "unordered_reuse",
                                    "unordered_free",        "use_after_free",
                                    "unallocated_access",    "double_free",
                                    "unknown_free",          "wrong_size",
@@ -152,7 +152,7 @@ summary report() {
   summary all;
   all.findings = findings(false);
   require_control().visit_calls(
-      [](void* context, const char* name, std::uint64_t count) {
+      [](void* context, char const* name, std::uint64_t count) {
         static_cast<summary*>(context)->driver_calls[name] += count;
       },
       &all);
@@ -176,10 +176,10 @@ void clear_driver_calls() { require_control().clear_calls(); }
 std::vector<finding> take_findings() { return findings(true); }
 
 void expect_silent() {
-  const std::vector<finding> found = take_findings();
+  std::vector<finding> const found = take_findings();
   if (found.empty()) return;
   std::string text = "the simulated device has " + std::to_string(found.size()) + " findings:";
-  for (const finding& one : found) text += "\n  " + one.text;
+  for (finding const& one : found) text += "\n  " + one.text;
   throw error(text);
 }
 
@@ -191,20 +191,20 @@ void set_schedule_hooks(void (*on_call)(void*), bool (*on_block)(void*), void* c
 namespace detail {
 
 std::uint64_t new_owner() noexcept {
-  const control* device = loaded_control();
+  control const* device = loaded_control();
   return device == nullptr ? 0 : device->new_owner();
 }
 
 void allocated(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, std::size_t bytes) noexcept {
-  if (const control* device = loaded_control()) device->allocated(owner, stream, by_host ? 1 : 0, pointer, bytes);
+  if (control const* device = loaded_control()) device->allocated(owner, stream, by_host ? 1 : 0, pointer, bytes);
 }
 
 void freed(std::uint64_t owner, CUstream stream, bool by_host, void* pointer, std::size_t bytes) noexcept {
-  if (const control* device = loaded_control()) device->freed(owner, stream, by_host ? 1 : 0, pointer, bytes);
+  if (control const* device = loaded_control()) device->freed(owner, stream, by_host ? 1 : 0, pointer, bytes);
 }
 
 void use_recorded(CUstream stream, void* pointer) noexcept {
-  if (const control* device = loaded_control()) device->use_recorded(stream, pointer);
+  if (control const* device = loaded_control()) device->use_recorded(stream, pointer);
 }
 
 } // namespace detail

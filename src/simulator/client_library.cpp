@@ -17,7 +17,7 @@
 
 // The path of the library, in programs that link the target gpumem::simulator: cmake/simulator_path.cpp defines it.
 // Other programs lack the symbol, so its address is null.
-extern "C" [[gnu::weak]] const char* const gpumem_simulator_path;
+extern "C" [[gnu::weak]] char const* const gpumem_simulator_path;
 
 namespace gpumem::simulator::detail {
 
@@ -25,12 +25,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* file_name = "libgpumem_simulator_driver.so";
+constexpr char const* file_name = "libgpumem_simulator_driver.so";
 
-std::atomic<const control*> opened{nullptr};
+std::atomic<control const*> opened{nullptr};
 std::atomic<bool> left_behind{false}; // true in a child process, if the library was opened before fork()
 
-template <class Function> void take(void* library, Function& place, const char* name) {
+template <class Function> void take(void* library, Function& place, char const* name) {
   place = reinterpret_cast<Function>(::dlsym(library, name));
   if (place == nullptr) throw error(std::string("the simulated device's library lacks ") + name);
 }
@@ -64,10 +64,10 @@ control* functions_of(void* library) {
 }
 
 std::vector<fs::path> candidates() {
-  if (const char* named = std::getenv("GPUMEM_SIMULATOR_LIBRARY")) return {named};
+  if (char const* named = std::getenv("GPUMEM_SIMULATOR_LIBRARY")) return {named};
   std::vector<fs::path> all;
   std::error_code failed;
-  const fs::path program = fs::read_symlink("/proc/self/exe", failed);
+  fs::path const program = fs::read_symlink("/proc/self/exe", failed);
   if (!failed) {
     all.push_back(program.parent_path() / file_name);
     all.push_back(program.parent_path().parent_path() / "lib" / file_name);
@@ -87,9 +87,9 @@ void* present_driver() {
               "the first CUDA call");
 }
 
-void* open_first(const std::vector<fs::path>& paths) {
+void* open_first(std::vector<fs::path> const& paths) {
   std::string tried;
-  for (const fs::path& path : paths) {
+  for (fs::path const& path : paths) {
     std::error_code failed;
     if (!fs::exists(path, failed)) {
       tried += "\n  " + path.string() + ": no such file";
@@ -103,11 +103,11 @@ void* open_first(const std::vector<fs::path>& paths) {
 
 } // namespace
 
-const control* loaded_control() noexcept { return opened.load(std::memory_order_acquire); }
+control const* loaded_control() noexcept { return opened.load(std::memory_order_acquire); }
 
-const control& require_control() {
+control const& require_control() {
   if (left_behind.load()) throw error("the simulated device does not serve a forked child");
-  const control* all = loaded_control();
+  control const* all = loaded_control();
   if (all == nullptr) throw error("the simulated device is not loaded: call gpumem::simulator::load() first");
   return *all;
 }
@@ -115,7 +115,7 @@ const control& require_control() {
 bool open_library() {
   if (left_behind.load()) require_control();
   static std::mutex once;
-  const std::lock_guard lock(once);
+  std::lock_guard const lock(once);
   if (loaded_control() != nullptr) return false;
   void* library = present_driver();
   if (library == nullptr) library = open_first(candidates());

@@ -30,10 +30,10 @@ struct control {
 };
 
 /// Returns the library's functions; null before load().
-const control* loaded_control() noexcept;
+control const* loaded_control() noexcept;
 
 /// Returns the library's functions. Throws `error` before load().
-const control& require_control();
+control const& require_control();
 
 /// Opens the library. Returns false if it was open already. Throws `error` if it cannot be opened.
 bool open_library();

@@ -14,7 +14,7 @@ namespace {
 
 /// Returns whether the calling thread runs a function that a stream runs as its work, such as a host function. If so,
 /// reports the call. Such a function must not allocate, free or enqueue, just as it must not call the driver.
-bool refused_in_function(simulation& device, const char* what) {
+bool refused_in_function(simulation& device, char const* what) {
   if (!this_host_thread().in_function) return false;
   device.find(finding_kind::call_in_host_function, std::string(what) + " by a function that runs as device work");
   return true;
@@ -22,18 +22,18 @@ bool refused_in_function(simulation& device, const char* what) {
 
 /// Sets `who` to a new point of the stream, or of the host if `by_host` is not 0. The access that the caller is about
 /// to check happens at this point. Returns false if the stream does not exist.
-bool actor_of(simulation& device, void* stream, int by_host, const char* action, actor& who) {
+bool actor_of(simulation& device, void* stream, int by_host, char const* action, actor& who) {
   if (by_host != 0) {
     who = device.host_point(action);
     return true;
   }
   CUresult why;
-  const stream_ptr on = device.resolve(static_cast<CUstream>(stream), why);
+  stream_ptr const on = device.resolve(static_cast<CUstream>(stream), why);
   if (on) who = device.point(on, action);
   return on != nullptr;
 }
 
-gpumem_simulator_party outside(const party& side) { return {side.stream, side.operation, side.action}; }
+gpumem_simulator_party outside(party const& side) { return {side.stream, side.operation, side.action}; }
 
 /// Owns the context of a work function; calls `drop` on it when the work is destroyed.
 struct held_context {
@@ -41,8 +41,8 @@ struct held_context {
   void (*drop)(void*);
   void* context;
   held_context(void (*r)(void*), void (*d)(void*), void* c) : run(r), drop(d), context(c) {}
-  held_context(const held_context&) = delete;
-  held_context& operator=(const held_context&) = delete;
+  held_context(held_context const&) = delete;
+  held_context& operator=(held_context const&) = delete;
   ~held_context() {
     if (drop != nullptr) drop(context);
   }
@@ -52,29 +52,29 @@ struct held_context {
 
 int gpumem_simulator_interface(void) { return GPUMEM_SIMULATOR_INTERFACE; }
 
-int gpumem_simulator_reset(const gpumem_simulator_options* options) {
+int gpumem_simulator_reset(gpumem_simulator_options const* options) {
   return gpumem_simulator_reset_with(options, &simulation::default_details);
 }
 
-int gpumem_simulator_reset_with(const gpumem_simulator_options* options, const gpumem_simulator_details* details) {
-  const locked lock(simulation_mutex);
+int gpumem_simulator_reset_with(gpumem_simulator_options const* options, gpumem_simulator_details const* details) {
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   return device.reset(*options, *details) ? 0 : 1;
 }
 
 uint64_t gpumem_simulator_resets(void) {
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   return the_simulation().resets();
 }
 
 void gpumem_simulator_seed(uint64_t seed) {
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   device.reseed(seed);
 }
 
 uint64_t gpumem_simulator_step(uint64_t steps) {
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   uint64_t run = 0;
   while (run < steps && device.step()) ++run;
@@ -82,34 +82,34 @@ uint64_t gpumem_simulator_step(uint64_t steps) {
 }
 
 uint64_t gpumem_simulator_run_until_idle(void) {
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   return device.run_until_idle();
 }
 
 void gpumem_simulator_fail_allocation(uint64_t nth) {
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   device.faults.fail_allocation(nth);
 }
 
-void gpumem_simulator_fail_call(const char* name, uint64_t nth, int result) {
-  const locked lock(simulation_mutex);
+void gpumem_simulator_fail_call(char const* name, uint64_t nth, int result) {
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   device.faults.fail_call(name, nth, static_cast<CUresult>(result));
 }
 
 void gpumem_simulator_sticky_error(int result) {
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   device.faults.stick(static_cast<CUresult>(result));
 }
 
 int gpumem_simulator_never_complete(void* handle) {
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   CUresult why;
-  const auto found = device.resolve(static_cast<CUevent>(handle), why);
+  auto const found = device.resolve(static_cast<CUevent>(handle), why);
   if (!found) return why;
   if (found->last && !found->last->done())
     found->last->never = true;
@@ -118,17 +118,17 @@ int gpumem_simulator_never_complete(void* handle) {
   return CUDA_SUCCESS;
 }
 
-int gpumem_simulator_work(void* stream, const gpumem_simulator_touch* touches, size_t count, uint64_t nanoseconds,
+int gpumem_simulator_work(void* stream, gpumem_simulator_touch const* touches, size_t count, uint64_t nanoseconds,
                           void (*run)(void*), void (*drop)(void*), void* context) {
   auto held = std::make_shared<held_context>(run, drop, context);
   on_call.run();
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   if (refused_in_function(device, "work was enqueued")) return CUDA_ERROR_NOT_PERMITTED;
   if (device.faults.sticky() != CUDA_SUCCESS) return device.faults.sticky();
   device.advance();
   CUresult why;
-  const stream_ptr on = device.resolve(static_cast<CUstream>(stream), why);
+  stream_ptr const on = device.resolve(static_cast<CUstream>(stream), why);
   if (!on) return why;
   operation work;
   work.duration = nanoseconds;
@@ -145,7 +145,7 @@ uint64_t gpumem_simulator_new_owner(void) {
 }
 
 void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes) {
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   if (refused_in_function(device, "allocation")) return;
   actor who;
@@ -154,7 +154,7 @@ void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void*
 }
 
 void gpumem_simulator_freed(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes) {
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   if (refused_in_function(device, "free")) return;
   actor who;
@@ -163,7 +163,7 @@ void gpumem_simulator_freed(uint64_t owner, void* stream, int by_host, void* poi
 }
 
 void gpumem_simulator_use_recorded(void* stream, void* pointer) {
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   actor who;
   if (!actor_of(device, stream, 0, "declared use", who)) return;
@@ -178,21 +178,21 @@ void gpumem_simulator_on_call(void (*hook)(void*), void* context) {
 }
 
 void gpumem_simulator_on_block(bool (*hook)(void*), void* context) {
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   device.on_block = hook;
   device.on_block_context = context;
 }
 
 void gpumem_simulator_read_statistics(gpumem_simulator_statistics* statistics) {
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   device.pools.collect(device);
   *statistics = {};
   statistics->operations_run = device.operations_run;
   statistics->operations_pending = device.pending();
   statistics->streams_created = device.streams_made;
-  for (const auto& home : device.primaries) statistics->streams_alive += home->streams.size();
+  for (auto const& home : device.primaries) statistics->streams_alive += home->streams.size();
   statistics->stream_handles_recycled = device.streams.recycled();
   statistics->event_handles_recycled = device.events.recycled();
   statistics->implicit_synchronizations = device.implicit_waits;
@@ -201,23 +201,23 @@ void gpumem_simulator_read_statistics(gpumem_simulator_statistics* statistics) {
   for (int i = 0; i < device.options().devices; ++i) statistics->bytes_allocated += device.allocations.used(i);
 }
 
-void gpumem_simulator_visit_calls(void (*visit)(void*, const char* name, uint64_t count), void* context) {
-  const locked lock(simulation_mutex);
+void gpumem_simulator_visit_calls(void (*visit)(void*, char const* name, uint64_t count), void* context) {
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
-  for (const auto& [name, count] : device.calls) visit(context, std::string(name).c_str(), count);
+  for (auto const& [name, count] : device.calls) visit(context, std::string(name).c_str(), count);
 }
 
 void gpumem_simulator_clear_calls(void) {
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   device.calls.clear();
 }
 
-void gpumem_simulator_visit_findings(void (*visit)(void*, const gpumem_simulator_finding*), void* context, int take) {
-  const locked lock(simulation_mutex);
+void gpumem_simulator_visit_findings(void (*visit)(void*, gpumem_simulator_finding const*), void* context, int take) {
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
-  for (const finding& found : device.findings.findings()) {
-    const gpumem_simulator_finding told{static_cast<int>(found.kind), outside(found.earlier), outside(found.later),
+  for (finding const& found : device.findings.findings()) {
+    gpumem_simulator_finding const told{static_cast<int>(found.kind), outside(found.earlier), outside(found.later),
                                         found.block.address,          found.block.bytes,      found.block.number,
                                         found.missing.c_str(),        found.text.c_str()};
     visit(context, &told);

@@ -34,12 +34,12 @@ struct gpumem_simulator_options {
 struct gpumem_simulator_details {
   int strict_pool_destroy; /* 0: a driver pool may be destroyed once its frees are complete */
   int keep_objects;        /* 0: a reset destroys the streams, events, memory, pools and graphs */
-  const char* name;        /* names untaken findings at the end of the process; null or empty: a number */
+  char const* name;        /* names untaken findings at the end of the process; null or empty: a number */
   size_t addresses;        /* bytes of addresses that may be reserved at a time; 0: no bound */
 };
 
 struct gpumem_simulator_touch {
-  const void* pointer;
+  void const* pointer;
   size_t bytes;
   int write;
 };
@@ -48,7 +48,7 @@ struct gpumem_simulator_touch {
 struct gpumem_simulator_party {
   uint64_t stream;
   uint64_t operation;
-  const char* action;
+  char const* action;
 };
 
 struct gpumem_simulator_finding {
@@ -58,8 +58,8 @@ struct gpumem_simulator_finding {
   uint64_t block_address;
   uint64_t block_bytes;
   uint64_t block_number;
-  const char* missing;
-  const char* text;
+  char const* missing;
+  char const* text;
 };
 
 struct gpumem_simulator_statistics {
@@ -76,20 +76,20 @@ struct gpumem_simulator_statistics {
 };
 
 int gpumem_simulator_interface(void);
-int gpumem_simulator_reset(const struct gpumem_simulator_options* options); /* details: 0, 1, null */
-int gpumem_simulator_reset_with(const struct gpumem_simulator_options* options,
-                                const struct gpumem_simulator_details* details);
+int gpumem_simulator_reset(struct gpumem_simulator_options const* options); /* details: 0, 1, null */
+int gpumem_simulator_reset_with(struct gpumem_simulator_options const* options,
+                                struct gpumem_simulator_details const* details);
 uint64_t gpumem_simulator_resets(void); /* how often it was reset */
 void gpumem_simulator_seed(uint64_t seed);
 uint64_t gpumem_simulator_step(uint64_t steps);
 uint64_t gpumem_simulator_run_until_idle(void);
 
 void gpumem_simulator_fail_allocation(uint64_t nth);
-void gpumem_simulator_fail_call(const char* name, uint64_t nth, int result);
+void gpumem_simulator_fail_call(char const* name, uint64_t nth, int result);
 void gpumem_simulator_sticky_error(int result);
 int gpumem_simulator_never_complete(void* event);
 
-int gpumem_simulator_work(void* stream, const struct gpumem_simulator_touch* touches, size_t count,
+int gpumem_simulator_work(void* stream, struct gpumem_simulator_touch const* touches, size_t count,
                           uint64_t nanoseconds, void (*run)(void*), void (*drop)(void*), void* context);
 
 uint64_t gpumem_simulator_new_owner(void);
@@ -104,9 +104,9 @@ void gpumem_simulator_on_call(void (*hook)(void*), void* context);
 void gpumem_simulator_on_block(bool (*hook)(void*), void* context);
 
 void gpumem_simulator_read_statistics(struct gpumem_simulator_statistics* statistics);
-void gpumem_simulator_visit_calls(void (*visit)(void*, const char* name, uint64_t count), void* context);
+void gpumem_simulator_visit_calls(void (*visit)(void*, char const* name, uint64_t count), void* context);
 void gpumem_simulator_clear_calls(void);
-void gpumem_simulator_visit_findings(void (*visit)(void*, const struct gpumem_simulator_finding*), void* context,
+void gpumem_simulator_visit_findings(void (*visit)(void*, struct gpumem_simulator_finding const*), void* context,
                                      int take);
 
 #ifdef __cplusplus

@@ -57,7 +57,7 @@ struct context {
   std::shared_ptr<stream> legacy;
   std::map<std::uint64_t, stream_ptr> per_thread; // by number of the host thread
   std::vector<stream_ptr> streams;                // all streams that are alive or have work
-  std::set<const context*> peers;                 // contexts to whose memory this context has access
+  std::set<context const*> peers;                 // contexts to whose memory this context has access
   vector_clock gone;  // covers the work of ended streams that were not CU_STREAM_NON_BLOCKING
   vector_clock ended; // covers the work of all ended streams
 

@@ -15,7 +15,7 @@ namespace simulated {
 
 template <std::size_t Size> struct entry_name {
   char text[Size];
-  constexpr entry_name(const char (&name)[Size]) { std::copy_n(name, Size, text); }
+  constexpr entry_name(char const (&name)[Size]) { std::copy_n(name, Size, text); }
 };
 
 /// Runs `body(device)` as the entry point `Name`. If the call is not allowed (by `Rules`, values of `rule`) or a
@@ -23,25 +23,25 @@ template <std::size_t Size> struct entry_name {
 template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter(Body&& body) noexcept try {
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   on_call.run();
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   simulation& device = the_simulation();
-  if (const CUresult refused = device.admit(Name.text, Rules); refused != CUDA_SUCCESS) return refused;
+  if (CUresult const refused = device.admit(Name.text, Rules); refused != CUDA_SUCCESS) return refused;
   if constexpr ((Rules & (quiet | before_init)) == 0) device.advance();
   return std::forward<Body>(body)(device);
-} catch (const std::bad_alloc&) { return CUDA_ERROR_OUT_OF_MEMORY; }
+} catch (std::bad_alloc const&) { return CUDA_ERROR_OUT_OF_MEMORY; }
 
 /// Runs `body(device, stream)` as an entry point that takes a stream.
 template <entry_name Name, unsigned Rules = plain, class Body>
 CUresult enter_on(CUstream handle, Body&& body) noexcept {
   return enter<Name, Rules>([&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
     CUresult why;
-    const stream_ptr on = device.resolve(handle, why);
+    stream_ptr const on = device.resolve(handle, why);
     return on ? std::forward<Body>(body)(device, on) : why;
   });
 }
 
 /// Returns the allocation or the block of a pool that holds the address; none if there is none.
-std::optional<allocation> known_at(const simulation& device, std::uint64_t address);
+std::optional<allocation> known_at(simulation const& device, std::uint64_t address);
 
 /// Performs cuMemcpyBatchAsync in its first form, which has the parameter `failed`. If `failed` is not null, sets it to
 /// the index of the copy that failed, or to the maximum of its type if no copy failed.
@@ -50,6 +50,6 @@ CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t co
 
 /// Frees a block of a pool by a call that is in no stream. Does not wait: the caller guarantees that all uses are
 /// complete.
-CUresult free_pooled_by_host(simulation& device, memory_pool& pool, std::uint64_t address, const char* call);
+CUresult free_pooled_by_host(simulation& device, memory_pool& pool, std::uint64_t address, char const* call);
 
 } // namespace simulated

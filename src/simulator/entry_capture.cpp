@@ -11,12 +11,12 @@ using namespace simulated;
 namespace {
 
 /// Returns the status for cuStreamGetCaptureInfo and cuStreamIsCapturing.
-CUstreamCaptureStatus status_of(const stream& on) {
+CUstreamCaptureStatus status_of(stream const& on) {
   if (!on.capturing) return CU_STREAM_CAPTURE_STATUS_NONE;
   return on.capturing->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-CUresult begin(simulation& device, const stream_ptr& on, CUstreamCaptureMode mode) {
+CUresult begin(simulation& device, stream_ptr const& on, CUstreamCaptureMode mode) {
   if (on->kind == stream_kind::legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (on->capturing) return CUDA_ERROR_ILLEGAL_STATE;
   auto open = std::make_shared<capture>();
@@ -30,8 +30,8 @@ CUresult begin(simulation& device, const stream_ptr& on, CUstreamCaptureMode mod
   return CUDA_SUCCESS;
 }
 
-CUresult end(simulation& device, const stream_ptr& on, CUgraph* made) {
-  const std::shared_ptr<capture> open = on->capturing;
+CUresult end(simulation& device, stream_ptr const& on, CUgraph* made) {
+  std::shared_ptr<capture> const open = on->capturing;
   if (!open) return CUDA_ERROR_ILLEGAL_STATE;
   if (open->mode != CU_STREAM_CAPTURE_MODE_RELAXED && open->begun_by != this_host_thread().number)
     return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
@@ -40,7 +40,7 @@ CUresult end(simulation& device, const stream_ptr& on, CUgraph* made) {
     return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
   }
   std::erase(device.captures, open);
-  for (const auto& member : open->members) member.on->capturing.reset();
+  for (auto const& member : open->members) member.on->capturing.reset();
   if (open->invalid || !open->joined()) {
     device.forget_nodes(*open->made);
     device.graphs.erase(open->handle);
@@ -51,7 +51,7 @@ CUresult end(simulation& device, const stream_ptr& on, CUgraph* made) {
 }
 
 CUresult instantiate(simulation& device, CUgraphExec* made, CUgraph handle) {
-  const auto* source = device.graphs.find(handle);
+  auto const* source = device.graphs.find(handle);
   if (source == nullptr || made == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *made = static_cast<CUgraphExec>(device.executables.insert(std::make_shared<graph>(**source)));
   return CUDA_SUCCESS;
@@ -60,8 +60,8 @@ CUresult instantiate(simulation& device, CUgraphExec* made, CUgraph handle) {
 /// Copies `list` to the caller, as the driver's functions for graphs do. If `to` is null, only sets `count` to the
 /// length of the list. Otherwise `count` is the room at `to`: copies as many elements as fit, and fills the rest of the
 /// room with zeros.
-template <class T> void tell(const std::vector<T>& list, T* to, std::size_t* count) {
-  const std::size_t room = to == nullptr ? 0 : *count;
+template <class T> void tell(std::vector<T> const& list, T* to, std::size_t* count) {
+  std::size_t const room = to == nullptr ? 0 : *count;
   *count = to == nullptr ? list.size() : std::min(room, list.size());
   for (std::size_t i = 0; i < room; ++i) to[i] = i < list.size() ? list[i] : T{};
 }
@@ -70,12 +70,12 @@ template <class T> void tell(const std::vector<T>& list, T* to, std::size_t* cou
 operation launch_of(std::shared_ptr<graph> run) {
   operation work;
   work.action = "graph launch";
-  for (const operation& node : run->nodes) {
+  for (operation const& node : run->nodes) {
     work.duration += node.duration;
     work.touches.insert(work.touches.end(), node.touches.begin(), node.touches.end());
   }
   work.run = [run = std::move(run)] {
-    for (const operation& node : run->nodes)
+    for (operation const& node : run->nodes)
       if (node.run) node.run();
   };
   return work;
@@ -87,18 +87,18 @@ extern "C" {
 
 CUresult cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
   return enter_on<"cuStreamBeginCapture">(
-      handle, [&](simulation& device, const stream_ptr& on) { return begin(device, on, mode); });
+      handle, [&](simulation& device, stream_ptr const& on) { return begin(device, on, mode); });
 }
 
 CUresult cuStreamEndCapture(CUstream handle, CUgraph* made) {
   if (made != nullptr) *made = nullptr;
   return enter_on<"cuStreamEndCapture">(
-      handle, [&](simulation& device, const stream_ptr& on) { return end(device, on, made); });
+      handle, [&](simulation& device, stream_ptr const& on) { return end(device, on, made); });
 }
 
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return enter_on<"cuStreamIsCapturing">(handle, [&](simulation& device, const stream_ptr& on) {
+  return enter_on<"cuStreamIsCapturing">(handle, [&](simulation& device, stream_ptr const& on) {
     if (device.legacy_meets_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; // the capture stays valid
     *status = status_of(*on);
     return CUDA_SUCCESS;
@@ -106,9 +106,9 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
 }
 
 CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* made,
-                                const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count) {
+                                CUgraphNode const** dependencies, CUgraphEdgeData const** edges, size_t* count) {
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return enter_on<"cuStreamGetCaptureInfo">(handle, [&](simulation& device, const stream_ptr& on) {
+  return enter_on<"cuStreamGetCaptureInfo">(handle, [&](simulation& device, stream_ptr const& on) {
     if (device.legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *status = status_of(*on);
     if (id != nullptr && on->capturing) *id = on->capturing->id;
@@ -117,7 +117,7 @@ CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, 
     if (edges != nullptr) *edges = nullptr;
     if (count != nullptr) *count = 0;
     if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_SUCCESS;
-    const capture::member& now = on->capturing->enter(on);
+    capture::member const& now = on->capturing->enter(on);
     on->told_dependencies = now.dependencies;
     on->told_edges = now.edges;
     if (made != nullptr) *made = on->capturing->handle;
@@ -143,7 +143,7 @@ CUresult cuGraphInstantiate(CUgraphExec* made, CUgraph handle, unsigned long lon
 
 CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
   return enter<"cuGraphGetNodes">([&](simulation& device) {
-    const auto* source = device.graphs.find(handle);
+    auto const* source = device.graphs.find(handle);
     if (source == nullptr || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
     tell((*source)->handles, nodes, count);
     return CUDA_SUCCESS;
@@ -153,11 +153,11 @@ CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
 CUresult cuGraphNodeGetDependencies(CUgraphNode handle, CUgraphNode* dependencies, CUgraphEdgeData* edges,
                                     size_t* count) {
   return enter<"cuGraphNodeGetDependencies">([&](simulation& device) {
-    const auto* found = device.nodes.find(handle);
+    auto const* found = device.nodes.find(handle);
     if (found == nullptr || count == nullptr || (edges != nullptr && dependencies == nullptr))
       return CUDA_ERROR_INVALID_VALUE;
-    const graph_node& node = **found;
-    const bool plain = std::all_of(node.edges.begin(), node.edges.end(), [](const CUgraphEdgeData& each) {
+    graph_node const& node = **found;
+    bool const plain = std::all_of(node.edges.begin(), node.edges.end(), [](CUgraphEdgeData const& each) {
       return each.type == CU_GRAPH_DEPENDENCY_TYPE_DEFAULT;
     });
     if (!plain && edges == nullptr && dependencies != nullptr) return CUDA_ERROR_LOSSY_QUERY;
@@ -169,8 +169,8 @@ CUresult cuGraphNodeGetDependencies(CUgraphNode handle, CUgraphNode* dependencie
 }
 
 CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream) {
-  return enter_on<"cuGraphLaunch">(stream, [&](simulation& device, const stream_ptr& on) {
-    const auto* source = device.executables.find(handle);
+  return enter_on<"cuGraphLaunch">(stream, [&](simulation& device, stream_ptr const& on) {
+    auto const* source = device.executables.find(handle);
     if (source == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return device.enqueue(on, launch_of(*source));
   });
@@ -178,7 +178,7 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream) {
 
 CUresult cuGraphDestroy(CUgraph handle) {
   return enter<"cuGraphDestroy">([&](simulation& device) {
-    const auto* gone = device.graphs.find(handle);
+    auto const* gone = device.graphs.find(handle);
     if (gone == nullptr) return CUDA_ERROR_INVALID_VALUE;
     device.forget_nodes(**gone);
     device.graphs.erase(handle);

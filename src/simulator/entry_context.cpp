@@ -13,7 +13,7 @@ context* primary_of(simulation& device, CUdevice ordinal) {
 
 /// Returns the context of a handle; null if there is none.
 context* known(simulation& device, CUcontext handle) {
-  for (const auto& home : device.primaries)
+  for (auto const& home : device.primaries)
     if (home->handle() == handle) return home.get();
   return nullptr;
 }
@@ -46,7 +46,7 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
         if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
         if (home->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
         if (--home->retained != 0) return CUDA_SUCCESS;
-        const CUresult waited = device.wait_for_all(*home, "cuDevicePrimaryCtxRelease");
+        CUresult const waited = device.wait_for_all(*home, "cuDevicePrimaryCtxRelease");
         device.destroy(*home);
         return waited;
       });
@@ -67,7 +67,7 @@ CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) {
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned* flags, int* active) {
   return enter<"cuDevicePrimaryCtxGetState">([&](simulation& device) {
-    const context* home = primary_of(device, ordinal);
+    context const* home = primary_of(device, ordinal);
     if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     if (flags != nullptr) *flags = home->flags;
     if (active != nullptr) *active = home->active ? 1 : 0;
@@ -97,7 +97,7 @@ CUresult cuCtxSetCurrent(CUcontext handle) {
 CUresult cuCtxGetCurrent(CUcontext* handle) {
   return enter<"cuCtxGetCurrent", quiet>([&](simulation& device) {
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const context* home = device.current();
+    context const* home = device.current();
     *handle = home == nullptr ? nullptr : home->handle();
     return CUDA_SUCCESS;
   });
@@ -139,7 +139,7 @@ CUresult cuCtxGetFlags(unsigned* flags) {
 
 CUresult cuCtxGetId(CUcontext handle, unsigned long long* id) {
   return enter<"cuCtxGetId", quiet>([&](simulation& device) {
-    const context* home = given_or_current(device, handle);
+    context const* home = given_or_current(device, handle);
     if (home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     if (!home->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (id == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -163,18 +163,18 @@ CUresult cuCtxSynchronize() {
         context& home = *device.current();
         if (device.breaks_captures_of(home)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         vector_clock seen = home.ended;
-        for (const stream_ptr& on : home.streams) seen.join(on->order);
-        const CUresult result = device.wait_for_all(home, "cuCtxSynchronize");
+        for (stream_ptr const& on : home.streams) seen.join(on->order);
+        CUresult const result = device.wait_for_all(home, "cuCtxSynchronize");
         if (result != CUDA_SUCCESS) return result;
         device.host.join(seen);
-        device.pools.after_wait(device, [&](const position& freed) { return freed.on->home == &home && freed.done(); });
+        device.pools.after_wait(device, [&](position const& freed) { return freed.on->home == &home && freed.done(); });
         return result;
       });
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags) {
   return enter<"cuCtxEnablePeerAccess", (needs_context | quiet)>([&](simulation& device) {
-    const context* peer = known(device, handle);
+    context const* peer = known(device, handle);
     if (peer == nullptr || peer == device.current()) return CUDA_ERROR_INVALID_CONTEXT;
     if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
     return device.current()->peers.insert(peer).second ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
@@ -183,7 +183,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags) {
 
 CUresult cuCtxDisablePeerAccess(CUcontext handle) {
   return enter<"cuCtxDisablePeerAccess", (needs_context | quiet)>([&](simulation& device) {
-    const context* peer = known(device, handle);
+    context const* peer = known(device, handle);
     if (peer == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     return device.current()->peers.erase(peer) != 0 ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
   });

@@ -10,37 +10,37 @@ using namespace simulated;
 
 namespace {
 
-std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
+std::uint64_t address(void const* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
 template <entry_name Name> CUresult copy_now(std::uint64_t to, std::uint64_t from, std::size_t bytes) {
   return enter_on<Name, (needs_context | unsafe_in_capture)>(
       CU_STREAM_LEGACY,
-      [&](simulation& device, const stream_ptr& on) __attribute__((requires_capability(simulation_mutex))) {
+      [&](simulation& device, stream_ptr const& on) __attribute__((requires_capability(simulation_mutex))) {
         return transfer(device, on, to, from, bytes, true, Name.text);
       });
 }
 
 template <entry_name Name>
 CUresult copy_later(CUstream handle, std::uint64_t to, std::uint64_t from, std::size_t bytes) {
-  return enter_on<Name>(handle, [&](simulation& device, const stream_ptr& on)
+  return enter_on<Name>(handle, [&](simulation& device, stream_ptr const& on)
                                     __attribute__((requires_capability(simulation_mutex))) {
                                       return transfer(device, on, to, from, bytes, false, Name.text);
                                     });
 }
 
 /// Returns the ordinal of the context's device; -1 if there is no such context.
-int device_of(const simulation& device, CUcontext handle) {
-  for (const auto& home : device.primaries)
+int device_of(simulation const& device, CUcontext handle) {
+  for (auto const& home : device.primaries)
     if (handle != nullptr && home->handle() == handle) return home->device;
   return -1;
 }
 
 /// Copies between the memory of two contexts. Each context's device touches its own side, so neither needs access to
 /// the other side.
-CUresult copy_between(simulation& device, const stream_ptr& on, std::uint64_t to, CUcontext target, std::uint64_t from,
-                      CUcontext source, std::size_t bytes, bool wait, const char* call)
+CUresult copy_between(simulation& device, stream_ptr const& on, std::uint64_t to, CUcontext target, std::uint64_t from,
+                      CUcontext source, std::size_t bytes, bool wait, char const* call)
     __attribute__((requires_capability(simulation_mutex))) {
-  const copying_devices by{device_of(device, target), device_of(device, source)};
+  copying_devices const by{device_of(device, target), device_of(device, source)};
   if (by.target < 0 || by.source < 0) return CUDA_ERROR_INVALID_CONTEXT;
   return transfer(device, on, to, from, bytes, wait, call, source_access::usual, by);
 }
@@ -48,21 +48,21 @@ CUresult copy_between(simulation& device, const stream_ptr& on, std::uint64_t to
 template <entry_name Name, unsigned Rules = plain>
 CUresult fill_on(CUstream handle, CUdeviceptr to, std::uint32_t value, unsigned width, std::size_t count) {
   return enter_on<Name, Rules>(
-      handle, [&](simulation& device, const stream_ptr& on) { return fill(device, on, to, value, width, count); });
+      handle, [&](simulation& device, stream_ptr const& on) { return fill(device, on, to, value, width, count); });
 }
 
 struct copy_batch_view {
-  std::span<const CUdeviceptr> to, from;
-  std::span<const std::size_t> bytes;
-  std::span<const CUmemcpyAttributes> attributes;
-  std::span<const std::size_t> first_copies; // index of the first copy for each element of `attributes`
+  std::span<CUdeviceptr const> to, from;
+  std::span<std::size_t const> bytes;
+  std::span<CUmemcpyAttributes const> attributes;
+  std::span<std::size_t const> first_copies; // index of the first copy for each element of `attributes`
 
   /// Returns whether each copy has attributes, and all attributes are valid.
   [[nodiscard]] bool attributes_are_good() const {
     if (first_copies.front() != 0 || first_copies.back() >= to.size()) return false;
     for (std::size_t i = 1; i < first_copies.size(); ++i)
       if (first_copies[i] <= first_copies[i - 1]) return false;
-    return std::all_of(attributes.begin(), attributes.end(), [](const CUmemcpyAttributes& each) {
+    return std::all_of(attributes.begin(), attributes.end(), [](CUmemcpyAttributes const& each) {
       constexpr unsigned known = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE;
       return each.srcAccessOrder >= CU_MEMCPY_SRC_ACCESS_ORDER_STREAM &&
              each.srcAccessOrder <= CU_MEMCPY_SRC_ACCESS_ORDER_ANY && (each.flags & ~known) == 0;
@@ -75,7 +75,7 @@ source_access access_of(CUmemcpySrcAccessOrder order) {
   return order == CU_MEMCPY_SRC_ACCESS_ORDER_ANY ? source_access::at_any_time : source_access::in_stream_order;
 }
 
-CUresult copy_all(simulation& device, const stream_ptr& on, const copy_batch_view& all, std::size_t& failed)
+CUresult copy_all(simulation& device, stream_ptr const& on, copy_batch_view const& all, std::size_t& failed)
     __attribute__((requires_capability(simulation_mutex))) {
   if (on->kind == stream_kind::legacy || !all.attributes_are_good()) return CUDA_ERROR_INVALID_VALUE;
   for (std::size_t i = 0; i < all.to.size(); ++i)
@@ -87,8 +87,8 @@ CUresult copy_all(simulation& device, const stream_ptr& on, const copy_batch_vie
   std::size_t attribute = 0;
   for (std::size_t i = 0; i < all.to.size(); ++i) {
     while (attribute + 1 < all.first_copies.size() && all.first_copies[attribute + 1] <= i) ++attribute;
-    const source_access how = access_of(all.attributes[attribute].srcAccessOrder);
-    const CUresult result =
+    source_access const how = access_of(all.attributes[attribute].srcAccessOrder);
+    CUresult const result =
         transfer(device, on, all.to[i], all.from[i], all.bytes[i], false, "cuMemcpyBatchAsync", how);
     if (result == CUDA_SUCCESS) continue;
     failed = i;
@@ -104,12 +104,12 @@ namespace simulated {
 CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count, CUmemcpyAttributes* attributes,
                     size_t* first_copies, size_t attribute_count, size_t* failed, CUstream stream) {
   std::size_t index = std::numeric_limits<std::size_t>::max();
-  const CUresult result = enter_on<"cuMemcpyBatchAsync">(
-      stream, [&](simulation& device, const stream_ptr& on) __attribute__((requires_capability(simulation_mutex))) {
+  CUresult const result = enter_on<"cuMemcpyBatchAsync">(
+      stream, [&](simulation& device, stream_ptr const& on) __attribute__((requires_capability(simulation_mutex))) {
         if (to == nullptr || from == nullptr || bytes == nullptr || attributes == nullptr || first_copies == nullptr ||
             attribute_count == 0 || attribute_count > count)
           return CUDA_ERROR_INVALID_VALUE;
-        const copy_batch_view all{
+        copy_batch_view const all{
             {to, count}, {from, count}, {bytes, count}, {attributes, attribute_count}, {first_copies, attribute_count}};
         return copy_all(device, on, all, index);
       });
@@ -122,7 +122,7 @@ CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t co
 extern "C" {
 
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { return copy_now<"cuMemcpy">(to, from, bytes); }
-CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, size_t bytes) {
+CUresult cuMemcpyHtoD(CUdeviceptr to, void const* from, size_t bytes) {
   return copy_now<"cuMemcpyHtoD">(to, address(from), bytes);
 }
 CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
@@ -134,7 +134,7 @@ CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
 CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext target, CUdeviceptr from, CUcontext source, size_t bytes) {
   return enter_on<"cuMemcpyPeer", (needs_context | unsafe_in_capture)>(
       CU_STREAM_LEGACY,
-      [&](simulation& device, const stream_ptr& on) __attribute__((requires_capability(simulation_mutex))) {
+      [&](simulation& device, stream_ptr const& on) __attribute__((requires_capability(simulation_mutex))) {
         return copy_between(device, on, to, target, from, source, bytes, true, "cuMemcpyPeer");
       });
 }
@@ -142,7 +142,7 @@ CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext target, CUdeviceptr from, CUcont
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   return copy_later<"cuMemcpyAsync">(stream, to, from, bytes);
 }
-CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+CUresult cuMemcpyHtoDAsync(CUdeviceptr to, void const* from, size_t bytes, CUstream stream) {
   return copy_later<"cuMemcpyHtoDAsync">(stream, to, address(from), bytes);
 }
 CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
@@ -154,7 +154,7 @@ CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstr
 CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext target, CUdeviceptr from, CUcontext source, size_t bytes,
                            CUstream stream) {
   return enter_on<"cuMemcpyPeerAsync">(
-      stream, [&](simulation& device, const stream_ptr& on) __attribute__((requires_capability(simulation_mutex))) {
+      stream, [&](simulation& device, stream_ptr const& on) __attribute__((requires_capability(simulation_mutex))) {
         return copy_between(device, on, to, target, from, source, bytes, false, "cuMemcpyPeerAsync");
       });
 }

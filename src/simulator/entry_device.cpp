@@ -10,11 +10,11 @@ using namespace simulated;
 
 namespace {
 
-bool exists(const simulation& device, CUdevice ordinal) { return ordinal >= 0 && ordinal < device.options().devices; }
+bool exists(simulation const& device, CUdevice ordinal) { return ordinal >= 0 && ordinal < device.options().devices; }
 
 struct error_name {
   CUresult code;
-  const char* name;
+  char const* name;
 };
 
 /// All errors of the driver's header; the build generates the list.
@@ -22,14 +22,14 @@ constexpr error_name error_names[] = {
 #include "error_names.inc"
 };
 
-const error_name* look_up(CUresult code) {
-  for (const error_name& known : error_names)
+error_name const* look_up(CUresult code) {
+  for (error_name const& known : error_names)
     if (known.code == code) return &known;
   return nullptr;
 }
 
 /// Returns an attribute that the options of the simulation set; nothing for all others.
-std::optional<int> chosen_attribute(const gpumem_simulator_options& by, CUdevice_attribute attribute) {
+std::optional<int> chosen_attribute(gpumem_simulator_options const& by, CUdevice_attribute attribute) {
   switch (attribute) {
   case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: return by.virtual_memory;
   case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS: return by.pageable_memory;
@@ -39,7 +39,7 @@ std::optional<int> chosen_attribute(const gpumem_simulator_options& by, CUdevice
 }
 
 /// Converts a name to words: "CUDA_ERROR_OUT_OF_MEMORY" to "out of memory".
-std::string in_words(const char* name) {
+std::string in_words(char const* name) {
   std::string words = std::strcmp(name, "CUDA_SUCCESS") == 0 ? "NO_ERROR" : name;
   if (words.starts_with("CUDA_ERROR_")) words.erase(0, 11);
   for (char& letter : words) letter = letter == '_' ? ' ' : static_cast<char>(letter | 0x20);
@@ -63,28 +63,28 @@ CUresult cuDriverGetVersion(int* version) {
   });
 }
 
-CUresult cuGetErrorName(CUresult code, const char** name) {
-  const error_name* known = look_up(code);
+CUresult cuGetErrorName(CUresult code, char const** name) {
+  error_name const* known = look_up(code);
   if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *name = known == nullptr ? nullptr : known->name;
   return known == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-CUresult cuGetErrorString(CUresult code, const char** text) {
-  static const auto* const texts = [] {
+CUresult cuGetErrorString(CUresult code, char const** text) {
+  static auto const* const texts = [] {
     auto* made = new std::unordered_map<int, std::string>;
-    for (const error_name& known : error_names) made->emplace(known.code, in_words(known.name));
+    for (error_name const& known : error_names) made->emplace(known.code, in_words(known.name));
     return made;
   }();
   if (text == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const auto found = texts->find(code);
+  auto const found = texts->find(code);
   *text = found == texts->end() ? nullptr : found->second.c_str();
   return found == texts->end() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 /// Finds no table. A real driver returns private tables here, through which NVIDIA's own runtime library calls it. The
 /// tables are not public, so none are simulated.
-CUresult cuGetExportTable(const void** table, const CUuuid*) {
+CUresult cuGetExportTable(void const** table, CUuuid const*) {
   static std::atomic_flag told;
   if (!told.test_and_set())
     std::fputs(

@@ -13,7 +13,7 @@ constexpr unsigned known_flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMIN
 template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter_for(CUevent handle, Body&& body) {
   return enter<Name, Rules>([&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
     CUresult why;
-    const std::shared_ptr<event> found = device.resolve(handle, why);
+    std::shared_ptr<event> const found = device.resolve(handle, why);
     return found ? body(device, *found) : why;
   });
 }
@@ -25,7 +25,7 @@ std::shared_ptr<record> new_record(event& of) {
   return made;
 }
 
-CUresult record_on(simulation& device, event& marked, const stream_ptr& on) {
+CUresult record_on(simulation& device, event& marked, stream_ptr const& on) {
   if (marked.home != on->home) return CUDA_ERROR_INVALID_HANDLE;
   if (device.legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   if (on->capturing) {
@@ -45,7 +45,7 @@ CUresult record_on(simulation& device, event& marked, const stream_ptr& on) {
 
 /// Makes the stream join the capture in which the event was recorded, because the stream waits for the event. If the
 /// stream must not join, invalidates the capture.
-CUresult join_capture(simulation& device, const stream_ptr& on, const event& awaited) {
+CUresult join_capture(simulation& device, stream_ptr const& on, event const& awaited) {
   capture& open = *awaited.captured;
   if (open.invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (on->kind == stream_kind::legacy) {
@@ -63,7 +63,7 @@ CUresult join_capture(simulation& device, const stream_ptr& on, const event& awa
   return CUDA_SUCCESS;
 }
 
-CUresult wait_on(simulation& device, const stream_ptr& on, const event& awaited) {
+CUresult wait_on(simulation& device, stream_ptr const& on, event const& awaited) {
   if (awaited.captured) return join_capture(device, on, awaited);
   if (on->capturing) {
     device.invalidate(*on->capturing);
@@ -77,7 +77,7 @@ CUresult wait_on(simulation& device, const stream_ptr& on, const event& awaited)
   return device.enqueue(on, std::move(work));
 }
 
-CUresult refuse_captured(simulation& device, const event& asked) {
+CUresult refuse_captured(simulation& device, event const& asked) {
   if (!asked.captured) return device.forbidden_by_capture() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
   device.invalidate(*asked.captured);
   return CUDA_ERROR_CAPTURED_EVENT;
@@ -107,18 +107,18 @@ CUresult cuEventDestroy(CUevent handle) {
 }
 
 CUresult cuEventRecord(CUevent handle, CUstream stream) {
-  return enter_on<"cuEventRecord">(stream, [&](simulation& device, const stream_ptr& on) {
+  return enter_on<"cuEventRecord">(stream, [&](simulation& device, stream_ptr const& on) {
     CUresult why;
-    const auto marked = device.resolve(handle, why);
+    auto const marked = device.resolve(handle, why);
     return marked ? record_on(device, *marked, on) : why;
   });
 }
 
 CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned flags) {
   if ((flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) != 0) return CUDA_ERROR_INVALID_VALUE;
-  return enter_on<"cuEventRecordWithFlags">(stream, [&](simulation& device, const stream_ptr& on) {
+  return enter_on<"cuEventRecordWithFlags">(stream, [&](simulation& device, stream_ptr const& on) {
     CUresult why;
-    const auto marked = device.resolve(handle, why);
+    auto const marked = device.resolve(handle, why);
     return marked ? record_on(device, *marked, on) : why;
   });
 }
@@ -131,7 +131,7 @@ CUresult cuCtxRecordEvent(CUcontext context_handle, CUevent handle) {
     if (device.breaks_captures_of(*home)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     marked.captured.reset();
     marked.last = new_record(marked);
-    for (const stream_ptr& on : home->streams) {
+    for (stream_ptr const& on : home->streams) {
       marked.last->order.join(on->order);
       if (!on->queue.empty()) marked.last->covers.push_back({on, on->number});
     }
@@ -142,16 +142,16 @@ CUresult cuCtxRecordEvent(CUcontext context_handle, CUevent handle) {
 }
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned) {
-  return enter_on<"cuStreamWaitEvent">(stream, [&](simulation& device, const stream_ptr& on) {
+  return enter_on<"cuStreamWaitEvent">(stream, [&](simulation& device, stream_ptr const& on) {
     CUresult why;
-    const auto awaited = device.resolve(handle, why);
+    auto const awaited = device.resolve(handle, why);
     return awaited ? wait_on(device, on, *awaited) : why;
   });
 }
 
 CUresult cuEventQuery(CUevent handle) {
   return enter_for<"cuEventQuery">(handle, [](simulation& device, event& asked) {
-    if (const CUresult refused = refuse_captured(device, asked); refused != CUDA_SUCCESS) return refused;
+    if (CUresult const refused = refuse_captured(device, asked); refused != CUDA_SUCCESS) return refused;
     if (!asked.last) return CUDA_SUCCESS;
     if (!asked.last->done()) {
       device.queried_in_vain();
@@ -165,19 +165,19 @@ CUresult cuEventQuery(CUevent handle) {
 CUresult cuEventSynchronize(CUevent handle) {
   return enter_for<"cuEventSynchronize">(
       handle, [](simulation& device, event& asked) __attribute__((requires_capability(simulation_mutex))) {
-        if (const CUresult refused = refuse_captured(device, asked); refused != CUDA_SUCCESS) return refused;
+        if (CUresult const refused = refuse_captured(device, asked); refused != CUDA_SUCCESS) return refused;
         if (!asked.last) return CUDA_SUCCESS;
-        const std::shared_ptr<record> awaited = asked.last;
-        const std::string what = "cuEventSynchronize for event " + std::to_string(asked.serial);
-        const auto done = [&] { return awaited->done(); };
-        const std::uint64_t id = asked.home->id;
-        if (const CUresult result = device.block_until(what, done); result != CUDA_SUCCESS) return result;
-        if (const CUresult result = simulation::after_wait(*asked.home, id); result != CUDA_SUCCESS) return result;
+        std::shared_ptr<record> const awaited = asked.last;
+        std::string const what = "cuEventSynchronize for event " + std::to_string(asked.serial);
+        auto const done = [&] { return awaited->done(); };
+        std::uint64_t const id = asked.home->id;
+        if (CUresult const result = device.block_until(what, done); result != CUDA_SUCCESS) return result;
+        if (CUresult const result = simulation::after_wait(*asked.home, id); result != CUDA_SUCCESS) return result;
         device.host_time = std::max(device.host_time, awaited->time);
         device.host.join(awaited->order);
-        device.pools.after_wait(device, [&](const position& freed) {
+        device.pools.after_wait(device, [&](position const& freed) {
           return std::any_of(awaited->covers.begin(), awaited->covers.end(),
-                             [&](const position& end) { return end.on == freed.on && end.number >= freed.number; });
+                             [&](position const& end) { return end.on == freed.on && end.number >= freed.number; });
         });
         return CUDA_SUCCESS;
       });
@@ -186,14 +186,14 @@ CUresult cuEventSynchronize(CUevent handle) {
 CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
   return enter<"cuEventElapsedTime">([&](simulation& device) {
     CUresult why;
-    const auto first = device.resolve(start, why);
-    const auto last = first ? device.resolve(end, why) : nullptr;
+    auto const first = device.resolve(start, why);
+    auto const last = first ? device.resolve(end, why) : nullptr;
     if (!last) return why;
     if (milliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!first->last || !last->last || ((first->flags | last->flags) & CU_EVENT_DISABLE_TIMING) != 0)
       return CUDA_ERROR_INVALID_HANDLE;
     if (!first->last->done() || !last->last->done()) return CUDA_ERROR_NOT_READY;
-    const auto from = static_cast<std::int64_t>(first->last->time);
+    auto const from = static_cast<std::int64_t>(first->last->time);
     *milliseconds = static_cast<float>(static_cast<double>(static_cast<std::int64_t>(last->last->time) - from) * 1e-6);
     return CUDA_SUCCESS;
   });

@@ -9,24 +9,24 @@ using namespace simulated;
 
 namespace {
 
-bool reachable(const simulation& device, CUdeviceptr address, unsigned width) {
+bool reachable(simulation const& device, CUdeviceptr address, unsigned width) {
   if (address == 0 || address % width != 0) return false;
   return device.allocations.find(address) != nullptr || device.mappings.find(address) != nullptr;
 }
 
 template <entry_name Name>
 CUresult wait_value(CUstream handle, CUdeviceptr address, std::uint64_t value, unsigned flags, bool wide) {
-  return enter_on<Name>(handle, [&](simulation& device, const stream_ptr& on) {
+  return enter_on<Name>(handle, [&](simulation& device, stream_ptr const& on) {
     if (!reachable(device, address, wide ? 8 : 4)) return CUDA_ERROR_INVALID_VALUE;
     operation work;
     work.action = "wait for a value";
-    work.flag = std::make_shared<flag_wait>(flag_wait{reinterpret_cast<const void*>(address), value, flags, wide});
+    work.flag = std::make_shared<flag_wait>(flag_wait{reinterpret_cast<void const*>(address), value, flags, wide});
     return device.enqueue(on, std::move(work));
   });
 }
 
 template <entry_name Name> CUresult write_value(CUstream handle, CUdeviceptr address, std::uint64_t value, bool wide) {
-  return enter_on<Name>(handle, [&](simulation& device, const stream_ptr& on) {
+  return enter_on<Name>(handle, [&](simulation& device, stream_ptr const& on) {
     if (!reachable(device, address, wide ? 8 : 4)) return CUDA_ERROR_INVALID_VALUE;
     operation work;
     work.action = "write of a value";

@@ -19,7 +19,7 @@ template <class Handle> CUresult make(simulation& device, Handle* made) {
   return CUDA_SUCCESS;
 }
 
-template <class Handle> bool alive(const simulation& device, Handle handle) {
+template <class Handle> bool alive(simulation const& device, Handle handle) {
   return device.modules.find(handle) != nullptr;
 }
 
@@ -30,7 +30,7 @@ template <class Handle> CUresult unload(simulation& device, Handle handle) {
 }
 
 /// Says once per process that kernels do not run.
-void tell_of_kernels(const char* call) {
+void tell_of_kernels(char const* call) {
   static std::atomic_flag told;
   if (told.test_and_set()) return;
   std::fprintf(stderr,
@@ -40,8 +40,8 @@ void tell_of_kernels(const char* call) {
 }
 
 template <entry_name Name>
-CUresult launch(CUstream stream, const void* function, bool sizes_are_good, bool may_overlap = false) {
-  return enter_on<Name>(stream, [&](simulation& device, const stream_ptr& on) {
+CUresult launch(CUstream stream, void const* function, bool sizes_are_good, bool may_overlap = false) {
+  return enter_on<Name>(stream, [&](simulation& device, stream_ptr const& on) {
     if (!sizes_are_good) return CUDA_ERROR_INVALID_VALUE;
     if (!alive(device, function)) return CUDA_ERROR_INVALID_HANDLE;
     tell_of_kernels(Name.text);
@@ -54,7 +54,7 @@ CUresult launch(CUstream stream, const void* function, bool sizes_are_good, bool
   });
 }
 
-template <entry_name Name, class Handle> CUresult make_of(Handle* made, const void* parent, bool arguments_are_good) {
+template <entry_name Name, class Handle> CUresult make_of(Handle* made, void const* parent, bool arguments_are_good) {
   return enter<Name, needs_context>([&](simulation& device) {
     if (!arguments_are_good) return CUDA_ERROR_INVALID_VALUE;
     if (!alive(device, parent)) return CUDA_ERROR_INVALID_HANDLE;
@@ -66,22 +66,22 @@ template <entry_name Name, class Handle> CUresult make_of(Handle* made, const vo
 
 extern "C" {
 
-CUresult cuModuleLoad(CUmodule* made, const char* path) {
+CUresult cuModuleLoad(CUmodule* made, char const* path) {
   return enter<"cuModuleLoad", (needs_context | unsafe_in_capture)>(
       [&](simulation& device) { return path == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
-CUresult cuModuleLoadData(CUmodule* made, const void* image) {
+CUresult cuModuleLoadData(CUmodule* made, void const* image) {
   return enter<"cuModuleLoadData", (needs_context | unsafe_in_capture)>(
       [&](simulation& device) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
-CUresult cuModuleLoadDataEx(CUmodule* made, const void* image, unsigned, CUjit_option*, void**) {
+CUresult cuModuleLoadDataEx(CUmodule* made, void const* image, unsigned, CUjit_option*, void**) {
   return enter<"cuModuleLoadDataEx", (needs_context | unsafe_in_capture)>(
       [&](simulation& device) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
 
-CUresult cuModuleLoadFatBinary(CUmodule* made, const void* image) {
+CUresult cuModuleLoadFatBinary(CUmodule* made, void const* image) {
   return enter<"cuModuleLoadFatBinary", (needs_context | unsafe_in_capture)>(
       [&](simulation& device) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
 }
@@ -90,11 +90,11 @@ CUresult cuModuleUnload(CUmodule module) {
   return enter<"cuModuleUnload", needs_context>([&](simulation& device) { return unload(device, module); });
 }
 
-CUresult cuModuleGetFunction(CUfunction* made, CUmodule module, const char* name) {
+CUresult cuModuleGetFunction(CUfunction* made, CUmodule module, char const* name) {
   return make_of<"cuModuleGetFunction">(made, module, name != nullptr);
 }
 
-CUresult cuLibraryLoadData(CUlibrary* made, const void* code, CUjit_option*, void**, unsigned, CUlibraryOption*, void**,
+CUresult cuLibraryLoadData(CUlibrary* made, void const* code, CUjit_option*, void**, unsigned, CUlibraryOption*, void**,
                            unsigned) {
   return enter<"cuLibraryLoadData">(
       [&](simulation& device) { return code == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
@@ -104,7 +104,7 @@ CUresult cuLibraryUnload(CUlibrary library) {
   return enter<"cuLibraryUnload">([&](simulation& device) { return unload(device, library); });
 }
 
-CUresult cuLibraryGetKernel(CUkernel* made, CUlibrary library, const char* name) {
+CUresult cuLibraryGetKernel(CUkernel* made, CUlibrary library, char const* name) {
   return enter<"cuLibraryGetKernel">([&](simulation& device) {
     if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return alive(device, library) ? make(device, made) : CUDA_ERROR_INVALID_HANDLE;
@@ -126,13 +126,13 @@ CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute, int) {
 
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                         unsigned block_y, unsigned block_z, unsigned, CUstream stream, void**, void**) {
-  const bool sizes_are_good = grid_x != 0 && grid_y != 0 && grid_z != 0 && block_x != 0 && block_y != 0 && block_z != 0;
+  bool const sizes_are_good = grid_x != 0 && grid_y != 0 && grid_z != 0 && block_x != 0 && block_y != 0 && block_z != 0;
   return launch<"cuLaunchKernel">(stream, function, sizes_are_good);
 }
 
-CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void**, void**) {
+CUresult cuLaunchKernelEx(CUlaunchConfig const* config, CUfunction function, void**, void**) {
   if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const bool sizes_are_good = config->gridDimX != 0 && config->gridDimY != 0 && config->gridDimZ != 0 &&
+  bool const sizes_are_good = config->gridDimX != 0 && config->gridDimY != 0 && config->gridDimZ != 0 &&
                               config->blockDimX != 0 && config->blockDimY != 0 && config->blockDimZ != 0;
   bool may_overlap = false;
   for (unsigned i = 0; i < config->numAttrs; ++i) {

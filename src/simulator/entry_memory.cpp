@@ -8,7 +8,7 @@ namespace {
 
 /// Allocates in the current context. Returns null and sets `why` if `bytes` is 0, there is no memory, or a failure was
 /// injected.
-const allocation* take(simulation& device, memory_kind kind, std::size_t bytes, CUresult& why) {
+allocation const* take(simulation& device, memory_kind kind, std::size_t bytes, CUresult& why) {
   context& home = *device.current();
   why = bytes == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
   if (why != CUDA_SUCCESS) return nullptr;
@@ -16,7 +16,7 @@ const allocation* take(simulation& device, memory_kind kind, std::size_t bytes, 
     why = CUDA_ERROR_OUT_OF_MEMORY;
     return nullptr;
   }
-  const allocation* made =
+  allocation const* made =
       device.allocations.allocate(kind, home.device, &home, bytes, device.order.next_block_number());
   if (made == nullptr) {
     why = CUDA_ERROR_OUT_OF_MEMORY;
@@ -28,16 +28,16 @@ const allocation* take(simulation& device, memory_kind kind, std::size_t bytes, 
 
 /// Frees as the driver does: first waits for all work of the context. Programs must not rely on that wait for the freed
 /// memory, so for the checker it orders the host after the work only once the memory is freed.
-CUresult give_back(simulation& device, std::uint64_t address, bool host_kind, const char* call)
+CUresult give_back(simulation& device, std::uint64_t address, bool host_kind, char const* call)
     __attribute__((requires_capability(simulation_mutex))) {
-  const allocation* held = device.allocations.find(address);
+  allocation const* held = device.allocations.find(address);
   if (held == nullptr || held->address != address || (held->kind == memory_kind::pinned) != host_kind ||
       held->kind == memory_kind::registered)
     return CUDA_ERROR_INVALID_VALUE;
   ++device.implicit_waits;
   vector_clock seen = held->home->ended;
-  for (const stream_ptr& on : held->home->streams) seen.join(on->order);
-  if (const CUresult result = device.wait_for_all(*held->home, call); result != CUDA_SUCCESS) return result;
+  for (stream_ptr const& on : held->home->streams) seen.join(on->order);
+  if (CUresult const result = device.wait_for_all(*held->home, call); result != CUDA_SUCCESS) return result;
   held = device.allocations.find(address);
   if (held == nullptr) return CUDA_ERROR_INVALID_VALUE;
   device.order.gone(device.host_point(call), address, held->granted, true);
@@ -49,7 +49,7 @@ CUresult give_back(simulation& device, std::uint64_t address, bool host_kind, co
 
 CUresult allocate_host(simulation& device, void** pointer, std::size_t bytes) {
   CUresult why;
-  const allocation* made = take(device, memory_kind::pinned, bytes, why);
+  allocation const* made = take(device, memory_kind::pinned, bytes, why);
   if (made == nullptr) return why;
   *pointer = reinterpret_cast<void*>(made->address);
   return CUDA_SUCCESS;
@@ -63,7 +63,7 @@ CUresult cuMemAlloc(CUdeviceptr* pointer, size_t bytes) {
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return enter<"cuMemAlloc", (needs_context | unsafe_in_capture)>([&](simulation& device) {
     CUresult why;
-    const allocation* made = take(device, memory_kind::device, bytes, why);
+    allocation const* made = take(device, memory_kind::device, bytes, why);
     if (made != nullptr) *pointer = made->address;
     return why;
   });
@@ -83,7 +83,7 @@ CUresult cuMemAllocManaged(CUdeviceptr* pointer, size_t bytes, unsigned) {
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return enter<"cuMemAllocManaged", (needs_context | unsafe_in_capture)>([&](simulation& device) {
     CUresult why;
-    const allocation* made = take(device, memory_kind::managed, bytes, why);
+    allocation const* made = take(device, memory_kind::managed, bytes, why);
     if (made != nullptr) *pointer = made->address;
     return why;
   });
@@ -123,8 +123,8 @@ CUresult cuMemHostRegister(void* pointer, size_t bytes, unsigned) {
 
 CUresult cuMemHostUnregister(void* pointer) {
   return enter<"cuMemHostUnregister", (needs_context | unsafe_in_capture)>([&](simulation& device) {
-    const auto address = reinterpret_cast<std::uint64_t>(pointer);
-    const allocation* held = device.allocations.find(address);
+    auto const address = reinterpret_cast<std::uint64_t>(pointer);
+    allocation const* held = device.allocations.find(address);
     if (held == nullptr || held->address != address || held->kind != memory_kind::registered)
       return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     device.order.fresh(address, held->bytes);
@@ -135,8 +135,8 @@ CUresult cuMemHostUnregister(void* pointer) {
 
 CUresult cuMemHostGetDevicePointer(CUdeviceptr* pointer, void* host, unsigned) {
   return enter<"cuMemHostGetDevicePointer", (needs_context | quiet)>([&](simulation& device) {
-    const auto address = reinterpret_cast<std::uint64_t>(host);
-    const allocation* held = device.allocations.find(address);
+    auto const address = reinterpret_cast<std::uint64_t>(host);
+    allocation const* held = device.allocations.find(address);
     if (pointer == nullptr || held == nullptr || held->kind == memory_kind::device) return CUDA_ERROR_INVALID_VALUE;
     *pointer = address;
     return CUDA_SUCCESS;
@@ -145,7 +145,7 @@ CUresult cuMemHostGetDevicePointer(CUdeviceptr* pointer, void* host, unsigned) {
 
 CUresult cuMemHostGetFlags(unsigned* flags, void* host) {
   return enter<"cuMemHostGetFlags", (needs_context | quiet)>([&](simulation& device) {
-    const allocation* held = device.allocations.find(reinterpret_cast<std::uint64_t>(host));
+    allocation const* held = device.allocations.find(reinterpret_cast<std::uint64_t>(host));
     if (flags == nullptr || held == nullptr || held->kind != memory_kind::pinned) return CUDA_ERROR_INVALID_VALUE;
     *flags = CU_MEMHOSTALLOC_DEVICEMAP;
     return CUDA_SUCCESS;
@@ -155,7 +155,7 @@ CUresult cuMemHostGetFlags(unsigned* flags, void* host) {
 CUresult cuMemGetInfo(size_t* free, size_t* total) {
   return enter<"cuMemGetInfo", needs_context>([&](simulation& device) {
     device.pools.collect(device);
-    const memory& held = device.allocations;
+    memory const& held = device.allocations;
     if (free != nullptr) *free = held.capacity() - held.used(device.current()->device);
     if (total != nullptr) *total = held.capacity();
     return CUDA_SUCCESS;
@@ -165,7 +165,7 @@ CUresult cuMemGetInfo(size_t* free, size_t* total) {
 CUresult cuMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr pointer) {
   return enter<"cuMemGetAddressRange", (needs_context | quiet)>([&](simulation& device) {
     auto held = known_at(device, pointer);
-    if (const mapping* at = device.mappings.find(pointer); at != nullptr)
+    if (mapping const* at = device.mappings.find(pointer); at != nullptr)
       held = allocation{at->address, at->bytes, at->bytes, memory_kind::device, at->of->device(), nullptr, 0, 0};
     if (!held) return CUDA_ERROR_NOT_FOUND;
     if (base != nullptr) *base = held->address;

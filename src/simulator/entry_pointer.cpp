@@ -21,9 +21,9 @@ CUresult refuse(CUpointer_attribute attribute) {
 
 /// Stores one attribute of a reserved address in `place`. Most attributes describe the memory that is mapped at the
 /// address, if there is any. The context is null, because no context owns virtual memory.
-CUresult describe_virtual(const simulation& device, CUpointer_attribute attribute, CUdeviceptr pointer, void* place) {
-  const mapping* const at = device.mappings.find(pointer);
-  const bool mapped = at != nullptr;
+CUresult describe_virtual(simulation const& device, CUpointer_attribute attribute, CUdeviceptr pointer, void* place) {
+  mapping const* const at = device.mappings.find(pointer);
+  bool const mapped = at != nullptr;
   switch (attribute) {
   case CU_POINTER_ATTRIBUTE_CONTEXT: return put(place, CUcontext{nullptr});
   case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: return put(place, mapped ? unsigned{CU_MEMORYTYPE_DEVICE} : 0u);
@@ -53,13 +53,13 @@ CUresult describe_virtual(const simulation& device, CUpointer_attribute attribut
 }
 
 /// Stores one attribute of the memory at `pointer`; `held` is empty for memory that the driver does not know.
-CUresult describe_pointer(const simulation& device, const std::optional<allocation>& held,
+CUresult describe_pointer(simulation const& device, std::optional<allocation> const& held,
                           CUpointer_attribute attribute, CUdeviceptr pointer, void* place) {
   if (device.mappings.owns(pointer)) return describe_virtual(device, attribute, pointer, place);
-  const bool known = held.has_value();
-  const memory_pool* const pool = known ? device.pools.holding(pointer) : nullptr;
-  const bool on_host = known && held->kind != memory_kind::device;
-  const bool managed = known && held->kind == memory_kind::managed;
+  bool const known = held.has_value();
+  memory_pool const* const pool = known ? device.pools.holding(pointer) : nullptr;
+  bool const on_host = known && held->kind != memory_kind::device;
+  bool const managed = known && held->kind == memory_kind::managed;
   switch (attribute) {
   case CU_POINTER_ATTRIBUTE_CONTEXT: return put(place, known && pool == nullptr ? held->home->handle() : nullptr);
   case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
@@ -92,13 +92,13 @@ CUresult describe_pointer(const simulation& device, const std::optional<allocati
 
 namespace simulated {
 
-std::optional<allocation> known_at(const simulation& device, std::uint64_t address) {
-  const allocation* held = device.allocations.find(address);
+std::optional<allocation> known_at(simulation const& device, std::uint64_t address) {
+  allocation const* held = device.allocations.find(address);
   if (held == nullptr) return std::nullopt;
   allocation known = *held;
-  const memory_pool* const pool = device.pools.holding(address);
+  memory_pool const* const pool = device.pools.holding(address);
   if (pool == nullptr) return known;
-  const pool_block* const block = pool->find(address);
+  pool_block const* const block = pool->find(address);
   if (block == nullptr) return std::nullopt;
   known.address = block->address;
   known.bytes = block->bytes;
@@ -111,8 +111,8 @@ extern "C" {
 
 CUresult cuPointerGetAttribute(void* place, CUpointer_attribute attribute, CUdeviceptr pointer) {
   return enter<"cuPointerGetAttribute", quiet>([&](simulation& device) {
-    const auto held = known_at(device, pointer);
-    const bool known = held || device.mappings.reservation_of(pointer).second != 0;
+    auto const held = known_at(device, pointer);
+    bool const known = held || device.mappings.reservation_of(pointer).second != 0;
     if (place == nullptr || !known) return CUDA_ERROR_INVALID_VALUE;
     return describe_pointer(device, held, attribute, pointer, place);
   });
@@ -121,9 +121,9 @@ CUresult cuPointerGetAttribute(void* place, CUpointer_attribute attribute, CUdev
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** places, CUdeviceptr pointer) {
   return enter<"cuPointerGetAttributes", quiet>([&](simulation& device) {
     if (attributes == nullptr || places == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const auto held = known_at(device, pointer);
+    auto const held = known_at(device, pointer);
     for (unsigned i = 0; i < count; ++i)
-      if (const CUresult result = describe_pointer(device, held, attributes[i], pointer, places[i]);
+      if (CUresult const result = describe_pointer(device, held, attributes[i], pointer, places[i]);
           result != CUDA_SUCCESS)
         return result;
     return CUDA_SUCCESS;

@@ -22,15 +22,15 @@ template <entry_name Name, class Body> CUresult enter_pool(CUmemoryPool handle, 
       });
 }
 
-CUresult set_policy(bool& policy, const void* value) {
-  policy = *static_cast<const int*>(value) != 0;
+CUresult set_policy(bool& policy, void const* value) {
+  policy = *static_cast<int const*>(value) != 0;
   return CUDA_SUCCESS;
 }
 
 /// Sets the peak `mark` to the current value `now`. As with a real driver, the caller asks for that by the value 0; all
 /// other values are errors.
-CUresult reset_mark(std::uint64_t& mark, std::uint64_t now, const void* value) {
-  if (*static_cast<const cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
+CUresult reset_mark(std::uint64_t& mark, std::uint64_t now, void const* value) {
+  if (*static_cast<cuuint64_t const*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
   mark = now;
   return CUDA_SUCCESS;
 }
@@ -40,7 +40,7 @@ template <class T, class Value> CUresult answer(void* place, Value value) {
   return CUDA_SUCCESS;
 }
 
-template <class Find> CUresult find_pool(CUmemoryPool* out, const CUmemLocation* location, Find find) {
+template <class Find> CUresult find_pool(CUmemoryPool* out, CUmemLocation const* location, Find find) {
   if (out == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
   memory_pool* const found = find(*location);
   if (found == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -50,13 +50,13 @@ template <class Find> CUresult find_pool(CUmemoryPool* out, const CUmemLocation*
 
 CUmemLocation at_device(CUdevice ordinal) { return {CU_MEM_LOCATION_TYPE_DEVICE, ordinal}; }
 
-bool knows(const simulation& device, CUdevice ordinal) { return ordinal >= 0 && ordinal < device.options().devices; }
+bool knows(simulation const& device, CUdevice ordinal) { return ordinal >= 0 && ordinal < device.options().devices; }
 
 /// Gives or revokes the access of a device. The pool's own device always keeps its access.
-CUresult give_access(const simulation& device, memory_pool& pool, const CUmemAccessDesc& wish) {
+CUresult give_access(simulation const& device, memory_pool& pool, CUmemAccessDesc const& wish) {
   if (wish.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
   if (!knows(device, wish.location.id)) return CUDA_ERROR_INVALID_DEVICE;
-  const bool resident = pool.kind() == memory_kind::device && pool.device() == wish.location.id;
+  bool const resident = pool.kind() == memory_kind::device && pool.device() == wish.location.id;
   if (wish.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
     pool.peers.insert(wish.location.id);
   else if (wish.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE && !resident)
@@ -66,10 +66,10 @@ CUresult give_access(const simulation& device, memory_pool& pool, const CUmemAcc
   return CUDA_SUCCESS;
 }
 
-bool reaches(const memory_pool& pool, const CUmemLocation& location) {
+bool reaches(memory_pool const& pool, CUmemLocation const& location) {
   if (location.type != CU_MEM_LOCATION_TYPE_DEVICE) return pool.kind() != memory_kind::device;
   if (pool.kind() == memory_kind::managed) return true;
-  const bool resident = pool.kind() == memory_kind::device && pool.device() == location.id;
+  bool const resident = pool.kind() == memory_kind::device && pool.device() == location.id;
   return resident || pool.peers.contains(location.id);
 }
 
@@ -77,10 +77,10 @@ bool reaches(const memory_pool& pool, const CUmemLocation& location) {
 
 extern "C" {
 
-CUresult cuMemPoolCreate(CUmemoryPool* made, const CUmemPoolProps* properties) {
+CUresult cuMemPoolCreate(CUmemoryPool* made, CUmemPoolProps const* properties) {
   return enter<"cuMemPoolCreate", unsafe_in_capture>([&](simulation& device) {
     if (made == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const CUresult judged = pool_table::judge(*properties, device.options().devices);
+    CUresult const judged = pool_table::judge(*properties, device.options().devices);
     if (judged == CUDA_SUCCESS) *made = device.pools.create(device, *properties).handle;
     return judged;
   });
@@ -92,8 +92,8 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     if (device.current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT; // a real driver perhaps needs no context here
     // CUDA's documentation allows the destruction of a pool before its frees are complete. But driver 580 crashes then,
     // in this call or a later one; at times also if they are complete, and the host has not waited for them.
-    const bool pending =
-        std::any_of(pool.unawaited.begin(), pool.unawaited.end(), [](const position& freed) { return !freed.done(); });
+    bool const pending =
+        std::any_of(pool.unawaited.begin(), pool.unawaited.end(), [](position const& freed) { return !freed.done(); });
     if (pending || (device.strict_pool_destroy() && !pool.unawaited.empty()))
       device.find(finding_kind::early_pool_destroy,
                   pending ? "a memory pool is destroyed while frees to it are pending: drivers crash"
@@ -120,7 +120,7 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: return set_policy(pool.opportunistic, value);
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: return set_policy(pool.internal, value);
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
-      pool.threshold = *static_cast<const cuuint64_t*>(value);
+      pool.threshold = *static_cast<cuuint64_t const*>(value);
       return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: return reset_mark(pool.reserved_high, pool.reserved, value);
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH: return reset_mark(pool.used_high, pool.used, value);
@@ -130,7 +130,7 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 }
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
-  return enter_pool<"cuMemPoolGetAttribute">(handle, [&](simulation&, const memory_pool& pool) {
+  return enter_pool<"cuMemPoolGetAttribute">(handle, [&](simulation&, memory_pool const& pool) {
     if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
     switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: return answer<int>(value, pool.follow_events);
@@ -146,17 +146,17 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
   });
 }
 
-CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* wishes, size_t count) {
+CUresult cuMemPoolSetAccess(CUmemoryPool handle, CUmemAccessDesc const* wishes, size_t count) {
   return enter_pool<"cuMemPoolSetAccess">(handle, [&](simulation& device, memory_pool& pool) {
     if (wishes == nullptr) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; ++i)
-      if (const CUresult result = give_access(device, pool, wishes[i]); result != CUDA_SUCCESS) return result;
+      if (CUresult const result = give_access(device, pool, wishes[i]); result != CUDA_SUCCESS) return result;
     return CUDA_SUCCESS;
   });
 }
 
 CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmemLocation* location) {
-  return enter_pool<"cuMemPoolGetAccess">(handle, [&](simulation&, const memory_pool& pool) {
+  return enter_pool<"cuMemPoolGetAccess">(handle, [&](simulation&, memory_pool const& pool) {
     if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *flags = reaches(pool, *location) ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     return CUDA_SUCCESS;
@@ -165,13 +165,13 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmem
 
 CUresult cuMemGetDefaultMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
   return enter<"cuMemGetDefaultMemPool", quiet>([&](simulation& device) {
-    return find_pool(out, location, [&](const CUmemLocation& at) { return device.pools.default_of(device, at, type); });
+    return find_pool(out, location, [&](CUmemLocation const& at) { return device.pools.default_of(device, at, type); });
   });
 }
 
 CUresult cuMemGetMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
   return enter<"cuMemGetMemPool", quiet>([&](simulation& device) {
-    return find_pool(out, location, [&](const CUmemLocation& at) { return device.pools.current_of(device, at, type); });
+    return find_pool(out, location, [&](CUmemLocation const& at) { return device.pools.current_of(device, at, type); });
   });
 }
 
@@ -185,8 +185,8 @@ CUresult cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUme
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* out, CUdevice ordinal) {
   return enter<"cuDeviceGetDefaultMemPool", quiet>([&](simulation& device) {
     if (!knows(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
-    const CUmemLocation at = at_device(ordinal);
-    return find_pool(out, &at, [&](const CUmemLocation& location) {
+    CUmemLocation const at = at_device(ordinal);
+    return find_pool(out, &at, [&](CUmemLocation const& location) {
       return device.pools.default_of(device, location, CU_MEM_ALLOCATION_TYPE_PINNED);
     });
   });
@@ -195,8 +195,8 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* out, CUdevice ordinal) {
 CUresult cuDeviceGetMemPool(CUmemoryPool* out, CUdevice ordinal) {
   return enter<"cuDeviceGetMemPool", quiet>([&](simulation& device) {
     if (!knows(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
-    const CUmemLocation at = at_device(ordinal);
-    return find_pool(out, &at, [&](const CUmemLocation& location) {
+    CUmemLocation const at = at_device(ordinal);
+    return find_pool(out, &at, [&](CUmemLocation const& location) {
       return device.pools.current_of(device, location, CU_MEM_ALLOCATION_TYPE_PINNED);
     });
   });
@@ -219,7 +219,7 @@ constexpr std::uint64_t operation_time = 500; // simulated nanoseconds
 
 /// Enqueues an operation without work, which marks the place of an allocation or free in the stream's order. The
 /// operation waits for the frees in `behind`.
-CUresult enqueue_point(simulation& device, const stream_ptr& on, const char* action, std::shared_ptr<record> behind) {
+CUresult enqueue_point(simulation& device, stream_ptr const& on, char const* action, std::shared_ptr<record> behind) {
   operation work;
   work.action = action;
   work.duration = operation_time;
@@ -227,35 +227,35 @@ CUresult enqueue_point(simulation& device, const stream_ptr& on, const char* act
   return device.enqueue(on, std::move(work));
 }
 
-CUresult refuse_capture(const stream& on) {
+CUresult refuse_capture(stream const& on) {
   return on.capturing ? static_cast<CUresult>(gpumem_simulator_missing("stream-ordered memory in a capture"))
                       : CUDA_SUCCESS;
 }
 
 CUresult allocate(simulation& device, CUdeviceptr* pointer, std::size_t bytes, memory_pool* from,
-                  const stream_ptr& on) {
+                  stream_ptr const& on) {
   if (pointer == nullptr || bytes == 0 || from == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult refused = refuse_capture(*on); refused != CUDA_SUCCESS) return refused;
+  if (CUresult const refused = refuse_capture(*on); refused != CUDA_SUCCESS) return refused;
   if (device.legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   if (device.faults.at_allocation()) return CUDA_ERROR_OUT_OF_MEMORY;
   device.pools.collect(device);
   std::shared_ptr<record> behind;
-  const pool_block* made = from->take(device, *on, bytes, behind);
+  pool_block const* made = from->take(device, *on, bytes, behind);
   if (made == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   *pointer = made->address;
-  const CUresult enqueued = enqueue_point(device, on, "allocation from a pool", std::move(behind));
+  CUresult const enqueued = enqueue_point(device, on, "allocation from a pool", std::move(behind));
   device.order.granted(device.newest_point(on, "allocation from a pool"), from->owner, made->address, bytes);
   return enqueued;
 }
 
 /// Reports a free of an address that is not a live block of a pool.
-CUresult reject(simulation& device, const actor& who, std::uint64_t address) {
+CUresult reject(simulation& device, actor const& who, std::uint64_t address) {
   device.order.reject_free(who, address, 0);
   return CUDA_ERROR_INVALID_VALUE;
 }
 
-bool is_block(const memory_pool* pool, std::uint64_t address) {
-  const pool_block* const found = pool == nullptr ? nullptr : pool->find(address);
+bool is_block(memory_pool const* pool, std::uint64_t address) {
+  pool_block const* const found = pool == nullptr ? nullptr : pool->find(address);
   return found != nullptr && found->address == address;
 }
 
@@ -263,8 +263,8 @@ bool is_block(const memory_pool* pool, std::uint64_t address) {
 
 namespace simulated {
 
-CUresult free_pooled_by_host(simulation& device, memory_pool& pool, std::uint64_t address, const char* call) {
-  const actor who = device.host_point(call);
+CUresult free_pooled_by_host(simulation& device, memory_pool& pool, std::uint64_t address, char const* call) {
+  actor const who = device.host_point(call);
   if (!is_block(&pool, address)) return reject(device, who, address);
   device.order.lent_back(who, pool.owner, address, pool.find(address)->bytes);
   device.order.returned(who, pool.owner, address, pool.find(address)->bytes);
@@ -277,31 +277,31 @@ CUresult free_pooled_by_host(simulation& device, memory_pool& pool, std::uint64_
 extern "C" {
 
 CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream handle) {
-  return enter_on<"cuMemAllocAsync">(handle, [&](simulation& device, const stream_ptr& on) {
-    const CUmemLocation at{CU_MEM_LOCATION_TYPE_DEVICE, on->home->device};
+  return enter_on<"cuMemAllocAsync">(handle, [&](simulation& device, stream_ptr const& on) {
+    CUmemLocation const at{CU_MEM_LOCATION_TYPE_DEVICE, on->home->device};
     return allocate(device, pointer, bytes, device.pools.current_of(device, at, CU_MEM_ALLOCATION_TYPE_PINNED), on);
   });
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t bytes, CUmemoryPool pool, CUstream handle) {
-  return enter_on<"cuMemAllocFromPoolAsync">(handle, [&](simulation& device, const stream_ptr& on) {
+  return enter_on<"cuMemAllocFromPoolAsync">(handle, [&](simulation& device, stream_ptr const& on) {
     return allocate(device, pointer, bytes, device.pools.find(pool), on);
   });
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
-  return enter_on<"cuMemFreeAsync">(handle, [&](simulation& device, const stream_ptr& on) {
+  return enter_on<"cuMemFreeAsync">(handle, [&](simulation& device, stream_ptr const& on) {
     if (pointer == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (const CUresult refused = refuse_capture(*on); refused != CUDA_SUCCESS) return refused;
+    if (CUresult const refused = refuse_capture(*on); refused != CUDA_SUCCESS) return refused;
     memory_pool* const pool = device.pools.holding(pointer);
     if (!is_block(pool, pointer)) return reject(device, device.point(on, "free to a pool"), pointer);
-    if (const CUresult result = enqueue_point(device, on, "free to a pool", nullptr); result != CUDA_SUCCESS)
+    if (CUresult const result = enqueue_point(device, on, "free to a pool", nullptr); result != CUDA_SUCCESS)
       return result;
-    const actor who = device.newest_point(on, "free to a pool");
-    const std::uint64_t bytes = pool->find(pointer)->bytes;
+    actor const who = device.newest_point(on, "free to a pool");
+    std::uint64_t const bytes = pool->find(pointer)->bytes;
     device.order.lent_back(who, pool->owner, pointer, bytes);
     device.order.returned(who, pool->owner, pointer, bytes);
-    const pool_free ended{{on, on->number}, on->component, on->order};
+    pool_free const ended{{on, on->number}, on->component, on->order};
     pool->put(pointer, &ended);
     return CUDA_SUCCESS;
   });

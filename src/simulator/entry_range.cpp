@@ -11,21 +11,21 @@ using namespace simulated;
 namespace {
 
 /// Returns whether one managed allocation, or one block of a managed pool, holds all of the bytes.
-bool is_managed(const simulation& device, CUdeviceptr pointer, size_t bytes) {
-  const auto held = known_at(device, pointer);
+bool is_managed(simulation const& device, CUdeviceptr pointer, size_t bytes) {
+  auto const held = known_at(device, pointer);
   return held && held->kind == memory_kind::managed && bytes != 0 && bytes <= held->bytes - (pointer - held->address);
 }
 
 /// Returns whether the bytes are host memory that the driver does not know, and the devices can access such memory.
-bool is_pageable(const simulation& device, CUdeviceptr pointer, size_t bytes) {
+bool is_pageable(simulation const& device, CUdeviceptr pointer, size_t bytes) {
   if (device.options().pageable_memory == 0 || pointer == 0 || bytes == 0) return false;
   return !device.allocations.owns(pointer) && !device.mappings.owns(pointer) && !known_at(device, pointer);
 }
 
 /// Calls `set(address, bytes)` with the whole host pages that hold the bytes, because advice is for whole pages.
 template <class Set> void for_pages(CUdeviceptr pointer, size_t bytes, Set&& set) {
-  const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = pointer / page * page;
+  auto const page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  auto const begin = pointer / page * page;
   set(begin, (pointer + bytes + page - 1) / page * page - begin);
 }
 
@@ -33,18 +33,18 @@ constexpr CUmemLocation no_location{CU_MEM_LOCATION_TYPE_INVALID, 0};
 constexpr CUmemLocation any_location{CU_MEM_LOCATION_TYPE_HOST, 0};
 
 /// Converts the "current NUMA node" to node 0: the simulated host has only one.
-CUmemLocation resolved(const CUmemLocation& given) {
+CUmemLocation resolved(CUmemLocation const& given) {
   if (given.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) return {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
   return given;
 }
 
-int number_of(const CUmemLocation& place) {
+int number_of(CUmemLocation const& place) {
   if (place.type == CU_MEM_LOCATION_TYPE_INVALID) return CU_DEVICE_INVALID;
   return place.type == CU_MEM_LOCATION_TYPE_DEVICE ? place.id : int{CU_DEVICE_CPU};
 }
 
 /// Returns success, or the driver's error for a location to which memory cannot be moved.
-CUresult judge(const simulation& device, const CUmemLocation& to) {
+CUresult judge(simulation const& device, CUmemLocation const& to) {
   switch (to.type) {
   case CU_MEM_LOCATION_TYPE_DEVICE:
     return to.id >= 0 && to.id < device.options().devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
@@ -56,13 +56,13 @@ CUresult judge(const simulation& device, const CUmemLocation& to) {
 }
 
 /// Stores one attribute of the bytes, which are managed or pageable.
-CUresult describe_range(const memory_advice& noted, void* place, size_t size, CUmem_range_attribute which,
+CUresult describe_range(memory_advice const& noted, void* place, size_t size, CUmem_range_attribute which,
                         CUdeviceptr pointer, size_t bytes) {
   constexpr std::size_t unit = sizeof(int);
   static_assert(sizeof(CUmemLocationType) == unit);
-  const bool is_list = which == CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY;
+  bool const is_list = which == CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY;
   if (place == nullptr || size == 0 || (is_list ? size % unit : size - unit) != 0) return CUDA_ERROR_INVALID_VALUE;
-  const std::span answer(static_cast<int*>(place), size / unit);
+  std::span const answer(static_cast<int*>(place), size / unit);
   switch (which) {
   case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY:
     answer[0] = noted.read_mostly.of(pointer, bytes).type != CU_MEM_LOCATION_TYPE_INVALID;
@@ -88,7 +88,7 @@ CUresult describe_range(const memory_advice& noted, void* place, size_t size, CU
   case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY: {
     std::fill(answer.begin(), answer.end(), int{CU_DEVICE_INVALID});
     auto next = answer.begin();
-    for (const auto& [device, ranges] : noted.accessed_by)
+    for (auto const& [device, ranges] : noted.accessed_by)
       if (next != answer.end() && ranges.of(pointer, bytes).type != CU_MEM_LOCATION_TYPE_INVALID) *next++ = device;
     return CUDA_SUCCESS;
   }
@@ -101,9 +101,9 @@ CUresult describe_range(const memory_advice& noted, void* place, size_t size, CU
 extern "C" {
 
 CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUmemLocation to, unsigned flags, CUstream stream) {
-  return enter_on<"cuMemPrefetchAsync">(stream, [&](simulation& device, const stream_ptr& on) {
+  return enter_on<"cuMemPrefetchAsync">(stream, [&](simulation& device, stream_ptr const& on) {
     if (flags != 0 || !is_managed(device, pointer, bytes)) return CUDA_ERROR_INVALID_VALUE;
-    if (const CUresult judged = judge(device, to); judged != CUDA_SUCCESS) return judged;
+    if (CUresult const judged = judge(device, to); judged != CUDA_SUCCESS) return judged;
     if (device.options().concurrent_managed_access == 0) return CUDA_ERROR_INVALID_DEVICE;
     if (on->capturing) { // a graph cannot hold a prefetch
       device.invalidate(*on->capturing);
@@ -118,10 +118,10 @@ CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUmemLocation to,
 
 CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUmemLocation to) {
   return enter<"cuMemAdvise">([&](simulation& device) {
-    const bool known = is_managed(device, pointer, bytes) || is_pageable(device, pointer, bytes);
+    bool const known = is_managed(device, pointer, bytes) || is_pageable(device, pointer, bytes);
     if (!known || advice < CU_MEM_ADVISE_SET_READ_MOSTLY || advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY)
       return CUDA_ERROR_INVALID_VALUE;
-    const auto note = [&](location_map& in, const CUmemLocation& where) {
+    auto const note = [&](location_map& in, CUmemLocation const& where) {
       for_pages(pointer, bytes, [&](auto begin, auto length) { in.set(begin, length, where); });
       return CUDA_SUCCESS;
     };
@@ -132,11 +132,11 @@ CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUm
     case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: return note(noted.preferred, no_location);
     default: break;
     }
-    if (const CUresult judged = judge(device, to); judged != CUDA_SUCCESS) return judged;
+    if (CUresult const judged = judge(device, to); judged != CUDA_SUCCESS) return judged;
     if (to.type == CU_MEM_LOCATION_TYPE_DEVICE && device.options().concurrent_managed_access == 0)
       return CUDA_ERROR_INVALID_DEVICE;
     if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION) return note(noted.preferred, resolved(to));
-    const bool set = advice == CU_MEM_ADVISE_SET_ACCESSED_BY;
+    bool const set = advice == CU_MEM_ADVISE_SET_ACCESSED_BY;
     return note(noted.accessed_by[number_of(to)], set ? any_location : no_location);
   });
 }
@@ -155,7 +155,7 @@ CUresult cuMemRangeGetAttributes(void** places, size_t* sizes, CUmem_range_attri
     if (places == nullptr || sizes == nullptr || which == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
     if (!is_managed(device, pointer, bytes) && !is_pageable(device, pointer, bytes)) return CUDA_ERROR_INVALID_VALUE;
     for (std::size_t i = 0; i < count; ++i)
-      if (const CUresult result = describe_range(device.advice, places[i], sizes[i], which[i], pointer, bytes);
+      if (CUresult const result = describe_range(device.advice, places[i], sizes[i], which[i], pointer, bytes);
           result != CUDA_SUCCESS)
         return result;
     return CUDA_SUCCESS;

@@ -10,7 +10,7 @@ namespace {
 
 /// If the stream captures, invalidates the capture and returns an error: a capturing stream cannot be queried or waited
 /// for.
-CUresult refuse_capturing(simulation& device, const stream& on) {
+CUresult refuse_capturing(simulation& device, stream const& on) {
   if (device.legacy_breaks_capture(on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   if (!on.capturing) return CUDA_SUCCESS;
   device.invalidate(*on.capturing);
@@ -36,7 +36,7 @@ namespace {
 // Answers a question about a stream. If the stream captures, the question ends the capture, in every capture mode, as
 // seen on an H100 and an H200.
 template <entry_name Name, class Value, class Read> CUresult tell(CUstream handle, Value* value, Read read) {
-  return enter_on<Name>(handle, [&](simulation& device, const stream_ptr& on) {
+  return enter_on<Name>(handle, [&](simulation& device, stream_ptr const& on) {
     if (on->capturing) {
       device.invalidate(*on->capturing);
       return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -62,7 +62,7 @@ CUresult cuStreamCreateWithPriority(CUstream* made, unsigned flags, int priority
 CUresult cuStreamDestroy(CUstream handle) {
   if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
     return CUDA_ERROR_INVALID_HANDLE;
-  return enter_on<"cuStreamDestroy">(handle, [&](simulation& device, const stream_ptr& on) {
+  return enter_on<"cuStreamDestroy">(handle, [&](simulation& device, stream_ptr const& on) {
     if (on->capturing) device.invalidate(*on->capturing);
     device.streams.erase(handle);
     on->alive = false;
@@ -72,8 +72,8 @@ CUresult cuStreamDestroy(CUstream handle) {
 }
 
 CUresult cuStreamQuery(CUstream handle) {
-  return enter_on<"cuStreamQuery">(handle, [](simulation& device, const stream_ptr& on) {
-    if (const CUresult refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS) return refused;
+  return enter_on<"cuStreamQuery">(handle, [](simulation& device, stream_ptr const& on) {
+    if (CUresult const refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS) return refused;
     if (device.forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (!device.idle(*on)) {
       device.queried_in_vain();
@@ -85,25 +85,25 @@ CUresult cuStreamQuery(CUstream handle) {
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
-  return enter_on<"cuStreamSynchronize">(handle, [](simulation& device, const stream_ptr& on) __attribute__((
+  return enter_on<"cuStreamSynchronize">(handle, [](simulation& device, stream_ptr const& on) __attribute__((
                                                      requires_capability(simulation_mutex))) {
-    if (const CUresult refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS) return refused;
+    if (CUresult const refused = refuse_capturing(device, *on); refused != CUDA_SUCCESS) return refused;
     if (device.forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    const std::uint64_t newest = on->number;
-    const CUresult result = device.wait_for(on, "cuStreamSynchronize");
+    std::uint64_t const newest = on->number;
+    CUresult const result = device.wait_for(on, "cuStreamSynchronize");
     if (result == CUDA_SUCCESS)
-      device.pools.after_wait(device, [&](const position& freed) { return freed.on == on && freed.number <= newest; });
+      device.pools.after_wait(device, [&](position const& freed) { return freed.on == on && freed.number <= newest; });
     return result;
   });
 }
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
-  return tell<"cuStreamGetId">(handle, id, [](const stream& on) { return on.id; });
+  return tell<"cuStreamGetId">(handle, id, [](stream const& on) { return on.id; });
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext* home) {
   return enter_on<"cuStreamGetCtx">(
-      handle, [&](simulation&, const stream_ptr& on) { return answer(home, on->home->handle()); });
+      handle, [&](simulation&, stream_ptr const& on) { return answer(home, on->home->handle()); });
 }
 
 CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext* home, CUgreenCtx* green) {
@@ -112,21 +112,21 @@ CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext* home, CUgreenCtx* green) 
 }
 
 CUresult cuStreamGetDevice(CUstream handle, CUdevice* ordinal) {
-  return tell<"cuStreamGetDevice">(handle, ordinal, [](const stream& on) { return on.home->device; });
+  return tell<"cuStreamGetDevice">(handle, ordinal, [](stream const& on) { return on.home->device; });
 }
 
 CUresult cuStreamGetPriority(CUstream handle, int* priority) {
   return enter_on<"cuStreamGetPriority">(
-      handle, [&](simulation&, const stream_ptr& on) { return answer(priority, on->priority); });
+      handle, [&](simulation&, stream_ptr const& on) { return answer(priority, on->priority); });
 }
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned* flags) {
-  return tell<"cuStreamGetFlags">(handle, flags, [](const stream& on) { return on.flags; });
+  return tell<"cuStreamGetFlags">(handle, flags, [](stream const& on) { return on.flags; });
 }
 
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
   if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return enter_on<"cuLaunchHostFunc">(handle, [&](simulation& device, const stream_ptr& on) {
+  return enter_on<"cuLaunchHostFunc">(handle, [&](simulation& device, stream_ptr const& on) {
     operation work;
     work.action = "host function";
     work.duration = 1000;
@@ -137,7 +137,7 @@ CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
 
 CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void* data, unsigned flags) {
   if (callback == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  return enter_on<"cuStreamAddCallback">(handle, [&](simulation& device, const stream_ptr& on) {
+  return enter_on<"cuStreamAddCallback">(handle, [&](simulation& device, stream_ptr const& on) {
     if (on->capturing) {
       device.invalidate(*on->capturing);
       return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -151,7 +151,7 @@ CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void* d
 }
 
 CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr, size_t, unsigned) {
-  return enter_on<"cuStreamAttachMemAsync">(handle, [](simulation& device, const stream_ptr& on) {
+  return enter_on<"cuStreamAttachMemAsync">(handle, [](simulation& device, stream_ptr const& on) {
     operation work;
     work.action = "attachment of memory";
     return device.enqueue(on, std::move(work));

@@ -53,7 +53,7 @@ CUresult advise_device(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, C
 }
 
 CUresult capture_info_without_edges(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                                    const CUgraphNode** dependencies, size_t* count) {
+                                    CUgraphNode const** dependencies, size_t* count) {
   return cuStreamGetCaptureInfo(stream, status, id, graph, dependencies, nullptr, count);
 }
 
@@ -61,17 +61,17 @@ CUresult dependencies_without_edges(CUgraphNode node, CUgraphNode* dependencies,
   return cuGraphNodeGetDependencies(node, dependencies, nullptr, count);
 }
 
-CUresult proc_address_without_status(const char* name, void** function, int version, cuuint64_t flags) {
+CUresult proc_address_without_status(char const* name, void** function, int version, cuuint64_t flags) {
   return cuGetProcAddress(name, function, version, flags, nullptr);
 }
 
 #include "entry_rows.inc"
 
 /// Returns the newest row of a name up to `version`; null if there is none. Sets `exists` if any row has the name.
-const table_row* look_up(std::string_view name, int version, bool& exists) {
-  const table_row* best = nullptr;
+table_row const* look_up(std::string_view name, int version, bool& exists) {
+  table_row const* best = nullptr;
   exists = false;
-  for (const table_row& candidate : rows()) {
+  for (table_row const& candidate : rows()) {
     if (candidate.name != name) continue;
     exists = true;
     if (candidate.since <= version && (best == nullptr || candidate.since > best->since)) best = &candidate;
@@ -80,24 +80,24 @@ const table_row* look_up(std::string_view name, int version, bool& exists) {
 }
 
 void* stub_for(std::string_view name) {
-  for (const auto& [known, function] : stubs)
+  for (auto const& [known, function] : stubs)
     if (name == known) return reinterpret_cast<void*>(function);
   return nullptr;
 }
 
 } // namespace
 
-int gpumem_simulator_missing(const char* name) {
+int gpumem_simulator_missing(char const* name) {
   std::fprintf(stderr, "gpumem simulator: %s is not simulated\n", name);
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-extern "C" CUresult cuGetProcAddress(const char* name, void** function, int version, cuuint64_t flags,
+extern "C" CUresult cuGetProcAddress(char const* name, void** function, int version, cuuint64_t flags,
                                      CUdriverProcAddressQueryResult* status) {
   if (name == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
   bool exists;
-  const table_row* found = look_up(name, version, exists);
-  const bool own_streams = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
+  table_row const* found = look_up(name, version, exists);
+  bool const own_streams = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
   *function = nullptr;
   if (found != nullptr)
     *function = own_streams && found->per_thread != nullptr ? found->per_thread : found->function;

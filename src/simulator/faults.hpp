@@ -26,7 +26,7 @@ public:
   CUresult at_call(std::string_view name) {
     for (auto fault = calls_.begin(); fault != calls_.end(); ++fault) {
       if (fault->name != name || --fault->left != 0) continue;
-      const CUresult result = fault->result;
+      CUresult const result = fault->result;
       calls_.erase(fault);
       return result;
     }

@@ -32,25 +32,25 @@ public:
     return place;
   }
 
-  [[nodiscard]] const std::shared_ptr<T>* find(const void* handle) const {
+  [[nodiscard]] std::shared_ptr<T> const* find(void const* handle) const {
     auto found = index_.find(handle);
     return found == index_.end() || !found->second->object ? nullptr : &found->second->object;
   }
 
-  [[nodiscard]] handle_state state(const void* handle) const {
+  [[nodiscard]] handle_state state(void const* handle) const {
     auto found = index_.find(handle);
     if (found == index_.end()) return handle_state::unknown;
     return found->second->object ? handle_state::live : handle_state::destroyed;
   }
 
-  void erase(const void* handle) {
+  void erase(void const* handle) {
     slot* place = index_.at(handle);
     place->object.reset();
     free_.push_back(place);
   }
 
   /// Destroys an object with its context. Its handle stays destroyed, so that each later use of it is found.
-  void end(const void* handle) { index_.at(handle)->object.reset(); }
+  void end(void const* handle) { index_.at(handle)->object.reset(); }
 
   /// Destroys all objects. Later handles get the same values, in the same order, as the first handles of this table.
   void clear() {
@@ -85,7 +85,7 @@ private:
   };
   std::deque<slot> slots_;
   std::vector<slot*> free_;
-  std::unordered_map<const void*, slot*> index_;
+  std::unordered_map<void const*, slot*> index_;
   std::uint64_t recycled_ = 0;
 };
 

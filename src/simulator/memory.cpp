@@ -38,8 +38,8 @@ void address_space::reserve(std::size_t bytes) {
 
 std::uint64_t address_space::take(std::size_t bytes, std::size_t alignment) {
   for (auto range = free_.begin(); range != free_.end(); ++range) {
-    const auto [start, length] = *range;
-    const std::uint64_t address = (start + alignment - 1) & ~(std::uint64_t{alignment} - 1);
+    auto const [start, length] = *range;
+    std::uint64_t const address = (start + alignment - 1) & ~(std::uint64_t{alignment} - 1);
     if (address - start > length || length - (address - start) < bytes) continue;
     free_.erase(range);
     if (address > start) free_.emplace(start, address - start);
@@ -77,9 +77,9 @@ void address_space::clear() {
 /// Zeroes the range. Whole pages go back to the system. The first and last page may also hold bytes of other ranges; of
 /// these pages only the bytes of this range are cleared.
 void address_space::drop_pages(std::uint64_t address, std::size_t bytes) const noexcept {
-  const std::uint64_t end = address + bytes;
-  const std::uint64_t first = std::min(end, (address + page - 1) & ~(page - 1));
-  const std::uint64_t last = std::max(first, end & ~(page - 1));
+  std::uint64_t const end = address + bytes;
+  std::uint64_t const first = std::min(end, (address + page - 1) & ~(page - 1));
+  std::uint64_t const last = std::max(first, end & ~(page - 1));
   std::memset(as_pointer(address), 0, first - address);
   if (first < last) ::madvise(as_pointer(first), last - first, MADV_DONTNEED);
   std::memset(as_pointer(last), 0, end - last);
@@ -93,7 +93,7 @@ constexpr std::size_t host_space = std::size_t{256} << 30;
 constexpr std::size_t spaces_a_device = 4; // address space per device, as a multiple of the capacity
 
 std::size_t granted_for(std::size_t bytes) {
-  const std::size_t granule = bytes < large_granule ? small_granule : large_granule;
+  std::size_t const granule = bytes < large_granule ? small_granule : large_granule;
   return (bytes + granule - 1) / granule * granule;
 }
 
@@ -105,7 +105,7 @@ void memory::device_space::widen(std::size_t bytes) {
   spaces.emplace_back();
   try {
     spaces.back().reserve(bytes);
-  } catch (const std::bad_alloc&) {
+  } catch (std::bad_alloc const&) {
     spaces.pop_back();
     throw;
   }
@@ -113,7 +113,7 @@ void memory::device_space::widen(std::size_t bytes) {
 
 std::uint64_t memory::device_space::take(std::size_t bytes, std::size_t alignment) {
   for (address_space& space : spaces)
-    if (const std::uint64_t address = space.take(bytes, alignment); address != 0) return address;
+    if (std::uint64_t const address = space.take(bytes, alignment); address != 0) return address;
   return 0;
 }
 
@@ -123,19 +123,19 @@ void memory::device_space::give(std::uint64_t address, std::size_t bytes) {
 }
 
 bool memory::device_space::contains(std::uint64_t address) const noexcept {
-  return std::any_of(spaces.begin(), spaces.end(), [&](const auto& space) { return space.contains(address); });
+  return std::any_of(spaces.begin(), spaces.end(), [&](auto const& space) { return space.contains(address); });
 }
 
 void memory::configure(int devices, std::size_t capacity) {
   while (std::cmp_less(spaces_.size(), devices)) spaces_.push_back(std::make_unique<device_space>());
-  for (const auto& own : spaces_) own->widen(granted_for(std::max(capacity, large_granule)) * spaces_a_device);
+  for (auto const& own : spaces_) own->widen(granted_for(std::max(capacity, large_granule)) * spaces_a_device);
   capacity_ = capacity;
   if (host_.size() == 0) host_.reserve(host_space);
 }
 
 void memory::clear() {
   live_.clear();
-  for (const auto& own : spaces_) {
+  for (auto const& own : spaces_) {
     for (address_space& space : own->spaces) space.clear();
     own->used = 0;
   }
@@ -143,24 +143,24 @@ void memory::clear() {
   next_buffer_id_ = 1;
 }
 
-const allocation* memory::allocate(memory_kind kind, int device, context* home, std::size_t bytes,
+allocation const* memory::allocate(memory_kind kind, int device, context* home, std::size_t bytes,
                                    std::uint64_t number) {
-  const bool on_device = kind == memory_kind::device;
+  bool const on_device = kind == memory_kind::device;
   device_space& own = *spaces_[device];
   if (bytes > (on_device ? capacity_ : host_.size())) return nullptr;
-  const std::size_t granted = granted_for(bytes);
+  std::size_t const granted = granted_for(bytes);
   if (on_device && own.used + granted > capacity_) return nullptr;
-  const std::size_t alignment = granted >= large_granule ? large_granule : small_granule;
-  const std::uint64_t address = on_device ? own.take(granted, alignment) : host_.take(granted, alignment);
+  std::size_t const alignment = granted >= large_granule ? large_granule : small_granule;
+  std::uint64_t const address = on_device ? own.take(granted, alignment) : host_.take(granted, alignment);
   if (address == 0) return nullptr;
   if (on_device) own.used += granted;
   return &live_.emplace(address, allocation{address, bytes, granted, kind, device, home, number, next_buffer_id_++})
               .first->second;
 }
 
-const allocation* memory::register_host(void* pointer, std::size_t bytes, int device, context* home,
+allocation const* memory::register_host(void* pointer, std::size_t bytes, int device, context* home,
                                         std::uint64_t number) {
-  const auto address = reinterpret_cast<std::uint64_t>(pointer);
+  auto const address = reinterpret_cast<std::uint64_t>(pointer);
   return &live_
               .emplace(address, allocation{address, bytes, bytes, memory_kind::registered, device, home, number,
                                            next_buffer_id_++})
@@ -168,8 +168,8 @@ const allocation* memory::register_host(void* pointer, std::size_t bytes, int de
 }
 
 void memory::release(std::uint64_t address) {
-  const auto found = live_.find(address);
-  const allocation& old = found->second;
+  auto const found = live_.find(address);
+  allocation const& old = found->second;
   if (old.kind == memory_kind::device) {
     spaces_[old.device]->give(old.address, old.granted);
     spaces_[old.device]->used -= old.granted;
@@ -186,21 +186,21 @@ bool memory::charge(int device, std::size_t bytes) {
   return true;
 }
 
-const allocation* memory::find(std::uint64_t address) const {
+allocation const* memory::find(std::uint64_t address) const {
   auto above = live_.upper_bound(address);
   if (above == live_.begin()) return nullptr;
-  const allocation& candidate = std::prev(above)->second;
+  allocation const& candidate = std::prev(above)->second;
   return address - candidate.address < candidate.bytes ? &candidate : nullptr;
 }
 
 bool memory::owns(std::uint64_t address) const noexcept {
   if (host_.contains(address)) return true;
-  return std::any_of(spaces_.begin(), spaces_.end(), [&](const auto& own) { return own->contains(address); });
+  return std::any_of(spaces_.begin(), spaces_.end(), [&](auto const& own) { return own->contains(address); });
 }
 
-std::vector<std::uint64_t> memory::of(const context* home) const {
+std::vector<std::uint64_t> memory::of(context const* home) const {
   std::vector<std::uint64_t> addresses;
-  for (const auto& [address, held] : live_)
+  for (auto const& [address, held] : live_)
     if (held.home == home) addresses.push_back(address);
   return addresses;
 }

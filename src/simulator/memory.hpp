@@ -17,8 +17,8 @@ namespace simulated {
 class address_space {
 public:
   address_space() = default;
-  address_space(const address_space&) = delete;
-  address_space& operator=(const address_space&) = delete;
+  address_space(address_space const&) = delete;
+  address_space& operator=(address_space const&) = delete;
   ~address_space();
 
   /// Reserves `bytes` of address space. Throws std::bad_alloc if the system refuses.
@@ -72,8 +72,8 @@ public:
 
   /// Allocates memory. `number` is the block's number in findings. Returns null if the device is full or, for memory on
   /// the host, if the address space of the host is full.
-  const allocation* allocate(memory_kind kind, int device, context* home, std::size_t bytes, std::uint64_t number);
-  const allocation* register_host(void* pointer, std::size_t bytes, int device, context* home, std::uint64_t number);
+  allocation const* allocate(memory_kind kind, int device, context* home, std::size_t bytes, std::uint64_t number);
+  allocation const* register_host(void* pointer, std::size_t bytes, int device, context* home, std::uint64_t number);
   void release(std::uint64_t address);
 
   /// Counts device memory for cuMemCreate; this class does not keep these allocations. Returns false if the device is
@@ -82,14 +82,14 @@ public:
   void discharge(int device, std::size_t bytes) { spaces_[device]->used -= bytes; }
 
   /// Returns the allocation that holds `address`; null if there is none.
-  [[nodiscard]] const allocation* find(std::uint64_t address) const;
+  [[nodiscard]] allocation const* find(std::uint64_t address) const;
 
   /// Returns whether the address lies in the address spaces for device, pinned and managed memory.
   [[nodiscard]] bool owns(std::uint64_t address) const noexcept;
 
   [[nodiscard]] std::size_t used(int device) const { return spaces_[device]->used; }
   [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
-  [[nodiscard]] std::vector<std::uint64_t> of(const context* home) const;
+  [[nodiscard]] std::vector<std::uint64_t> of(context const* home) const;
 
 private:
   /// A later reset with more capacity adds a space.
@@ -113,7 +113,7 @@ private:
 /// A location per range of addresses. The type CU_MEM_LOCATION_TYPE_INVALID stands for no location.
 class location_map {
 public:
-  void set(std::uint64_t address, std::size_t bytes, const CUmemLocation& where) {
+  void set(std::uint64_t address, std::size_t bytes, CUmemLocation const& where) {
     split(address);
     split(address + bytes);
     ranges_.erase(ranges_.lower_bound(address), ranges_.lower_bound(address + bytes));
@@ -124,7 +124,7 @@ public:
   [[nodiscard]] CUmemLocation of(std::uint64_t address, std::size_t bytes) const {
     auto at = ranges_.upper_bound(address);
     if (at == ranges_.begin()) return none;
-    const CUmemLocation first = (--at)->second.where;
+    CUmemLocation const first = (--at)->second.where;
     std::uint64_t reached = at->first;
     for (; at != ranges_.end() && at->first == reached; ++at) {
       if (at->second.where.type != first.type || at->second.where.id != first.id) break;
@@ -144,7 +144,7 @@ private:
   };
 
   void split(std::uint64_t address) {
-    const auto above = ranges_.lower_bound(address);
+    auto const above = ranges_.lower_bound(address);
     if (above == ranges_.begin()) return;
     auto& [begin, held] = *std::prev(above);
     if (begin + held.bytes <= address) return;

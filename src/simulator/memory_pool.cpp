@@ -24,7 +24,7 @@ constexpr std::size_t up_to(std::size_t bytes, std::size_t granule) {
 
 /// Adds a free to the list. The list keeps one entry per component of the clock (per stream), since the newest free
 /// covers older ones.
-void add_free(std::vector<pool_free>& frees, const pool_free& added) {
+void add_free(std::vector<pool_free>& frees, pool_free const& added) {
   for (pool_free& known : frees) {
     if (known.component != added.component) continue;
     if (known.at.number < added.at.number) known = added;
@@ -33,8 +33,8 @@ void add_free(std::vector<pool_free>& frees, const pool_free& added) {
   frees.push_back(added);
 }
 
-bool all_done(const std::vector<pool_free>& frees) {
-  return std::all_of(frees.begin(), frees.end(), [](const pool_free& ended) { return ended.at.done(); });
+bool all_done(std::vector<pool_free> const& frees) {
+  return std::all_of(frees.begin(), frees.end(), [](pool_free const& ended) { return ended.at.done(); });
 }
 
 } // namespace
@@ -48,9 +48,9 @@ int memory_pool::device() const noexcept {
   return properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? properties.location.id : 0;
 }
 
-memory_pool::way memory_pool::way_to(const range& part, const stream& on) const {
+memory_pool::way memory_pool::way_to(range const& part, stream const& on) const {
   way furthest = way::own;
-  for (const pool_free& ended : part.frees) {
+  for (pool_free const& ended : part.frees) {
     if (ended.at.on.get() == &on) continue;
     if (follow_events && on.order.covers(ended.component, ended.at.number))
       furthest = std::max(furthest, way::ordered);
@@ -65,12 +65,12 @@ memory_pool::way memory_pool::way_to(const range& part, const stream& on) const 
 /// Returns the range that the stream can get in the cheapest way, if that way is not beyond `furthest`. The values of
 /// `way` go from cheap to expensive. Among several such ranges, returns the smallest that fits. Returns end() if there
 /// is none.
-memory_pool::range_map::iterator memory_pool::best(const stream& on, std::size_t need, way furthest) {
+memory_pool::range_map::iterator memory_pool::best(stream const& on, std::size_t need, way furthest) {
   auto chosen = free_.end();
   way cheapest = way::none;
   for (auto at = free_.begin(); at != free_.end(); ++at) {
     if (at->second.bytes < need) continue;
-    const way how = way_to(at->second, on);
+    way const how = way_to(at->second, on);
     if (how > furthest) continue;
     if (chosen != free_.end() && std::pair(how, at->second.bytes) >= std::pair(cheapest, chosen->second.bytes))
       continue;
@@ -83,32 +83,32 @@ memory_pool::range_map::iterator memory_pool::best(const stream& on, std::size_t
 /// Joins the range with its neighbours at higher addresses in the same segment, as long as `may` returns true.
 template <class May> void memory_pool::join(range_map::iterator lower, May may) {
   for (auto upper = std::next(lower); upper != free_.end(); upper = free_.erase(upper)) {
-    const bool adjacent = lower->first + lower->second.bytes == upper->first && !segments_.contains(upper->first);
+    bool const adjacent = lower->first + lower->second.bytes == upper->first && !segments_.contains(upper->first);
     if (!adjacent || !may(lower->second, upper->second)) return;
     lower->second.bytes += upper->second.bytes;
-    for (const pool_free& ended : upper->second.frees) add_free(lower->second.frees, ended);
+    for (pool_free const& ended : upper->second.frees) add_free(lower->second.frees, ended);
   }
 }
 
 /// Joins neighbouring ranges if the stream can get both of them in ways up to `furthest`, then searches like best().
-memory_pool::range_map::iterator memory_pool::best_joined(const stream& on, std::size_t need, way furthest) {
+memory_pool::range_map::iterator memory_pool::best_joined(stream const& on, std::size_t need, way furthest) {
   for (auto at = free_.begin(); at != free_.end(); ++at)
-    join(at, [&](const range& lower, const range& upper) {
+    join(at, [&](range const& lower, range const& upper) {
       return way_to(lower, on) <= furthest && way_to(upper, on) <= furthest;
     });
   return best(on, need, furthest);
 }
 
-const pool_block* memory_pool::take(simulation& all, const stream& on, std::size_t bytes,
+pool_block const* memory_pool::take(simulation& all, stream const& on, std::size_t bytes,
                                     std::shared_ptr<record>& behind) {
   if (bytes > most_bytes) return nullptr;
-  const std::size_t need = up_to(bytes, block_granule);
+  std::size_t const need = up_to(bytes, block_granule);
   auto place = best(on, need, way::completed);
   if (place == free_.end()) place = best_joined(on, need, way::completed);
   if (place == free_.end() && grow(all, need)) place = best(on, need, way::completed);
   if (place == free_.end()) place = best_joined(on, need, way::wait);
   if (place == free_.end()) return nullptr;
-  for (const pool_free& ended : place->second.frees) {
+  for (pool_free const& ended : place->second.frees) {
     if (ended.at.on.get() == &on) continue;
     if (!behind) behind = std::make_shared<record>();
     behind->covers.push_back(ended.at);
@@ -117,8 +117,8 @@ const pool_block* memory_pool::take(simulation& all, const stream& on, std::size
   return cut(place, bytes, need);
 }
 
-const pool_block* memory_pool::cut(range_map::iterator place, std::size_t bytes, std::size_t need) {
-  const std::uint64_t address = place->first;
+pool_block const* memory_pool::cut(range_map::iterator place, std::size_t bytes, std::size_t need) {
+  std::uint64_t const address = place->first;
   range rest = std::move(place->second);
   free_.erase(place);
   if (rest.bytes > need) {
@@ -131,7 +131,7 @@ const pool_block* memory_pool::cut(range_map::iterator place, std::size_t bytes,
 }
 
 bool memory_pool::grow(simulation& all, std::size_t need) {
-  const std::size_t exact = up_to(need, segment_granule);
+  std::size_t const exact = up_to(need, segment_granule);
   if (properties.maxSize != 0 && reserved + exact > up_to(properties.maxSize, segment_granule)) return false;
   std::size_t wanted = std::max(exact, least_segment);
   if (properties.maxSize != 0)
@@ -140,7 +140,7 @@ bool memory_pool::grow(simulation& all, std::size_t need) {
 }
 
 bool memory_pool::draw(simulation& all, std::size_t bytes) {
-  const allocation* made = all.allocations.allocate(kind(), device(), &home, bytes, all.order.next_block_number());
+  allocation const* made = all.allocations.allocate(kind(), device(), &home, bytes, all.order.next_block_number());
   if (made == nullptr) return false;
   all.order.fresh(made->address, made->granted);
   segments_.emplace(made->address, bytes);
@@ -152,31 +152,31 @@ bool memory_pool::draw(simulation& all, std::size_t bytes) {
 
 /// Returns whether two ranges can be joined at a free without making either of them harder to reuse. That holds if the
 /// frees of both are complete, or if both were freed on the same stream.
-bool memory_pool::alike(const range& lower, const range& upper) {
+bool memory_pool::alike(range const& lower, range const& upper) {
   if (all_done(lower.frees) && all_done(upper.frees)) return true;
   return lower.frees.size() == 1 && upper.frees.size() == 1 && lower.frees[0].at.on == upper.frees[0].at.on;
 }
 
-void memory_pool::put(std::uint64_t address, const pool_free* ended) {
-  const auto found = blocks_.find(address);
+void memory_pool::put(std::uint64_t address, pool_free const* ended) {
+  auto const found = blocks_.find(address);
   used -= found->second.granted;
   range part{found->second.granted, {}};
   if (ended != nullptr) {
     part.frees.push_back(*ended);
-    std::erase_if(unawaited, [&](const position& older) { return older.on == ended->at.on; });
+    std::erase_if(unawaited, [&](position const& older) { return older.on == ended->at.on; });
     unawaited.push_back(ended->at);
   }
   blocks_.erase(found);
-  const auto at = free_.emplace(address, std::move(part)).first;
+  auto const at = free_.emplace(address, std::move(part)).first;
   join(at, alike);
   if (at != free_.begin()) join(std::prev(at), alike);
 }
 
-bool memory_pool::idle(const simulation& all, std::uint64_t segment, std::size_t bytes, bool seen_by_host) const {
+bool memory_pool::idle(simulation const& all, std::uint64_t segment, std::size_t bytes, bool seen_by_host) const {
   std::size_t unused = 0;
   for (auto at = free_.lower_bound(segment); at != free_.end() && at->first < segment + bytes; ++at) {
     unused += at->second.bytes;
-    for (const pool_free& ended : at->second.frees)
+    for (pool_free const& ended : at->second.frees)
       if (seen_by_host ? !all.host.covers(ended.component, ended.at.number) : !ended.at.done()) return false;
   }
   return unused == bytes;
@@ -184,7 +184,7 @@ bool memory_pool::idle(const simulation& all, std::uint64_t segment, std::size_t
 
 void memory_pool::release(simulation& all, std::uint64_t most, std::uint64_t least, bool seen_by_host) {
   for (auto at = segments_.begin(); at != segments_.end() && reserved > most;) {
-    const auto [address, bytes] = *at;
+    auto const [address, bytes] = *at;
     if (reserved - bytes < least || !idle(all, address, bytes, seen_by_host)) {
       ++at;
       continue;
@@ -197,10 +197,10 @@ void memory_pool::release(simulation& all, std::uint64_t most, std::uint64_t lea
   }
 }
 
-const pool_block* memory_pool::find(std::uint64_t address) const {
+pool_block const* memory_pool::find(std::uint64_t address) const {
   auto above = blocks_.upper_bound(address);
   if (above == blocks_.begin()) return nullptr;
-  const pool_block& candidate = std::prev(above)->second;
+  pool_block const& candidate = std::prev(above)->second;
   return address - candidate.address < candidate.bytes ? &candidate : nullptr;
 }
 
@@ -220,9 +220,9 @@ bool of_host(CUmemLocationType type) {
 
 } // namespace
 
-CUresult pool_table::judge(const CUmemPoolProps& properties, int devices) {
-  const auto [type, id] = properties.location;
-  const bool managed = properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
+CUresult pool_table::judge(CUmemPoolProps const& properties, int devices) {
+  auto const [type, id] = properties.location;
+  bool const managed = properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
   if (!managed && properties.allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
   if (!place_of(properties.location, properties.allocType)) return CUDA_ERROR_INVALID_VALUE;
   if (type == CU_MEM_LOCATION_TYPE_DEVICE && (id < 0 || id >= devices)) return CUDA_ERROR_INVALID_DEVICE;
@@ -237,8 +237,8 @@ CUresult pool_table::judge(const CUmemPoolProps& properties, int devices) {
   return properties.handleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-memory_pool& pool_table::create(simulation& all, const CUmemPoolProps& properties) {
-  const bool on_device = properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+memory_pool& pool_table::create(simulation& all, CUmemPoolProps const& properties) {
+  bool const on_device = properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
   context& home = *all.primaries[static_cast<std::size_t>(on_device ? properties.location.id : 0)];
   auto made = std::make_shared<memory_pool>(properties, home, pool_owners | ++made_);
   made->handle = static_cast<CUmemoryPool>(handles_.insert(made));
@@ -247,25 +247,25 @@ memory_pool& pool_table::create(simulation& all, const CUmemPoolProps& propertie
 }
 
 void pool_table::destroy(simulation& all, memory_pool& which) {
-  std::erase_if(current_, [&](const auto& entry) { return entry.second == &which; });
+  std::erase_if(current_, [&](auto const& entry) { return entry.second == &which; });
   which.destroyed = true;
   handles_.erase(which.handle);
   collect(all);
 }
 
 memory_pool* pool_table::find(CUmemoryPool handle) const {
-  const auto* found = handles_.find(handle);
+  auto const* found = handles_.find(handle);
   return found == nullptr ? nullptr : found->get();
 }
 
 memory_pool* pool_table::holding(std::uint64_t address) const {
-  for (const auto& each : pools_)
+  for (auto const& each : pools_)
     if (each->holds(address)) return each.get();
   return nullptr;
 }
 
-std::optional<pool_table::place> pool_table::place_of(const CUmemLocation& location, CUmemAllocationType type) {
-  const bool managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+std::optional<pool_table::place> pool_table::place_of(CUmemLocation const& location, CUmemAllocationType type) {
+  bool const managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
   switch (location.type) {
   case CU_MEM_LOCATION_TYPE_DEVICE:
   case CU_MEM_LOCATION_TYPE_HOST_NUMA: return place{type, location.type, location.id};
@@ -275,7 +275,7 @@ std::optional<pool_table::place> pool_table::place_of(const CUmemLocation& locat
   }
 }
 
-memory_pool* pool_table::default_of(simulation& all, const CUmemLocation& location, CUmemAllocationType type) {
+memory_pool* pool_table::default_of(simulation& all, CUmemLocation const& location, CUmemAllocationType type) {
   CUmemPoolProps properties{};
   properties.allocType = type;
   properties.location = location;
@@ -285,14 +285,14 @@ memory_pool* pool_table::default_of(simulation& all, const CUmemLocation& locati
   return known;
 }
 
-memory_pool* pool_table::current_of(simulation& all, const CUmemLocation& location, CUmemAllocationType type) {
-  const auto where = place_of(location, type);
-  const auto found = where ? current_.find(*where) : current_.end();
+memory_pool* pool_table::current_of(simulation& all, CUmemLocation const& location, CUmemAllocationType type) {
+  auto const where = place_of(location, type);
+  auto const found = where ? current_.find(*where) : current_.end();
   return found == current_.end() ? default_of(all, location, type) : found->second;
 }
 
-bool pool_table::set_current(const CUmemLocation& location, CUmemAllocationType type, memory_pool* which) {
-  const auto where = place_of(location, type);
+bool pool_table::set_current(CUmemLocation const& location, CUmemAllocationType type, memory_pool* which) {
+  auto const where = place_of(location, type);
   if (!where) return false;
   if (which == nullptr) {
     current_.erase(*where);
@@ -303,20 +303,20 @@ bool pool_table::set_current(const CUmemLocation& location, CUmemAllocationType 
   return true;
 }
 
-bool pool_table::is_default(const memory_pool& which) const {
-  return std::any_of(defaults_.begin(), defaults_.end(), [&](const auto& entry) { return entry.second == &which; });
+bool pool_table::is_default(memory_pool const& which) const {
+  return std::any_of(defaults_.begin(), defaults_.end(), [&](auto const& entry) { return entry.second == &which; });
 }
 
-void pool_table::after_wait(simulation& all, const std::function<bool(const position&)>& covered) {
+void pool_table::after_wait(simulation& all, std::function<bool(position const&)> const& covered) {
   collect(all);
-  for (const auto& each : pools_) {
+  for (auto const& each : pools_) {
     std::erase_if(each->unawaited, covered);
     each->release(all, each->threshold, 0, true);
   }
 }
 
 void pool_table::collect(simulation& all) {
-  std::erase_if(pools_, [&](const auto& each) {
+  std::erase_if(pools_, [&](auto const& each) {
     if (!each->destroyed) return false;
     each->release(all, 0, 0, false);
     return each->empty();
@@ -331,11 +331,11 @@ void pool_table::clear() {
   made_ = 0;
 }
 
-void pool_table::drop(const context& home) {
-  const auto dies = [&](const auto& entry) { return &entry.second->home == &home; };
+void pool_table::drop(context const& home) {
+  auto const dies = [&](auto const& entry) { return &entry.second->home == &home; };
   std::erase_if(defaults_, dies);
   std::erase_if(current_, dies);
-  std::erase_if(pools_, [&](const auto& each) {
+  std::erase_if(pools_, [&](auto const& each) {
     if (&each->home != &home) return false;
     if (!each->destroyed) handles_.erase(each->handle);
     return true;

@@ -36,12 +36,12 @@ struct pool_block {
 
 class memory_pool {
 public:
-  memory_pool(const CUmemPoolProps& made_of, context& at, std::uint64_t teller)
+  memory_pool(CUmemPoolProps const& made_of, context& at, std::uint64_t teller)
       : properties(made_of), home(at), owner(teller) {}
 
-  const CUmemPoolProps properties;
+  CUmemPoolProps const properties;
   context& home;
-  const std::uint64_t owner; // by this number the checker of the order tells this pool's blocks from others
+  std::uint64_t const owner; // by this number the checker of the order tells this pool's blocks from others
   CUmemoryPool handle = nullptr;
   bool destroyed = false;
   std::set<int> peers; // devices that got access
@@ -64,11 +64,11 @@ public:
 
   /// Allocates for the stream. If the allocation must wait for frees on other streams, sets `behind` to a record of
   /// these frees. Returns null if the pool is at its limit or the device is full.
-  const pool_block* take(simulation& all, const stream& on, std::size_t bytes, std::shared_ptr<record>& behind);
+  pool_block const* take(simulation& all, stream const& on, std::size_t bytes, std::shared_ptr<record>& behind);
 
   /// Frees the block at `address`. Its memory can be reused after the free `ended` in stream order, or immediately if
   /// `ended` is null.
-  void put(std::uint64_t address, const pool_free* ended);
+  void put(std::uint64_t address, pool_free const* ended);
 
   /// Gives idle segments back to the device while more than `most` bytes are reserved; at least `least` bytes stay. A
   /// segment is idle if it holds no block and all frees in it are complete. With `seen_by_host` the host must also be
@@ -76,7 +76,7 @@ public:
   void release(simulation& all, std::uint64_t most, std::uint64_t least, bool seen_by_host);
 
   /// Returns the live block that holds the address; null if there is none.
-  [[nodiscard]] const pool_block* find(std::uint64_t address) const;
+  [[nodiscard]] pool_block const* find(std::uint64_t address) const;
   [[nodiscard]] bool holds(std::uint64_t address) const;
   [[nodiscard]] bool without_blocks() const noexcept { return blocks_.empty(); }
   [[nodiscard]] bool empty() const noexcept { return segments_.empty(); }
@@ -92,15 +92,15 @@ private:
   };
   using range_map = std::map<std::uint64_t, range>;
 
-  [[nodiscard]] way way_to(const range& part, const stream& on) const;
-  range_map::iterator best(const stream& on, std::size_t need, way furthest);
-  const pool_block* cut(range_map::iterator place, std::size_t bytes, std::size_t need);
-  range_map::iterator best_joined(const stream& on, std::size_t need, way furthest);
+  [[nodiscard]] way way_to(range const& part, stream const& on) const;
+  range_map::iterator best(stream const& on, std::size_t need, way furthest);
+  pool_block const* cut(range_map::iterator place, std::size_t bytes, std::size_t need);
+  range_map::iterator best_joined(stream const& on, std::size_t need, way furthest);
   template <class May> void join(range_map::iterator lower, May may);
-  static bool alike(const range& lower, const range& upper);
+  static bool alike(range const& lower, range const& upper);
   bool grow(simulation& all, std::size_t need);
   bool draw(simulation& all, std::size_t bytes);
-  [[nodiscard]] bool idle(const simulation& all, std::uint64_t segment, std::size_t bytes, bool seen_by_host) const;
+  [[nodiscard]] bool idle(simulation const& all, std::uint64_t segment, std::size_t bytes, bool seen_by_host) const;
 
   std::map<std::uint64_t, std::size_t> segments_;
   std::map<std::uint64_t, pool_block> blocks_;
@@ -110,9 +110,9 @@ private:
 class pool_table {
 public:
   /// Returns success, or the driver's error for a pool with these properties.
-  static CUresult judge(const CUmemPoolProps& properties, int devices);
+  static CUresult judge(CUmemPoolProps const& properties, int devices);
 
-  memory_pool& create(simulation& all, const CUmemPoolProps& properties);
+  memory_pool& create(simulation& all, CUmemPoolProps const& properties);
 
   /// Refuses further requests to the pool. Removes the pool once its blocks are freed and these frees are complete.
   void destroy(simulation& all, memory_pool& which);
@@ -122,26 +122,26 @@ public:
 
   /// default_of() returns the default pool of a location, current_of() its current pool; null for a location without a
   /// pool.
-  memory_pool* default_of(simulation& all, const CUmemLocation& location, CUmemAllocationType type);
-  memory_pool* current_of(simulation& all, const CUmemLocation& location, CUmemAllocationType type);
+  memory_pool* default_of(simulation& all, CUmemLocation const& location, CUmemAllocationType type);
+  memory_pool* current_of(simulation& all, CUmemLocation const& location, CUmemAllocationType type);
   /// Sets the current pool of a location; null sets the default pool. Returns false if the pool has another location or
   /// type.
-  bool set_current(const CUmemLocation& location, CUmemAllocationType type, memory_pool* which);
-  [[nodiscard]] bool is_default(const memory_pool& which) const;
+  bool set_current(CUmemLocation const& location, CUmemAllocationType type, memory_pool* which);
+  [[nodiscard]] bool is_default(memory_pool const& which) const;
 
   /// Called after a wait of the host. `covered(at)` returns whether the wait included the free at the position `at`.
   /// Removes these frees from the list `unawaited` of each pool, and trims each pool to its release threshold.
-  void after_wait(simulation& all, const std::function<bool(const position&)>& covered);
+  void after_wait(simulation& all, std::function<bool(position const&)> const& covered);
   /// Gives unused memory of destroyed pools back to the devices, and removes the pools that hold none.
   void collect(simulation& all);
 
   void clear();
   /// Removes the pools of a context that is destroyed.
-  void drop(const context& home);
+  void drop(context const& home);
 
 private:
   using place = std::tuple<CUmemAllocationType, CUmemLocationType, int>;
-  static std::optional<place> place_of(const CUmemLocation& location, CUmemAllocationType type);
+  static std::optional<place> place_of(CUmemLocation const& location, CUmemAllocationType type);
 
   handle_table<memory_pool> handles_;
   std::vector<std::shared_ptr<memory_pool>> pools_; // including destroyed pools that still hold memory

@@ -15,7 +15,7 @@ namespace {
 
 std::string own_path() {
   Dl_info here{};
-  if (::dladdr(reinterpret_cast<const void*>(&real_driver_in_use), &here) == 0) return {};
+  if (::dladdr(reinterpret_cast<void const*>(&real_driver_in_use), &here) == 0) return {};
   std::error_code failed;
   return std::filesystem::weakly_canonical(here.dli_fname, failed).string();
 }
@@ -23,16 +23,16 @@ std::string own_path() {
 } // namespace
 
 std::string real_driver_in_use() {
-  const char* folder = std::getenv("GPUMEM_SIMULATOR_DEVICE_FILES");
-  const std::filesystem::path control = std::filesystem::path(folder != nullptr ? folder : "/dev") / "nvidiactl";
+  char const* folder = std::getenv("GPUMEM_SIMULATOR_DEVICE_FILES");
+  std::filesystem::path const control = std::filesystem::path(folder != nullptr ? folder : "/dev") / "nvidiactl";
   std::error_code failed;
   if (!std::filesystem::exists(control, failed)) return {};
-  const std::string own = own_path();
+  std::string const own = own_path();
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
-    const auto slash = line.find('/');
+    auto const slash = line.find('/');
     if (slash == std::string::npos) continue;
-    const std::string path = line.substr(slash);
+    std::string const path = line.substr(slash);
     if (path != own && std::filesystem::path(path).filename().string().starts_with("libcuda.so")) return path;
   }
   return {};

@@ -17,14 +17,14 @@ std::string hexadecimal(std::uint64_t value) {
   return text;
 }
 
-bool same(const party& a, const party& b) { return a.stream == b.stream && a.operation == b.operation; }
+bool same(party const& a, party const& b) { return a.stream == b.stream && a.operation == b.operation; }
 
 /// Extends the range `named` of a finding by `block`, if `block` is the page after the range. Returns true also if the
 /// range holds the block already, and false if the block is elsewhere.
-bool join(block_name& named, const block_name& block) {
+bool join(block_name& named, block_name const& block) {
   if (named.number == block.number) return true;
   if (!named.page || !block.page) return false;
-  const std::uint64_t offset = block.address - named.address;
+  std::uint64_t const offset = block.address - named.address;
   if (offset < named.bytes) return true;
   if (offset != named.bytes) return false;
   named.bytes += block.bytes;
@@ -34,14 +34,14 @@ bool join(block_name& named, const block_name& block) {
 
 } // namespace
 
-std::string describe(const party& side) {
-  const std::string step = " " + std::to_string(side.operation);
+std::string describe(party const& side) {
+  std::string const step = " " + std::to_string(side.operation);
   if (side.stream == 0) return std::string(side.action) + " by the host";
   return side.action + step + " of stream " + std::to_string(side.stream);
 }
 
-std::string describe(const block_name& block) {
-  const std::string more = block.more == 0 ? "" : " and " + std::to_string(block.more) + " more";
+std::string describe(block_name const& block) {
+  std::string const more = block.more == 0 ? "" : " and " + std::to_string(block.more) + " more";
   return "block " + std::to_string(block.number) + more + " (" + std::to_string(block.bytes) + " bytes at " +
          hexadecimal(block.address) + ")";
 }
@@ -50,15 +50,15 @@ bool report::last_word() const {
   if (findings_.empty() && left_.empty()) return false;
   std::fprintf(stderr, "gpumem simulator: the program fails, since findings were not taken: %zu\n",
                findings_.size() + dropped_ + left_count_);
-  for (const std::string& text : left_) std::fprintf(stderr, "  %s\n", text.c_str());
-  const std::string where = part_.empty() || findings_.empty() ? "" : "in " + part_ + ": ";
-  for (const finding& found : findings_) std::fprintf(stderr, "  %s%s\n", where.c_str(), found.text.c_str());
+  for (std::string const& text : left_) std::fprintf(stderr, "  %s\n", text.c_str());
+  std::string const where = part_.empty() || findings_.empty() ? "" : "in " + part_ + ": ";
+  for (finding const& found : findings_) std::fprintf(stderr, "  %s%s\n", where.c_str(), found.text.c_str());
   return true;
 }
 
 void report::leave() {
   left_count_ += findings_.size() + dropped_;
-  for (const finding& found : findings_)
+  for (finding const& found : findings_)
     if (left_.size() < kept_in_full) left_.push_back("in " + (part_.empty() ? "part 1" : part_) + ": " + found.text);
   clear();
 }
@@ -72,7 +72,7 @@ void report::add(finding found) {
 
 /// Extends an earlier finding of the same two operations, if it names this block or the page before it; otherwise adds
 /// the finding. Searches backwards only through the findings of the same later operation, since they stand together.
-void report::add_unordered(finding found, const std::string& before, const std::string& after) {
+void report::add_unordered(finding found, std::string const& before, std::string const& after) {
   for (auto old = findings_.rbegin(); old != findings_.rend() && same(old->later, found.later); ++old) {
     if (old->kind != found.kind || !same(old->earlier, found.earlier) || !join(old->block, found.block)) continue;
     old->text = before;

@@ -37,7 +37,7 @@ enum class finding_kind {
 struct party {
   std::uint64_t stream = 0;
   std::uint64_t operation = 0;
-  const char* action = "";
+  char const* action = "";
 };
 
 struct block_name {
@@ -57,8 +57,8 @@ struct finding {
   std::string text;
 };
 
-std::string describe(const party& side);
-std::string describe(const block_name& block);
+std::string describe(party const& side);
+std::string describe(block_name const& block);
 
 /// Collects findings. Keeps the first 1000 and counts the rest.
 class report {
@@ -67,7 +67,7 @@ public:
 
   /// Adds a finding of two operations without order. Its text is `before`, the block and `after`. A finding of the same
   /// two operations that names the same block, or the page before it, is extended instead.
-  void add_unordered(finding found, const std::string& before, const std::string& after);
+  void add_unordered(finding found, std::string const& before, std::string const& after);
 
   /// Prints the findings that the program has not taken by take_findings(), also those from before a reset. Called at
   /// the end of the process. Returns whether there are any.
@@ -82,7 +82,7 @@ public:
     findings_.clear();
     dropped_ = 0;
   }
-  [[nodiscard]] const std::vector<finding>& findings() const noexcept { return findings_; }
+  [[nodiscard]] std::vector<finding> const& findings() const noexcept { return findings_; }
 
 private:
   std::vector<finding> findings_;

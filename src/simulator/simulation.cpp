@@ -24,8 +24,8 @@ namespace {
 
 constexpr gpumem_simulator_options default_options{1, std::size_t{80} << 30, 1, 0, 10000, 1, 0, 1};
 
-bool read_number(const std::string_view text, std::uint64_t& number) {
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
+bool read_number(std::string_view const text, std::uint64_t& number) {
+  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
   return failed == std::errc{} && end == text.data() + text.size();
 }
 
@@ -65,15 +65,15 @@ host_thread& this_host_thread() {
 
 simulation::simulation() {
   gpumem_simulator_options options = default_options;
-  const char* const seed = std::getenv("GPUMEM_SIMULATOR_SEED");
-  const bool understood = seed == nullptr || read_number(seed, options.seed);
+  char const* const seed = std::getenv("GPUMEM_SIMULATOR_SEED");
+  bool const understood = seed == nullptr || read_number(seed, options.seed);
   reset(options);
   if (!understood) wrong_seed_ = seed;
 }
 
 CUresult simulation::initialise() {
   if (initialised_) return CUDA_SUCCESS;
-  if (const std::string real = real_driver_in_use(); !real.empty()) {
+  if (std::string const real = real_driver_in_use(); !real.empty()) {
     std::fprintf(stderr, "gpumem simulator: refuses to start beside a real driver (%s)\n", real.c_str());
     return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
   }
@@ -86,18 +86,18 @@ CUresult simulation::initialise() {
   return CUDA_SUCCESS;
 }
 
-CUresult simulation::admit(const char* name, unsigned rules) {
+CUresult simulation::admit(char const* name, unsigned rules) {
   ++calls[name];
   if (this_host_thread().in_function) {
     find(finding_kind::call_in_host_function, std::string(name) + " was called by a function that runs as device work");
     return CUDA_ERROR_NOT_PERMITTED;
   }
-  if (const CUresult fault = faults.at_call(name); fault != CUDA_SUCCESS) return fault;
+  if (CUresult const fault = faults.at_call(name); fault != CUDA_SUCCESS) return fault;
   if ((rules & before_init) != 0) return CUDA_SUCCESS;
   if (!initialised_) return CUDA_ERROR_NOT_INITIALIZED;
   if (faults.sticky() != CUDA_SUCCESS) return faults.sticky();
   if ((rules & needs_context) != 0) {
-    const context* home = current();
+    context const* home = current();
     if (home == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     if (!home->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   }
@@ -105,14 +105,14 @@ CUresult simulation::admit(const char* name, unsigned rules) {
   return CUDA_SUCCESS;
 }
 
-void simulation::find(finding_kind kind, const std::string& text, party later) {
+void simulation::find(finding_kind kind, std::string const& text, party later) {
   findings.add({kind, {}, later, {}, {}, text});
 }
 
 /// Chooses the component that counts the operations of the new stream `made` in vector clocks. Reuses the component of
 /// an ended stream if the host has seen all work of that stream complete.
 void simulation::take_component(stream& made) {
-  std::erase_if(retired_, [&](const stream_ptr& gone) {
+  std::erase_if(retired_, [&](stream_ptr const& gone) {
     if (!host.covers(gone->component, gone->number)) return false;
     free_components_.push_back({gone->component, gone->number});
     return true;
@@ -142,7 +142,7 @@ stream_ptr simulation::make_stream(context& home, stream_kind kind, unsigned fla
   return made;
 }
 
-void simulation::retire(const stream_ptr& on) {
+void simulation::retire(stream_ptr const& on) {
   std::erase(on->home->streams, on);
   if (on->blocking()) on->home->gone.join(on->order);
   on->home->ended.join(on->order);
@@ -178,7 +178,7 @@ stream_ptr simulation::look_up(CUstream handle, CUresult& why) {
     why = home == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     return nullptr;
   }
-  if (const stream_ptr* found = streams.find(handle)) return *found;
+  if (stream_ptr const* found = streams.find(handle)) return *found;
   if (streams.state(handle) == handle_state::destroyed)
     find(finding_kind::dead_stream, "use of a stream handle after its stream was destroyed");
   why = CUDA_ERROR_INVALID_HANDLE;
@@ -187,7 +187,7 @@ stream_ptr simulation::look_up(CUstream handle, CUresult& why) {
 
 std::shared_ptr<event> simulation::resolve(CUevent handle, CUresult& why) {
   why = CUDA_SUCCESS;
-  if (const auto* found = events.find(handle)) return *found;
+  if (auto const* found = events.find(handle)) return *found;
   if (events.state(handle) == handle_state::destroyed)
     find(finding_kind::dead_event, "use of an event handle after its event was destroyed");
   why = CUDA_ERROR_INVALID_HANDLE;
@@ -195,7 +195,7 @@ std::shared_ptr<event> simulation::resolve(CUevent handle, CUresult& why) {
 }
 
 context* simulation::current() const {
-  const auto& stack = this_host_thread().contexts;
+  auto const& stack = this_host_thread().contexts;
   return stack.empty() ? nullptr : stack.back();
 }
 
@@ -207,30 +207,30 @@ void simulation::activate(context& home) {
 
 /// Destroys the streams, events and memory of the context. Work that has not run is dropped.
 void simulation::destroy(context& home) {
-  std::vector<const void*> dead;
-  events.visit([&](const event& e) {
+  std::vector<void const*> dead;
+  events.visit([&](event const& e) {
     if (e.home != &home) return;
     dead.push_back(e.handle);
     if (e.last) e.last->never = false; // ends waits for this record
   });
-  for (const void* handle : dead) events.end(handle);
-  for (const stream_ptr& on : home.streams) {
+  for (void const* handle : dead) events.end(handle);
+  for (stream_ptr const& on : home.streams) {
     on->queue.clear();
     if (on->handle != nullptr && on->alive) streams.end(on->handle);
     on->alive = false;
     host.join(on->order);
     retired_.push_back(on);
   }
-  std::erase_if(active_, [&](const stream_ptr& on) { return on->home == &home; });
-  std::erase_if(captures, [&](const auto& open) {
+  std::erase_if(active_, [&](stream_ptr const& on) { return on->home == &home; });
+  std::erase_if(captures, [&](auto const& open) {
     if (open->members.front().on->home != &home) return false;
     forget_nodes(*open->made);
     return true;
   });
   forget_streams(home);
   pools.drop(home);
-  const actor who = host_point("destruction of the context");
-  for (const std::uint64_t address : allocations.of(&home)) {
+  actor const who = host_point("destruction of the context");
+  for (std::uint64_t const address : allocations.of(&home)) {
     order.gone(who, address, allocations.find(address)->granted, false);
     allocations.release(address);
   }
@@ -241,12 +241,12 @@ void simulation::destroy(context& home) {
 }
 
 bool simulation::forbidden_by_capture() {
-  const host_thread& self = this_host_thread();
+  host_thread const& self = this_host_thread();
   if (self.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
   bool found = false;
-  for (const auto& open : captures) {
-    const bool own = open->begun_by == self.number && open->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
-    const bool global =
+  for (auto const& open : captures) {
+    bool const own = open->begun_by == self.number && open->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool const global =
         open->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && self.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
     if (!own && !global) continue;
     invalidate(*open);
@@ -256,11 +256,11 @@ bool simulation::forbidden_by_capture() {
 }
 
 // As driver 580 does, invalidates the captures whatever their capture mode and that of the thread.
-bool simulation::breaks_captures_of(const context& home) {
+bool simulation::breaks_captures_of(context const& home) {
   bool found = false;
-  for (const auto& open : captures) {
-    const bool here = std::any_of(open->members.begin(), open->members.end(),
-                                  [&](const auto& member) { return member.on->home == &home; });
+  for (auto const& open : captures) {
+    bool const here = std::any_of(open->members.begin(), open->members.end(),
+                                  [&](auto const& member) { return member.on->home == &home; });
     if (!here) continue;
     invalidate(*open);
     found = true;
@@ -268,12 +268,12 @@ bool simulation::breaks_captures_of(const context& home) {
   return found;
 }
 
-CUresult simulation::add_to_capture(const stream_ptr& on, operation&& work) {
+CUresult simulation::add_to_capture(stream_ptr const& on, operation&& work) {
   capture& open = *on->capturing;
   if (open.invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (const auto found = open.clash_of(on, work)) {
-    const party later{on->id, open.enter(on).nodes + 1, work.action};
-    const block_name bytes{0, found->bytes.address, found->bytes.bytes};
+  if (auto const found = open.clash_of(on, work)) {
+    party const later{on->id, open.enter(on).nodes + 1, work.action};
+    block_name const bytes{0, found->bytes.address, found->bytes.bytes};
     findings.add({finding_kind::unordered_access, found->earlier, later, bytes,
                   "stream " + std::to_string(on->id) + " is not ordered after " + describe(found->earlier),
                   "unordered access in a captured graph to " + describe(bytes) + ": " + describe(later) +
@@ -283,15 +283,15 @@ CUresult simulation::add_to_capture(const stream_ptr& on, operation&& work) {
   return CUDA_SUCCESS;
 }
 
-void simulation::forget_nodes(const graph& gone) {
-  for (const CUgraphNode each : gone.handles) nodes.erase(each);
+void simulation::forget_nodes(graph const& gone) {
+  for (CUgraphNode const each : gone.handles) nodes.erase(each);
 }
 
-bool simulation::legacy_breaks_capture(const stream& on) {
+bool simulation::legacy_breaks_capture(stream const& on) {
   if (on.kind != stream_kind::legacy) return false;
   bool found = false;
-  for (const auto& open : captures)
-    for (const auto& member : open->members) {
+  for (auto const& open : captures)
+    for (auto const& member : open->members) {
       if (member.on->home != on.home || !member.on->blocking()) continue;
       invalidate(*open);
       found = true;
@@ -299,11 +299,11 @@ bool simulation::legacy_breaks_capture(const stream& on) {
   return found;
 }
 
-bool simulation::legacy_meets_capture(const stream& on) const {
+bool simulation::legacy_meets_capture(stream const& on) const {
   if (on.kind != stream_kind::legacy) return false;
-  return std::any_of(captures.begin(), captures.end(), [&](const auto& open) {
+  return std::any_of(captures.begin(), captures.end(), [&](auto const& open) {
     return std::any_of(open->members.begin(), open->members.end(),
-                       [&](const auto& member) { return member.on->home == on.home && member.on->blocking(); });
+                       [&](auto const& member) { return member.on->home == on.home && member.on->blocking(); });
   });
 }
 

@@ -54,7 +54,7 @@ public:
   /// Begins with new options, no findings, faults, counts and captures. Pending work counts as complete, without having
   /// run. Streams, events, memory and all other objects that the program holds stay if the option `keep_objects` says
   /// so. Returns false, and does nothing, while a function of device work runs or a host call waits.
-  bool reset(const gpumem_simulator_options& options, const gpumem_simulator_details& details = default_details);
+  bool reset(gpumem_simulator_options const& options, gpumem_simulator_details const& details = default_details);
   static constexpr gpumem_simulator_details default_details{0, 1, nullptr, 0};
   /// Runs all work that can run, orders the host after it, and restarts the random numbers with `seed`.
   void reseed(std::uint64_t seed) __attribute__((requires_capability(simulation_mutex)));
@@ -62,19 +62,19 @@ public:
   /// Returns how often the simulation was reset.
   [[nodiscard]] std::uint64_t resets() const noexcept { return resets_; }
   [[nodiscard]] bool initialised() const noexcept { return initialised_; }
-  [[nodiscard]] const gpumem_simulator_options& options() const noexcept { return options_; }
+  [[nodiscard]] gpumem_simulator_options const& options() const noexcept { return options_; }
   /// Returns whether the destroy of a driver pool is a finding until the host has waited for its frees.
   [[nodiscard]] bool strict_pool_destroy() const noexcept { return strict_pool_destroy_; }
 
   // Calls
   /// Counts a call of `name`. Returns success, or the error with which the call must fail.
-  CUresult admit(const char* name, unsigned rules);
+  CUresult admit(char const* name, unsigned rules);
   /// Runs a random number of operations, all operations that can run, or none, as the option `stepping` says.
   void advance() __attribute__((requires_capability(simulation_mutex)));
 
   // Device work
   /// Enqueues work on a stream. If the stream captures, adds the work to the capture.
-  CUresult enqueue(const stream_ptr& on, operation&& work);
+  CUresult enqueue(stream_ptr const& on, operation&& work);
   /// Runs one operation. Returns false if none can run now.
   bool step() __attribute__((requires_capability(simulation_mutex)));
   /// Runs all operations that can run, and waits for operations that other threads run. Returns the number still
@@ -83,35 +83,35 @@ public:
   /// Runs device work until `done()` returns true. Fails with a finding if no operation can run and no other host
   /// thread can change that, or nothing has changed for the time `stall_timeout_ms`. `what` describes the call in the
   /// finding.
-  CUresult block_until(const std::string& what, const std::function<bool()>& done)
+  CUresult block_until(std::string const& what, std::function<bool()> const& done)
       __attribute__((requires_capability(simulation_mutex)));
   /// Called when a query has found work that is not done. With the option GPUMEM_STEPPING_MANUAL, work runs only on
   /// request, so such queries can go on forever. Prints a warning, once, if queries have found work not done for the
   /// time `stall_timeout_ms`, and no work was enqueued or run meanwhile.
   void queried_in_vain();
   /// Waits for all work enqueued on a stream so far, and orders the host after it.
-  CUresult wait_for(const stream_ptr& on, const char* call) __attribute__((requires_capability(simulation_mutex)));
+  CUresult wait_for(stream_ptr const& on, char const* call) __attribute__((requires_capability(simulation_mutex)));
   /// Waits for all work of a context. Does not order the host after the work.
-  CUresult wait_for_all(context& home, const char* call) __attribute__((requires_capability(simulation_mutex)));
+  CUresult wait_for_all(context& home, char const* call) __attribute__((requires_capability(simulation_mutex)));
   /// Returns whether all work of a stream is done. For a legacy stream, the work of all blocking streams (those without
   /// CU_STREAM_NON_BLOCKING) of its context counts too.
-  [[nodiscard]] bool idle(const stream& on) const;
+  [[nodiscard]] bool idle(stream const& on) const;
   /// Returns the vector clock of a stream: the work after which its next operation is ordered. For a legacy stream,
   /// that includes the work of all blocking streams of its context.
-  [[nodiscard]] vector_clock order_now(const stream& on) const;
+  [[nodiscard]] vector_clock order_now(stream const& on) const;
   [[nodiscard]] std::uint64_t pending() const;
 
   // Points: places in the order of a stream or of the host at which memory is touched
   /// Returns a new point of a stream, at which no device work is enqueued.
-  actor point(const stream_ptr& on, const char* action);
+  actor point(stream_ptr const& on, char const* action);
   /// Returns the point of the stream's newest operation.
-  static actor newest_point(const stream_ptr& on, const char* action);
+  static actor newest_point(stream_ptr const& on, char const* action);
   /// Returns a new point of the host.
-  actor host_point(const char* action);
+  actor host_point(char const* action);
 
   // Streams, events, contexts
   stream_ptr make_stream(context& home, stream_kind kind, unsigned flags, int priority);
-  void retire(const stream_ptr& on);
+  void retire(stream_ptr const& on);
   /// Returns the stream that the handle means on this thread. If there is none, returns null and sets `why`; reports a
   /// handle whose stream was destroyed. Clears the lists that cuStreamGetCaptureInfo has returned for the stream.
   stream_ptr resolve(CUstream handle, CUresult& why);
@@ -126,7 +126,7 @@ public:
   void destroy(context& home);
   /// Returns the result of a wait that began while the context had this id: an error if the context was destroyed
   /// since.
-  [[nodiscard]] static CUresult after_wait(const context& home, std::uint64_t id) noexcept {
+  [[nodiscard]] static CUresult after_wait(context const& home, std::uint64_t id) noexcept {
     return home.active && home.id == id ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
   }
 
@@ -137,21 +137,21 @@ public:
   bool forbidden_by_capture();
   /// Invalidates the captures of all streams of a context, as the driver does at a call for the whole context. Returns
   /// whether there were any.
-  bool breaks_captures_of(const context& home);
+  bool breaks_captures_of(context const& home);
   /// If `on` is a legacy stream, invalidates the captures in which blocking streams of its context take part. Returns
   /// whether there were any.
-  bool legacy_breaks_capture(const stream& on);
+  bool legacy_breaks_capture(stream const& on);
   /// Returns whether legacy_breaks_capture() would invalidate a capture; invalidates none.
-  [[nodiscard]] bool legacy_meets_capture(const stream& on) const;
+  [[nodiscard]] bool legacy_meets_capture(stream const& on) const;
   /// Adds work to the capture of its stream. Reports an earlier node that touches the same bytes and is not ordered
   /// before the work.
-  CUresult add_to_capture(const stream_ptr& on, operation&& work);
+  CUresult add_to_capture(stream_ptr const& on, operation&& work);
   /// Frees the handles of the nodes of a destroyed graph; they are reused.
-  void forget_nodes(const graph& gone);
+  void forget_nodes(graph const& gone);
   std::vector<std::shared_ptr<capture>> captures; // captures that have not ended
   std::uint64_t captures_made = 0;
 
-  void find(finding_kind kind, const std::string& text, party later = {});
+  void find(finding_kind kind, std::string const& text, party later = {});
 
   report findings;
   memory allocations;
@@ -196,7 +196,7 @@ private:
   void see_all_complete();
   void call_at_end_of_this_thread();
   bool alone() const;
-  CUresult deadlocked(const std::string& what);
+  CUresult deadlocked(std::string const& what);
   std::string who_waits() const;
   void take_component(stream& made);
 

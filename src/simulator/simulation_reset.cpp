@@ -15,7 +15,7 @@ constexpr std::uint64_t first_part = 2; // the resets until load() has returned:
 
 /// Runs at the end of a thread, after the destructors of its thread-local objects, which may still use its streams.
 void end_of_thread(void*) {
-  const locked lock(simulation_mutex);
+  locked const lock(simulation_mutex);
   the_simulation().end_thread(this_host_thread().number);
 }
 
@@ -24,7 +24,7 @@ void end_of_thread(void*) {
 /// The values of this key need no meaning: pthread calls end_of_thread() for each thread that has set one. If a later
 /// destructor uses the stream again, it sets the value again, and pthread calls the function again.
 void simulation::call_at_end_of_this_thread() {
-  static const auto key = [] {
+  static auto const key = [] {
     pthread_key_t made{};
     ::pthread_key_create(&made, end_of_thread);
     return made;
@@ -33,10 +33,10 @@ void simulation::call_at_end_of_this_thread() {
 }
 
 void simulation::end_thread(std::uint64_t number) {
-  for (const auto& home : primaries) {
-    const auto found = home->per_thread.find(number);
+  for (auto const& home : primaries) {
+    auto const found = home->per_thread.find(number);
     if (found == home->per_thread.end()) continue;
-    const stream_ptr ended = std::move(found->second);
+    stream_ptr const ended = std::move(found->second);
     home->per_thread.erase(found);
     ended->alive = false;
     if (ended->queue.empty()) retire(ended);
@@ -44,7 +44,7 @@ void simulation::end_thread(std::uint64_t number) {
 }
 
 /// Objects that the program holds stay: the library keeps streams, events and memory until the process ends.
-bool simulation::reset(const gpumem_simulator_options& options, const gpumem_simulator_details& details) {
+bool simulation::reset(gpumem_simulator_options const& options, gpumem_simulator_details const& details) {
   if (executing_ || !blocked_.empty()) return false;
   options_ = options;
   strict_pool_destroy_ = details.strict_pool_destroy != 0;
@@ -52,13 +52,13 @@ bool simulation::reset(const gpumem_simulator_options& options, const gpumem_sim
   vain_ = {};
   findings.leave();
   ++resets_;
-  const bool named = details.name != nullptr && *details.name != '\0';
+  bool const named = details.name != nullptr && *details.name != '\0';
   findings.name(named ? details.name : resets_ > first_part ? "part " + std::to_string(resets_ - first_part + 1) : "");
   faults.clear();
   drop_captures();
   drop_work();
   see_all_complete();
-  pools.after_wait(*this, [](const position&) { return true; });
+  pools.after_wait(*this, [](position const&) { return true; });
   if (details.keep_objects == 0) clear_objects();
   streams.restart();
   events.restart();
@@ -91,7 +91,7 @@ void simulation::forget_streams(context& home) {
 
 /// Begins as a new process would, but for the contexts, which stay retained.
 void simulation::clear_objects() {
-  for (const auto& home : primaries) forget_streams(*home);
+  for (auto const& home : primaries) forget_streams(*home);
   retired_.clear();
   pools.clear();
   advice.clear();
@@ -109,7 +109,7 @@ void simulation::clear_objects() {
   components_ = 1;
   host = {};
   host_time = events_made = captures_made = 0;
-  for (const auto& home : primaries)
+  for (auto const& home : primaries)
     if (home->active) legacy_of(*home);
 }
 
@@ -121,8 +121,8 @@ void simulation::reseed(std::uint64_t seed) {
 }
 
 void simulation::see_all_complete() {
-  for (const auto& home : primaries) {
-    for (const stream_ptr& on : home->streams)
+  for (auto const& home : primaries) {
+    for (stream_ptr const& on : home->streams)
       if (on->queue.empty()) host.join(on->order);
     host.join(home->ended);
   }
@@ -134,7 +134,7 @@ void simulation::drop_work() {
     each.never_next = false;
     if (each.last) each.last->never = false;
   });
-  for (const stream_ptr& on : std::exchange(active_, {})) {
+  for (stream_ptr const& on : std::exchange(active_, {})) {
     on->queue.clear();
     if (!on->alive) retire(on);
   }
@@ -144,8 +144,8 @@ void simulation::drop_work() {
 
 void simulation::drop_captures() {
   events.visit([](event& each) { each.captured.reset(); });
-  for (const auto& open : std::exchange(captures, {})) {
-    for (const auto& member : open->members) member.on->capturing.reset();
+  for (auto const& open : std::exchange(captures, {})) {
+    for (auto const& member : open->members) member.on->capturing.reset();
     forget_nodes(*open->made);
     graphs.erase(open->handle);
   }

@@ -13,10 +13,10 @@
 namespace simulated {
 
 bool flag_wait::satisfied() const noexcept {
-  const std::uint64_t mask = wide ? ~std::uint64_t{0} : 0xffffffffu;
-  const std::uint64_t seen = wide ? __atomic_load_n(static_cast<const std::uint64_t*>(address), __ATOMIC_ACQUIRE)
-                                  : __atomic_load_n(static_cast<const std::uint32_t*>(address), __ATOMIC_ACQUIRE);
-  const std::uint64_t wanted = value & mask;
+  std::uint64_t const mask = wide ? ~std::uint64_t{0} : 0xffffffffu;
+  std::uint64_t const seen = wide ? __atomic_load_n(static_cast<std::uint64_t const*>(address), __ATOMIC_ACQUIRE)
+                                  : __atomic_load_n(static_cast<std::uint32_t const*>(address), __ATOMIC_ACQUIRE);
+  std::uint64_t const wanted = value & mask;
   switch (condition & 3u) {
   case CU_STREAM_WAIT_VALUE_EQ: return seen == wanted;
   case CU_STREAM_WAIT_VALUE_AND: return (seen & wanted) != 0;
@@ -31,7 +31,7 @@ bool operation::ready() const noexcept {
   if (recorded && recorded->never) return false;
   if (awaited && !awaited->done()) return false;
   if (flag && !flag->satisfied()) return false;
-  return std::all_of(after.begin(), after.end(), [](const position& p) { return p.done(); });
+  return std::all_of(after.begin(), after.end(), [](position const& p) { return p.done(); });
 }
 
 /// Advances the stream's vector clock to a new point, the place of `work` or of a call in the stream's order. The point
@@ -39,13 +39,13 @@ bool operation::ready() const noexcept {
 /// can also be ordered after other streams.
 void simulation::order_behind(stream& on, operation* work) {
   on.order.join(host);
-  const auto behind = [&](const stream_ptr& other) {
+  auto const behind = [&](stream_ptr const& other) {
     on.order.join(other->order);
     if (work != nullptr && !other->queue.empty()) work->after.push_back({other, other->number});
   };
   if (on.kind == stream_kind::legacy) {
     on.order.join(on.home->gone);
-    for (const stream_ptr& other : on.home->streams)
+    for (stream_ptr const& other : on.home->streams)
       if (other.get() != &on && other->blocking() && other->used()) behind(other);
   } else if (on.blocking() && on.home->legacy && on.home->legacy->used()) {
     behind(on.home->legacy);
@@ -54,7 +54,7 @@ void simulation::order_behind(stream& on, operation* work) {
   on.order.set(on.component, ++on.number);
 }
 
-CUresult simulation::enqueue(const stream_ptr& on, operation&& work) {
+CUresult simulation::enqueue(stream_ptr const& on, operation&& work) {
   if (legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   if (on->capturing) return add_to_capture(on, std::move(work));
   order_behind(*on, &work);
@@ -64,11 +64,11 @@ CUresult simulation::enqueue(const stream_ptr& on, operation&& work) {
     work.recorded->covers.push_back({on, on->number});
     work.recorded->order = on->order;
   }
-  const actor who = newest_point(on, work.action);
+  actor const who = newest_point(on, work.action);
   actor early = who;
   early.order = &host;
-  const bool own = this_host_thread().own_work;
-  for (const touched& range : work.touches) {
+  bool const own = this_host_thread().own_work;
+  for (touched const& range : work.touches) {
     actor by = range.early ? early : who;
     if (range.device >= 0) by.device = range.device;
     order.touch(by, range.address, range.bytes, range.write, own);
@@ -80,25 +80,25 @@ CUresult simulation::enqueue(const stream_ptr& on, operation&& work) {
   return CUDA_SUCCESS;
 }
 
-actor simulation::point(const stream_ptr& on, const char* action) {
+actor simulation::point(stream_ptr const& on, char const* action) {
   order_behind(*on, nullptr);
   return newest_point(on, action);
 }
 
-actor simulation::newest_point(const stream_ptr& on, const char* action) {
+actor simulation::newest_point(stream_ptr const& on, char const* action) {
   return {on->component, on->number, {on->id, on->number - on->base, action}, &on->order, on->home->device};
 }
 
-actor simulation::host_point(const char* action) {
-  const std::uint64_t tick = host.at(host_component) + 1;
+actor simulation::host_point(char const* action) {
+  std::uint64_t const tick = host.at(host_component) + 1;
   host.set(host_component, tick);
   return {host_component, tick, {0, tick, action}, &host};
 }
 
 stream* simulation::choose() {
-  const std::size_t count = active_.size();
+  std::size_t const count = active_.size();
   if (count == 0) return nullptr;
-  const std::size_t first = chance_.below(count);
+  std::size_t const first = chance_.below(count);
   for (std::size_t i = 0; i < count; ++i) {
     stream* candidate = active_[(first + i) % count].get();
     if (candidate->queue.front().ready()) return candidate;
@@ -110,10 +110,10 @@ bool simulation::step() {
   if (executing_) return false;
   stream* on = choose();
   if (on == nullptr) return false;
-  if (const auto& run = on->queue.front().run) {
+  if (auto const& run = on->queue.front().run) {
     executing_ = on->running = true;
     {
-      const unlocked meanwhile(simulation_mutex);
+      unlocked const meanwhile(simulation_mutex);
       host_thread& self = this_host_thread();
       self.in_function = true;
       run();
@@ -131,7 +131,7 @@ void simulation::finish(stream& on) {
   if (on.queue.empty()) return; // the context was destroyed while the operation ran
   operation work = std::move(on.queue.front());
   std::uint64_t begin = std::max(on.end_time, work.enqueued_at);
-  for (const position& p : work.after) begin = std::max(begin, p.on->end_time);
+  for (position const& p : work.after) begin = std::max(begin, p.on->end_time);
   if (work.awaited) begin = std::max(begin, work.awaited->time);
   on.end_time = begin + work.duration;
   if (work.recorded) work.recorded->time = on.end_time;
@@ -139,8 +139,8 @@ void simulation::finish(stream& on) {
   ++operations_run;
   ++progress_;
   if (on.queue.empty()) {
-    const auto place = std::find_if(active_.begin(), active_.end(), [&](const auto& s) { return s.get() == &on; });
-    const stream_ptr keep = std::move(*place);
+    auto const place = std::find_if(active_.begin(), active_.end(), [&](auto const& s) { return s.get() == &on; });
+    stream_ptr const keep = std::move(*place);
     *place = std::move(active_.back());
     active_.pop_back();
     if (!on.alive) retire(keep);
@@ -165,63 +165,63 @@ void simulation::advance() {
   while (steps-- > 0 && step()) {}
 }
 
-bool simulation::idle(const stream& on) const {
+bool simulation::idle(stream const& on) const {
   if (!on.queue.empty()) return false;
   if (on.kind != stream_kind::legacy) return true;
   return std::all_of(on.home->streams.begin(), on.home->streams.end(),
-                     [](const stream_ptr& other) { return !other->blocking() || other->queue.empty(); });
+                     [](stream_ptr const& other) { return !other->blocking() || other->queue.empty(); });
 }
 
-vector_clock simulation::order_now(const stream& on) const {
+vector_clock simulation::order_now(stream const& on) const {
   vector_clock all = on.order;
   if (on.kind == stream_kind::legacy)
-    for (const stream_ptr& other : on.home->streams)
+    for (stream_ptr const& other : on.home->streams)
       if (other->blocking()) all.join(other->order);
   return all;
 }
 
 std::uint64_t simulation::pending() const {
   std::uint64_t count = 0;
-  for (const stream_ptr& on : active_) count += on->queue.size();
+  for (stream_ptr const& on : active_) count += on->queue.size();
   return count;
 }
 
-CUresult simulation::wait_for(const stream_ptr& on, const char* call) {
+CUresult simulation::wait_for(stream_ptr const& on, char const* call) {
   std::vector<position> until{{on, on->number}};
   if (on->kind == stream_kind::legacy)
-    for (const stream_ptr& other : on->home->streams)
+    for (stream_ptr const& other : on->home->streams)
       if (other->blocking()) until.push_back({other, other->number});
-  const vector_clock seen = order_now(*on);
-  const auto done = [&] { return std::all_of(until.begin(), until.end(), [](const position& p) { return p.done(); }); };
+  vector_clock const seen = order_now(*on);
+  auto const done = [&] { return std::all_of(until.begin(), until.end(), [](position const& p) { return p.done(); }); };
   if (!done()) {
-    const std::string what = std::string(call) + " for stream " + std::to_string(on->id);
-    const std::uint64_t id = on->home->id;
-    if (const CUresult result = block_until(what, done); result != CUDA_SUCCESS) return result;
-    if (const CUresult result = after_wait(*on->home, id); result != CUDA_SUCCESS) return result;
+    std::string const what = std::string(call) + " for stream " + std::to_string(on->id);
+    std::uint64_t const id = on->home->id;
+    if (CUresult const result = block_until(what, done); result != CUDA_SUCCESS) return result;
+    if (CUresult const result = after_wait(*on->home, id); result != CUDA_SUCCESS) return result;
   }
-  for (const position& p : until) host_time = std::max(host_time, p.on->end_time);
+  for (position const& p : until) host_time = std::max(host_time, p.on->end_time);
   host.join(seen);
   return CUDA_SUCCESS;
 }
 
-CUresult simulation::wait_for_all(context& home, const char* call) {
+CUresult simulation::wait_for_all(context& home, char const* call) {
   std::vector<position> until;
-  for (const stream_ptr& on : home.streams)
+  for (stream_ptr const& on : home.streams)
     if (!on->queue.empty()) until.push_back({on, on->number});
-  const auto done = [&] { return std::all_of(until.begin(), until.end(), [](const position& p) { return p.done(); }); };
+  auto const done = [&] { return std::all_of(until.begin(), until.end(), [](position const& p) { return p.done(); }); };
   if (done()) return CUDA_SUCCESS;
-  const std::string what = std::string(call) + " for all work of device " + std::to_string(home.device);
-  const std::uint64_t id = home.id;
-  const CUresult result = block_until(what, done);
+  std::string const what = std::string(call) + " for all work of device " + std::to_string(home.device);
+  std::uint64_t const id = home.id;
+  CUresult const result = block_until(what, done);
   return result == CUDA_SUCCESS ? after_wait(home, id) : result;
 }
 
-CUresult simulation::block_until(const std::string& what, const std::function<bool()>& done) {
+CUresult simulation::block_until(std::string const& what, std::function<bool()> const& done) {
   using clock = std::chrono::steady_clock;
-  const std::uint64_t thread = this_host_thread().number;
+  std::uint64_t const thread = this_host_thread().number;
   blocked_.push_back({thread, what});
-  const auto leave = [&](CUresult result) {
-    std::erase_if(blocked_, [&](const blocked_call& call) { return call.thread == thread; });
+  auto const leave = [&](CUresult result) {
+    std::erase_if(blocked_, [&](blocked_call const& call) { return call.thread == thread; });
     return result;
   };
   std::uint64_t seen = progress_;
@@ -229,7 +229,7 @@ CUresult simulation::block_until(const std::string& what, const std::function<bo
   while (!done()) {
     if (step()) continue;
     if (on_block != nullptr) {
-      if (const unlocked meanwhile(simulation_mutex); on_block(on_block_context)) continue;
+      if (unlocked const meanwhile(simulation_mutex); on_block(on_block_context)) continue;
       if (done() || step()) continue;
       return leave(deadlocked(what));
     }
@@ -249,7 +249,7 @@ CUresult simulation::block_until(const std::string& what, const std::function<bo
 /// because a thread waits for that work outside the driver, as in sync_wait.
 void simulation::queried_in_vain() {
   if (options_.stepping != GPUMEM_STEPPING_MANUAL || vain_.told) return;
-  const auto now = std::chrono::steady_clock::now();
+  auto const now = std::chrono::steady_clock::now();
   if (vain_.progress != progress_) {
     vain_.progress = progress_;
     vain_.since = now;
@@ -274,13 +274,13 @@ std::uint64_t simulation::run_until_idle() {
 /// Returns whether all threads of the process are in calls that wait.
 bool simulation::alone() const {
   std::error_code failed;
-  const std::filesystem::directory_iterator threads("/proc/self/task", failed);
+  std::filesystem::directory_iterator const threads("/proc/self/task", failed);
   if (failed) return false;
   return std::cmp_less_equal(std::distance(begin(threads), end(threads)), blocked_.size());
 }
 
-CUresult simulation::deadlocked(const std::string& what) {
-  const std::string text = "deadlock: " + what + " cannot complete, since no device work can run; " + who_waits();
+CUresult simulation::deadlocked(std::string const& what) {
+  std::string const text = "deadlock: " + what + " cannot complete, since no device work can run; " + who_waits();
   std::fprintf(stderr, "gpumem simulator: %s\n", text.c_str());
   find(finding_kind::deadlock, text);
   return CUDA_ERROR_TIMEOUT;
@@ -288,22 +288,22 @@ CUresult simulation::deadlocked(const std::string& what) {
 
 std::string simulation::who_waits() const {
   std::string text;
-  for (const blocked_call& call : blocked_)
+  for (blocked_call const& call : blocked_)
     text += "host thread " + std::to_string(call.thread) + " is in " + call.what + "; ";
-  const auto point_of = [](const position& p) {
+  auto const point_of = [](position const& p) {
     return "operation " + std::to_string(p.number - p.on->base) + " of stream " + std::to_string(p.on->id);
   };
-  for (const stream_ptr& on : active_) {
-    const operation& front = on->queue.front();
+  for (stream_ptr const& on : active_) {
+    operation const& front = on->queue.front();
     text += "stream " + std::to_string(on->id) + " is at " + front.action + " " +
             std::to_string(front.number - on->base) + ", which waits for";
-    const std::size_t before = text.size();
+    std::size_t const before = text.size();
     if (front.recorded && front.recorded->never) text += " nothing: never_complete() was called for its event";
     if (front.flag) text += " a value in memory";
     if (front.awaited)
-      for (const position& p : front.awaited->covers)
+      for (position const& p : front.awaited->covers)
         if (!p.done()) text += " " + point_of(p);
-    for (const position& p : front.after)
+    for (position const& p : front.after)
       if (!p.done()) text += " " + point_of(p) + " (legacy stream)";
     if (text.size() == before) text += " nothing";
     text += "; ";

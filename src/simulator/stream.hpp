@@ -31,7 +31,7 @@ public:
     counts_[component] = number;
   }
 
-  void join(const vector_clock& other) {
+  void join(vector_clock const& other) {
     if (counts_.size() < other.counts_.size()) counts_.resize(other.counts_.size(), 0);
     for (std::size_t i = 0; i < other.counts_.size(); ++i)
       if (counts_[i] < other.counts_[i]) counts_[i] = other.counts_[i];
@@ -65,7 +65,7 @@ struct record {
   bool never = false;      // injected fault: the operation of the record never completes
 
   [[nodiscard]] bool done() const noexcept {
-    for (const position& p : covers)
+    for (position const& p : covers)
       if (!p.done()) return false;
     return !never;
   }
@@ -74,7 +74,7 @@ struct record {
 /// A wait of a stream for a value in memory; it models a kernel that spins on a flag. The checker of accesses derives
 /// no order from such a wait.
 struct flag_wait {
-  const void* address;
+  void const* address;
   std::uint64_t value;
   unsigned condition; // of type CUstreamWaitValue_flags
   bool wide;          // whether the value has 64 bits
@@ -94,7 +94,7 @@ struct touched {
 
 /// A unit of device work in a stream's queue.
 struct operation {
-  const char* action = "work";
+  char const* action = "work";
   std::uint64_t number = 0;
   std::uint64_t duration = 0; // simulated nanoseconds
   std::uint64_t enqueued_at = 0;

@@ -5,7 +5,7 @@
 #include <string_view>
 
 /// Prints to stderr that `name` is not simulated. Returns the error for the call.
-int gpumem_simulator_missing(const char* name);
+int gpumem_simulator_missing(char const* name);
 
 namespace simulated {
 

@@ -25,7 +25,7 @@ constexpr std::uint64_t page_mask = (std::uint64_t{1} << page_bits) - 1;
 
 constexpr off_t file_size = off_t{1} << 52; // sparse; large enough that no offset must be reused
 
-const void* as_key(CUmemGenericAllocationHandle handle) { return reinterpret_cast<const void*>(handle); }
+void const* as_key(CUmemGenericAllocationHandle handle) { return reinterpret_cast<void const*>(handle); }
 
 } // namespace
 
@@ -38,7 +38,7 @@ void physical_memory::open_file() {
   if (file_ == -1 || ::ftruncate(file_, file_size) != 0) throw std::bad_alloc();
 }
 
-std::shared_ptr<physical> physical_memory::create(const CUmemAllocationProp& properties, std::size_t bytes,
+std::shared_ptr<physical> physical_memory::create(CUmemAllocationProp const& properties, std::size_t bytes,
                                                   std::uint64_t number) {
   if (file_ == -1) open_file();
   return insert({properties, bytes, end_, {file_, end_}, number});
@@ -53,12 +53,12 @@ std::shared_ptr<physical> physical_memory::insert(physical made) {
 
 // The position of the descriptor is the offset of the memory, a multiple of the granularity, plus its number of pages
 // and its device.
-int physical_memory::share(const physical& which) const {
-  const std::string path = "/proc/self/fd/" + std::to_string(which.place.file);
-  const std::uint64_t pages = which.bytes / page_granularity;
+int physical_memory::share(physical const& which) const {
+  std::string const path = "/proc/self/fd/" + std::to_string(which.place.file);
+  std::uint64_t const pages = which.bytes / page_granularity;
   if (pages > page_mask) return -1;
-  const auto device = static_cast<std::uint64_t>(which.device());
-  const int named = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  auto const device = static_cast<std::uint64_t>(which.device());
+  int const named = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (named != -1) ::lseek(named, static_cast<off_t>(which.place.offset + pages + (device << page_bits)), SEEK_SET);
   return named;
 }
@@ -67,20 +67,20 @@ std::shared_ptr<physical> physical_memory::import(int descriptor, CUmemAllocatio
                                                   std::uint64_t number) {
   struct stat theirs{};
   struct stat ours{};
-  const auto position = static_cast<std::uint64_t>(::lseek(descriptor, 0, SEEK_CUR));
-  const std::uint64_t offset = position / page_granularity * page_granularity;
-  const std::size_t bytes = (position & page_mask) * page_granularity;
+  auto const position = static_cast<std::uint64_t>(::lseek(descriptor, 0, SEEK_CUR));
+  std::uint64_t const offset = position / page_granularity * page_granularity;
+  std::size_t const bytes = (position & page_mask) * page_granularity;
   properties.location.id = static_cast<int>((position - offset) >> page_bits);
   if (::fstat(descriptor, &theirs) != 0 || theirs.st_size != file_size || bytes == 0) return nullptr;
   if (file_ != -1 && ::fstat(file_, &ours) == 0 && theirs.st_ino == ours.st_ino && theirs.st_dev == ours.st_dev) {
     std::shared_ptr<physical> own;
-    handles_.visit([&](const physical& one) {
+    handles_.visit([&](physical const& one) {
       if (!one.foreign && one.offset == offset && one.bytes == bytes) own = *handles_.find(as_key(one.handle));
     });
     if (own) ++own->references;
     return own;
   }
-  const int file = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  int const file = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
   if (file == -1) throw std::bad_alloc();
   auto made = insert({properties, bytes, end_, {file, offset}, number});
   made->foreign = true;
@@ -88,7 +88,7 @@ std::shared_ptr<physical> physical_memory::import(int descriptor, CUmemAllocatio
 }
 
 std::shared_ptr<physical> physical_memory::find(CUmemGenericAllocationHandle handle) const {
-  const auto* found = handles_.find(as_key(handle));
+  auto const* found = handles_.find(as_key(handle));
   return found == nullptr || (*found)->references == 0 ? nullptr : *found;
 }
 
@@ -96,7 +96,7 @@ bool physical_memory::released(CUmemGenericAllocationHandle handle) const {
   return handles_.state(as_key(handle)) != handle_state::unknown && find(handle) == nullptr;
 }
 
-bool physical_memory::collect(const physical& which) {
+bool physical_memory::collect(physical const& which) {
   if (which.references != 0 || which.mappings != 0) return false;
   if (which.foreign)
     ::close(which.place.file);
@@ -108,7 +108,7 @@ bool physical_memory::collect(const physical& which) {
 }
 
 void physical_memory::clear() {
-  handles_.visit([](const physical& one) {
+  handles_.visit([](physical const& one) {
     if (one.foreign) ::close(one.place.file);
   });
   handles_.clear();
@@ -135,7 +135,7 @@ void place_scratch(std::uint64_t address, std::size_t bytes) {
 bool has_reserved(address_space& space, std::size_t bytes) try {
   space.reserve(bytes);
   return true;
-} catch (const std::bad_alloc&) { return false; }
+} catch (std::bad_alloc const&) { return false; }
 
 } // namespace
 
@@ -159,9 +159,9 @@ std::uint64_t virtual_memory::reserve(std::size_t bytes, std::size_t alignment) 
 }
 
 bool virtual_memory::release(std::uint64_t address, std::size_t bytes) {
-  const auto found = reservations_.find(address);
+  auto const found = reservations_.find(address);
   if (found == reservations_.end() || found->second != bytes) return false;
-  const auto mapped = mappings_.lower_bound(address);
+  auto const mapped = mappings_.lower_bound(address);
   if (mapped != mappings_.end() && mapped->first < address + bytes) return false;
   for (address_space& space : spaces_)
     if (space.contains(address)) space.give(address, bytes);
@@ -170,16 +170,16 @@ bool virtual_memory::release(std::uint64_t address, std::size_t bytes) {
   return true;
 }
 
-bool virtual_memory::map(std::uint64_t address, std::size_t bytes, const std::shared_ptr<physical>& memory) {
-  const auto [start, length] = reservation_of(address);
+bool virtual_memory::map(std::uint64_t address, std::size_t bytes, std::shared_ptr<physical> const& memory) {
+  auto const [start, length] = reservation_of(address);
   if (length == 0 || bytes > length - (address - start)) return false;
-  const auto above = mappings_.lower_bound(address);
+  auto const above = mappings_.lower_bound(address);
   if (above != mappings_.end() && above->first < address + bytes) return false;
   if (find(address) != nullptr) return false;
-  const auto made = mappings_.emplace_hint(above, address, mapping{address, bytes, memory, {}, {}});
+  auto const made = mappings_.emplace_hint(above, address, mapping{address, bytes, memory, {}, {}});
   try {
     place(address, bytes, MAP_SHARED, memory->place.file, memory->place.offset);
-  } catch (const std::bad_alloc&) {
+  } catch (std::bad_alloc const&) {
     mappings_.erase(made);
     throw;
   }
@@ -187,7 +187,7 @@ bool virtual_memory::map(std::uint64_t address, std::size_t bytes, const std::sh
   return true;
 }
 
-void virtual_memory::unmap(const mapping& which) {
+void virtual_memory::unmap(mapping const& which) {
   place_scratch(which.address, which.bytes);
   --which.of->mappings;
   mappings_.erase(which.address);
@@ -197,16 +197,16 @@ mapping* virtual_memory::find(std::uint64_t address) {
   return const_cast<mapping*>(std::as_const(*this).find(address));
 }
 
-const mapping* virtual_memory::find(std::uint64_t address) const {
+mapping const* virtual_memory::find(std::uint64_t address) const {
   auto above = mappings_.upper_bound(address);
   if (above == mappings_.begin()) return nullptr;
-  const mapping& candidate = std::prev(above)->second;
+  mapping const& candidate = std::prev(above)->second;
   return address - candidate.address < candidate.bytes ? &candidate : nullptr;
 }
 
 std::vector<mapping*> virtual_memory::filling(std::uint64_t address, std::size_t bytes) {
   std::vector<mapping*> all;
-  const std::uint64_t end = address + bytes;
+  std::uint64_t const end = address + bytes;
   for (auto at = mappings_.find(address); at != mappings_.end() && at->first == address && address < end; ++at) {
     all.push_back(&at->second);
     address += at->second.bytes;
@@ -218,13 +218,13 @@ std::vector<mapping*> virtual_memory::filling(std::uint64_t address, std::size_t
 std::pair<std::uint64_t, std::size_t> virtual_memory::reservation_of(std::uint64_t address) const {
   auto above = reservations_.upper_bound(address);
   if (above == reservations_.begin()) return {0, 0};
-  const auto [start, bytes] = *std::prev(above);
+  auto const [start, bytes] = *std::prev(above);
   return address - start < bytes ? std::pair{start, bytes} : std::pair{std::uint64_t{0}, std::size_t{0}};
 }
 
 bool virtual_memory::owns(std::uint64_t address) const noexcept {
   return std::any_of(spaces_.begin(), spaces_.end(),
-                     [&](const address_space& space) { return space.contains(address); });
+                     [&](address_space const& space) { return space.contains(address); });
 }
 
 void virtual_memory::clear() {

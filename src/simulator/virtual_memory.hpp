@@ -49,16 +49,16 @@ struct physical {
 class physical_memory {
 public:
   physical_memory() = default;
-  physical_memory(const physical_memory&) = delete;
-  physical_memory& operator=(const physical_memory&) = delete;
+  physical_memory(physical_memory const&) = delete;
+  physical_memory& operator=(physical_memory const&) = delete;
   ~physical_memory();
 
   /// Throws std::bad_alloc if the system cannot make the memory file.
-  std::shared_ptr<physical> create(const CUmemAllocationProp& properties, std::size_t bytes, std::uint64_t number);
+  std::shared_ptr<physical> create(CUmemAllocationProp const& properties, std::size_t bytes, std::uint64_t number);
 
   /// Returns a file descriptor that names the memory, for import() here or in another process; -1 if the system refuses
   /// one. It keeps no memory alive: other processes read zeros once this process has released the memory.
-  [[nodiscard]] int share(const physical& which) const;
+  [[nodiscard]] int share(physical const& which) const;
   /// Returns the memory that share() has named; null if the descriptor is no such name. The caller owns a reference to
   /// the handle. Memory of this process is the same object again. That of another process is a new object, with these
   /// properties and the device of the original, and does not count as used on the device here. Throws std::bad_alloc if
@@ -71,7 +71,7 @@ public:
   [[nodiscard]] bool released(CUmemGenericAllocationHandle handle) const;
 
   /// Releases the memory if it is mapped nowhere and no references to its handle are left. Returns whether it did.
-  bool collect(const physical& which);
+  bool collect(physical const& which);
 
   void clear();
 
@@ -99,7 +99,7 @@ struct mapping {
   std::map<std::uint32_t, use> uses;       // the newest use by each component of vector clocks: a stream, or the host
 
   [[nodiscard]] CUmemAccess_flags access_of(int device) const {
-    const auto found = access.find(device);
+    auto const found = access.find(device);
     return found == access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE : found->second;
   }
 };
@@ -123,12 +123,12 @@ public:
 
   /// Maps physical memory. Returns false if the addresses are not reserved or a part of them is mapped. Throws
   /// std::bad_alloc if the system allows no more mappings.
-  bool map(std::uint64_t address, std::size_t bytes, const std::shared_ptr<physical>& memory);
-  void unmap(const mapping& which);
+  bool map(std::uint64_t address, std::size_t bytes, std::shared_ptr<physical> const& memory);
+  void unmap(mapping const& which);
 
   /// Returns the mapping that holds the address; null if there is none.
   [[nodiscard]] mapping* find(std::uint64_t address);
-  [[nodiscard]] const mapping* find(std::uint64_t address) const;
+  [[nodiscard]] mapping const* find(std::uint64_t address) const;
   /// Returns the mappings that together fill the range exactly; an empty list if there are none.
   [[nodiscard]] std::vector<mapping*> filling(std::uint64_t address, std::size_t bytes);
   /// Returns the reservation that holds the address, as (address, bytes); (0, 0) if there is none.
@@ -140,18 +140,18 @@ public:
   /// Calls `visit(run)` for each part of the range, in the order of addresses: for mapped and for unmapped parts. The
   /// whole range must lie in one address space of virtual memory.
   template <class Visit> void visit(std::uint64_t address, std::uint64_t bytes, Visit&& visit) {
-    const std::uint64_t end = address + bytes;
+    std::uint64_t const end = address + bytes;
     auto next = mappings_.upper_bound(address);
     if (next != mappings_.begin() && std::prev(next)->second.address + std::prev(next)->second.bytes > address) --next;
     while (address < end) {
       if (next == mappings_.end() || next->first > address) {
-        const std::uint64_t stop = next == mappings_.end() ? end : std::min(end, next->first);
+        std::uint64_t const stop = next == mappings_.end() ? end : std::min(end, next->first);
         visit(run{address, stop - address, address});
         address = stop;
         continue;
       }
       mapping& at = next->second;
-      const std::uint64_t stop = std::min(end, at.address + at.bytes);
+      std::uint64_t const stop = std::min(end, at.address + at.bytes);
       visit(run{address, stop - address, at.of->key() + (address - at.address), &at});
       address = stop;
       ++next;

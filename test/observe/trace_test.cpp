@@ -18,22 +18,22 @@ namespace {
 using gpumem::extend::trace_action;
 using gpumem::extend::trace_record;
 
-const std::string header = std::string(gpumem::extend::trace_header) + "\n";
-const std::string good_row = "1,00:00:00.000486,allocate,0x7f852b585800,131072,0x1\n";
+std::string const header = std::string(gpumem::extend::trace_header) + "\n";
+std::string const good_row = "1,00:00:00.000486,allocate,0x7f852b585800,131072,0x1\n";
 
-std::vector<trace_record> read(const std::string& rows) {
+std::vector<trace_record> read(std::string const& rows) {
   return gpumem::extend::trace_reader(header + rows).read_all();
 }
 
-std::string error_of(const std::string& text) {
+std::string error_of(std::string const& text) {
   try {
     gpumem::extend::trace_reader(text, "t.csv").read_all();
-  } catch (const gpumem::extend::trace_error& error) { return error.what(); }
+  } catch (gpumem::extend::trace_error const& error) { return error.what(); }
   return "no error";
 }
 
 TEST(trace_reader, reads_every_field) {
-  const std::vector<trace_record> expected{
+  std::vector<trace_record> const expected{
       {.thread = 12,
        .microseconds = ((23 * 60 + 59) * 60 + 58) * 1'000'000ULL + 7,
        .action = trace_action::allocate,
@@ -58,7 +58,7 @@ TEST(trace_reader, header_alone_is_an_empty_trace) { EXPECT_TRUE(read("").empty(
 TEST(trace_reader, lines_may_end_in_carriage_return_and_line_feed) {
   std::string text = header + good_row + good_row;
   for (std::size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 2) text.replace(at, 1, "\r\n");
-  const auto records = gpumem::extend::trace_reader(text).read_all();
+  auto const records = gpumem::extend::trace_reader(text).read_all();
   ASSERT_EQ(records.size(), 2U);
   EXPECT_EQ(records.back().stream, 1U);
 }
@@ -96,7 +96,7 @@ TEST(trace_reader, error_names_file_line_and_reason_and_ends_the_reader) {
   try {
     reader.next(record);
     FAIL() << "a malformed row passed";
-  } catch (const gpumem::extend::trace_error& error) {
+  } catch (gpumem::extend::trace_error const& error) {
     EXPECT_EQ(error.file(), "dir/t.csv");
     EXPECT_EQ(error.line(), 3U);
     EXPECT_EQ(error.reason(), "a row has 6 fields, this one has 1");
@@ -106,7 +106,7 @@ TEST(trace_reader, error_names_file_line_and_reason_and_ends_the_reader) {
 }
 
 struct malformed {
-  const char* name;
+  char const* name;
   std::string text;
   std::string message;
 };
@@ -117,7 +117,7 @@ TEST_P(malformed_trace, malformed_trace_is_refused_with_its_line) {
   EXPECT_EQ(error_of(GetParam().text), GetParam().message);
 }
 
-const std::string not_a_trace =
+std::string const not_a_trace =
     "t.csv:1: not a trace: the first line must be 'Thread,Time,Action,Pointer,Size,Stream', not ";
 
 INSTANTIATE_TEST_SUITE_P(
@@ -159,12 +159,12 @@ INSTANTIATE_TEST_SUITE_P(
         malformed{"stream_empty", header + "1,00:00:00.000000,free,0x1,5,\n", "t.csv:2: bad stream ''"},
         malformed{"trailing_garbage", header + good_row + "1,00:00:00.000000,free,0x1,5,0 tail\n",
                   "t.csv:3: bad stream '0 tail'"}),
-    [](const auto& parameter) { return parameter.param.name; });
+    [](auto const& parameter) { return parameter.param.name; });
 
-std::string written(const std::vector<trace_record>& records) {
+std::string written(std::vector<trace_record> const& records) {
   std::ostringstream output;
   gpumem::extend::trace_writer writer(output);
-  for (const trace_record& record : records) writer.write(record);
+  for (trace_record const& record : records) writer.write(record);
   writer.flush();
   return output.str();
 }
@@ -181,8 +181,8 @@ TEST(trace_writer, writes_rows_in_the_format_of_rmm) {
 
 TEST(trace_writer, longest_row_fits) {
   constexpr auto most = std::numeric_limits<std::uint64_t>::max();
-  const trace_record widest{most, most, trace_action::allocate_failure, most, most, most};
-  const gpumem::extend::trace_row row = gpumem::extend::format_row(widest);
+  trace_record const widest{most, most, trace_action::allocate_failure, most, most, most};
+  gpumem::extend::trace_row const row = gpumem::extend::format_row(widest);
   EXPECT_EQ(row.text(),
             "18446744073709551615,5124095576:01:49.551615,allocate failure,0xffffffffffffffff,18446744073709551615,"
             "0xffffffffffffffff\n");
@@ -193,7 +193,7 @@ TEST(trace_round_trip, random_records_are_read_as_they_were_written) {
   std::vector<trace_record> records(5'000);
   for (trace_record& record : records) {
     // numbers of every width, not only the widest
-    const auto number = [&] { return random() >> (random() % 64); };
+    auto const number = [&] { return random() >> (random() % 64); };
     record = {number(),
               number() % (100'000ULL * 3'600'000'000),
               static_cast<trace_action>(random() % 3),
@@ -201,8 +201,8 @@ TEST(trace_round_trip, random_records_are_read_as_they_were_written) {
               number(),
               number() * (random() % 2)};
   }
-  const std::string text = written(records);
-  const auto again = gpumem::extend::trace_reader(text).read_all();
+  std::string const text = written(records);
+  auto const again = gpumem::extend::trace_reader(text).read_all();
   EXPECT_EQ(again, records);
   EXPECT_EQ(written(again), text);
 }

@@ -31,7 +31,7 @@ protected:
     std::vector<CUdeviceptr> to, from;
     std::vector<std::size_t> bytes;
 
-    copies& add(const void* target, const void* source, std::size_t size) {
+    copies& add(void const* target, void const* source, std::size_t size) {
       to.push_back(address(target));
       from.push_back(address(source));
       bytes.push_back(size);
@@ -76,8 +76,8 @@ TEST_F(batch_copy, it_copies_in_stream_order) {
 }
 
 TEST_F(batch_copy, invalid_arguments_are_refused) {
-  const copies one = copies{}.add(b_, a_, 64);
-  const copies two = copies{one}.add(b_ + 64, a_ + 64, 64);
+  copies const one = copies{}.add(b_, a_, 64);
+  copies const two = copies{one}.add(b_ + 64, a_ + 64, 64);
   EXPECT_EQ(run({}, s_), CUDA_ERROR_INVALID_VALUE) << "no copy";
   EXPECT_EQ(run(one, s_, {}, {}), CUDA_ERROR_INVALID_VALUE) << "no attributes";
   EXPECT_EQ(run(one, s_, {attributes(), attributes()}, {0, 1}), CUDA_ERROR_INVALID_VALUE) << "more than copies";
@@ -117,7 +117,7 @@ TEST_F(batch_copy, a_source_in_stream_order_is_read_when_the_stream_reaches_it) 
 TEST_F(batch_copy, a_source_of_the_call_is_read_during_it) {
   std::array<char, 64> own{};
   own.fill(4);
-  const auto how = attributes(CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL);
+  auto const how = attributes(CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL);
   ASSERT_EQ(run(copies{}.add(a_, own.data(), own.size()), s_, {how}), CUDA_SUCCESS);
   own.fill(0);
   EXPECT_EQ(a_[0], 0);
@@ -132,15 +132,15 @@ TEST_F(batch_copy, a_source_in_stream_order_comes_after_earlier_work) {
 
 TEST_F(batch_copy, a_source_of_the_call_comes_in_no_order_after_earlier_work) {
   simulator::work(s_, {simulator::write(a_, 64)}, 1us);
-  const auto how = attributes(CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL);
+  auto const how = attributes(CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL);
   ASSERT_EQ(run(copies{}.add(b_, a_, 64), s_, {how}), CUDA_SUCCESS);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.kind, simulator::finding_kind::unordered_access);
   EXPECT_EQ(found.later.stream, 0u) << found.text;
 }
 
 TEST_F(batch_copy, a_source_of_any_time_comes_in_stream_order_only_if_cuda_allocated_it) {
-  const auto how = attributes(CU_MEMCPY_SRC_ACCESS_ORDER_ANY);
+  auto const how = attributes(CU_MEMCPY_SRC_ACCESS_ORDER_ANY);
   simulator::work(s_, {simulator::write(a_, 64)}, 1us);
   ASSERT_EQ(run(copies{}.add(b_, a_, 64), s_, {how}), CUDA_SUCCESS);
   EXPECT_TRUE(simulator::report().findings.empty());
@@ -148,7 +148,7 @@ TEST_F(batch_copy, a_source_of_any_time_comes_in_stream_order_only_if_cuda_alloc
   ASSERT_EQ(cu().register_host(own.data(), own.size(), 0), CUDA_SUCCESS);
   simulator::work(s_, {simulator::write(own.data(), own.size())}, 1us);
   ASSERT_EQ(run(copies{}.add(b_, own.data(), own.size()), s_, {how}), CUDA_SUCCESS);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.kind, simulator::finding_kind::unordered_access);
   EXPECT_EQ(found.later.stream, id_of(s_)) << found.text;
   cu().stream_synchronize(s_);

@@ -12,7 +12,7 @@ using namespace std::chrono_literals;
 class capture : public simulated_device {
 protected:
   CUstream begin(CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL, unsigned flags = CU_STREAM_NON_BLOCKING) {
-    const CUstream s = new_stream(flags);
+    CUstream const s = new_stream(flags);
     EXPECT_EQ(cu().begin_capture(s, mode), CUDA_SUCCESS);
     return s;
   }
@@ -30,7 +30,7 @@ protected:
 
 TEST_F(capture, captured_work_is_replayed) {
   int ran = 0;
-  const CUstream s = begin();
+  CUstream const s = begin();
   simulator::work(s, {}, 1us, [&] { ++ran; });
   simulator::work(s, {}, 1us, [&] { ran *= 10; });
   EXPECT_EQ(status(s), CU_STREAM_CAPTURE_STATUS_ACTIVE);
@@ -50,7 +50,7 @@ TEST_F(capture, captured_work_is_replayed) {
 
 TEST_F(capture, queries_and_waits_invalidate_a_capture) {
   char* memory = new_memory(8);
-  const CUstream s = begin();
+  CUstream const s = begin();
   EXPECT_EQ(cu().stream_query(s), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   EXPECT_EQ(status(s), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
   EXPECT_EQ(cu().fill_async(address(memory), 0, 8, s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
@@ -63,17 +63,17 @@ TEST_F(capture, questions_about_a_capturing_stream_invalidate_its_capture) {
   for (auto const mode :
        {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
     for (int question = 0; question < 3; ++question) {
-      const CUstream s = begin(mode);
+      CUstream const s = begin(mode);
       unsigned long long id = 0;
       unsigned flags = 0;
       CUdevice device = 0;
-      const CUresult answer = question == 0   ? cu().stream_id(s, &id)
+      CUresult const answer = question == 0   ? cu().stream_id(s, &id)
                               : question == 1 ? cu().stream_flags(s, &flags)
                                               : cu().stream_device(s, &device);
       EXPECT_EQ(answer, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
       EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     }
-    const CUstream s = begin(mode);
+    CUstream const s = begin(mode);
     CUcontext context = nullptr;
     int priority = 0;
     EXPECT_EQ(cu().stream_context(s, &context), CUDA_SUCCESS);
@@ -83,17 +83,17 @@ TEST_F(capture, questions_about_a_capturing_stream_invalidate_its_capture) {
 }
 
 TEST_F(capture, event_of_a_capture_cannot_be_queried) {
-  const CUevent e = new_event();
-  const CUstream s = begin(CU_STREAM_CAPTURE_MODE_RELAXED);
+  CUevent const e = new_event();
+  CUstream const s = begin(CU_STREAM_CAPTURE_MODE_RELAXED);
   EXPECT_EQ(cu().event_record(e, s), CUDA_SUCCESS);
   EXPECT_EQ(cu().event_query(e), CUDA_ERROR_CAPTURED_EVENT);
   EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
 TEST_F(capture, capture_spreads_over_events_and_must_be_joined) {
-  const CUevent fork = new_event();
-  const CUevent join = new_event();
-  const CUstream other = new_stream();
+  CUevent const fork = new_event();
+  CUevent const join = new_event();
+  CUstream const other = new_stream();
   CUstream s = begin();
   cu().event_record(fork, s);
   EXPECT_EQ(cu().stream_wait(other, fork, 0), CUDA_SUCCESS);
@@ -119,25 +119,25 @@ TEST_F(capture, capture_spreads_over_events_and_must_be_joined) {
 }
 
 TEST_F(capture, captured_stream_cannot_wait_for_an_event_outside) {
-  const CUevent outside = new_event();
+  CUevent const outside = new_event();
   cu().event_record(outside, new_stream());
-  const CUstream s = begin();
+  CUstream const s = begin();
   EXPECT_EQ(cu().stream_wait(s, outside, 0), CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
   EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
 TEST_F(capture, legacy_stream_invalidates_the_capture_of_a_blocking_stream) {
-  const CUstream s = begin(CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_DEFAULT);
+  CUstream const s = begin(CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_DEFAULT);
   char* memory = new_memory(8);
   EXPECT_EQ(cu().fill_async(address(memory), 0, 8, nullptr), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-  const CUstream free = begin(CU_STREAM_CAPTURE_MODE_RELAXED);
+  CUstream const free = begin(CU_STREAM_CAPTURE_MODE_RELAXED);
   EXPECT_EQ(cu().fill_async(address(memory), 0, 8, nullptr), CUDA_SUCCESS);
   EXPECT_EQ(end(free), CUDA_SUCCESS);
 }
 
 TEST_F(capture, global_mode_forbids_unsafe_calls_of_every_thread) {
-  const CUstream s = begin();
+  CUstream const s = begin();
   CUdeviceptr memory = 0;
   std::thread([&] {
     cu().set_current(context_);
@@ -152,7 +152,7 @@ TEST_F(capture, global_mode_forbids_unsafe_calls_of_every_thread) {
 }
 
 TEST_F(capture, thread_local_mode_forbids_unsafe_calls_of_its_thread_only) {
-  const CUstream s = begin(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  CUstream const s = begin(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
   CUdeviceptr memory = 0;
   std::thread([&] {
     cu().set_current(context_);
@@ -165,17 +165,17 @@ TEST_F(capture, thread_local_mode_forbids_unsafe_calls_of_its_thread_only) {
 }
 
 TEST_F(capture, context_event_invalidates_a_capture) {
-  const CUstream s = begin(CU_STREAM_CAPTURE_MODE_RELAXED);
+  CUstream const s = begin(CU_STREAM_CAPTURE_MODE_RELAXED);
   EXPECT_EQ(cu().context_record(context_, new_event()), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   EXPECT_EQ(end(s), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
 // As driver 580 does.
 TEST_F(capture, wait_for_the_context_invalidates_captures_of_any_mode) {
-  for (const auto mode :
+  for (auto const mode :
        {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
     char* memory = new_memory(8);
-    const CUstream s = begin(mode);
+    CUstream const s = begin(mode);
     std::thread([&] {
       cu().set_current(context_);
       CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -190,26 +190,26 @@ TEST_F(capture, wait_for_the_context_invalidates_captures_of_any_mode) {
 
 TEST_F(capture, capture_of_the_legacy_stream_is_refused) {
   EXPECT_EQ(cu().begin_capture(nullptr, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   EXPECT_EQ(end(s), CUDA_ERROR_ILLEGAL_STATE);
 }
 
 TEST_F(capture, capture_has_a_number) {
-  const CUstream first = begin();
+  CUstream const first = begin();
   CUstreamCaptureStatus told = CU_STREAM_CAPTURE_STATUS_NONE;
   cuuint64_t one = 0;
   cuuint64_t two = 0;
   EXPECT_EQ(cu().capture_info(first, &told, &one, nullptr, nullptr, nullptr, nullptr), CUDA_SUCCESS);
   EXPECT_EQ(told, CU_STREAM_CAPTURE_STATUS_ACTIVE);
   end(first);
-  const CUstream second = begin();
+  CUstream const second = begin();
   cu().capture_info(second, &told, &two, nullptr, nullptr, nullptr, nullptr);
   EXPECT_NE(one, two);
   end(second);
 }
 
 TEST_F(capture, query_of_the_legacy_stream_does_not_invalidate_a_capture) {
-  const CUstream s = begin(CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_DEFAULT);
+  CUstream const s = begin(CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_DEFAULT);
   CUstreamCaptureStatus told = CU_STREAM_CAPTURE_STATUS_NONE;
   EXPECT_EQ(cu().is_capturing(CU_STREAM_LEGACY, &told), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   EXPECT_EQ(end(s), CUDA_SUCCESS);
@@ -219,15 +219,15 @@ TEST_F(capture, query_of_the_legacy_stream_does_not_invalidate_a_capture) {
 
 TEST_F(capture, nodes_in_no_order_that_touch_the_same_bytes_are_found) {
   char* memory = new_memory(128);
-  const CUevent fork = new_event();
-  const CUevent join = new_event();
-  const CUstream other = new_stream();
-  const CUstream s = begin();
+  CUevent const fork = new_event();
+  CUevent const join = new_event();
+  CUstream const other = new_stream();
+  CUstream const s = begin();
   cu().event_record(fork, s);
   cu().stream_wait(other, fork, 0);
   simulator::work(s, {simulator::write(memory, 64)});
   simulator::work(other, {simulator::read(memory + 63, 2)});
-  const auto found = simulator::take_findings();
+  auto const found = simulator::take_findings();
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(found[0].kind, simulator::finding_kind::unordered_access);
   EXPECT_EQ(found[0].block_address, address(memory + 63));
@@ -244,7 +244,7 @@ TEST_F(capture, calls_for_pools_and_addresses_are_unsafe) {
   ASSERT_EQ(cu().default_pool(&pool, 0), CUDA_SUCCESS);
   cuuint64_t value = 0;
   CUdeviceptr reserved = 0;
-  const auto all_fail_with = [&](CUresult expected) {
+  auto const all_fail_with = [&](CUresult expected) {
     EXPECT_EQ(cu().pool_get(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &value), expected);
     EXPECT_EQ(cu().pool_trim(pool, 0), expected);
     EXPECT_EQ(cu().reserve_addresses(&reserved, 2 << 20, 0, 0, 0), expected);

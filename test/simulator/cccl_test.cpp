@@ -34,8 +34,8 @@ TEST_F(cccl, streams_and_events_order_work) {
 
 TEST_F(cccl, bytes_are_filled_and_copied) {
   cuda::stream s{device_};
-  const cuda::std::span<char> first(new_memory(64), 64);
-  const cuda::std::span<char> second(new_memory(64), 64);
+  cuda::std::span<char> const first(new_memory(64), 64);
+  cuda::std::span<char> const second(new_memory(64), 64);
   cuda::fill_bytes(s, first, 7);
   cuda::copy_bytes(s, first, second);
   EXPECT_EQ(second[63], 0);

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-DEFINED = re.compile(r'^(?:extern "C" )?(?:CUresult|cudaError_t|const char\*|cudaChannelFormatDesc)\s+'
+DEFINED = re.compile(r'^(?:extern "C" )?(?:CUresult|cudaError_t|char const\*|cudaChannelFormatDesc)\s+'
                      r"(cu(?:da)?[A-Z]\w*)\(", re.M)
 ROW = re.compile(r'row<&\w+>\("(\w+)",')
 REFUSED = re.compile(r"cuGetExportTable|cudaLaunch(Cooperative)?Kernel(ExC)?")

@@ -15,8 +15,8 @@ using namespace std::chrono_literals;
 class context : public simulated_device {};
 
 TEST_F(context, missing_context_is_error_201_for_default_streams_only) {
-  const CUstream s = new_stream();
-  const CUevent e = new_event();
+  CUstream const s = new_stream();
+  CUevent const e = new_event();
   std::thread([&] {
     unsigned long long id = 0;
     CUstream made = nullptr;
@@ -43,8 +43,8 @@ TEST_F(context, stack_pushes_and_pops) {
 }
 
 TEST_F(context, reset_of_the_device_kills_streams_events_and_memory) {
-  const CUstream s = new_stream();
-  const CUevent e = new_event();
+  CUstream const s = new_stream();
+  CUevent const e = new_event();
   char* memory = new_memory(64);
   unsigned long long before = 0;
   unsigned long long after = 0;
@@ -62,8 +62,8 @@ TEST_F(context, reset_of_the_device_kills_streams_events_and_memory) {
 }
 
 TEST_F(context, handles_from_before_a_reset_name_no_later_object) {
-  const CUstream s = new_stream();
-  const CUevent e = new_event();
+  CUstream const s = new_stream();
+  CUevent const e = new_event();
   EXPECT_EQ(cu().reset(0), CUDA_SUCCESS);
   CUcontext again = nullptr;
   ASSERT_EQ(cu().retain(&again, 0), CUDA_SUCCESS);
@@ -78,11 +78,11 @@ TEST_F(context, reset_of_the_device_ends_waits_with_an_error) {
   simulator::options patient = stepped_by_hand();
   patient.stall_timeout = 1min;
   simulator::reset(patient);
-  const CUstream s = new_stream();
-  const CUevent e = new_event();
+  CUstream const s = new_stream();
+  CUevent const e = new_event();
   simulator::never_complete(e);
   cu().event_record(e, s);
-  const char* calls[] = {"cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize"};
+  char const* calls[] = {"cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize"};
   CUresult results[3] = {};
   std::thread waiting[3];
   for (int i = 0; i < 3; ++i) {
@@ -96,11 +96,11 @@ TEST_F(context, reset_of_the_device_ends_waits_with_an_error) {
   }
   EXPECT_EQ(cu().reset(0), CUDA_SUCCESS);
   for (std::thread& each : waiting) each.join();
-  for (const CUresult result : results) EXPECT_EQ(result, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  for (CUresult const result : results) EXPECT_EQ(result, CUDA_ERROR_CONTEXT_IS_DESTROYED);
 }
 
 TEST_F(context, reset_of_the_device_ends_its_captures) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   EXPECT_EQ(cu().begin_capture(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
   EXPECT_EQ(cu().reset(0), CUDA_SUCCESS);
   CUcontext again = nullptr;
@@ -110,14 +110,14 @@ TEST_F(context, reset_of_the_device_ends_its_captures) {
 }
 
 TEST_F(context, forked_child_has_no_context) {
-  const CUstream s = new_stream();
-  const pid_t child = ::fork();
+  CUstream const s = new_stream();
+  pid_t const child = ::fork();
   if (child == 0) {
     bool refused = cu().stream_query(s) == CUDA_ERROR_NOT_INITIALIZED;
     try {
       simulator::run_until_idle();
       refused = false;
-    } catch (const simulator::error&) {}
+    } catch (simulator::error const&) {}
     ::_exit(refused && !simulator::loaded() ? 0 : 1);
   }
   int status = -1;
@@ -164,14 +164,14 @@ TEST_F(fault, nth_allocation_is_out_of_memory) {
 
 TEST_F(fault, nth_call_of_a_name_fails_with_the_given_error) {
   simulator::fail_call("cuStreamQuery", 2, CUDA_ERROR_ILLEGAL_ADDRESS);
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   EXPECT_EQ(cu().stream_query(s), CUDA_SUCCESS);
   EXPECT_EQ(cu().stream_query(s), CUDA_ERROR_ILLEGAL_ADDRESS);
   EXPECT_EQ(cu().stream_query(s), CUDA_SUCCESS);
 }
 
 TEST_F(fault, sticky_error_stays_until_the_device_is_reset) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   simulator::sticky_error(CUDA_ERROR_ILLEGAL_ADDRESS);
   CUdeviceptr memory = 0;
   EXPECT_EQ(cu().stream_query(s), CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -183,24 +183,24 @@ TEST_F(fault, sticky_error_stays_until_the_device_is_reset) {
 }
 
 TEST_F(fault, event_that_never_completes_is_reported_as_a_deadlock) {
-  const CUstream s = new_stream();
-  const CUevent e = new_event();
+  CUstream const s = new_stream();
+  CUevent const e = new_event();
   simulator::never_complete(e);
   cu().event_record(e, s);
   EXPECT_EQ(simulator::run_until_idle(), 1u);
   EXPECT_EQ(cu().event_query(e), CUDA_ERROR_NOT_READY);
   EXPECT_EQ(cu().event_synchronize(e), CUDA_ERROR_TIMEOUT);
-  const simulator::finding found = only_finding();
+  simulator::finding const found = only_finding();
   EXPECT_EQ(found.kind, simulator::finding_kind::deadlock);
   EXPECT_NE(found.text.find("never_complete()"), std::string::npos) << found.text;
 }
 
 TEST_F(fault, calls_are_counted_by_name) {
   simulator::clear_driver_calls();
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   cu().stream_query(s);
   cu().stream_query(s);
-  const auto calls = simulator::report().driver_calls;
+  auto const calls = simulator::report().driver_calls;
   EXPECT_EQ(calls.at("cuStreamQuery"), 2u);
   EXPECT_EQ(calls.at("cuStreamCreate"), 1u);
   EXPECT_FALSE(calls.contains("cuMemAlloc"));
@@ -221,7 +221,7 @@ TEST_F(fault, unsimulated_function_names_itself) {
 TEST_F(fault, errors_have_names_and_texts) {
   const decltype(&::cuGetErrorName) name_of = entry{"cuGetErrorName"};
   const decltype(&::cuGetErrorString) words_of = entry{"cuGetErrorString"};
-  const char* text = nullptr;
+  char const* text = nullptr;
   EXPECT_EQ(name_of(CUDA_ERROR_OUT_OF_MEMORY, &text), CUDA_SUCCESS);
   EXPECT_STREQ(text, "CUDA_ERROR_OUT_OF_MEMORY");
   EXPECT_EQ(words_of(CUDA_ERROR_OUT_OF_MEMORY, &text), CUDA_SUCCESS);

@@ -17,17 +17,17 @@ protected:
 };
 
 TEST_F(event, unrecorded_event_is_complete) {
-  const CUevent e = new_event();
+  CUevent const e = new_event();
   EXPECT_EQ(cu().event_query(e), CUDA_SUCCESS);
   EXPECT_EQ(cu().event_synchronize(e), CUDA_SUCCESS);
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   EXPECT_EQ(cu().stream_wait(s, e, 0), CUDA_SUCCESS);
   EXPECT_EQ(cu().stream_query(s), CUDA_SUCCESS);
 }
 
 TEST_F(event, event_completes_with_the_work_before_it) {
-  const CUstream s = new_stream();
-  const CUevent e = new_event();
+  CUstream const s = new_stream();
+  CUevent const e = new_event();
   note(s, 1);
   EXPECT_EQ(cu().event_record(e, s), CUDA_SUCCESS);
   note(s, 2);
@@ -41,9 +41,9 @@ TEST_F(event, stream_that_waits_runs_after_the_event) {
   for (std::uint64_t seed = 0; seed < 32; ++seed) {
     simulator::seed(seed);
     ran_.clear();
-    const CUstream a = new_stream();
-    const CUstream b = new_stream();
-    const CUevent e = new_event();
+    CUstream const a = new_stream();
+    CUstream const b = new_stream();
+    CUevent const e = new_event();
     note(a, 1);
     cu().event_record(e, a);
     cu().stream_wait(b, e, 0);
@@ -54,10 +54,10 @@ TEST_F(event, stream_that_waits_runs_after_the_event) {
 }
 
 TEST_F(event, wait_keeps_its_record_when_the_event_is_recorded_again) {
-  const CUstream a = new_stream();
-  const CUstream b = new_stream();
-  const CUstream stuck = new_stream();
-  const CUevent e = new_event();
+  CUstream const a = new_stream();
+  CUstream const b = new_stream();
+  CUstream const stuck = new_stream();
+  CUevent const e = new_event();
   char* flag = new_memory(4);
   cu().event_record(e, a);
   cu().stream_wait(b, e, 0);
@@ -70,9 +70,9 @@ TEST_F(event, wait_keeps_its_record_when_the_event_is_recorded_again) {
 }
 
 TEST_F(event, context_event_covers_every_stream) {
-  const CUevent e = new_event();
-  const CUstream a = new_stream();
-  const CUstream b = new_stream();
+  CUevent const e = new_event();
+  CUstream const a = new_stream();
+  CUstream const b = new_stream();
   note(a, 1);
   note(b, 2);
   ASSERT_EQ(cu().context_record(context_, e), CUDA_SUCCESS);
@@ -83,7 +83,7 @@ TEST_F(event, context_event_covers_every_stream) {
 }
 
 TEST_F(event, use_of_a_destroyed_event_with_a_recycled_handle_is_found) {
-  const CUevent first = new_event();
+  CUevent const first = new_event();
   cu().event_destroy(first);
   EXPECT_EQ(cu().event_query(first), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(only_finding().kind, simulator::finding_kind::dead_event);
@@ -91,9 +91,9 @@ TEST_F(event, use_of_a_destroyed_event_with_a_recycled_handle_is_found) {
 }
 
 TEST_F(event, event_destroyed_while_pending_still_delays_the_waiting_stream) {
-  const CUstream a = new_stream();
-  const CUstream b = new_stream();
-  const CUevent e = new_event();
+  CUstream const a = new_stream();
+  CUstream const b = new_stream();
+  CUevent const e = new_event();
   note(a, 1);
   cu().event_record(e, a);
   cu().stream_wait(b, e, 0);
@@ -104,9 +104,9 @@ TEST_F(event, event_destroyed_while_pending_still_delays_the_waiting_stream) {
 }
 
 TEST_F(event, elapsed_time_is_simulated_time) {
-  const CUstream s = new_stream();
-  const CUevent begin = new_event(CU_EVENT_DEFAULT);
-  const CUevent end = new_event(CU_EVENT_DEFAULT);
+  CUstream const s = new_stream();
+  CUevent const begin = new_event(CU_EVENT_DEFAULT);
+  CUevent const end = new_event(CU_EVENT_DEFAULT);
   cu().event_record(begin, s);
   simulator::work(s, {}, 3ms);
   cu().event_record(end, s);
@@ -124,17 +124,17 @@ TEST_F(event, event_of_another_context_is_refused) {
   simulator::reset(two);
   CUcontext other = nullptr;
   ASSERT_EQ(cu().retain(&other, 1), CUDA_SUCCESS);
-  const CUevent here = new_event();
+  CUevent const here = new_event();
   cu().set_current(other);
-  const CUstream there = new_stream();
+  CUstream const there = new_stream();
   EXPECT_EQ(cu().event_record(here, there), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(cu().stream_wait(there, here, 0), CUDA_SUCCESS);
   cu().release(1);
 }
 
 TEST_F(event, flag_wait_holds_a_stream_until_another_writes) {
-  const CUstream a = new_stream();
-  const CUstream b = new_stream();
+  CUstream const a = new_stream();
+  CUstream const b = new_stream();
   char* flag = new_memory(8);
   cu().wait_value_64(a, address(flag), std::uint64_t{1} << 40, CU_STREAM_WAIT_VALUE_GEQ);
   note(a, 1);

@@ -37,7 +37,7 @@ protected:
     return found;
   }
   void order(CUstream from, CUstream to) {
-    const CUevent between = new_event();
+    CUevent const between = new_event();
     cu().event_record(between, from);
     EXPECT_EQ(cu().stream_wait(to, between, 0), CUDA_SUCCESS);
   }
@@ -62,7 +62,7 @@ TEST_F(graph, work_of_each_kind_makes_a_node_and_events_make_none) {
   begin();
   EXPECT_EQ(next(a), nodes{}) << "the first node is a root";
   nodes made{work(a)};
-  const auto expect_node = [&] {
+  auto const expect_node = [&] {
     made.push_back(next(a).at(0));
     EXPECT_EQ(next(a).size(), 1u);
     EXPECT_EQ(dependencies(made.back()), nodes{made.end()[-2]});
@@ -75,7 +75,7 @@ TEST_F(graph, work_of_each_kind_makes_a_node_and_events_make_none) {
   expect_node();
   cu().event_record(new_event(), a);
   EXPECT_EQ(next(a), nodes{made.back()});
-  const CUgraph captured = end();
+  CUgraph const captured = end();
   std::size_t count = 8;
   nodes told(count, made[0]);
   EXPECT_EQ(cu().graph_nodes(captured, told.data(), &count), CUDA_SUCCESS);
@@ -86,14 +86,14 @@ TEST_F(graph, work_of_each_kind_makes_a_node_and_events_make_none) {
 }
 
 TEST_F(graph, joins_add_the_nodes_of_the_event) {
-  const CUevent early = new_event();
+  CUevent const early = new_event();
   begin();
-  const CUgraphNode first = work(a);
+  CUgraphNode const first = work(a);
   cu().event_record(early, a);
-  const CUgraphNode second = work(a);
+  CUgraphNode const second = work(a);
   EXPECT_EQ(cu().stream_wait(b, early, 0), CUDA_SUCCESS);
   EXPECT_EQ(next(b), nodes{first}) << "as the stream was at the record";
-  const CUgraphNode beside = work(b);
+  CUgraphNode const beside = work(b);
   EXPECT_EQ(dependencies(beside), nodes{first});
   order(b, a);
   EXPECT_EQ(next(a), (nodes{second, beside}));
@@ -107,7 +107,7 @@ TEST_F(graph, join_of_a_stream_without_work_depends_on_nothing) {
   begin();
   order(a, b);
   EXPECT_EQ(next(b), nodes{});
-  const CUgraphNode root = work(b);
+  CUgraphNode const root = work(b);
   EXPECT_EQ(dependencies(root), nodes{});
   EXPECT_EQ(dependencies(work(a)), nodes{});
   order(b, a);
@@ -116,7 +116,7 @@ TEST_F(graph, join_of_a_stream_without_work_depends_on_nothing) {
 
 TEST_F(graph, programmatic_launches_have_edges_of_their_own) {
   const decltype(&::cuLaunchKernelEx) launch = entry{"cuLaunchKernelEx"};
-  const auto plain = entry{"cuGraphNodeGetDependencies", 12020};
+  auto const plain = entry{"cuGraphNodeGetDependencies", 12020};
   CUresult (*const without_edges)(CUgraphNode, CUgraphNode*, std::size_t*) = plain;
   CUmodule module = nullptr;
   CUfunction kernel = nullptr;
@@ -127,7 +127,7 @@ TEST_F(graph, programmatic_launches_have_edges_of_their_own) {
   early.value.programmaticStreamSerializationAllowed = 1;
   CUlaunchConfig how{1, 1, 1, 1, 1, 1, 0, a, &early, 1};
   begin();
-  const CUgraphNode before = work(a);
+  CUgraphNode const before = work(a);
   std::array<CUgraphNode, 2> kernels{};
   for (auto& each : kernels) {
     EXPECT_EQ(launch(&how, kernel, nullptr, nullptr), CUDA_SUCCESS);
@@ -151,7 +151,7 @@ TEST_F(graph, programmatic_launches_have_edges_of_their_own) {
 
 TEST_F(graph, told_lists_end_with_the_next_call_on_the_stream) {
   begin();
-  const CUgraphNode node = work(a);
+  CUgraphNode const node = work(a);
   CUstreamCaptureStatus status{};
   CUgraph open = nullptr;
   CUgraphNode const* told = nullptr;
@@ -168,7 +168,7 @@ TEST_F(graph, told_lists_end_with_the_next_call_on_the_stream) {
 TEST_F(graph, nodes_end_with_their_graph_and_their_handles_are_used_again) {
   const decltype(&::cuGraphDestroy) destroy = entry{"cuGraphDestroy"};
   begin();
-  const CUgraphNode first = work(a);
+  CUgraphNode const first = work(a);
   EXPECT_EQ(destroy(end()), CUDA_SUCCESS);
   std::size_t count = 0;
   EXPECT_EQ(depends_(first, nullptr, nullptr, &count), CUDA_ERROR_INVALID_VALUE);

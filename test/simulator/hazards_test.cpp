@@ -25,10 +25,10 @@ protected:
 
   /// Expects exactly one finding: `later` reuses this block, which was freed on `earlier`, and the order between them
   /// is missing.
-  void expect_reuse(std::uint64_t earlier, std::uint64_t later, const void* block) {
-    const auto all = simulator::take_findings();
+  void expect_reuse(std::uint64_t earlier, std::uint64_t later, void const* block) {
+    auto const all = simulator::take_findings();
     ASSERT_EQ(all.size(), 1u);
-    const finding& found = all.front();
+    finding const& found = all.front();
     EXPECT_EQ(found.kind, finding_kind::unordered_reuse) << found.text;
     EXPECT_EQ(found.earlier.stream, earlier) << found.text;
     EXPECT_EQ(found.later.stream, later) << found.text;
@@ -100,8 +100,8 @@ protected:
   /// A stream is destroyed, and another stream gets the same handle.
   std::pair<std::uint64_t, void*> recycled_handle(bug planted) {
     simulator::checked checked(pool(planted));
-    const CUstream old = new_stream();
-    const std::uint64_t old_id = id_of(old);
+    CUstream const old = new_stream();
+    std::uint64_t const old_id = id_of(old);
     void* p = checked.allocate(old, 256);
     simulator::work(old, {write(p, 256)}, 1us);
     checked.deallocate(old, p, 256);
@@ -151,50 +151,50 @@ protected:
 };
 
 TEST_F(hazard, unordered_reuse_is_found) {
-  const void* p = reuse_on_another_stream(bug::ignores_order);
+  void const* p = reuse_on_another_stream(bug::ignores_order);
   expect_reuse(id_of(a_), id_of(b_), p);
 }
 TEST_F(hazard, ordered_reuse_is_silent) { reuse_on_another_stream(bug::none); }
 
 TEST_F(hazard, merge_that_drops_a_use_is_found) {
-  const void* p = merge_of_two_streams(bug::drops_use_in_merge);
+  void const* p = merge_of_two_streams(bug::drops_use_in_merge);
   expect_reuse(id_of(a_), id_of(c_), p);
 }
 TEST_F(hazard, merge_that_keeps_both_uses_is_silent) { merge_of_two_streams(bug::none); }
 
 TEST_F(hazard, counter_read_after_the_record_is_found) {
-  const auto [freed, granted] = free_during_record(bug::reads_after_record);
+  auto const [freed, granted] = free_during_record(bug::reads_after_record);
   EXPECT_EQ(freed, granted);
   expect_reuse(id_of(a_), id_of(b_), freed);
 }
 TEST_F(hazard, counter_read_before_the_record_is_silent) {
-  const auto [freed, granted] = free_during_record(bug::none);
+  auto const [freed, granted] = free_during_record(bug::none);
   EXPECT_NE(freed, granted);
 }
 
 TEST_F(hazard, clock_published_early_is_found) {
-  const auto [freed, during] = allocate_during_wait(bug::publishes_early);
+  auto const [freed, during] = allocate_during_wait(bug::publishes_early);
   EXPECT_EQ(freed, during);
   expect_reuse(id_of(a_), id_of(b_), freed);
 }
 TEST_F(hazard, clock_published_after_the_wait_is_silent) {
-  const auto [freed, during] = allocate_during_wait(bug::none);
+  auto const [freed, during] = allocate_during_wait(bug::none);
   EXPECT_EQ(freed, during);
 }
 
 TEST_F(hazard, recycled_handle_is_found) {
-  const auto [old_id, p] = recycled_handle(bug::keys_by_handle);
+  auto const [old_id, p] = recycled_handle(bug::keys_by_handle);
   EXPECT_EQ(reused_, p);
   expect_reuse(old_id, id_of(recycled_), p);
 }
 TEST_F(hazard, stream_known_by_its_id_is_silent) {
-  const auto [old_id, p] = recycled_handle(bug::none);
+  auto const [old_id, p] = recycled_handle(bug::none);
   EXPECT_NE(reused_, p);
 }
 
 TEST_F(hazard, host_write_to_reused_memory_is_found) {
-  const void* p = host_write_on_reuse(bug::forgets_the_host);
-  const auto all = simulator::take_findings();
+  void const* p = host_write_on_reuse(bug::forgets_the_host);
+  auto const all = simulator::take_findings();
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all.front().kind, finding_kind::unordered_reuse);
   EXPECT_EQ(all.front().earlier.stream, id_of(a_));
@@ -207,11 +207,11 @@ TEST_F(hazard, host_memory_granted_after_completion_is_silent) { host_write_on_r
 
 TEST_F(hazard, wait_that_closes_a_cycle_is_found) {
   EXPECT_EQ(wait_for_a_spinning_stream(bug::waits_on_late_event), CUDA_ERROR_TIMEOUT);
-  const auto all = simulator::take_findings();
+  auto const all = simulator::take_findings();
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all.front().kind, finding_kind::deadlock);
-  const std::string a = "stream " + std::to_string(id_of(a_));
-  const std::string b = "stream " + std::to_string(id_of(b_));
+  std::string const a = "stream " + std::to_string(id_of(a_));
+  std::string const b = "stream " + std::to_string(id_of(b_));
   EXPECT_NE(all.front().text.find("cuStreamSynchronize for " + b), std::string::npos) << all.front().text;
   EXPECT_NE(all.front().text.find(a + " is at wait for a value"), std::string::npos) << all.front().text;
   EXPECT_NE(all.front().text.find(b + " is at wait for an event"), std::string::npos) << all.front().text;

@@ -29,7 +29,7 @@ protected:
   }
   void write_all(CUstream stream) { simulator::work(stream, {write(at_, count * page)}, 1us); }
 
-  static void expect_range(const simulator::finding& found, const char* first, std::size_t bytes) {
+  static void expect_range(simulator::finding const& found, char const* first, std::size_t bytes) {
     EXPECT_EQ(found.block_address, address(first));
     EXPECT_EQ(found.block_bytes, bytes);
     EXPECT_NE(found.text.find("(" + std::to_string(bytes) + " bytes at "), std::string::npos) << found.text;
@@ -43,7 +43,7 @@ protected:
 TEST_F(joined_findings, pages_of_one_missing_order_are_one_finding) {
   write_all(a_);
   simulator::work(b_, {read(at_ + page + 64, 4 * page)}, 1us);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.kind, finding_kind::unordered_access);
   expect_range(found, at_ + page, 5 * page);
   EXPECT_NE(found.text.find(" and 4 more ("), std::string::npos) << found.text;
@@ -52,7 +52,7 @@ TEST_F(joined_findings, pages_of_one_missing_order_are_one_finding) {
 TEST_F(joined_findings, one_page_is_named_alone) {
   write_all(a_);
   simulator::work(b_, {read(at_ + page, 64)}, 1us);
-  const auto found = only_finding();
+  auto const found = only_finding();
   expect_range(found, at_ + page, page);
   EXPECT_EQ(found.text.find("more"), std::string::npos) << found.text;
 }
@@ -64,22 +64,22 @@ TEST_F(joined_findings, pages_touched_twice_count_once) {
 }
 
 TEST_F(joined_findings, each_earlier_operation_has_a_finding) {
-  const CUstream c = new_stream();
+  CUstream const c = new_stream();
   simulator::work(a_, {read(at_, count * page)}, 1us);
   simulator::work(c, {read(at_, count * page)}, 1us);
   simulator::work(a_, {}, 1us);
   write_all(b_);
-  const auto found = simulator::take_findings();
+  auto const found = simulator::take_findings();
   ASSERT_EQ(found.size(), 2u);
   EXPECT_EQ((std::set{found[0].earlier.stream, found[1].earlier.stream}), (std::set{id_of(a_), id_of(c)}));
-  for (const auto& each : found) expect_range(each, at_, count * page);
+  for (auto const& each : found) expect_range(each, at_, count * page);
 }
 
 TEST_F(joined_findings, each_later_operation_has_a_finding) {
   write_all(a_);
   simulator::work(b_, {read(at_, page)}, 1us);
   simulator::work(b_, {read(at_ + page, 2 * page)}, 1us);
-  const auto found = simulator::take_findings();
+  auto const found = simulator::take_findings();
   ASSERT_EQ(found.size(), 2u);
   expect_range(found[0], at_, page);
   expect_range(found[1], at_ + page, 2 * page);
@@ -88,7 +88,7 @@ TEST_F(joined_findings, each_later_operation_has_a_finding) {
 TEST_F(joined_findings, pages_apart_have_a_finding_each) {
   write_all(a_);
   simulator::work(b_, {read(at_, page), read(at_ + 2 * page, 2 * page)}, 1us);
-  const auto found = simulator::take_findings();
+  auto const found = simulator::take_findings();
   ASSERT_EQ(found.size(), 2u);
   expect_range(found[0], at_, page);
   expect_range(found[1], at_ + 2 * page, 2 * page);
@@ -97,7 +97,7 @@ TEST_F(joined_findings, pages_apart_have_a_finding_each) {
 TEST_F(joined_findings, pages_unmapped_too_early_are_one_finding) {
   write_all(a_);
   EXPECT_EQ(unmap(at_, count * page), CUDA_SUCCESS);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.kind, finding_kind::premature_unmap);
   expect_range(found, at_, count * page);
 }
@@ -105,7 +105,7 @@ TEST_F(joined_findings, pages_unmapped_too_early_are_one_finding) {
 TEST_F(joined_findings, pages_that_lose_their_access_too_early_are_one_finding) {
   write_all(a_);
   EXPECT_EQ(allow(at_, count * page, 0, CU_MEM_ACCESS_FLAGS_PROT_NONE), CUDA_SUCCESS);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.later.action, "cuMemSetAccess");
   expect_range(found, at_, count * page);
 }
@@ -125,11 +125,11 @@ TEST_F(joined_blocks, parts_of_a_block_are_one_finding) {
   for (std::size_t i = 0; i < 12; ++i) parts.push_back(write(static_cast<char*>(block) + i * page / 4, 64));
   simulator::work(a_, parts, 1us);
   simulator::work(b_, {read(block, 3 * page)}, 1us);
-  const auto found = simulator::take_findings();
+  auto const found = simulator::take_findings();
   ASSERT_EQ(found.size(), 2u);
   EXPECT_EQ((std::set{found[0].earlier.action, found[1].earlier.action}),
             (std::set<std::string>{"allocation", "work"}));
-  for (const auto& each : found) expect_range(each, static_cast<char*>(block), 3 * page);
+  for (auto const& each : found) expect_range(each, static_cast<char*>(block), 3 * page);
   pool_->deallocate(b_, block, 3 * page);
 }
 
@@ -140,7 +140,7 @@ TEST_F(joined_blocks, free_and_reuse_of_a_block_are_one_finding_each) {
   pool_->deallocate(a_, block, 3 * page);
   EXPECT_EQ(only_finding().kind, finding_kind::unordered_free);
   ASSERT_EQ(pool_->allocate(b_, 3 * page), block);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.kind, finding_kind::unordered_reuse);
   expect_range(found, static_cast<char*>(block), 3 * page);
 }
@@ -151,7 +151,7 @@ TEST_F(joined_blocks, two_blocks_have_a_finding_each) {
   ASSERT_EQ(static_cast<char*>(first) + page, second);
   simulator::work(a_, {write(first, 2 * page)}, 1us);
   simulator::work(b_, {read(first, 2 * page)}, 1us);
-  const auto found = simulator::take_findings();
+  auto const found = simulator::take_findings();
   ASSERT_EQ(found.size(), 2u);
   expect_range(found[0], static_cast<char*>(first), page);
   expect_range(found[1], static_cast<char*>(second), page);

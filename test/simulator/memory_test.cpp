@@ -34,14 +34,14 @@ TEST_F(device_memory, allocations_of_80_gib_use_no_host_memory) {
 TEST_F(device_memory, equal_calls_give_equal_offsets) {
   char* first = new_memory(1 << 20);
   char* second = new_memory(4 << 20);
-  const auto distance = second - first;
+  auto const distance = second - first;
   simulator::reset(stepped_by_hand());
   EXPECT_EQ(new_memory(1 << 20), first);
   EXPECT_EQ(new_memory(4 << 20) - first, distance);
 }
 
 TEST_F(device_memory, free_waits_for_the_device) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   bool ran = false;
   char* memory = new_memory(64);
   simulator::work(s, {simulator::write(memory, 64)}, 1us, [&] { ran = true; });
@@ -52,7 +52,7 @@ TEST_F(device_memory, free_waits_for_the_device) {
 }
 
 TEST_F(device_memory, copies_run_in_stream_order) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   std::array<int, 256> in;
   std::array<int, 256> out{};
   std::iota(in.begin(), in.end(), 1);
@@ -68,7 +68,7 @@ TEST_F(device_memory, copies_run_in_stream_order) {
 }
 
 TEST_F(device_memory, copies_to_pinned_memory_are_asynchronous) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   void* pinned = nullptr;
   ASSERT_EQ(cu().allocate_host(&pinned, 64), CUDA_SUCCESS);
   char* memory = new_memory(64);
@@ -97,7 +97,7 @@ protected:
 };
 
 TEST_F(pageable_memory, copies_and_fills_are_in_stream_order) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   std::array<int, 16> in{}, out{};
   char* memory = new_memory(sizeof in);
   EXPECT_EQ(cu().fill32_async(address(in.data()), 42, 16, s), CUDA_SUCCESS);
@@ -112,10 +112,10 @@ TEST_F(pageable_memory, copies_and_fills_are_in_stream_order) {
 
 TEST_F(pageable_memory, unordered_work_on_it_is_found) {
   std::array<char, 64> own{};
-  const CUstream a = new_stream();
+  CUstream const a = new_stream();
   simulator::work(a, {simulator::write(own.data(), own.size())}, 1us);
   simulator::work(new_stream(), {simulator::read(own.data(), own.size())}, 1us);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.kind, simulator::finding_kind::unordered_access);
   EXPECT_EQ(found.earlier.stream, id_of(a));
 }
@@ -194,13 +194,13 @@ TEST_F(device_memory, memory_is_counted_by_device) {
 }
 
 TEST_F(device_memory, pointer_attributes_of_the_header_have_answers) {
-  const CUstream stream = new_stream();
+  CUstream const stream = new_stream();
   CUdeviceptr pooled = 0;
   ASSERT_EQ(cu().allocate_async(&pooled, 1 << 20, stream), CUDA_SUCCESS);
-  for (const CUdeviceptr memory : {reinterpret_cast<CUdeviceptr>(new_memory(1000)), pooled}) {
+  for (CUdeviceptr const memory : {reinterpret_cast<CUdeviceptr>(new_memory(1000)), pooled}) {
     for (int i = CU_POINTER_ATTRIBUTE_CONTEXT; i <= CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE; ++i) {
       alignas(16) char answer[16];
-      const bool simulated = i != CU_POINTER_ATTRIBUTE_P2P_TOKENS; // this one says so on stderr
+      bool const simulated = i != CU_POINTER_ATTRIBUTE_P2P_TOKENS; // this one says so on stderr
       EXPECT_EQ(cu().pointer_attribute(answer, static_cast<CUpointer_attribute>(i), memory),
                 simulated ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED)
           << "attribute " << i;

@@ -41,7 +41,7 @@ TEST_F(driver_pool_order, unordered_use_after_the_allocation_is_found) {
   pool_ = keeping_pool();
   char* memory = allocate(pool_, a_, 64);
   simulator::work(b_, {read(memory, 64)}, 1us);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.kind, finding_kind::unordered_access);
   EXPECT_EQ(found.earlier.stream, id_of(a_));
   EXPECT_EQ(found.later.stream, id_of(b_));
@@ -111,7 +111,7 @@ TEST_F(driver_pool_order, block_freed_before_its_sub_blocks_is_found) {
   simulator::checked checked(inner);
   void* block = checked.allocate(a_, 256);
   EXPECT_EQ(free(chunk, a_), CUDA_SUCCESS);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.kind, finding_kind::live_block_in_freed_memory);
   EXPECT_EQ(found.block_address, address(block));
 }
@@ -188,8 +188,8 @@ protected:
 
   void play(std::uint64_t seed) {
     std::mt19937_64 chance(seed);
-    const CUmemoryPool pool = keeping_pool(segment);
-    const CUstream streams[] = {new_stream(), new_stream(), new_stream(CU_STREAM_DEFAULT), CU_STREAM_LEGACY};
+    CUmemoryPool const pool = keeping_pool(segment);
+    CUstream const streams[] = {new_stream(), new_stream(), new_stream(CU_STREAM_DEFAULT), CU_STREAM_LEGACY};
     struct block {
       char* memory;
       std::size_t bytes;
@@ -197,14 +197,14 @@ protected:
     };
     std::vector<block> live;
     for (int i = 0; i < 300; ++i) {
-      const CUstream on = streams[chance() % 4];
-      const auto dice = chance() % 16;
+      CUstream const on = streams[chance() % 4];
+      auto const dice = chance() % 16;
       if (dice == 0) {
         cu().stream_synchronize(on);
       } else if (dice == 1) {
         order(on, streams[chance() % 4]);
       } else if (dice < 9) {
-        const std::size_t bytes = 1 + chance() % (4 * mib);
+        std::size_t const bytes = 1 + chance() % (4 * mib);
         char* memory = allocate(pool, on, bytes);
         if (memory == nullptr) continue;
         simulator::work(on, {write(memory, bytes)}, 1us);
@@ -215,8 +215,8 @@ protected:
         live.pop_back();
       }
     }
-    for (const block& last : live) EXPECT_EQ(free(last.memory, last.on), CUDA_SUCCESS);
-    for (const CUstream each : streams) EXPECT_EQ(cu().stream_synchronize(each), CUDA_SUCCESS);
+    for (block const& last : live) EXPECT_EQ(free(last.memory, last.on), CUDA_SUCCESS);
+    for (CUstream const each : streams) EXPECT_EQ(cu().stream_synchronize(each), CUDA_SUCCESS);
     EXPECT_EQ(cu().pool_destroy(pool), CUDA_SUCCESS);
     EXPECT_EQ(simulator::run_until_idle(), 0u);
     EXPECT_EQ(simulator::report().bytes_allocated, 0u);

@@ -14,8 +14,8 @@ using namespace std::chrono_literals;
 class memory_pool : public simulated_pools {};
 
 TEST_F(memory_pool, pool_grows_by_segments_and_counts_used_bytes) {
-  const CUmemoryPool pool = keeping_pool();
-  const CUstream s = new_stream();
+  CUmemoryPool const pool = keeping_pool();
+  CUstream const s = new_stream();
   EXPECT_EQ(reserved(pool), 0u);
   char* a = allocate(pool, s, 1000);
   char* b = allocate(pool, s, 40 * mib);
@@ -34,9 +34,9 @@ TEST_F(memory_pool, pool_grows_by_segments_and_counts_used_bytes) {
 }
 
 TEST_F(memory_pool, attributes_have_the_defaults_of_the_driver) {
-  const CUmemoryPool pool = new_pool();
+  CUmemoryPool const pool = new_pool();
   EXPECT_EQ(get(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD), 0u);
-  for (const auto policy : {CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+  for (auto const policy : {CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
                             CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES}) {
     int on = 0;
     EXPECT_EQ(cu().pool_get(pool, policy, &on), CUDA_SUCCESS);
@@ -48,8 +48,8 @@ TEST_F(memory_pool, attributes_have_the_defaults_of_the_driver) {
 }
 
 TEST_F(memory_pool, limits_of_pool_and_device_are_kept) {
-  const CUmemoryPool small = keeping_pool(4 * mib);
-  const CUstream s = new_stream();
+  CUmemoryPool const small = keeping_pool(4 * mib);
+  CUstream const s = new_stream();
   char* a = allocate(small, s, 3 * mib);
   EXPECT_NE(a, nullptr);
   EXPECT_EQ(reserved(small), 4 * mib);
@@ -65,8 +65,8 @@ TEST_F(memory_pool, limits_of_pool_and_device_are_kept) {
 }
 
 TEST_F(memory_pool, host_wait_releases_memory_beyond_the_threshold) {
-  const CUmemoryPool pool = new_pool();
-  const CUstream s = new_stream();
+  CUmemoryPool const pool = new_pool();
+  CUstream const s = new_stream();
   char* a = allocate(pool, s, segment);
   char* b = allocate(pool, s, segment);
   EXPECT_EQ(free(a, s), CUDA_SUCCESS);
@@ -79,15 +79,15 @@ TEST_F(memory_pool, host_wait_releases_memory_beyond_the_threshold) {
   EXPECT_EQ(cu().context_synchronize(), CUDA_SUCCESS);
   EXPECT_EQ(reserved(pool), segment);
   set<cuuint64_t>(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 0);
-  const CUevent e = new_event();
+  CUevent const e = new_event();
   cu().event_record(e, s);
   EXPECT_EQ(cu().event_synchronize(e), CUDA_SUCCESS);
   EXPECT_EQ(reserved(pool), 0u);
 }
 
 TEST_F(memory_pool, trim_returns_memory_that_the_host_has_seen_freed) {
-  const CUmemoryPool pool = keeping_pool();
-  const CUstream s = new_stream();
+  CUmemoryPool const pool = keeping_pool();
+  CUstream const s = new_stream();
   char* a = allocate(pool, s, segment);
   char* b = allocate(pool, s, segment);
   char* c = allocate(pool, s, segment);
@@ -104,8 +104,8 @@ TEST_F(memory_pool, trim_returns_memory_that_the_host_has_seen_freed) {
 }
 
 TEST_F(memory_pool, destroyed_pool_lives_until_its_blocks_are_freed) {
-  const CUmemoryPool pool = keeping_pool();
-  const CUstream s = new_stream();
+  CUmemoryPool const pool = keeping_pool();
+  CUstream const s = new_stream();
   char* a = allocate(pool, s, mib);
   EXPECT_EQ(cu().pool_destroy(pool), CUDA_SUCCESS);
   EXPECT_EQ(cu().pool_destroy(pool), CUDA_ERROR_INVALID_VALUE);
@@ -119,18 +119,18 @@ TEST_F(memory_pool, destroyed_pool_lives_until_its_blocks_are_freed) {
 }
 
 TEST_F(memory_pool, destruction_before_its_frees_are_complete_is_found) {
-  const CUstream s = new_stream();
-  const CUstream other = new_stream();
-  const CUevent before = new_event();
-  const CUevent after = new_event();
+  CUstream const s = new_stream();
+  CUstream const other = new_stream();
+  CUevent const before = new_event();
+  CUevent const after = new_event();
   CUmemoryPool pool = nullptr;
   struct way {
-    const char* name;
+    char const* name;
     bool completes; // CUDA demands no more
     bool waits;     // the host waits for the free
     std::function<void()> wait;
   };
-  const way ways[] = {
+  way const ways[] = {
       {"none", false, false, [] {}},
       {"all work has run", true, false, [] { simulator::run_until_idle(); }},
       {"queries and a trim", true, false,
@@ -157,7 +157,7 @@ TEST_F(memory_pool, destruction_before_its_frees_are_complete_is_found) {
        }},
       {"context", true, true, [] { EXPECT_EQ(cu().context_synchronize(), CUDA_SUCCESS); }},
   };
-  const auto destroy_after = [&](const way& how) {
+  auto const destroy_after = [&](way const& how) {
     pool = keeping_pool();
     char* a = allocate(pool, s, mib);
     simulator::work(s, {simulator::write(a, mib)}, 50us);
@@ -167,12 +167,12 @@ TEST_F(memory_pool, destruction_before_its_frees_are_complete_is_found) {
     how.wait();
     EXPECT_EQ(cu().pool_destroy(pool), CUDA_SUCCESS);
   };
-  for (const bool strict : {false, true}) {
+  for (bool const strict : {false, true}) {
     simulator::options how = stepped_by_hand();
     how.strict_pool_destroy = strict;
     how.keep_objects = true;
     simulator::reset(how);
-    for (const way& each : ways) {
+    for (way const& each : ways) {
       SCOPED_TRACE(std::string(each.name) + (strict ? ", strict" : ""));
       destroy_after(each);
       if (strict ? each.waits : each.completes) continue;
@@ -182,8 +182,8 @@ TEST_F(memory_pool, destruction_before_its_frees_are_complete_is_found) {
 }
 
 TEST_F(memory_pool, context_wait_covers_the_frees_of_a_destroyed_stream) {
-  const CUstream s = new_stream();
-  const CUmemoryPool pool = keeping_pool();
+  CUstream const s = new_stream();
+  CUmemoryPool const pool = keeping_pool();
   EXPECT_EQ(free(allocate(pool, s, mib), s), CUDA_SUCCESS);
   EXPECT_EQ(cu().stream_destroy(s), CUDA_SUCCESS);
   EXPECT_EQ(cu().context_synchronize(), CUDA_SUCCESS);
@@ -197,11 +197,11 @@ TEST_F(memory_pool, current_pool_is_the_default_until_another_is_set) {
   ASSERT_EQ(cu().device_pool(&now, 0), CUDA_SUCCESS);
   EXPECT_EQ(now, first);
   EXPECT_EQ(cu().pool_destroy(first), CUDA_ERROR_INVALID_VALUE);
-  const CUmemoryPool own = keeping_pool();
+  CUmemoryPool const own = keeping_pool();
   EXPECT_EQ(cu().set_device_pool(0, own), CUDA_SUCCESS);
   EXPECT_EQ(cu().default_pool(&now, 0), CUDA_SUCCESS);
   EXPECT_EQ(now, first);
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   CUdeviceptr memory = 0;
   ASSERT_EQ(cu().allocate_async(&memory, mib, s), CUDA_SUCCESS);
   EXPECT_EQ(cu().pointer_attribute(&now, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, memory), CUDA_SUCCESS);
@@ -221,7 +221,7 @@ TEST_F(memory_pool, pools_of_host_and_managed_memory_exist) {
   ASSERT_EQ(cu().default_pool_at(&pinned, &host, CU_MEM_ALLOCATION_TYPE_PINNED), CUDA_SUCCESS);
   ASSERT_EQ(cu().default_pool_at(&managed, &nowhere, CU_MEM_ALLOCATION_TYPE_MANAGED), CUDA_SUCCESS);
   EXPECT_EQ(cu().default_pool_at(&pinned, &nowhere, CU_MEM_ALLOCATION_TYPE_PINNED), CUDA_ERROR_INVALID_VALUE);
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   char* a = allocate(pinned, s, 64);
   char* b = allocate(managed, s, 64);
   unsigned type = 0;
@@ -238,7 +238,7 @@ TEST_F(memory_pool, pools_of_host_and_managed_memory_exist) {
   CUmemPoolProps properties{};
   properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location = host;
-  const CUmemoryPool own = new_pool(properties);
+  CUmemoryPool const own = new_pool(properties);
   EXPECT_EQ(cu().set_pool_at(&nowhere, CU_MEM_ALLOCATION_TYPE_MANAGED, own), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cu().set_pool_at(&host, CU_MEM_ALLOCATION_TYPE_PINNED, own), CUDA_SUCCESS);
   EXPECT_EQ(cu().pool_at(&now, &host, CU_MEM_ALLOCATION_TYPE_PINNED), CUDA_SUCCESS);
@@ -246,7 +246,7 @@ TEST_F(memory_pool, pools_of_host_and_managed_memory_exist) {
 }
 
 TEST_F(memory_pool, invalid_properties_are_refused) {
-  const auto refusal = [](CUmemPoolProps properties) {
+  auto const refusal = [](CUmemPoolProps properties) {
     CUmemoryPool made = nullptr;
     return cu().pool_create(&made, &properties);
   };
@@ -276,16 +276,16 @@ TEST_F(memory_pool, only_allowed_devices_have_access) {
   simulator::options two = stepped_by_hand();
   two.devices = 2;
   simulator::reset(two);
-  const CUmemoryPool pool = new_pool();
+  CUmemoryPool const pool = new_pool();
   CUmemLocation peer{CU_MEM_LOCATION_TYPE_DEVICE, 1};
   CUmemLocation home{CU_MEM_LOCATION_TYPE_DEVICE, 0};
-  const auto access = [&](CUmemLocation at) {
+  auto const access = [&](CUmemLocation at) {
     CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
     EXPECT_EQ(cu().pool_get_access(&flags, pool, &at), CUDA_SUCCESS);
     return flags;
   };
-  const auto give = [&](CUmemLocation at, CUmemAccess_flags flags) {
-    const CUmemAccessDesc wish{at, flags};
+  auto const give = [&](CUmemLocation at, CUmemAccess_flags flags) {
+    CUmemAccessDesc const wish{at, flags};
     return cu().pool_set_access(pool, &wish, 1);
   };
   EXPECT_EQ(access(home), CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
@@ -311,8 +311,8 @@ TEST_F(memory_pool, only_allowed_devices_have_access) {
 }
 
 TEST_F(memory_pool, pointer_attributes_describe_its_blocks) {
-  const CUmemoryPool pool = keeping_pool();
-  const CUstream s = new_stream();
+  CUmemoryPool const pool = keeping_pool();
+  CUstream const s = new_stream();
   char* a = allocate(pool, s, 1000);
   char* b = allocate(pool, s, 1000);
   CUdeviceptr base = 0;
@@ -326,8 +326,8 @@ TEST_F(memory_pool, pointer_attributes_describe_its_blocks) {
 }
 
 TEST_F(memory_pool, injected_failures_apply_and_captures_are_refused) {
-  const CUmemoryPool pool = keeping_pool();
-  const CUstream s = new_stream();
+  CUmemoryPool const pool = keeping_pool();
+  CUstream const s = new_stream();
   CUdeviceptr memory = 0;
   simulator::fail_allocation(1);
   EXPECT_EQ(cu().allocate_from_pool(&memory, mib, pool, s), CUDA_ERROR_OUT_OF_MEMORY);

@@ -38,8 +38,8 @@ protected:
     simulator::checked checked(inner);
     std::vector<block> live;
     for (int i = 0; i < operations; ++i) {
-      const int s = static_cast<int>(chance() % streams);
-      const auto dice = chance() % 16;
+      int const s = static_cast<int>(chance() % streams);
+      auto const dice = chance() % 16;
       if (dice == 0)
         cu().stream_synchronize(on[s]);
       else if (dice < 8 && live.size() < 32)
@@ -51,16 +51,16 @@ protected:
   }
 
   void allocate(simulator::checked<ordered_pool>& pool, std::vector<block>& live,
-                const std::array<CUstream, streams>& on, int s, std::size_t bytes) try {
+                std::array<CUstream, streams> const& on, int s, std::size_t bytes) try {
     auto* p = static_cast<char*>(pool.allocate(on[s], bytes));
-    const std::uint32_t stamp = ++stamps_;
+    std::uint32_t const stamp = ++stamps_;
     simulator::work(on[s], {write(p, bytes)}, 1us, [=] { *reinterpret_cast<std::uint32_t*>(p) = stamp; });
     live.push_back({p, bytes, s, stamp});
-  } catch (const std::bad_alloc&) { ++refused_; }
+  } catch (std::bad_alloc const&) { ++refused_; }
 
   void free(ordered_pool& inner, simulator::checked<ordered_pool>& pool, std::vector<block>& live,
-            const std::array<CUstream, streams>& on, std::size_t which) {
-    const block old = live[which];
+            std::array<CUstream, streams> const& on, std::size_t which) {
+    block const old = live[which];
     live.erase(live.begin() + static_cast<std::ptrdiff_t>(which));
     simulator::work(on[old.stream], {read(old.pointer, old.bytes)}, 1us,
                     [this, old] { overwritten_ += *reinterpret_cast<std::uint32_t*>(old.pointer) != old.stamp; });
@@ -96,7 +96,7 @@ TEST_P(wrong_pool, wrong_pool_is_found_before_its_bytes_break) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     overwritten_ = 0;
     play(seed, GetParam());
-    const bool told = !simulator::take_findings().empty();
+    bool const told = !simulator::take_findings().empty();
     found += told;
     broken += overwritten_ != 0;
     EXPECT_FALSE(overwritten_ != 0 && !told) << "seed " << seed << " overwrote bytes without a finding";
@@ -108,17 +108,17 @@ TEST_P(wrong_pool, wrong_pool_is_found_before_its_bytes_break) {
 INSTANTIATE_TEST_SUITE_P(bugs, wrong_pool, testing::Values(bug::ignores_order, bug::drops_use_in_merge));
 
 TEST_F(random_program, equal_seeds_give_equal_runs) {
-  const auto findings_of = [&](std::uint64_t seed) {
+  auto const findings_of = [&](std::uint64_t seed) {
     play(seed, bug::ignores_order);
     std::vector<std::uint64_t> told;
-    for (const auto& found : simulator::take_findings()) {
+    for (auto const& found : simulator::take_findings()) {
       told.push_back(found.block_number);
       told.push_back(found.later.operation);
     }
     told.push_back(simulator::report().operations_run);
     return told;
   };
-  const auto first = findings_of(11);
+  auto const first = findings_of(11);
   EXPECT_GT(first.size(), 1u);
   EXPECT_EQ(first, findings_of(11));
   EXPECT_NE(first, findings_of(12));

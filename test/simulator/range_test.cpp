@@ -105,7 +105,7 @@ TEST_F(memory_range, parts_are_joined_where_they_agree) {
 TEST_F(memory_range, advice_ends_with_the_memory) {
   EXPECT_EQ(advise(CU_MEM_ADVISE_SET_PREFERRED_LOCATION, device(1)), CUDA_SUCCESS);
   EXPECT_EQ(advise(CU_MEM_ADVISE_SET_ACCESSED_BY, device(1)), CUDA_SUCCESS);
-  const CUdeviceptr before = memory_;
+  CUdeviceptr const before = memory_;
   ASSERT_EQ(cu().free(memory_), CUDA_SUCCESS);
   ASSERT_EQ(cu().allocate_managed(&memory_, 16 * unit, CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
   ASSERT_EQ(memory_, before);

@@ -24,12 +24,12 @@ protected:
   void TearDown() override { fs::remove_all(folder_); }
 
   void make_device_files() {
-    for (const char* name : {"nvidiactl", "nvidia0"}) std::ofstream(folder_ / name) << "";
+    for (char const* name : {"nvidiactl", "nvidia0"}) std::ofstream(folder_ / name) << "";
   }
   static std::string message_of_load() {
     try {
       simulator::load();
-    } catch (const simulator::error& refused) { return refused.what(); }
+    } catch (simulator::error const& refused) { return refused.what(); }
     return {};
   }
   fs::path folder_;
@@ -46,7 +46,7 @@ TEST_F(refusal, driver_does_not_start_beside_another_that_has_devices) {
   make_device_files();
   ASSERT_NE(::dlopen(GPUMEM_TEST_OTHER_DRIVER_UNDER_OTHER_NAME, RTLD_NOW | RTLD_LOCAL), nullptr) << ::dlerror();
   void* driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  const auto init = reinterpret_cast<CUresult (*)(unsigned)>(::dlsym(driver, "cuInit"));
+  auto const init = reinterpret_cast<CUresult (*)(unsigned)>(::dlsym(driver, "cuInit"));
   testing::internal::CaptureStderr();
   EXPECT_EQ(init(0), CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
   EXPECT_NE(testing::internal::GetCapturedStderr().find("beside a real driver"), std::string::npos);
@@ -93,7 +93,7 @@ TEST_F(refusal, a_driver_that_is_already_loaded_is_used) {
 
 TEST_F(refusal, kernels_are_opaque_work_and_said_to_be) {
   simulator::load();
-  const driver_functions cu;
+  driver_functions const cu;
   CUcontext context = nullptr;
   CUmodule module = nullptr;
   CUfunction function = nullptr;
@@ -105,7 +105,7 @@ TEST_F(refusal, kernels_are_opaque_work_and_said_to_be) {
   testing::internal::CaptureStderr();
   for (int i = 0; i < 2; ++i)
     EXPECT_EQ(cu.launch(function, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr), CUDA_SUCCESS);
-  const std::string told = testing::internal::GetCapturedStderr();
+  std::string const told = testing::internal::GetCapturedStderr();
   EXPECT_NE(told.find("kernels do not run here: cuLaunchKernel"), std::string::npos) << told;
   EXPECT_EQ(told.find("kernels"), told.rfind("kernels")) << "said twice: " << told;
 }
@@ -113,12 +113,12 @@ TEST_F(refusal, kernels_are_opaque_work_and_said_to_be) {
 TEST_F(refusal, private_tables_for_the_runtime_are_refused_with_a_sentence) {
   simulator::load();
   const decltype(&::cuGetExportTable) call = entry{"cuGetExportTable"};
-  const void* table = this;
-  const CUuuid which{};
+  void const* table = this;
+  CUuuid const which{};
   testing::internal::CaptureStderr();
   for (int i = 0; i < 2; ++i) EXPECT_EQ(call(&table, &which), CUDA_ERROR_NOT_FOUND);
   EXPECT_EQ(table, nullptr);
-  const std::string told = testing::internal::GetCapturedStderr();
+  std::string const told = testing::internal::GetCapturedStderr();
   EXPECT_NE(told.find("NVIDIA's CUDA runtime does not run here"), std::string::npos) << told;
   EXPECT_EQ(told.find('\n'), told.size() - 1) << "said twice: " << told;
 }

@@ -10,7 +10,7 @@ namespace {
 
 class kept_objects : public simulated_device {
 protected:
-  static simulator::options keeping(const std::string& name = {}) {
+  static simulator::options keeping(std::string const& name = {}) {
     simulator::options how = stepped_by_hand();
     how.keep_objects = true;
     how.name = name;
@@ -19,8 +19,8 @@ protected:
 };
 
 TEST_F(kept_objects, stay_valid_and_their_work_is_complete) {
-  const CUstream stream = new_stream();
-  const CUevent event = new_event();
+  CUstream const stream = new_stream();
+  CUevent const event = new_event();
   char* const memory = new_memory(1 << 20);
   bool ran = false;
   simulator::work(stream, {simulator::write(memory, 1 << 20)}, {}, [&] { ran = true; });
@@ -30,7 +30,7 @@ TEST_F(kept_objects, stay_valid_and_their_work_is_complete) {
   EXPECT_EQ(cu().event_query(event), CUDA_SUCCESS);
   EXPECT_EQ(cu().stream_query(stream), CUDA_SUCCESS);
   EXPECT_FALSE(ran);
-  const CUstream other = new_stream();
+  CUstream const other = new_stream();
   simulator::work(other, {simulator::write(memory, 1 << 20)}); // ordered after all work before the reset
   EXPECT_EQ(cu().stream_synchronize(other), CUDA_SUCCESS);
   simulator::reset(keeping());
@@ -44,14 +44,14 @@ TEST_F(kept_objects, work_that_ran_comes_before_work_after_the_reset) {
   simulator::work(new_stream(), {simulator::write(memory, 1 << 20)});
   simulator::run_until_idle();
   simulator::reset(keeping());
-  const CUstream other = new_stream();
+  CUstream const other = new_stream();
   simulator::work(other, {simulator::write(memory, 1 << 20)});
   EXPECT_EQ(cu().stream_synchronize(other), CUDA_SUCCESS);
   EXPECT_EQ(cu().free(reinterpret_cast<CUdeviceptr>(memory)), CUDA_SUCCESS);
 }
 
 TEST_F(kept_objects, captures_end) {
-  const CUstream stream = new_stream();
+  CUstream const stream = new_stream();
   EXPECT_EQ(cu().begin_capture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
   simulator::reset(keeping());
   CUstreamCaptureStatus status{};
@@ -93,7 +93,7 @@ TEST_F(kept_objects, context_of_a_hidden_device_comes_back) {
 
 TEST_F(kept_objects, findings_that_a_test_left_name_it_at_the_end) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const auto leave_one = [] {
+  auto const leave_one = [] {
     CUstream const stream = new_stream();
     cu().stream_destroy(stream);
     cu().stream_query(stream);
@@ -116,14 +116,14 @@ TEST_F(kept_objects, findings_that_a_test_left_name_it_at_the_end) {
 }
 
 TEST_F(kept_objects, streams_of_ended_threads_are_gone) {
-  const auto in_a_thread = [&](bool waits) {
+  auto const in_a_thread = [&](bool waits) {
     std::thread([&] {
       EXPECT_EQ(cu().set_current(context_), CUDA_SUCCESS);
       simulator::work(CU_STREAM_PER_THREAD, {});
       if (waits) EXPECT_EQ(cu().stream_synchronize(CU_STREAM_PER_THREAD), CUDA_SUCCESS);
     }).join();
   };
-  const std::uint64_t before = simulator::report().streams_alive;
+  std::uint64_t const before = simulator::report().streams_alive;
   for (int i = 0; i < 10; ++i) in_a_thread(true);
   EXPECT_EQ(simulator::report().streams_alive, before);
   in_a_thread(false); // its work still runs

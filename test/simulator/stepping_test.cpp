@@ -32,7 +32,7 @@ protected:
   template <class Function> static int warnings(Function function) {
     testing::internal::CaptureStderr();
     function();
-    const std::string told = testing::internal::GetCapturedStderr();
+    std::string const told = testing::internal::GetCapturedStderr();
     int count = 0;
     for (auto at = told.find("stepping::manual"); at != std::string::npos; at = told.find("stepping::manual", at + 1))
       ++count;

@@ -20,7 +20,7 @@ protected:
 };
 
 TEST_F(stream, work_runs_only_when_the_device_steps) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   note(s, 1);
   EXPECT_TRUE(ran_.empty());
   EXPECT_EQ(cu().stream_query(s), CUDA_ERROR_NOT_READY);
@@ -31,7 +31,7 @@ TEST_F(stream, work_runs_only_when_the_device_steps) {
 
 TEST_F(stream, immediate_device_runs_all_work_before_each_call) {
   simulator::reset({.mode = simulator::stepping::immediate});
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   for (int mark = 0; mark < 100; ++mark) note(s, mark);
   EXPECT_EQ(cu().stream_query(s), CUDA_SUCCESS);
   EXPECT_EQ(ran_.size(), 100u);
@@ -42,8 +42,8 @@ TEST_F(stream, work_is_ordered_within_a_stream_only) {
   for (std::uint64_t seed = 0; seed < 32; ++seed) {
     simulator::seed(seed);
     ran_.clear();
-    const CUstream a = new_stream();
-    const CUstream b = new_stream();
+    CUstream const a = new_stream();
+    CUstream const b = new_stream();
     note(a, 1);
     note(a, 2);
     note(b, 3);
@@ -55,7 +55,7 @@ TEST_F(stream, work_is_ordered_within_a_stream_only) {
 }
 
 TEST_F(stream, synchronize_steps_the_device) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   note(s, 1);
   EXPECT_EQ(cu().stream_synchronize(s), CUDA_SUCCESS);
   EXPECT_EQ(ran_, std::vector{1});
@@ -65,8 +65,8 @@ TEST_F(stream, blocking_stream_is_ordered_with_the_legacy_stream_both_ways) {
   for (std::uint64_t seed = 0; seed < 16; ++seed) {
     simulator::seed(seed);
     ran_.clear();
-    const CUstream a = new_stream(CU_STREAM_DEFAULT);
-    const CUstream b = new_stream(CU_STREAM_DEFAULT);
+    CUstream const a = new_stream(CU_STREAM_DEFAULT);
+    CUstream const b = new_stream(CU_STREAM_DEFAULT);
     note(a, 1);
     note(CU_STREAM_LEGACY, 2);
     note(b, 3);
@@ -89,7 +89,7 @@ TEST_F(stream, non_blocking_stream_ignores_the_legacy_stream) {
 }
 
 TEST_F(stream, legacy_query_covers_blocking_streams) {
-  const CUstream blocking = new_stream(CU_STREAM_DEFAULT);
+  CUstream const blocking = new_stream(CU_STREAM_DEFAULT);
   note(blocking, 1);
   EXPECT_EQ(cu().stream_query(nullptr), CUDA_ERROR_NOT_READY);
   EXPECT_EQ(cu().stream_synchronize(nullptr), CUDA_SUCCESS);
@@ -97,7 +97,7 @@ TEST_F(stream, legacy_query_covers_blocking_streams) {
 }
 
 TEST_F(stream, per_thread_default_is_one_for_each_thread) {
-  const std::uint64_t here = id_of(CU_STREAM_PER_THREAD);
+  std::uint64_t const here = id_of(CU_STREAM_PER_THREAD);
   EXPECT_EQ(id_of(CU_STREAM_PER_THREAD), here);
   std::uint64_t there = 0;
   std::thread([&] {
@@ -118,17 +118,17 @@ TEST_F(stream, null_stream_is_per_thread_for_per_thread_entry_points) {
 }
 
 TEST_F(stream, handles_are_recycled_and_ids_are_not) {
-  const CUstream first = new_stream();
-  const std::uint64_t id = id_of(first);
+  CUstream const first = new_stream();
+  std::uint64_t const id = id_of(first);
   EXPECT_EQ(cu().stream_destroy(first), CUDA_SUCCESS);
-  const CUstream second = new_stream();
+  CUstream const second = new_stream();
   EXPECT_EQ(second, first);
   EXPECT_NE(id_of(second), id);
   EXPECT_EQ(simulator::report().stream_handles_recycled, 1u);
 }
 
 TEST_F(stream, work_of_a_destroyed_stream_still_runs) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   note(s, 1);
   cu().stream_destroy(s);
   EXPECT_EQ(simulator::run_until_idle(), 0u);
@@ -136,7 +136,7 @@ TEST_F(stream, work_of_a_destroyed_stream_still_runs) {
 }
 
 TEST_F(stream, use_after_destruction_fails_and_is_reported) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   cu().stream_destroy(s);
   EXPECT_EQ(cu().stream_query(s), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(only_finding().kind, simulator::finding_kind::dead_stream);
@@ -160,12 +160,12 @@ TEST_F(stream, device_context_flags_and_priority_can_be_read) {
 }
 
 TEST_F(stream, order_depends_on_the_seed_only) {
-  const auto order_of = [&](std::uint64_t seed) {
+  auto const order_of = [&](std::uint64_t seed) {
     simulator::reset(stepped_by_hand());
     simulator::seed(seed);
     ran_.clear();
     for (int i = 0; i < 4; ++i) {
-      const CUstream s = new_stream();
+      CUstream const s = new_stream();
       for (int j = 0; j < 4; ++j) note(s, 10 * i + j);
     }
     simulator::run_until_idle();
@@ -176,7 +176,7 @@ TEST_F(stream, order_depends_on_the_seed_only) {
 }
 
 TEST_F(stream, host_function_cannot_call_the_driver) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   CUresult inside = CUDA_SUCCESS;
   simulator::work(s, {}, 1us, [&] { inside = cu().stream_query(s); });
   EXPECT_EQ(cu().stream_synchronize(s), CUDA_SUCCESS);
@@ -185,7 +185,7 @@ TEST_F(stream, host_function_cannot_call_the_driver) {
 }
 
 TEST_F(stream, host_function_gets_its_data) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   int value = 0;
   ASSERT_EQ(cu().host_function(s, [](void* data) { *static_cast<int*>(data) = 5; }, &value), CUDA_SUCCESS);
   EXPECT_EQ(value, 0);
@@ -198,7 +198,7 @@ TEST_F(stream, kernel_is_accepted_as_opaque_work) {
   CUfunction function = nullptr;
   ASSERT_EQ(cu().load_module(&module, "image"), CUDA_SUCCESS);
   ASSERT_EQ(cu().module_function(&function, module, "kernel"), CUDA_SUCCESS);
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   EXPECT_EQ(cu().launch(function, 1, 1, 1, 32, 1, 1, 0, s, nullptr, nullptr), CUDA_SUCCESS);
   EXPECT_EQ(cu().launch(function, 0, 1, 1, 32, 1, 1, 0, s, nullptr, nullptr), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(simulator::run_until_idle(), 0u);
@@ -211,7 +211,7 @@ protected:
 };
 
 TEST_F(moving_device, queries_step_the_device) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   bool ran = false;
   simulator::work(s, {}, 1us, [&] { ran = true; });
   int asked = 0;

@@ -31,9 +31,9 @@ TEST_F(threads, threads_use_the_device_concurrently) {
     all.emplace_back([&] {
       cu().set_current(context_);
       char* memory = new_memory(4096);
-      const CUstream a = new_stream();
-      const CUstream b = new_stream();
-      const CUevent e = new_event();
+      CUstream const a = new_stream();
+      CUstream const b = new_stream();
+      CUevent const e = new_event();
       for (int i = 0; i < rounds; ++i) {
         simulator::work(a, {simulator::write(memory, 4096)}, 1us, [&] { ran.fetch_add(1); });
         cu().event_record(e, a);
@@ -52,7 +52,7 @@ TEST_F(threads, threads_use_the_device_concurrently) {
 
 TEST_F(threads, run_until_idle_waits_for_steps_of_another_thread) {
   simulator::reset(stepped_by_hand());
-  const CUstream a = new_stream();
+  CUstream const a = new_stream();
   std::atomic<bool> begun{false};
   std::atomic<int> ran{0};
   simulator::work(a, {}, 1us, [&] {
@@ -70,8 +70,8 @@ TEST_F(threads, run_until_idle_waits_for_steps_of_another_thread) {
 
 TEST_F(threads, thread_waits_for_work_that_another_enqueues_later) {
   char* flag = new_memory(4);
-  const CUstream a = new_stream();
-  const CUstream b = new_stream();
+  CUstream const a = new_stream();
+  CUstream const b = new_stream();
   cu().wait_value(a, address(flag), 1, CU_STREAM_WAIT_VALUE_GEQ);
   std::atomic<bool> waits{false};
   std::thread waiter([&] {
@@ -95,7 +95,7 @@ public:
     mine_ = self;
   }
   void done() {
-    const std::lock_guard lock(mutex_);
+    std::lock_guard const lock(mutex_);
     waits_[static_cast<std::size_t>(mine_)] = true;
     --left_;
     pass();
@@ -104,7 +104,7 @@ public:
   bool yield() {
     std::unique_lock lock(mutex_);
     if (left_ == 1) return false;
-    const int self = mine_;
+    int const self = mine_;
     pass();
     changed_.wait(lock, [&] { return turn_ == self; });
     return true;
@@ -114,7 +114,7 @@ public:
 private:
   void pass() {
     if (left_ == 0) return;
-    const int count = static_cast<int>(waits_.size());
+    int const count = static_cast<int>(waits_.size());
     do { turn_ = (turn_ + 1) % count; } while (waits_[static_cast<std::size_t>(turn_)]);
     changed_.notify_all();
   }
@@ -141,8 +141,8 @@ protected:
 
 TEST_F(scheduled, blocked_call_lets_other_threads_run) {
   char* flag = new_memory(4);
-  const CUstream a = new_stream();
-  const CUstream b = new_stream();
+  CUstream const a = new_stream();
+  CUstream const b = new_stream();
   cu().wait_value(a, address(flag), 1, CU_STREAM_WAIT_VALUE_GEQ);
   baton shared(2);
   install(shared);
@@ -163,7 +163,7 @@ TEST_F(scheduled, blocked_call_lets_other_threads_run) {
 
 TEST_F(scheduled, blocked_call_that_no_thread_can_end_is_a_deadlock) {
   char* flag = new_memory(4);
-  const CUstream a = new_stream();
+  CUstream const a = new_stream();
   cu().wait_value(a, address(flag), 1, CU_STREAM_WAIT_VALUE_GEQ);
   baton shared(2);
   install(shared);

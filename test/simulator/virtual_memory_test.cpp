@@ -18,7 +18,7 @@ class virtual_memory : public simulated_pages {};
 
 TEST_F(virtual_memory, support_is_a_device_attribute_and_can_be_missing) {
   int has = 0;
-  const auto attribute = CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+  auto const attribute = CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
   ASSERT_EQ(cu().device_attribute(&has, attribute, 0), CUDA_SUCCESS);
   EXPECT_EQ(has, 1);
   simulator::options without = stepped_by_hand();
@@ -29,7 +29,7 @@ TEST_F(virtual_memory, support_is_a_device_attribute_and_can_be_missing) {
   CUdeviceptr at = 0;
   EXPECT_EQ(cu().reserve_addresses(&at, page, 0, 0, 0), CUDA_ERROR_NOT_SUPPORTED);
   memory_handle memory = 0;
-  const auto properties = on_device();
+  auto const properties = on_device();
   EXPECT_EQ(cu().create_memory(&memory, page, &properties, 0), CUDA_ERROR_NOT_SUPPORTED);
 }
 
@@ -83,7 +83,7 @@ TEST_F(virtual_memory, invalid_sizes_and_alignments_of_addresses_are_refused) {
 TEST_F(virtual_memory, handle_uses_device_memory_and_an_alias_uses_none) {
   std::size_t free = 0;
   std::size_t total = 0;
-  const memory_handle memory = create(32 * page);
+  memory_handle const memory = create(32 * page);
   ASSERT_EQ(cu().memory_info(&free, &total), CUDA_SUCCESS);
   EXPECT_EQ(free, total - 32 * page);
   char* at = reserve(64 * page);
@@ -103,9 +103,9 @@ TEST_F(virtual_memory, shares_the_capacity_with_allocations) {
   small.capacity = 8 * page;
   simulator::reset(small);
   new_memory(4 * page);
-  const memory_handle first = create(3 * page);
+  memory_handle const first = create(3 * page);
   memory_handle more = 0;
-  const auto properties = on_device();
+  auto const properties = on_device();
   EXPECT_EQ(cu().create_memory(&more, 2 * page, &properties, 0), CUDA_ERROR_OUT_OF_MEMORY);
   CUdeviceptr plain = 0;
   EXPECT_EQ(cu().allocate(&plain, 2 * page), CUDA_ERROR_OUT_OF_MEMORY);
@@ -138,8 +138,8 @@ TEST_F(virtual_memory, invalid_properties_of_handles_are_refused) {
 
 TEST_F(virtual_memory, granularity_is_two_mebibytes) {
   std::size_t bytes = 0;
-  const auto properties = on_device();
-  for (const auto option : {CU_MEM_ALLOC_GRANULARITY_MINIMUM, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED}) {
+  auto const properties = on_device();
+  for (auto const option : {CU_MEM_ALLOC_GRANULARITY_MINIMUM, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED}) {
     EXPECT_EQ(cu().granularity(&bytes, &properties, option), CUDA_SUCCESS);
     EXPECT_EQ(bytes, page);
   }
@@ -148,14 +148,14 @@ TEST_F(virtual_memory, granularity_is_two_mebibytes) {
 
 TEST_F(virtual_memory, memory_is_mapped_only_at_reserved_unmapped_addresses) {
   char* at = reserve(4 * page);
-  const memory_handle memory = create(2 * page);
+  memory_handle const memory = create(2 * page);
   EXPECT_EQ(map(at + 1, memory), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(map(at, memory, page / 2), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(map(at, memory, 3 * page), CUDA_ERROR_INVALID_VALUE) << "larger than the memory";
   EXPECT_EQ(cu().map(address(at), page, page, memory, 0), CUDA_ERROR_INVALID_VALUE) << "offsets must be zero";
   EXPECT_EQ(map(at + 3 * page, memory, 2 * page), CUDA_ERROR_INVALID_VALUE) << "beyond the reservation";
   EXPECT_EQ(map(at + page, memory, 2 * page), CUDA_SUCCESS);
-  for (const std::size_t over : {0, 1, 2})
+  for (std::size_t const over : {0, 1, 2})
     EXPECT_EQ(map(at + over * page, memory, 2 * page), CUDA_ERROR_INVALID_VALUE) << over;
   EXPECT_EQ(cu().free_addresses(address(at), 4 * page), CUDA_ERROR_INVALID_VALUE) << "already mapped";
   EXPECT_EQ(map(at + 3 * page, memory), CUDA_SUCCESS) << "a part of the range";
@@ -186,7 +186,7 @@ TEST_F(virtual_memory, access_is_set_for_whole_mappings_and_not_inherited) {
   two.devices = 2;
   simulator::reset(two);
   char* at = reserve(4 * page);
-  const memory_handle memory = create(2 * page);
+  memory_handle const memory = create(2 * page);
   EXPECT_EQ(allow(at), CUDA_ERROR_INVALID_VALUE) << "nothing is mapped";
   ASSERT_EQ(map(at, memory, 2 * page), CUDA_SUCCESS);
   EXPECT_EQ(allowed(at), CU_MEM_ACCESS_FLAGS_PROT_NONE);
@@ -201,7 +201,7 @@ TEST_F(virtual_memory, access_is_set_for_whole_mappings_and_not_inherited) {
   EXPECT_EQ(allowed(at, 1), CU_MEM_ACCESS_FLAGS_PROT_READ);
   ASSERT_EQ(unmap(at, 2 * page), CUDA_SUCCESS);
   unsigned long long flags = 0;
-  const CUmemLocation first{CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  CUmemLocation const first{CU_MEM_LOCATION_TYPE_DEVICE, 0};
   EXPECT_EQ(cu().get_access(&flags, &first, address(at)), CUDA_ERROR_INVALID_VALUE);
   ASSERT_EQ(map(at, memory, 2 * page), CUDA_SUCCESS);
   EXPECT_EQ(allowed(at), CU_MEM_ACCESS_FLAGS_PROT_NONE);
@@ -210,7 +210,7 @@ TEST_F(virtual_memory, access_is_set_for_whole_mappings_and_not_inherited) {
 TEST_F(virtual_memory, handle_is_found_by_an_address) {
   auto properties = on_device();
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  const memory_handle memory = create(page, properties);
+  memory_handle const memory = create(page, properties);
   char* at = reserve(2 * page);
   ASSERT_EQ(map(at, memory), CUDA_SUCCESS);
   EXPECT_EQ(release(memory), CUDA_SUCCESS);
@@ -228,7 +228,7 @@ TEST_F(virtual_memory, handle_is_found_by_an_address) {
 }
 
 TEST_F(virtual_memory, use_of_a_released_handle_is_reported) {
-  const memory_handle memory = create();
+  memory_handle const memory = create();
   char* at = reserve(page);
   EXPECT_EQ(release(memory), CUDA_SUCCESS);
   EXPECT_EQ(map(at, memory), CUDA_ERROR_INVALID_VALUE);
@@ -240,14 +240,14 @@ TEST_F(virtual_memory, use_of_a_released_handle_is_reported) {
 TEST_F(virtual_memory, exportable_handle_is_exported) {
   auto properties = on_device();
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  const memory_handle open = create(page, properties);
-  const memory_handle closed = create();
+  memory_handle const open = create(page, properties);
+  memory_handle const closed = create();
   int file = -1;
-  const auto type = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  auto const type = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   EXPECT_EQ(cu().export_memory(&file, closed, type, 0), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cu().export_memory(&file, open, type, 1), CUDA_ERROR_INVALID_VALUE);
   ASSERT_EQ(cu().export_memory(&file, open, type, 0), CUDA_SUCCESS);
-  const auto descriptor = [](int of) { return reinterpret_cast<void*>(static_cast<std::intptr_t>(of)); };
+  auto const descriptor = [](int of) { return reinterpret_cast<void*>(static_cast<std::intptr_t>(of)); };
   memory_handle imported = 0;
   EXPECT_EQ(cu().import_memory(&imported, descriptor(file), CU_MEM_HANDLE_TYPE_NONE), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cu().import_memory(&imported, descriptor(-1), type), CUDA_ERROR_INVALID_VALUE);
@@ -260,7 +260,7 @@ TEST_F(virtual_memory, exportable_handle_is_exported) {
 }
 
 TEST_F(virtual_memory, aliases_show_the_same_bytes) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   char* at = reserve(4 * page);
   lay_twice(at, at + 2 * page);
   std::array<int, 64> in{1, 2, 3};
@@ -277,7 +277,7 @@ TEST_F(virtual_memory, aliases_show_the_same_bytes) {
 }
 
 TEST_F(virtual_memory, copy_can_span_mappings) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   char* at = reserve(4 * page);
   lay(at);
   lay(at + page);
@@ -299,7 +299,7 @@ TEST_F(virtual_memory, new_memory_does_not_keep_old_bytes) {
 TEST_F(virtual_memory, pointer_attributes_describe_it) {
   char* at = reserve(4 * page);
   lay(at + page, 2 * page);
-  const auto ask = [](auto value, CUpointer_attribute which, char* pointer) {
+  auto const ask = [](auto value, CUpointer_attribute which, char* pointer) {
     EXPECT_EQ(cu().pointer_attribute(static_cast<void*>(&value), which, address(pointer)), CUDA_SUCCESS);
     return value;
   };
@@ -324,7 +324,7 @@ TEST_F(virtual_memory, pointer_attributes_describe_it) {
 TEST_F(virtual_memory, calls_that_fail_on_demand_change_nothing) {
   char* at = reserve(2 * page);
   memory_handle memory = 0;
-  const auto properties = on_device();
+  auto const properties = on_device();
   simulator::fail_allocation(1);
   EXPECT_EQ(cu().create_memory(&memory, page, &properties, 0), CUDA_ERROR_OUT_OF_MEMORY);
   simulator::fail_call("cuMemCreate", 1, CUDA_ERROR_NOT_PERMITTED);

@@ -21,12 +21,12 @@ protected:
 };
 
 TEST_F(virtual_order, work_at_unmapped_addresses_is_reported) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   lay(at_);
   simulator::work(s, {write(at_ + page - 64, 64)}, 1us);
   EXPECT_TRUE(simulator::report().findings.empty());
   simulator::work(s, {write(at_ + page - 64, 128)}, 1us);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.kind, finding_kind::unmapped_access);
   EXPECT_EQ(found.block_address, address(at_ + page));
   EXPECT_EQ(found.block_bytes, 64u);
@@ -49,9 +49,9 @@ TEST_F(virtual_order, work_without_access_is_reported) {
   at_ = reserve(16 * page);
   CUcontext other = nullptr;
   ASSERT_EQ(cu().retain(&other, 1), CUDA_SUCCESS);
-  const memory_handle memory = create();
+  memory_handle const memory = create();
   ASSERT_EQ(map(at_, memory), CUDA_SUCCESS);
-  const CUstream own = new_stream();
+  CUstream const own = new_stream();
   simulator::work(own, {read(at_, 64)}, 1us);
   EXPECT_EQ(only_finding().kind, finding_kind::access_without_right);
   ASSERT_EQ(allow(at_, page, 0, CU_MEM_ACCESS_FLAGS_PROT_READ), CUDA_SUCCESS);
@@ -60,11 +60,11 @@ TEST_F(virtual_order, work_without_access_is_reported) {
   simulator::work(own, {write(at_, 64)}, 1us);
   EXPECT_EQ(only_finding().kind, finding_kind::access_without_right);
   cu().set_current(other);
-  const CUstream peer = new_stream();
+  CUstream const peer = new_stream();
   simulator::run_until_idle();
   cu().stream_synchronize(own);
   simulator::work(peer, {read(at_, 64)}, 1us);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.kind, finding_kind::access_without_right);
   EXPECT_NE(found.text.find("device 1"), std::string::npos) << found.text;
   ASSERT_EQ(allow(at_, page, 1), CUDA_SUCCESS);
@@ -87,7 +87,7 @@ TEST_F(virtual_order, copy_between_contexts_needs_access_on_each_side) {
   ASSERT_EQ(map(there, create()), CUDA_SUCCESS);
   ASSERT_EQ(allow(at_, page, 0), CUDA_SUCCESS);
   ASSERT_EQ(allow(there, page, 1), CUDA_SUCCESS);
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   EXPECT_EQ(cu().copy_peer_async(address(there), far, address(at_), near, 64, s), CUDA_SUCCESS);
   EXPECT_TRUE(simulator::report().findings.empty());
   EXPECT_EQ(cu().copy_async(address(there), address(at_), 64, s), CUDA_SUCCESS);
@@ -107,12 +107,12 @@ TEST_F(virtual_order, copy_between_contexts_needs_access_on_each_side) {
 }
 
 TEST_F(virtual_order, unmapping_before_its_work_has_run_is_reported) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   lay(at_);
   simulator::work(s, {}, 1us);
   simulator::work(s, {read(at_, 64)}, 1us);
   EXPECT_EQ(unmap(at_), CUDA_SUCCESS);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.kind, finding_kind::premature_unmap);
   EXPECT_EQ(found.earlier.stream, id_of(s));
   EXPECT_EQ(found.earlier.operation, 2u);
@@ -123,8 +123,8 @@ TEST_F(virtual_order, unmapping_before_its_work_has_run_is_reported) {
 }
 
 TEST_F(virtual_order, unmapping_before_the_host_saw_its_work_complete_is_reported) {
-  const CUstream s = new_stream();
-  const CUevent e = new_event();
+  CUstream const s = new_stream();
+  CUevent const e = new_event();
   lay(at_);
   lay(at_ + page);
   simulator::work(s, {write(at_, 64)}, 1us);
@@ -139,8 +139,8 @@ TEST_F(virtual_order, unmapping_before_the_host_saw_its_work_complete_is_reporte
 }
 
 TEST_F(virtual_order, order_between_streams_is_no_order_for_the_host) {
-  const CUstream a = new_stream();
-  const CUstream b = new_stream();
+  CUstream const a = new_stream();
+  CUstream const b = new_stream();
   lay(at_);
   simulator::work(a, {write(at_, 64)}, 1us);
   order(a, b);
@@ -150,11 +150,11 @@ TEST_F(virtual_order, order_between_streams_is_no_order_for_the_host) {
 }
 
 TEST_F(virtual_order, access_removed_before_the_host_saw_its_last_use_is_reported) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   lay(at_);
   simulator::work(s, {read(at_, 64)}, 1us);
   EXPECT_EQ(allow(at_, page, 0, CU_MEM_ACCESS_FLAGS_PROT_NONE), CUDA_SUCCESS);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.kind, finding_kind::premature_unmap);
   EXPECT_EQ(found.later.action, "cuMemSetAccess");
   cu().stream_synchronize(s);
@@ -162,14 +162,14 @@ TEST_F(virtual_order, access_removed_before_the_host_saw_its_last_use_is_reporte
 }
 
 TEST_F(virtual_order, work_through_two_addresses_of_a_page_conflicts) {
-  const CUstream a = new_stream();
-  const CUstream b = new_stream();
+  CUstream const a = new_stream();
+  CUstream const b = new_stream();
   lay_twice(at_, at_ + 4 * page);
   simulator::work(a, {write(at_, 512)}, 1us);
   simulator::work(b, {read(at_ + 4 * page + 512, 512)}, 1us);
   EXPECT_TRUE(simulator::report().findings.empty()) << "other bytes";
   simulator::work(b, {read(at_ + 4 * page + 511, 512)}, 1us);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.kind, finding_kind::unordered_access);
   EXPECT_EQ(found.earlier.stream, id_of(a));
   EXPECT_EQ(found.later.stream, id_of(b));
@@ -179,8 +179,8 @@ TEST_F(virtual_order, work_through_two_addresses_of_a_page_conflicts) {
 }
 
 TEST_F(virtual_order, successive_pages_at_one_address_do_not_conflict) {
-  const CUstream a = new_stream();
-  const CUstream b = new_stream();
+  CUstream const a = new_stream();
+  CUstream const b = new_stream();
   lay_twice(at_, at_ + page);
   simulator::work(a, {write(at_ + page, 64)}, 1us);
   EXPECT_EQ(unmap(at_), CUDA_SUCCESS) << "the work goes through the other address";
@@ -189,7 +189,7 @@ TEST_F(virtual_order, successive_pages_at_one_address_do_not_conflict) {
 }
 
 TEST_F(virtual_order, only_uses_through_a_mapping_make_its_unmapping_premature) {
-  const CUstream a = new_stream();
+  CUstream const a = new_stream();
   lay_twice(at_, at_ + page);
   simulator::work(a, {write(at_, 64)}, 1us);
   simulator::work(a, {write(at_ + page, 64)}, 1us); // hides the previous use from a checker that looks only at bytes
@@ -200,7 +200,7 @@ TEST_F(virtual_order, only_uses_through_a_mapping_make_its_unmapping_premature) 
 }
 
 TEST_F(virtual_order, graph_is_checked_when_it_is_launched) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   lay(at_);
   ASSERT_EQ(cu().begin_capture(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
   cu().fill_async(address(at_), 1, 64, s);
@@ -215,7 +215,7 @@ TEST_F(virtual_order, graph_is_checked_when_it_is_launched) {
 }
 
 TEST_F(virtual_order, changing_mappings_breaks_a_capture_of_another_thread_unless_relaxed) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   lay(at_);
   ASSERT_EQ(cu().begin_capture(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -234,7 +234,7 @@ protected:
 };
 
 TEST_F(virtual_blocks, unmapping_of_a_live_block_is_reported) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   lay(at_, 2 * page);
   lay(at_ + 2 * page, page);
   checked pool{naive_pool{at_, 3 * page}};
@@ -246,20 +246,20 @@ TEST_F(virtual_blocks, unmapping_of_a_live_block_is_reported) {
 }
 
 TEST_F(virtual_blocks, free_of_a_block_alone_does_not_allow_unmapping) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   lay(at_);
   checked pool{naive_pool{at_, page}};
   void* p = pool.allocate(s, 256);
   pool.deallocate(s, p, 256);
   EXPECT_EQ(unmap(at_), CUDA_SUCCESS);
-  const auto found = only_finding();
+  auto const found = only_finding();
   EXPECT_EQ(found.kind, finding_kind::premature_unmap);
   EXPECT_EQ(found.earlier.action, "free");
 }
 
 TEST_F(virtual_blocks, page_keeps_its_history_when_it_moves) {
-  const CUstream a = new_stream();
-  const CUstream b = new_stream();
+  CUstream const a = new_stream();
+  CUstream const b = new_stream();
   lay_twice(at_, at_ + page);
   checked lower{naive_pool{at_, page}};
   checked upper{naive_pool{at_ + page, page}};
@@ -271,7 +271,7 @@ TEST_F(virtual_blocks, page_keeps_its_history_when_it_moves) {
 }
 
 TEST_F(virtual_blocks, blocks_in_one_page_at_two_addresses_are_found) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   lay_twice(at_, at_ + page);
   checked lower{naive_pool{at_, page}};
   checked upper{naive_pool{at_ + page, page}};
@@ -284,7 +284,7 @@ TEST_F(virtual_blocks, blocks_in_one_page_at_two_addresses_are_found) {
 }
 
 TEST_F(virtual_blocks, access_to_a_freed_block_is_reported_though_its_page_is_used_elsewhere) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   lay_twice(at_, at_ + page);
   checked lower{naive_pool{at_, page}};
   checked upper{naive_pool{at_ + page, page}};
@@ -303,7 +303,7 @@ TEST_F(virtual_blocks, access_to_a_freed_block_is_reported_though_its_page_is_us
 }
 
 TEST_F(virtual_blocks, access_to_unallocated_bytes_is_found) {
-  const CUstream s = new_stream();
+  CUstream const s = new_stream();
   lay(at_);
   checked pool{naive_pool{at_, page}};
   void* p = pool.allocate(s, 256);

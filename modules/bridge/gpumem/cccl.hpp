@@ -22,8 +22,8 @@
 #define GPUMEM_DETAIL_CONCAT(a, b) GPUMEM_DETAIL_CONCAT_(a, b)
 #define GPUMEM_CCCL_LINK_GUARD GPUMEM_DETAIL_CONCAT(gpumem_built_with_cccl_, CCCL_VERSION)
 
-extern "C" const char GPUMEM_CCCL_LINK_GUARD;
+extern "C" char const GPUMEM_CCCL_LINK_GUARD;
 
 namespace gpumem::detail {
-[[gnu::used]] inline const char* const cccl_link_guard = &GPUMEM_CCCL_LINK_GUARD;
+[[gnu::used]] inline char const* const cccl_link_guard = &GPUMEM_CCCL_LINK_GUARD;
 }

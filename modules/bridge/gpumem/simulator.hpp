@@ -66,7 +66,7 @@ struct options {
 /// Throws `error` if a real driver is loaded, or if the library is not found. If the library was preloaded, that one is
 /// used. Otherwise it is searched at GPUMEM_SIMULATOR_LIBRARY, beside the program, in ../lib, and where it was built or
 /// installed.
-void load(const options& how = {});
+void load(options const& how = {});
 
 /// Returns whether load() has succeeded in this process.
 [[nodiscard]] bool loaded() noexcept;
@@ -75,7 +75,7 @@ void load(const options& how = {});
 [[nodiscard]] bool available_real_device();
 
 /// Calls load() if there is no real device. Returns whether the simulated device is in use.
-bool auto_load(const options& how = {});
+bool auto_load(options const& how = {});
 
 /// Begins a new test in the same process: sets new options and a new random sequence, and removes all faults and
 /// counts. Pending work is dropped and counts as complete; a capture that is open ends. Findings that were not taken
@@ -85,7 +85,7 @@ bool auto_load(const options& how = {});
 /// the process ends. Memory counts against the new capacity. After sticky_error() gpumem can use its devices again;
 /// after a reset of a context by the driver (cuDevicePrimaryCtxReset) it cannot. Devices beyond the new number are
 /// hidden. Throws `error` if a host call waits or device work runs on another thread.
-void reset(const options& how = {});
+void reset(options const& how = {});
 
 /// Runs all work, makes the host see that it is complete, and restarts the random sequence with the seed `number`.
 void seed(std::uint64_t number);
@@ -100,7 +100,7 @@ std::uint64_t run_until_idle();
 void fail_allocation(std::uint64_t nth);
 
 /// Makes the `nth` call from now on of the driver function `name` (without version suffix) return `result`.
-void fail_call(const std::string& name, std::uint64_t nth, CUresult result);
+void fail_call(std::string const& name, std::uint64_t nth, CUresult result);
 
 /// Makes every driver call fail with `result` until the device is reset, by the driver or by reset().
 void sticky_error(CUresult result);
@@ -111,21 +111,21 @@ void never_complete(CUevent event);
 
 /// Bytes that a piece of work reads or writes.
 struct touch {
-  const void* pointer; ///< first byte
+  void const* pointer; ///< first byte
   std::size_t bytes;   ///< number of bytes
   bool writes;         ///< true: writes; false: reads
 };
 /// Returns the declaration that work reads the bytes.
-[[nodiscard]] inline touch read(const void* pointer, std::size_t bytes) noexcept { return {pointer, bytes, false}; }
+[[nodiscard]] inline touch read(void const* pointer, std::size_t bytes) noexcept { return {pointer, bytes, false}; }
 /// Returns the declaration that work writes the bytes.
-[[nodiscard]] inline touch write(const void* pointer, std::size_t bytes) noexcept { return {pointer, bytes, true}; }
+[[nodiscard]] inline touch write(void const* pointer, std::size_t bytes) noexcept { return {pointer, bytes, true}; }
 
 /// Enqueues device work on `stream`. The work touches the declared bytes and takes `duration` of simulated time, 0 to a
 /// year. When the device reaches the work, `function` runs on the thread that lets the device run. It must not throw
 /// and must not call the driver.
 void work(cuda::stream_ref stream, std::initializer_list<touch> touches, std::chrono::nanoseconds duration = {},
           std::function<void()> function = {});
-void work(cuda::stream_ref stream, const std::vector<touch>& touches, std::chrono::nanoseconds duration = {},
+void work(cuda::stream_ref stream, std::vector<touch> const& touches, std::chrono::nanoseconds duration = {},
           std::function<void()> function = {});
 
 /// The errors that the simulated device finds.
@@ -151,7 +151,7 @@ enum class finding_kind {
   early_pool_destroy, ///< a memory pool was destroyed while frees to it were pending; see strict_pool_destroy
 };
 /// Returns the name of the enumerator.
-[[nodiscard]] const char* to_string(finding_kind kind) noexcept;
+[[nodiscard]] char const* to_string(finding_kind kind) noexcept;
 
 /// One side of a finding: an action of a stream or of the host.
 struct party {
@@ -216,7 +216,7 @@ void use_recorded(CUstream stream, void* pointer) noexcept;
 /// each allocation counts as made by the host.
 class block_teller {
 public:
-  template <class Resource> static block_teller of(const Resource& resource) noexcept {
+  template <class Resource> static block_teller of(Resource const& resource) noexcept {
     return block_teller{gpumem::detail::host_can_access(resource)};
   }
   void granted(CUstream stream, bool by_host, void* pointer, std::size_t bytes) const noexcept {
@@ -226,7 +226,7 @@ public:
   void freed(CUstream stream, bool by_host, void* pointer, std::size_t bytes) const noexcept {
     if (pointer != nullptr) detail::freed(owner_, stream, by_host, pointer, bytes);
   }
-  [[nodiscard]] bool operator==(const block_teller& other) const noexcept { return owner_ == other.owner_; }
+  [[nodiscard]] bool operator==(block_teller const& other) const noexcept { return owner_ == other.owner_; }
 
 private:
   explicit block_teller(bool for_host) noexcept : for_host_(for_host) {}
@@ -254,8 +254,8 @@ using accessible_list = list_of<cuda::has_property<Resource, cuda::mr::device_ac
 // Only the module declares observed_base_of(). Argument-dependent lookup finds it in the namespace of a base class of
 // the module's resources.
 template <class Self, class Resource>
-using checked_base = decltype(observed_base_of(std::type_identity<Self>{}, std::declval<const Resource&>(),
-                                               std::declval<const block_teller&>()));
+using checked_base = decltype(observed_base_of(std::type_identity<Self>{}, std::declval<Resource const&>(),
+                                               std::declval<block_teller const&>()));
 } // namespace detail
 
 /// An adaptor that reports each allocation and free of the wrapped resource to the simulated device. Each report counts
@@ -336,9 +336,9 @@ public:
 
   /// Returns the wrapped resource.
   [[nodiscard]] Resource& upstream_resource() noexcept { return resource_; }
-  [[nodiscard]] const Resource& upstream_resource() const noexcept { return resource_; }
+  [[nodiscard]] Resource const& upstream_resource() const noexcept { return resource_; }
 
-  [[nodiscard]] friend bool operator==(const checked& a, const checked& b) {
+  [[nodiscard]] friend bool operator==(checked const& a, checked const& b) {
     return a.teller_ == b.teller_ && a.resource_ == b.resource_;
   }
 
@@ -347,11 +347,11 @@ public:
     requires(!std::is_same_v<Property, extend::services> &&
              !std::is_same_v<Property, cuda::mr::dynamic_accessibility_property> &&
              cuda::has_property<Resource, Property>)
-  friend constexpr decltype(auto) get_property(const checked& self, Property property) {
+  friend constexpr decltype(auto) get_property(checked const& self, Property property) {
     return get_property(self.resource_, property);
   }
   // Not a template, so that it is preferred to CCCL's, which knows only the type of the resource.
-  friend gpumem::detail::accessibility get_property(const checked& self,
+  friend gpumem::detail::accessibility get_property(checked const& self,
                                                     cuda::mr::dynamic_accessibility_property told) {
     return get_property(self.resource_, told);
   }
@@ -381,10 +381,10 @@ public:
 
   /// Returns the wrapped resource.
   [[nodiscard]] Resource& upstream_resource() { return this->shared().upstream(); }
-  [[nodiscard]] const Resource& upstream_resource() const { return this->shared().upstream(); }
+  [[nodiscard]] Resource const& upstream_resource() const { return this->shared().upstream(); }
 
 private:
-  checked(const detail::block_teller& teller, Resource resource) : base(std::move(resource), teller) {}
+  checked(detail::block_teller const& teller, Resource resource) : base(std::move(resource), teller) {}
 };
 
 } // namespace gpumem::simulator

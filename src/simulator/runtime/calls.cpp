@@ -28,24 +28,24 @@ cudaError_t kept_error() noexcept { return state.error; }
 int chosen_device() noexcept { return state.device; }
 void choose_device(int device) noexcept { state.device = device; }
 
-CUresult start(const driver_table& cu) noexcept {
+CUresult start(driver_table const& cu) noexcept {
   static std::atomic<bool> started{false};
   if (started.load(std::memory_order_acquire)) return CUDA_SUCCESS;
-  const CUresult result = cu.cuInit(0);
+  CUresult const result = cu.cuInit(0);
   if (result == CUDA_SUCCESS) started.store(true, std::memory_order_release);
   return result;
 }
 
-CUresult enter_context(const driver_table& cu) noexcept {
+CUresult enter_context(driver_table const& cu) noexcept {
   CUdevice device;
-  const CUresult now = cu.cuCtxGetDevice(&device);
+  CUresult const now = cu.cuCtxGetDevice(&device);
   if (now != CUDA_ERROR_INVALID_CONTEXT && now != CUDA_ERROR_CONTEXT_IS_DESTROYED) return now;
   CUcontext made;
-  const CUresult result = cu.cuDevicePrimaryCtxRetain(&made, state.device);
+  CUresult const result = cu.cuDevicePrimaryCtxRetain(&made, state.device);
   return result == CUDA_SUCCESS ? cu.cuCtxSetCurrent(made) : result;
 }
 
-cudaError_t refuse_kernel(const char* call) noexcept {
+cudaError_t refuse_kernel(char const* call) noexcept {
   static std::atomic_flag told;
   if (!told.test_and_set())
     std::fprintf(stderr,
@@ -58,7 +58,7 @@ cudaError_t refuse_kernel(const char* call) noexcept {
 } // namespace simulated_runtime
 
 /// Called by each function `name` that is not simulated. The function's first call prints on stderr that it is not.
-extern "C" int gpumem_simulator_runtime_missing(const char* name, bool& told) {
+extern "C" int gpumem_simulator_runtime_missing(char const* name, bool& told) {
   if (!__atomic_exchange_n(&told, true, __ATOMIC_RELAXED))
     std::fprintf(stderr, "gpumem simulator: %s is not simulated\n", name);
   return simulated_runtime::keep(cudaErrorNotSupported);

@@ -24,50 +24,50 @@ int chosen_device() noexcept;
 void choose_device(int device) noexcept;
 
 /// Initialises the driver. Returns its error.
-CUresult start(const driver_table& cu) noexcept;
+CUresult start(driver_table const& cu) noexcept;
 
 /// Makes the primary context of chosen_device() current, unless an active context is current.
-CUresult enter_context(const driver_table& cu) noexcept;
+CUresult enter_context(driver_table const& cu) noexcept;
 
 /// Initialises the driver and returns the result of `body(driver)`. Keeps the error.
 template <class Body> cudaError_t without_context(Body&& body) noexcept {
-  const driver_table* cu = opened_driver();
+  driver_table const* cu = opened_driver();
   if (cu == nullptr) return keep(cudaErrorInsufficientDriver);
-  if (const CUresult result = start(*cu); result != CUDA_SUCCESS) return keep(result);
+  if (CUresult const result = start(*cu); result != CUDA_SUCCESS) return keep(result);
   return keep(std::forward<Body>(body)(*cu));
 }
 
 /// Like without_context(), but enters a context before the call of `body`.
 template <class Body> cudaError_t in_context(Body&& body) noexcept {
-  return without_context([&](const driver_table& cu) {
+  return without_context([&](driver_table const& cu) {
     using result = decltype(body(cu));
-    const CUresult entered = enter_context(cu);
+    CUresult const entered = enter_context(cu);
     return entered != CUDA_SUCCESS ? static_cast<result>(entered) : body(cu);
   });
 }
 
 /// Calls one function of the driver in a context.
 template <auto Function, class... Arguments> cudaError_t pass(Arguments... arguments) noexcept {
-  return in_context([&](const driver_table& cu) { return (cu.*Function)(arguments...); });
+  return in_context([&](driver_table const& cu) { return (cu.*Function)(arguments...); });
 }
 
 /// Calls one function of the driver that needs no context.
 template <auto Function, class... Arguments> cudaError_t pass_plain(Arguments... arguments) noexcept {
-  return without_context([&](const driver_table& cu) { return (cu.*Function)(arguments...); });
+  return without_context([&](driver_table const& cu) { return (cu.*Function)(arguments...); });
 }
 
 /// Keeps and returns the error of a refused launch. At the first refused launch of the process, says on stderr that
 /// kernels do not run.
-cudaError_t refuse_kernel(const char* call) noexcept;
+cudaError_t refuse_kernel(char const* call) noexcept;
 
-inline CUdeviceptr address(const void* pointer) noexcept { return reinterpret_cast<CUdeviceptr>(pointer); }
+inline CUdeviceptr address(void const* pointer) noexcept { return reinterpret_cast<CUdeviceptr>(pointer); }
 
 /// Converts a pointer from a type of the runtime to the driver's type with the same layout.
 template <class To, class From> To* as(From* given) noexcept {
   static_assert(sizeof(To) == sizeof(From));
   return reinterpret_cast<To*>(given);
 }
-inline CUmemLocation location_of(const cudaMemLocation& given) noexcept {
+inline CUmemLocation location_of(cudaMemLocation const& given) noexcept {
   return {static_cast<CUmemLocationType>(given.type), given.id};
 }
 

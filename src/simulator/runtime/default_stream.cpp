@@ -24,13 +24,13 @@ bool known(cudaMemcpyKind kind) { return kind >= cudaMemcpyHostToHost && kind <=
 /// Runs `copy` for each of `height` rows.
 template <class Copy> cudaError_t for_rows(size_t height, Copy&& copy) {
   for (size_t row = 0; row < height; ++row)
-    if (const cudaError_t result = copy(row); result != cudaSuccess) return result;
+    if (cudaError_t const result = copy(row); result != cudaSuccess) return result;
   return cudaSuccess;
 }
 
 void* row_of(void* first, size_t pitch, size_t row) { return static_cast<char*>(first) + row * pitch; }
-const void* row_of(const void* first, size_t pitch, size_t row) {
-  return static_cast<const char*>(first) + row * pitch;
+void const* row_of(void const* first, size_t pitch, size_t row) {
+  return static_cast<char const*>(first) + row * pitch;
 }
 
 struct callback {
@@ -41,21 +41,21 @@ struct callback {
 
 } // namespace
 
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+cudaError_t cudaMemcpy(void* to, void const* from, size_t bytes, cudaMemcpyKind kind) {
   if (!known(kind)) return keep(cudaErrorInvalidMemcpyDirection);
-  return in_context([&](const driver_table& cu) {
+  return in_context([&](driver_table const& cu) {
     if (!per_thread) return cu.cuMemcpy(address(to), address(from), bytes);
-    const CUresult result = cu.cuMemcpyAsync(address(to), address(from), bytes, CU_STREAM_PER_THREAD);
+    CUresult const result = cu.cuMemcpyAsync(address(to), address(from), bytes, CU_STREAM_PER_THREAD);
     return result == CUDA_SUCCESS ? cu.cuStreamSynchronize(CU_STREAM_PER_THREAD) : result;
   });
 }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void* to, void const* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (!known(kind)) return keep(cudaErrorInvalidMemcpyDirection);
   return pass<&driver_table::cuMemcpyAsync>(address(to), address(from), bytes, on(stream));
 }
 
-cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, void const* from, size_t from_pitch, size_t width, size_t height,
                          cudaMemcpyKind kind) {
   if (width > to_pitch || width > from_pitch) return keep(cudaErrorInvalidPitchValue);
   return for_rows(height, [&](size_t row) {
@@ -63,7 +63,7 @@ cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t fro
   });
 }
 
-cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, void const* from, size_t from_pitch, size_t width,
                               size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
   if (width > to_pitch || width > from_pitch) return keep(cudaErrorInvalidPitchValue);
   return for_rows(height, [&](size_t row) {
@@ -71,17 +71,17 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
   });
 }
 
-cudaError_t cudaMemcpyBatchAsync(void* const* to, const void* const* from, const size_t* bytes, size_t count,
+cudaError_t cudaMemcpyBatchAsync(void* const* to, void const* const* from, size_t const* bytes, size_t count,
                                  cudaMemcpyAttributes* attributes, size_t* first_copies, size_t attribute_count,
                                  cudaStream_t stream) {
   return pass<&driver_table::cuMemcpyBatchAsync>(
-      as<CUdeviceptr>(const_cast<void**>(to)), as<CUdeviceptr>(const_cast<const void**>(from)),
+      as<CUdeviceptr>(const_cast<void**>(to)), as<CUdeviceptr>(const_cast<void const**>(from)),
       const_cast<size_t*>(bytes), count, as<CUmemcpyAttributes>(attributes), first_copies, attribute_count, on(stream));
 }
 
 cudaError_t cudaMemset(void* to, int value, size_t count) {
-  return in_context([&](const driver_table& cu) {
-    const auto byte = static_cast<unsigned char>(value);
+  return in_context([&](driver_table const& cu) {
+    auto const byte = static_cast<unsigned char>(value);
     return per_thread ? cu.cuMemsetD8Async(address(to), byte, count, CU_STREAM_PER_THREAD)
                       : cu.cuMemsetD8(address(to), byte, count);
   });
@@ -101,7 +101,7 @@ cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int value, size_t width, s
   return for_rows(height, [&](size_t row) { return cudaMemsetAsync(row_of(to, pitch, row), value, width, stream); });
 }
 
-cudaError_t cudaMemPrefetchAsync(const void* pointer, size_t bytes, cudaMemLocation to, unsigned flags,
+cudaError_t cudaMemPrefetchAsync(void const* pointer, size_t bytes, cudaMemLocation to, unsigned flags,
                                  cudaStream_t stream) {
   return pass<&driver_table::cuMemPrefetchAsync>(address(pointer), bytes, location_of(to), flags, on(stream));
 }
@@ -143,11 +143,11 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void* data, unsigned flags) {
   if (function == nullptr) return keep(cudaErrorInvalidValue);
   auto held = std::make_unique<callback>(callback{function, stream, data});
-  const auto call = [](CUstream, CUresult result, void* context) {
-    const std::unique_ptr<callback> own(static_cast<callback*>(context));
+  auto const call = [](CUstream, CUresult result, void* context) {
+    std::unique_ptr<callback> const own(static_cast<callback*>(context));
     own->function(own->stream, static_cast<cudaError_t>(result), own->data);
   };
-  const cudaError_t result = pass<&driver_table::cuStreamAddCallback>(on(stream), +call, held.get(), flags);
+  cudaError_t const result = pass<&driver_table::cuStreamAddCallback>(on(stream), +call, held.get(), flags);
   if (result == cudaSuccess) (void)held.release();
   return result;
 }
@@ -169,38 +169,38 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   return pass<&driver_table::cuStreamIsCapturing>(on(stream), as<CUstreamCaptureStatus>(status));
 }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
-                                     cudaGraph_t* made, const cudaGraphNode_t** dependencies,
-                                     const cudaGraphEdgeData** edges, size_t* count) {
+                                     cudaGraph_t* made, cudaGraphNode_t const** dependencies,
+                                     cudaGraphEdgeData const** edges, size_t* count) {
   return pass<&driver_table::cuStreamGetCaptureInfo>(on(stream), as<CUstreamCaptureStatus>(status), as<cuuint64_t>(id),
                                                      made, dependencies,
-                                                     reinterpret_cast<const CUgraphEdgeData**>(edges), count);
+                                                     reinterpret_cast<CUgraphEdgeData const**>(edges), count);
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   return pass<&driver_table::cuGraphLaunch>(graph, on(stream));
 }
 
 /// If the driver lacks the function, the call succeeds and sets the pointer to null.
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
+cudaError_t cudaGetDriverEntryPointByVersion(char const* symbol, void** function, unsigned version,
                                              unsigned long long flags, cudaDriverEntryPointQueryResult* status) {
-  return without_context([&](const driver_table& cu) {
+  return without_context([&](driver_table const& cu) {
     if (symbol == nullptr || function == nullptr || version > CUDA_VERSION) return CUDA_ERROR_INVALID_VALUE;
     if (flags == cudaEnableDefault && per_thread) flags = cudaEnablePerThreadDefaultStream;
-    const CUresult result = cu.cuGetProcAddress(symbol, function, static_cast<int>(version), flags,
+    CUresult const result = cu.cuGetProcAddress(symbol, function, static_cast<int>(version), flags,
                                                 as<CUdriverProcAddressQueryResult>(status));
     return result == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : result;
   });
 }
-cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long flags,
+cudaError_t cudaGetDriverEntryPoint(char const* symbol, void** function, unsigned long long flags,
                                     cudaDriverEntryPointQueryResult* status) {
   return cudaGetDriverEntryPointByVersion(symbol, function, CUDART_VERSION, flags, status);
 }
 
-cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
+cudaError_t cudaLaunchKernel(void const*, dim3, dim3, void**, size_t, cudaStream_t) {
   return refuse_kernel("cudaLaunchKernel");
 }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) {
+cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const*, void const*, void**) {
   return refuse_kernel("cudaLaunchKernelExC");
 }
-cudaError_t cudaLaunchCooperativeKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
+cudaError_t cudaLaunchCooperativeKernel(void const*, dim3, dim3, void**, size_t, cudaStream_t) {
   return refuse_kernel("cudaLaunchCooperativeKernel");
 }

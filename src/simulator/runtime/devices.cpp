@@ -12,7 +12,7 @@ namespace {
 
 struct error_name {
   cudaError_t code;
-  const char* name;
+  char const* name;
 };
 
 /// All errors of the runtime's header; the build generates the list.
@@ -34,7 +34,7 @@ constexpr field fields[] = {
 #undef GPUMEM_RUNTIME_FIELD
 };
 
-CUresult describe(const driver_table& cu, cudaDeviceProp& all, CUdevice device) {
+CUresult describe(driver_table const& cu, cudaDeviceProp& all, CUdevice device) {
   all = {};
   CUuuid uuid;
   CUresult result = cu.cuDeviceGetName(all.name, sizeof all.name, device);
@@ -43,7 +43,7 @@ CUresult describe(const driver_table& cu, cudaDeviceProp& all, CUdevice device) 
   if (result != CUDA_SUCCESS) return result;
   static_assert(sizeof uuid == sizeof all.uuid);
   std::memcpy(&all.uuid, &uuid, sizeof uuid);
-  for (const field& each : fields) {
+  for (field const& each : fields) {
     int value;
     result = cu.cuDeviceGetAttribute(&value, each.attribute, device);
     if (result != CUDA_SUCCESS) return result;
@@ -52,14 +52,14 @@ CUresult describe(const driver_table& cu, cudaDeviceProp& all, CUdevice device) 
   return CUDA_SUCCESS;
 }
 
-CUresult current_device(const driver_table& cu, int* device) {
-  const CUresult result = cu.cuCtxGetDevice(device);
+CUresult current_device(driver_table const& cu, int* device) {
+  CUresult const result = cu.cuCtxGetDevice(device);
   if (result == CUDA_SUCCESS) return result;
   *device = chosen_device();
   return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED ? CUDA_SUCCESS : result;
 }
 
-CUresult primary_of(const driver_table& cu, int device, CUcontext* made) {
+CUresult primary_of(driver_table const& cu, int device, CUcontext* made) {
   return cu.cuDevicePrimaryCtxRetain(made, device);
 }
 
@@ -68,16 +68,16 @@ CUresult primary_of(const driver_table& cu, int device, CUcontext* made) {
 cudaError_t cudaGetLastError() { return take_error(); }
 cudaError_t cudaPeekAtLastError() { return kept_error(); }
 
-const char* cudaGetErrorName(cudaError_t error) {
-  for (const error_name& known : error_names)
+char const* cudaGetErrorName(cudaError_t error) {
+  for (error_name const& known : error_names)
     if (known.code == error) return known.name;
   return "unrecognized error code";
 }
 
 /// Returns the driver's text for errors that the driver also has, otherwise the name.
-const char* cudaGetErrorString(cudaError_t error) {
-  const driver_table* cu = opened_driver();
-  const char* text = nullptr;
+char const* cudaGetErrorString(cudaError_t error) {
+  driver_table const* cu = opened_driver();
+  char const* text = nullptr;
   if (cu != nullptr && cu->cuGetErrorString(static_cast<CUresult>(error), &text) == CUDA_SUCCESS) return text;
   return cudaGetErrorName(error);
 }
@@ -93,15 +93,15 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 cudaError_t cudaGetDeviceCount(int* count) { return pass_plain<&driver_table::cuDeviceGetCount>(count); }
 
 cudaError_t cudaGetDevice(int* device) {
-  return without_context([&](const driver_table& cu) {
+  return without_context([&](driver_table const& cu) {
     return device == nullptr ? CUDA_ERROR_INVALID_VALUE : current_device(cu, device);
   });
 }
 
 cudaError_t cudaSetDevice(int device) {
-  return without_context([&](const driver_table& cu) {
+  return without_context([&](driver_table const& cu) {
     CUcontext made;
-    const CUresult result = primary_of(cu, device, &made);
+    CUresult const result = primary_of(cu, device, &made);
     if (result != CUDA_SUCCESS) return result;
     choose_device(device);
     return cu.cuCtxSetCurrent(made);
@@ -109,35 +109,35 @@ cudaError_t cudaSetDevice(int device) {
 }
 
 cudaError_t cudaInitDevice(int device, unsigned flags, unsigned which) {
-  return without_context([&](const driver_table& cu) {
+  return without_context([&](driver_table const& cu) {
     if ((which & ~unsigned{cudaInitDeviceFlagsAreValid}) != 0) return CUDA_ERROR_INVALID_VALUE;
     CUcontext made;
-    const CUresult result = primary_of(cu, device, &made);
+    CUresult const result = primary_of(cu, device, &made);
     if (result != CUDA_SUCCESS || which == 0) return result;
     return cu.cuDevicePrimaryCtxSetFlags(device, flags);
   });
 }
 
 cudaError_t cudaSetDeviceFlags(unsigned flags) {
-  return without_context([&](const driver_table& cu) {
+  return without_context([&](driver_table const& cu) {
     int device;
-    const CUresult result = current_device(cu, &device);
+    CUresult const result = current_device(cu, &device);
     return result == CUDA_SUCCESS ? cu.cuDevicePrimaryCtxSetFlags(device, flags) : result;
   });
 }
 
 cudaError_t cudaGetDeviceFlags(unsigned* flags) {
-  return without_context([&](const driver_table& cu) {
+  return without_context([&](driver_table const& cu) {
     int device;
     if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const CUresult result = current_device(cu, &device);
+    CUresult const result = current_device(cu, &device);
     return result == CUDA_SUCCESS ? cu.cuDevicePrimaryCtxGetState(device, flags, nullptr) : result;
   });
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* all, int device) {
   return without_context(
-      [&](const driver_table& cu) { return all == nullptr ? CUDA_ERROR_INVALID_VALUE : describe(cu, *all, device); });
+      [&](driver_table const& cu) { return all == nullptr ? CUDA_ERROR_INVALID_VALUE : describe(cu, *all, device); });
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
@@ -148,8 +148,8 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
   return pass_plain<&driver_table::cuDeviceGetPCIBusId>(text, length, device);
 }
 
-cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* text) {
-  return without_context([&](const driver_table& cu) {
+cudaError_t cudaDeviceGetByPCIBusId(int* device, char const* text) {
+  return without_context([&](driver_table const& cu) {
     if (device == nullptr || text == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::array<char, 32> own{};
     for (int each = 0; cu.cuDeviceGetPCIBusId(own.data(), own.size(), each) == CUDA_SUCCESS; ++each)
@@ -164,9 +164,9 @@ cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* text) {
 cudaError_t cudaDeviceSynchronize() { return pass<&driver_table::cuCtxSynchronize>(); }
 
 cudaError_t cudaDeviceReset() {
-  return without_context([&](const driver_table& cu) {
+  return without_context([&](driver_table const& cu) {
     int device;
-    const CUresult result = current_device(cu, &device);
+    CUresult const result = current_device(cu, &device);
     return result == CUDA_SUCCESS ? cu.cuDevicePrimaryCtxReset(device) : result;
   });
 }
@@ -180,17 +180,17 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
 }
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
-  return in_context([&](const driver_table& cu) {
+  return in_context([&](driver_table const& cu) {
     CUcontext other;
-    const CUresult result = primary_of(cu, peer, &other);
+    CUresult const result = primary_of(cu, peer, &other);
     return result == CUDA_SUCCESS ? cu.cuCtxEnablePeerAccess(other, flags) : result;
   });
 }
 
 cudaError_t cudaDeviceDisablePeerAccess(int peer) {
-  return in_context([&](const driver_table& cu) {
+  return in_context([&](driver_table const& cu) {
     CUcontext other;
-    const CUresult result = primary_of(cu, peer, &other);
+    CUresult const result = primary_of(cu, peer, &other);
     return result == CUDA_SUCCESS ? cu.cuCtxDisablePeerAccess(other) : result;
   });
 }

@@ -12,9 +12,9 @@ namespace simulated_runtime {
 
 namespace {
 
-constexpr const char* file_name = "libgpumem_simulator_driver.so";
+constexpr char const* file_name = "libgpumem_simulator_driver.so";
 
-void* refuse(const char* why) {
+void* refuse(char const* why) {
   std::fprintf(stderr, "gpumem simulator: the simulated CUDA runtime has no driver: %s\n", why);
   return nullptr;
 }
@@ -26,9 +26,9 @@ void* open_library() {
     return refuse("a real CUDA driver (libcuda.so.1) is loaded in this process");
   }
   std::string path;
-  if (const char* named = std::getenv("GPUMEM_SIMULATOR_LIBRARY")) {
+  if (char const* named = std::getenv("GPUMEM_SIMULATOR_LIBRARY")) {
     path = named;
-  } else if (Dl_info here{}; ::dladdr(reinterpret_cast<const void*>(&opened_driver), &here) != 0) {
+  } else if (Dl_info here{}; ::dladdr(reinterpret_cast<void const*>(&opened_driver), &here) != 0) {
     path = here.dli_fname;
     path.erase(path.rfind('/') + 1);
     path += file_name;
@@ -40,7 +40,7 @@ void* open_library() {
 #define GPUMEM_RUNTIME_TEXT(name) #name
 #define GPUMEM_RUNTIME_NAME(name) GPUMEM_RUNTIME_TEXT(name)
 
-const driver_table* table() {
+driver_table const* table() {
   void* library = open_library();
   if (library == nullptr) return nullptr;
   static driver_table all;
@@ -60,8 +60,8 @@ const driver_table* table() {
 
 } // namespace
 
-const driver_table* opened_driver() noexcept {
-  static const driver_table* const all = table();
+driver_table const* opened_driver() noexcept {
+  static driver_table const* const all = table();
   return all;
 }
 

@@ -106,6 +106,6 @@ struct driver_table {
 
 /// Returns the functions of the simulated driver. Opens the driver at the first call. If that fails, says so on stderr
 /// and returns null.
-const driver_table* opened_driver() noexcept;
+driver_table const* opened_driver() noexcept;
 
 } // namespace simulated_runtime

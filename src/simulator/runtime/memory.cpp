@@ -14,7 +14,7 @@ constexpr std::size_t pitch_unit = 512;
 
 /// Allocates by `take`. An allocation of 0 bytes succeeds with a null pointer.
 template <class Allocate> cudaError_t allocate(void** pointer, std::size_t bytes, Allocate&& take) {
-  return in_context([&](const driver_table& cu) {
+  return in_context([&](driver_table const& cu) {
     if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *pointer = nullptr;
     return bytes == 0 ? CUDA_SUCCESS : take(cu);
@@ -23,7 +23,7 @@ template <class Allocate> cudaError_t allocate(void** pointer, std::size_t bytes
 
 /// Calls `body(driver, there, here)` with the primary contexts of the devices of a copy.
 template <class Body> cudaError_t between(int to_device, int from_device, Body&& body) {
-  return in_context([&](const driver_table& cu) {
+  return in_context([&](driver_table const& cu) {
     CUcontext there = nullptr;
     CUcontext here = nullptr;
     CUresult result = cu.cuDevicePrimaryCtxRetain(&there, to_device);
@@ -36,13 +36,13 @@ template <class Body> cudaError_t between(int to_device, int from_device, Body&&
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   return allocate(pointer, bytes,
-                  [&](const driver_table& cu) { return cu.cuMemAlloc(as<CUdeviceptr>(pointer), bytes); });
+                  [&](driver_table const& cu) { return cu.cuMemAlloc(as<CUdeviceptr>(pointer), bytes); });
 }
 
 cudaError_t cudaMallocHost(void** pointer, size_t bytes) { return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault); }
 
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned flags) {
-  return allocate(pointer, bytes, [&](const driver_table& cu) { return cu.cuMemHostAlloc(pointer, bytes, flags); });
+  return allocate(pointer, bytes, [&](driver_table const& cu) { return cu.cuMemHostAlloc(pointer, bytes, flags); });
 }
 
 cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned flags) {
@@ -74,8 +74,8 @@ cudaError_t cudaHostGetFlags(unsigned* flags, void* host) {
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) { return pass<&driver_table::cuMemGetInfo>(free, total); }
 
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* all, const void* pointer) {
-  return in_context([&](const driver_table& cu) {
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* all, void const* pointer) {
+  return in_context([&](driver_table const& cu) {
     if (all == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *all = {};
     unsigned type = 0;
@@ -84,7 +84,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* all, const void* poi
                                    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
                                    CU_POINTER_ATTRIBUTE_HOST_POINTER};
     void* places[] = {&type, &managed, &all->device, &all->devicePointer, &all->hostPointer};
-    const CUresult result = cu.cuPointerGetAttributes(std::size(which), which, places, address(pointer));
+    CUresult const result = cu.cuPointerGetAttributes(std::size(which), which, places, address(pointer));
     if (result != CUDA_SUCCESS) return result;
     all->type = managed != 0                   ? cudaMemoryTypeManaged
                 : type == CU_MEMORYTYPE_HOST   ? cudaMemoryTypeHost
@@ -95,31 +95,31 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* all, const void* poi
   });
 }
 
-cudaError_t cudaMemAdvise(const void* pointer, size_t bytes, cudaMemoryAdvise advice, cudaMemLocation to) {
+cudaError_t cudaMemAdvise(void const* pointer, size_t bytes, cudaMemoryAdvise advice, cudaMemLocation to) {
   return pass<&driver_table::cuMemAdvise>(address(pointer), bytes, static_cast<CUmem_advise>(advice), location_of(to));
 }
 
-cudaError_t cudaMemRangeGetAttribute(void* place, size_t size, cudaMemRangeAttribute which, const void* pointer,
+cudaError_t cudaMemRangeGetAttribute(void* place, size_t size, cudaMemRangeAttribute which, void const* pointer,
                                      size_t bytes) {
   return pass<&driver_table::cuMemRangeGetAttribute>(place, size, static_cast<CUmem_range_attribute>(which),
                                                      address(pointer), bytes);
 }
 
 cudaError_t cudaMemRangeGetAttributes(void** places, size_t* sizes, cudaMemRangeAttribute* which, size_t count,
-                                      const void* pointer, size_t bytes) {
+                                      void const* pointer, size_t bytes) {
   return pass<&driver_table::cuMemRangeGetAttributes>(places, sizes, as<CUmem_range_attribute>(which), count,
                                                       address(pointer), bytes);
 }
 
-cudaError_t cudaMemcpyPeer(void* to, int to_device, const void* from, int from_device, size_t bytes) {
-  return between(to_device, from_device, [&](const driver_table& cu, CUcontext there, CUcontext here) {
+cudaError_t cudaMemcpyPeer(void* to, int to_device, void const* from, int from_device, size_t bytes) {
+  return between(to_device, from_device, [&](driver_table const& cu, CUcontext there, CUcontext here) {
     return cu.cuMemcpyPeer(address(to), there, address(from), here, bytes);
   });
 }
 
-cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, size_t bytes,
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, void const* from, int from_device, size_t bytes,
                                 cudaStream_t stream) {
-  return between(to_device, from_device, [&](const driver_table& cu, CUcontext there, CUcontext here) {
+  return between(to_device, from_device, [&](driver_table const& cu, CUcontext there, CUcontext here) {
     return cu.cuMemcpyPeerAsync(address(to), there, address(from), here, bytes, stream);
   });
 }
@@ -134,8 +134,8 @@ cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t pool) {
   return pass_plain<&driver_table::cuDeviceSetMemPool>(device, pool);
 }
 
-cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
-  return pass<&driver_table::cuMemPoolCreate>(pool, as<const CUmemPoolProps>(properties));
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, cudaMemPoolProps const* properties) {
+  return pass<&driver_table::cuMemPoolCreate>(pool, as<CUmemPoolProps const>(properties));
 }
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) { return pass<&driver_table::cuMemPoolDestroy>(pool); }
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t bytes) {
@@ -147,8 +147,8 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribut
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
   return pass<&driver_table::cuMemPoolGetAttribute>(pool, static_cast<CUmemPool_attribute>(attribute), value);
 }
-cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* wishes, size_t count) {
-  return pass<&driver_table::cuMemPoolSetAccess>(pool, as<const CUmemAccessDesc>(wishes), count);
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, cudaMemAccessDesc const* wishes, size_t count) {
+  return pass<&driver_table::cuMemPoolSetAccess>(pool, as<CUmemAccessDesc const>(wishes), count);
 }
 cudaError_t cudaMemPoolGetAccess(cudaMemAccessFlags* flags, cudaMemPool_t pool, cudaMemLocation* location) {
   return pass<&driver_table::cuMemPoolGetAccess>(as<CUmemAccess_flags>(flags), pool, as<CUmemLocation>(location));

@@ -19,13 +19,13 @@ extern "C" {
 void** __cudaRegisterFatBinary(void*) { return &registered; }
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}
-void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, dim3*, dim3*, int*) {}
-void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
+void __cudaRegisterFunction(void**, char const*, char*, char const*, int, void*, void*, dim3*, dim3*, int*) {}
+void __cudaRegisterVar(void**, char*, char*, char const*, int, size_t, int, int) {}
 void __cudaRegisterHostVar() {}
 void __cudaRegisterUnifiedTable() {}
 char __cudaInitModule(void**) { return 1; }
 
-void __cudaRegisterManagedVar(void**, void**, char*, const char* name, int, size_t, int, int) {
+void __cudaRegisterManagedVar(void**, void**, char*, char const* name, int, size_t, int, int) {
   std::fprintf(stderr, "gpumem simulator: the variable %s is __managed__, which is not simulated\n", name);
 }
 
@@ -36,7 +36,7 @@ unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, cudaStream_t) {
 }
 cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) { return keep(cudaErrorMissingConfiguration); }
 
-cudaError_t __cudaGetKernel(cudaKernel_t* made, const void* function) {
+cudaError_t __cudaGetKernel(cudaKernel_t* made, void const* function) {
   *made = static_cast<cudaKernel_t>(const_cast<void*>(function));
   return cudaSuccess;
 }

@@ -12,7 +12,7 @@ static_assert(CCCL_VERSION >= 3005000, "gpumem's CCCL has to win over the toolki
 int use_in_device_code(gpumem::any_pool pool, cuda::stream_ref stream) {
   void* const pointer = pool.allocate(stream, 1 << 20, 256);
   pool.deallocate(stream, pointer, 1 << 20, 256);
-  const auto tried = gpumem::try_allocate_erased(pool, stream, 1 << 10);
+  auto const tried = gpumem::try_allocate_erased(pool, stream, 1 << 10);
   if (!tried || gpumem::extend::find_services(pool).table == nullptr) return 1;
   pool.deallocate(stream, *tried, 1 << 10, 256);
 

@@ -37,7 +37,7 @@ protected:
     return static_cast<char*>(made);
   }
 
-  template <class Function> static Function* driver_function(const char* name) {
+  template <class Function> static Function* driver_function(char const* name) {
     return reinterpret_cast<Function*>(::dlsym(::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name));
   }
 };

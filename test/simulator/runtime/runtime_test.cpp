@@ -130,7 +130,7 @@ TEST_F(runtime_device, memory_is_allocated_described_and_freed) {
   ASSERT_EQ(cudaMallocManaged(&managed, 64, cudaMemAttachGlobal), cudaSuccess);
   EXPECT_EQ(cudaMallocManaged(&none, 0, cudaMemAttachGlobal), cudaErrorInvalidValue);
   int own = 0;
-  const auto type_of = [](const void* pointer) {
+  auto const type_of = [](void const* pointer) {
     cudaPointerAttributes all{};
     EXPECT_EQ(cudaPointerGetAttributes(&all, pointer), cudaSuccess);
     return all.type;
@@ -207,7 +207,7 @@ TEST_F(runtime_device, pools_of_the_driver) {
   kept = 0;
   EXPECT_EQ(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept), cudaSuccess);
   EXPECT_EQ(kept, 1u << 20);
-  const cudaMemAccessDesc wish{{cudaMemLocationTypeDevice, 1}, cudaMemAccessFlagsProtReadWrite};
+  cudaMemAccessDesc const wish{{cudaMemLocationTypeDevice, 1}, cudaMemAccessFlagsProtReadWrite};
   EXPECT_EQ(cudaMemPoolSetAccess(pool, &wish, 1), cudaSuccess);
   cudaMemLocation place = wish.location;
   cudaMemAccessFlags allowed{};
@@ -232,7 +232,7 @@ TEST_F(runtime_device, pools_of_the_driver) {
 TEST_F(runtime_device, managed_memory_has_advice) {
   void* managed = nullptr;
   ASSERT_EQ(cudaMallocManaged(&managed, 4096, cudaMemAttachGlobal), cudaSuccess);
-  const cudaMemLocation second{cudaMemLocationTypeDevice, 1};
+  cudaMemLocation const second{cudaMemLocationTypeDevice, 1};
   EXPECT_EQ(cudaMemAdvise(managed, 4096, cudaMemAdviseSetPreferredLocation, second), cudaSuccess);
   EXPECT_EQ(cudaMemPrefetchAsync(managed, 4096, second, 0, nullptr), cudaSuccess);
   int preferred = -9;
@@ -266,7 +266,7 @@ TEST_F(runtime_device, unordered_work_is_found) {
   char* block = memory(64);
   EXPECT_EQ(cudaMemsetAsync(block, 1, 64, a), cudaSuccess);
   EXPECT_EQ(cudaMemsetAsync(block, 2, 64, b), cudaSuccess);
-  const auto found = simulator::take_findings();
+  auto const found = simulator::take_findings();
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(found[0].kind, simulator::finding_kind::unordered_access);
 }

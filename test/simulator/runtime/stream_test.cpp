@@ -14,9 +14,9 @@
 namespace {
 
 #ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
-const cudaStream_t standard = cudaStreamPerThread;
+cudaStream_t const standard = cudaStreamPerThread;
 #else
-const cudaStream_t standard = cudaStreamLegacy;
+cudaStream_t const standard = cudaStreamLegacy;
 #endif
 
 class DEFAULT_STREAM : public runtime_device {
@@ -67,15 +67,15 @@ TEST_F(DEFAULT_STREAM, batches_of_copies) {
   char* b = memory(64);
   a[9] = 8;
   void* const to[] = {b};
-  const void* const from[] = {a};
-  const std::size_t bytes[] = {64};
+  void const* const from[] = {a};
+  std::size_t const bytes[] = {64};
   cudaMemcpyAttributes how{};
   how.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
   std::size_t first = 0;
-  const cudaError_t expected = standard == cudaStreamLegacy ? cudaErrorInvalidValue : cudaSuccess;
+  cudaError_t const expected = standard == cudaStreamLegacy ? cudaErrorInvalidValue : cudaSuccess;
   EXPECT_EQ(cudaMemcpyBatchAsync(to, from, bytes, 1, &how, &first, 1, nullptr), expected);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  const cudaStream_t s = stream();
+  cudaStream_t const s = stream();
   EXPECT_EQ(cudaMemcpyBatchAsync(to, from, bytes, 1, &how, &first, 1, s), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(s), cudaSuccess);
   EXPECT_EQ(b[9], 8);
@@ -100,7 +100,7 @@ TEST_F(DEFAULT_STREAM, streams_have_attributes) {
 }
 
 TEST_F(DEFAULT_STREAM, events_order_streams) {
-  const cudaStream_t s = stream();
+  cudaStream_t const s = stream();
   cudaEvent_t e = nullptr;
   cudaEvent_t end = nullptr;
   ASSERT_EQ(cudaEventCreate(&e), cudaSuccess);
@@ -123,7 +123,7 @@ TEST_F(DEFAULT_STREAM, events_order_streams) {
 TEST_F(DEFAULT_STREAM, functions_of_the_host_run_in_stream_order) {
   std::array<int, 2> ran{};
   EXPECT_EQ(cudaLaunchHostFunc(nullptr, [](void* data) { *static_cast<int*>(data) = 1; }, &ran[0]), cudaSuccess);
-  const auto callback = [](cudaStream_t on, cudaError_t result, void* data) {
+  auto const callback = [](cudaStream_t on, cudaError_t result, void* data) {
     EXPECT_EQ(on, nullptr);
     EXPECT_EQ(result, cudaSuccess);
     auto& both = *static_cast<std::array<int, 2>*>(data);
@@ -138,7 +138,7 @@ TEST_F(DEFAULT_STREAM, functions_of_the_host_run_in_stream_order) {
 }
 
 TEST_F(DEFAULT_STREAM, captured_work_is_launched) {
-  const cudaStream_t s = stream();
+  cudaStream_t const s = stream();
   char* block = memory(64);
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   EXPECT_EQ(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);

@@ -14,7 +14,7 @@ namespace simulator = gpumem::simulator;
 
 /// An entry point of the driver; it is looked up when it is assigned to a function pointer.
 struct entry {
-  const char* name;
+  char const* name;
   int version = CUDA_VERSION;
   cuuint64_t flags = 0;
 
@@ -166,8 +166,8 @@ protected:
     return how;
   }
 
-  static const driver_functions& cu() {
-    static const driver_functions all;
+  static driver_functions const& cu() {
+    static driver_functions const all;
     return all;
   }
 
@@ -197,7 +197,7 @@ protected:
 
   /// Takes and returns the only finding.
   static simulator::finding only_finding() {
-    const auto found = simulator::take_findings();
+    auto const found = simulator::take_findings();
     EXPECT_EQ(found.size(), 1u);
     return found.empty() ? simulator::finding{} : found.front();
   }
@@ -209,4 +209,4 @@ private:
 };
 
 /// Returns the pointer as a device address.
-inline CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+inline CUdeviceptr address(void const* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }

@@ -27,7 +27,7 @@ public:
   void* take(std::size_t bytes) {
     for (auto range = state_->free.begin(); range != state_->free.end(); ++range) {
       if (range->second < bytes) continue;
-      const auto [start, length] = *range;
+      auto const [start, length] = *range;
       state_->free.erase(range);
       if (length > bytes) state_->free.emplace(start + bytes, length - bytes);
       return start;
@@ -48,10 +48,10 @@ public:
 
   char* base() const { return state_->base; }
 
-  friend bool operator==(const naive_pool& a, const naive_pool& b) { return a.state_ == b.state_; }
-  friend void get_property(const naive_pool&, cuda::mr::device_accessible) noexcept {}
-  friend void get_property(const naive_pool&, gpumem::extend::services) noexcept {}
-  friend int get_property(const naive_pool&, pool_name) noexcept { return 77; }
+  friend bool operator==(naive_pool const& a, naive_pool const& b) { return a.state_ == b.state_; }
+  friend void get_property(naive_pool const&, cuda::mr::device_accessible) noexcept {}
+  friend void get_property(naive_pool const&, gpumem::extend::services) noexcept {}
+  friend int get_property(naive_pool const&, pool_name) noexcept { return 77; }
 
 private:
   struct state {
@@ -66,5 +66,5 @@ private:
 class naive_pinned_pool : public naive_pool {
 public:
   using naive_pool::naive_pool;
-  friend void get_property(const naive_pinned_pool&, cuda::mr::host_accessible) noexcept {}
+  friend void get_property(naive_pinned_pool const&, cuda::mr::host_accessible) noexcept {}
 };

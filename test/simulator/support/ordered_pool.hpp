@@ -27,7 +27,7 @@ enum class bug {
 /// to the one that was read before it was recorded. A copy is another handle of the same pool.
 class ordered_pool {
 public:
-  ordered_pool(const driver_functions& cu, char* base, std::size_t bytes, bug planted)
+  ordered_pool(driver_functions const& cu, char* base, std::size_t bytes, bug planted)
       : state_(std::make_shared<state>()) {
     state_->cu = &cu;
     state_->planted = planted;
@@ -44,7 +44,7 @@ public:
   }
 
   void deallocate(cuda::stream_ref stream, void* pointer, std::size_t bytes, std::size_t = 256) noexcept {
-    const stream_key key = key_of(stream.get());
+    stream_key const key = key_of(stream.get());
     range given{static_cast<char*>(pointer), bytes, {{key, state_->epochs[key], stream.get()}}};
     if (state_->planted == bug::ignores_order) given.uses.clear();
     merge(std::move(given));
@@ -57,10 +57,10 @@ public:
 
   /// Records an event that covers the frees on a stream so far.
   void record(CUstream stream) {
-    const stream_key key = key_of(stream);
+    stream_key const key = key_of(stream);
     CUevent event = nullptr;
     state_->cu->event_create(&event, CU_EVENT_DISABLE_TIMING);
-    const bool right = state_->planted != bug::reads_after_record;
+    bool const right = state_->planted != bug::reads_after_record;
     std::uint64_t covered = 0;
     if (right) covered = state_->epochs[key]++;
     state_->cu->event_record(event, stream);
@@ -69,8 +69,8 @@ public:
     state_->events[key] = {event, covered};
   }
 
-  friend bool operator==(const ordered_pool& a, const ordered_pool& b) { return a.state_ == b.state_; }
-  friend void get_property(const ordered_pool&, cuda::mr::device_accessible) noexcept {}
+  friend bool operator==(ordered_pool const& a, ordered_pool const& b) { return a.state_ == b.state_; }
+  friend void get_property(ordered_pool const&, cuda::mr::device_accessible) noexcept {}
 
 protected:
   void guard_the_host() { state_->host_memory = true; }
@@ -92,7 +92,7 @@ private:
     std::uint64_t epoch;
   };
   struct state {
-    const driver_functions* cu = nullptr;
+    driver_functions const* cu = nullptr;
     bug planted = bug::none;
     bool host_memory = false;
     std::vector<range> free;
@@ -110,26 +110,26 @@ private:
   }
 
   void let_other_run() {
-    if (const auto other = std::exchange(state_->other, {})) other();
+    if (auto const other = std::exchange(state_->other, {})) other();
   }
 
   /// Orders `stream` after the uses; returns false if there is no event to wait for.
-  bool order(CUstream stream, const std::vector<stream_use>& uses) {
-    const stream_key self = key_of(stream);
-    for (const stream_use& donor : uses)
+  bool order(CUstream stream, std::vector<stream_use> const& uses) {
+    stream_key const self = key_of(stream);
+    for (stream_use const& donor : uses)
       if (donor.key != self && !order_behind(stream, {self, donor.key}, donor)) return false;
     if (!state_->host_memory || state_->planted == bug::forgets_the_host) return true;
     return state_->cu->context_synchronize() == CUDA_SUCCESS;
   }
 
-  bool order_behind(CUstream stream, std::pair<stream_key, stream_key> edge, const stream_use& donor) {
-    const auto joined = state_->joined.find(edge);
+  bool order_behind(CUstream stream, std::pair<stream_key, stream_key> edge, stream_use const& donor) {
+    auto const joined = state_->joined.find(edge);
     if (joined != state_->joined.end() && joined->second >= donor.epoch) return true;
     if (state_->planted == bug::waits_on_late_event) record(donor.stream);
-    const auto known = state_->events.find(donor.key);
+    auto const known = state_->events.find(donor.key);
     if (known == state_->events.end() || known->second.epoch < donor.epoch) return false;
-    const recorded_event shown = known->second;
-    const bool early = state_->planted == bug::publishes_early;
+    recorded_event const shown = known->second;
+    bool const early = state_->planted == bug::publishes_early;
     if (early) state_->joined[edge] = shown.epoch;
     if (early) let_other_run();
     state_->cu->stream_wait(stream, shown.event, 0);
@@ -165,9 +165,9 @@ private:
 /// The same over memory that the host can access.
 class ordered_pinned_pool : public ordered_pool {
 public:
-  ordered_pinned_pool(const driver_functions& cu, char* base, std::size_t bytes, bug planted)
+  ordered_pinned_pool(driver_functions const& cu, char* base, std::size_t bytes, bug planted)
       : ordered_pool(cu, base, bytes, planted) {
     guard_the_host();
   }
-  friend void get_property(const ordered_pinned_pool&, cuda::mr::host_accessible) noexcept {}
+  friend void get_property(ordered_pinned_pool const&, cuda::mr::host_accessible) noexcept {}
 };

@@ -25,7 +25,7 @@ protected:
     return reinterpret_cast<char*>(made);
   }
 
-  static memory_handle create(std::size_t bytes = page, const CUmemAllocationProp& properties = on_device()) {
+  static memory_handle create(std::size_t bytes = page, CUmemAllocationProp const& properties = on_device()) {
     memory_handle made = 0;
     EXPECT_EQ(cu().create_memory(&made, bytes, &properties, 0), CUDA_SUCCESS);
     return made;
@@ -39,13 +39,13 @@ protected:
 
   static CUresult allow(char* at, std::size_t bytes = page, int ordinal = 0,
                         CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
-    const CUmemAccessDesc wish{{CU_MEM_LOCATION_TYPE_DEVICE, ordinal}, flags};
+    CUmemAccessDesc const wish{{CU_MEM_LOCATION_TYPE_DEVICE, ordinal}, flags};
     return cu().set_access(address(at), bytes, &wish, 1);
   }
 
   static unsigned long long allowed(char* at, int ordinal = 0) {
     unsigned long long flags = 99;
-    const CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, ordinal};
+    CUmemLocation const location{CU_MEM_LOCATION_TYPE_DEVICE, ordinal};
     EXPECT_EQ(cu().get_access(&flags, &location, address(at)), CUDA_SUCCESS);
     return flags;
   }
@@ -53,7 +53,7 @@ protected:
   /// Maps new memory at an address, for device 0. The handle is released at once, so the memory is freed with the
   /// mapping.
   static void lay(char* at, std::size_t bytes = page) {
-    const memory_handle memory = create(bytes);
+    memory_handle const memory = create(bytes);
     EXPECT_EQ(map(at, memory, bytes), CUDA_SUCCESS);
     EXPECT_EQ(allow(at, bytes), CUDA_SUCCESS);
     EXPECT_EQ(release(memory), CUDA_SUCCESS);
@@ -61,7 +61,7 @@ protected:
 
   /// Maps one page at two addresses.
   static void lay_twice(char* at, char* alias) {
-    const memory_handle memory = create();
+    memory_handle const memory = create();
     for (char* each : {at, alias}) {
       EXPECT_EQ(map(each, memory), CUDA_SUCCESS);
       EXPECT_EQ(allow(each), CUDA_SUCCESS);
@@ -70,7 +70,7 @@ protected:
   }
 
   static void order(CUstream first, CUstream second) {
-    const CUevent e = new_event();
+    CUevent const e = new_event();
     cu().event_record(e, first);
     cu().stream_wait(second, e, 0);
   }

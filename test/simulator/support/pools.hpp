@@ -19,7 +19,7 @@ protected:
     return properties;
   }
 
-  static CUmemoryPool new_pool(const CUmemPoolProps& properties = on_device()) {
+  static CUmemoryPool new_pool(CUmemPoolProps const& properties = on_device()) {
     CUmemoryPool made = nullptr;
     EXPECT_EQ(cu().pool_create(&made, &properties), CUDA_SUCCESS);
     return made;
@@ -27,7 +27,7 @@ protected:
 
   /// Makes a pool that keeps freed memory.
   static CUmemoryPool keeping_pool(std::size_t limit = 0) {
-    const CUmemoryPool made = new_pool(on_device(0, limit));
+    CUmemoryPool const made = new_pool(on_device(0, limit));
     set(made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, ~cuuint64_t{0});
     return made;
   }
@@ -46,14 +46,14 @@ protected:
   /// Returns null if the pool has no memory.
   static char* allocate(CUmemoryPool pool, CUstream on, std::size_t bytes) {
     CUdeviceptr made = 0;
-    const CUresult result = cu().allocate_from_pool(&made, bytes, pool, on);
+    CUresult const result = cu().allocate_from_pool(&made, bytes, pool, on);
     EXPECT_TRUE(result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY) << result;
     return result == CUDA_SUCCESS ? reinterpret_cast<char*>(made) : nullptr;
   }
   static CUresult free(char* memory, CUstream on) { return cu().free_async(address(memory), on); }
 
   static void order(CUstream first, CUstream second) {
-    const CUevent e = new_event();
+    CUevent const e = new_event();
     cu().event_record(e, first);
     cu().stream_wait(second, e, 0);
   }
