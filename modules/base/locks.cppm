@@ -1,5 +1,5 @@
-// The system's mutex, scoped locks and roles. The partition `:sync` has two forms, one for use and one for tests; both
-// use them. Their attributes let clang's thread-safety analysis check the library when it is compiled.
+// The system's mutex, scoped locks and roles, for both forms of `:sync`: the shipped one and that for schedule tests.
+// Their attributes let clang's thread-safety analysis check the library when it is compiled.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <mutex>
@@ -8,8 +8,8 @@ import :std;
 
 export namespace gpumem::detail::sync {
 
-/// The system's mutex. It is the same in both forms of `:sync`. The form for tests schedules the threads of the library
-/// itself, so its class sync::mutex is another one.
+/// std::mutex with the attributes of clang's analysis. Shipped builds use it as sync::mutex; schedule tests have
+/// another one.
 class [[clang::capability("mutex")]] native_mutex {
 public:
   [[clang::acquire_capability]] inline void lock() { native_.lock(); }

@@ -93,11 +93,9 @@ private:
   std::size_t stranded_bytes_ = 0;        // bytes of these frees
 };
 
-/// Keeps the timelines of all streams that gpumem has seen. An own stream is one that gpumem made; the owner of an
-/// adopted stream promises that it lives. Any other stream, except the default streams, is foreign. A foreign stream
-/// has died when the driver gives its handle's value to another stream, whose id differs. A thread's default streams
-/// die with the thread. The registry is never destroyed, since freed memory is tagged with pointers to timelines. Any
-/// thread.
+/// Keeps the timelines of all streams that gpumem has seen. A foreign stream is dead when the driver gives its handle's
+/// value to another stream, whose id differs. A thread's default streams die with the thread. The registry is never
+/// destroyed, since freed memory is tagged with pointers to timelines. Any thread.
 export class timeline_registry {
 public:
   static timeline_registry& instance() noexcept;

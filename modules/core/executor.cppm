@@ -231,8 +231,8 @@ public:
   adapted_call(adapted_call const&) = delete;
   adapted_call& operator=(adapted_call const&) = delete;
   ~adapted_call();
-  // Returns the number of calls of the user's function for `queue` in which the calling thread is. It is more than one
-  // if the function runs a job inside the call, and that job posts another item.
+  // Returns how deeply the calling thread is nested in calls of the user's function for `queue`: a job that runs inside
+  // such a call may post again.
   static std::size_t count_own(adapted_queue const& queue) noexcept;
 
 private:

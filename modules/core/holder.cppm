@@ -34,7 +34,7 @@ public:
   inline int priority() const noexcept { return priority_; }
   /// Returns a number from a counter of all holders and all requests without a holder: a smaller number means older.
   inline std::uint64_t age() const noexcept { return age_; }
-  /// Returns the next number of the counter of ages.
+  /// Returns a larger number at each call; smaller ages go first.
   static std::uint64_t next_age() noexcept;
 
   /// Returns the parent; null if this holder is not nested.

@@ -5,8 +5,7 @@ import :std;
 
 export namespace gpumem {
 
-/// A record of one allocation or free. It is kept by a hardened pool (a pool that checks for errors of the caller) or a
-/// tracking_adaptor.
+/// A record of one allocation or free. It is kept by a hardened pool or a tracking_adaptor.
 struct block_event {
   /// The two kinds of calls.
   enum class kind : std::uint8_t { allocated, freed };

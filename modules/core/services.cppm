@@ -221,7 +221,7 @@ template <resource_state State, class Adjust>
   return checked ? allocate_keyed(state, adjust(*key), bytes, alignment) : checked;
 }
 
-// Serves a request on a stream that is neither gpumem's own nor one whose owner has promised that it lives.
+// Serves a request on a stream that is neither gpumem's own nor adopted.
 template <resource_state State, class Adjust>
 [[gnu::noinline]] expected<void*, failure> allocate_foreign(State& state, stream_ref stream, std::size_t bytes,
                                                             std::size_t alignment, Adjust adjust) noexcept {

@@ -12,7 +12,7 @@ import :std;
 
 namespace gpumem {
 
-/// Options of fixed_size_resource.
+/// Options of fixed_size_resource; by default blocks of 1 MiB, 128 a chunk.
 export struct fixed_size_options {
   std::size_t block_size = std::size_t{1} << 20; ///< bytes; rounded up to one of the sizes in which pools cut blocks
   std::size_t blocks_per_chunk = 128;            ///< blocks that are allocated from the upstream as one chunk

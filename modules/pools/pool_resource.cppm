@@ -49,7 +49,7 @@ public:
   pool_state(pool_state const&) = delete;
   pool_state& operator=(pool_state const&) = delete;
 
-  // Count the handles. The engine, the part that allocates and frees blocks, counts the live blocks.
+  // Count the handles. The engine counts the live blocks.
   void add_handle() noexcept { handles().fetch_add(1, std::memory_order_relaxed); }
   void drop_handle() noexcept;
 

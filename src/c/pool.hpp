@@ -57,7 +57,7 @@ struct gpumem_pool {
   virtual void* allocate_sync(std::size_t bytes, std::size_t alignment) = 0;
   virtual void free_sync(void* pointer, std::size_t bytes) = 0;
   virtual void record_use(void* pointer, cuda::stream_ref stream) = 0;
-  /// Returns false if the wait has taken `longest`.
+  /// Returns false if `longest` has passed.
   virtual bool synchronize(std::chrono::nanoseconds longest) = 0;
   virtual std::size_t trim(std::size_t keep) = 0;
   virtual void reserve(std::size_t bytes) = 0;

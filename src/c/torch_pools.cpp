@@ -28,7 +28,7 @@ import gpumem;
 namespace gpumem::c {
 namespace {
 
-/// Makes the device current if the stream is a default stream, which always belongs to the current device.
+/// Makes the device current for a default stream: the driver resolves its handle in the current context.
 class device_of_stream {
 public:
   device_of_stream(int device, void* stream) {

@@ -48,7 +48,7 @@ struct out_of_memory_info {
   std::uint64_t free_ranges = 0;    ///< number of free ranges
   std::size_t free_in_use = 0;      ///< free bytes whose last use the host has not seen complete yet
   std::uint64_t in_use_streams = 0; ///< number of streams whose work may still use free memory
-  std::size_t quarantined = 0;      ///< freed bytes that a hardened pool (one that finds misuse) keeps from reuse
+  std::size_t quarantined = 0;      ///< freed bytes that a hardened pool keeps from reuse
   std::size_t largest_block = 0;    ///< most bytes of a block of the resource; 0: no bound
   bool no_addresses = false;        ///< the device has memory, but the process has no addresses for it
 };

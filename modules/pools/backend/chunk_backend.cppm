@@ -13,12 +13,11 @@ import :stream;
 
 namespace gpumem::detail {
 
-/// Gets chunks from the upstream, and gives back chunks without a live block. A chunk is contiguous memory that the
-/// upstream gives and takes back as a whole. A pool of pages gets chunks too where the driver has no addresses; the
-/// functions leave its pages alone. grow() gets a chunk for a request, and unless `exact` a larger one than
-/// the request needs. migrate() moves an unused chunk of another shard to the request's shard. release() gives back
-/// unused chunks as long as at least `keep` bytes remain. pool_backend, which calls these functions, has their full
-/// contracts.
+/// Gets chunks from the upstream, and gives back chunks without a live block. A pool of pages gets chunks too where the
+/// driver has no addresses; the functions leave its pages alone. grow() gets a chunk for a request, and unless `exact`
+/// a larger one than the request needs. migrate() moves an unused chunk of another shard to the request's shard.
+/// release() gives back unused chunks as long as at least `keep` bytes remain. pool_backend, which calls these
+/// functions, has their full contracts.
 export class chunk_backend {
 public:
   explicit chunk_backend(backend_parts& parts) noexcept : parts_{parts} {}

@@ -7,8 +7,8 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A pool's chunks, each contiguous memory of the upstream, and the limit on their bytes. A pool has one or more parts
-/// with a lock each, the shards. Changes need the locks of all shards. Reads need the lock of any shard.
+/// A pool's chunks, and the limit on their bytes. Changes need the locks of all shards. Reads need the lock of any
+/// shard.
 export class chunk_list {
 public:
   /// `limit`: the most bytes that may be reserved; 0: no limit. `chunk_bytes`: the size of a chunk, unless the request

@@ -389,8 +389,8 @@ private:
   std::unique_ptr<cache_storage> owned_storage_;
 };
 
-/// The thread caches of a pool by thread index, and the limits that they share. A shard is a part of the pool with a
-/// lock of its own; calls that change the caches of other threads need the locks of all shards.
+/// The thread caches of a pool by thread index, and the limits that they share. Calls that change the caches of other
+/// threads need the locks of all shards.
 ///
 /// Each cache has a mutex that is biased to its thread: that thread locks it cheaply. Threads with high indices share
 /// caches, whose mutexes have no bias. A cache checks `enabled()` under its mutex. So a flush after `set_limits(false)`

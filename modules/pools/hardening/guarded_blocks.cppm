@@ -74,8 +74,8 @@ export struct corruption_report {
   inline bool any() const noexcept { return underrun.bytes + overrun.bytes + after_free.bytes > 0; }
 };
 
-/// The record of a block. While the block is live, the record changes under the lock of `hardening`, the layer that
-/// guards blocks. Afterwards the record belongs to the thread that frees the block, then to the quarantine.
+/// The record of a block. While the block is live, the record changes under the lock of `hardening`. Afterwards the
+/// record belongs to the thread that frees the block, then to the quarantine.
 export struct guarded_block {
   char* user = nullptr;
   std::size_t bytes = 0;               ///< requested by the user
@@ -125,8 +125,8 @@ private:
   void check(pieces const& seen, guard_layout const& of) noexcept;
 };
 
-/// The blocks that users have, and freed blocks in quarantine, which keeps them from reuse. Knows which pointers users
-/// may free, and explains wrong frees. Guarded by the lock of the `hardening` that owns it.
+/// The blocks that users have, and freed blocks in quarantine. Knows which pointers users may free, and explains wrong
+/// frees. Guarded by the lock of the `hardening` that owns it.
 export class guarded_blocks {
 public:
   /// `events`: the number of allocations and frees that the history keeps. Throws std::bad_alloc.
@@ -140,7 +140,7 @@ public:
   /// Ends the life of the block that starts at the address, and returns it; null if no live block of this size starts
   /// there. `stream`: the id of the stream that frees it. If several threads free a block at once, one of them gets it.
   guarded_block* end_life(void const* pointer, std::optional<std::size_t> bytes, std::uint64_t stream) noexcept;
-  /// Removes a block that goes back to the pool's engine (the pool without the hardening), and destroys its record.
+  /// Removes a block that goes back to the pool's engine, and destroys its record.
   void remove(guarded_block const& outgoing) noexcept;
 
   /// Returns the block in which the address lies, in the user's bytes or in the guards; null if there is none.

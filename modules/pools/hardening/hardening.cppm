@@ -1,5 +1,4 @@
-// The layer of a hardened pool between its users and its engine, the part that allocates and frees. This layer guards
-// blocks, checks them after the free, and reports misuse.
+// The layer of a hardened pool between its users and its engine.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:hardening;
 import :backoff;

@@ -34,7 +34,7 @@ private:
   std::atomic<T> value_{};
 };
 
-/// A use of memory by work on a stream. It ends in an epoch, which numbers a section of the stream's work.
+/// A use of memory by work on a stream, and the epoch in which it ends.
 export struct stream_use {
   stream_timeline* timeline = nullptr;
   epoch newest = 0;
@@ -186,7 +186,7 @@ export struct alignas(64) chunk {
   std::size_t live_blocks = 0; ///< blocks that are allocated, in a thread cache, or still to be freed
   block* first = nullptr;      ///< the lowest block
   block* last = nullptr;
-  pool_shard* shard = nullptr; ///< the part of the pool that owns it; does not change while the chunk has live blocks
+  pool_shard* shard = nullptr;        ///< the owner; does not change while the chunk has live blocks
   address_range* addresses = nullptr; ///< where its pages are mapped; null if it is no pages
   std::size_t pins = 0;               ///< pins of a chunk that serves as pages; a pinned one stays
 

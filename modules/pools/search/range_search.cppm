@@ -57,7 +57,7 @@ export struct allocation_request {
   std::uint8_t class_number; // number of the size class; size_class::count if `bytes` is the size of no class
   std::size_t alignment;
   unsigned thread;                  // the calling thread's number
-  pool_shard* shard = nullptr;      // the calling thread's part of the pool
+  pool_shard* shard = nullptr;      // the calling thread's
   bool growth_failed = false;       // the pool could not grow for this request
   loan_terms const* loan = nullptr; // of a request that only new pages can serve; null: a request for a block
 

@@ -18,9 +18,9 @@ namespace gpumem::detail {
 /// stream first waits for the uses. `none`: not at all.
 export enum class reuse_tier : std::uint8_t { same_stream, ordered, completed, wait, none };
 
-/// The rules of one pool. A use is work of a stream on memory that is now free; it is open until the host has seen it
-/// complete. The caller holds the locks of the shards that it passes, or of the shard in which the uses lie. Calls may
-/// make driver calls on streams, but wait for nothing.
+/// The rules of one pool. A use of free memory is open until the host has seen it complete. The caller holds the locks
+/// of the shards that it passes, or of the shard in which the uses lie. Calls may make driver calls on streams, but
+/// wait for nothing.
 export class reuse_rules {
 public:
   /// `policy`: which memory of other streams may be reused. `host_accessible`: the host may touch memory as soon as it
@@ -41,8 +41,7 @@ public:
   void prune(stream_uses& uses) const noexcept {
     if (cross_stream_) uses.prune();
   }
-  /// Promotes ranges: drops their complete uses. A range without uses is ready for any stream, and is joined with ready
-  /// neighbours. Returns whether any range was promoted.
+  /// Promotes ranges, which then coalesce with ready neighbours. Returns whether any range was promoted.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
   promote_completed(shard_span among) noexcept;
   /// Joins free neighbours that the stream may use by tiers up to `last_tier`. Neighbours with open uses by different

@@ -62,8 +62,8 @@ private:
   std::optional<captured_order::position const*> next_; // nullopt until the driver is asked
 };
 
-// Adds a use, which is the work of a stream up to an end. A range has room for uses by four streams. If there is a
-// fifth stream, all uses of the range count as never ending (no_end), so that the range serves no stream.
+// Adds a use. A range has room for uses by four streams. If there is a fifth stream, all uses of the range count as
+// never ending (no_end), so that the range serves no stream.
 void add_use(block& used, stream_use const& use) noexcept {
   if (used.uses.add(use)) return;
   auto const before = used.uses;

@@ -150,8 +150,7 @@ void quarantine::take_complete(std::size_t keep, list& out) noexcept {
   if (sent_.first && sent_until_ == 0) sent_until_ = record_epoch();
 }
 
-// Poisons blocks whose uses are complete, if the stream of their free did not poison them. Moves them to the list of
-// the other blocks.
+// Poisons the complete blocks of `unpoisoned_`, and moves them to `kept_`.
 void quarantine::poison_complete() noexcept {
   for_each_complete(unpoisoned_, [&](guarded_block& each) {
     poison(each);
