@@ -8,11 +8,7 @@
 /// Values that change speed and memory use, but not what the library does. Names with `bytes` are in bytes. A
 /// `fraction` n stands for 1/n.
 ///
-/// Terms: the memory of a pool lies in shards, each with a lock and free lists of its own. The lists hold ranges: free
-/// blocks from which requests are split off. A freed block first goes to the cache of the thread that freed it. Such a
-/// thread cache has stream caches, each for the small and medium blocks of one stream, and a large cache. A budget
-/// limits the bytes of all thread caches together. The memory of some pools is made of pages: physical memory that is
-/// mapped as a whole. A page can move: it is unmapped, and mapped at another address where memory is needed.
+/// The terms are those of the glossary in modules/README.md.
 ///
 /// Utilization is the peak of the live bytes divided by the peak of the reserved bytes. "Utilization" below says how
 /// half and double the value change it on ten recorded traces of one stream, on the simulated device. It gives the
@@ -23,10 +19,9 @@ using namespace std::chrono_literals;
 
 // Rounding and caches of freed blocks.
 
-/// In a pool with one shard, sizes up to this are rounded up to a size class, one of the sizes that the caches serve.
-/// With more shards, all sizes up to the largest medium size are rounded. More requests then find a block in the
-/// thread's cache; a thread that finds none may have to lock all shards. Rounding of all sizes wasted .01 to .02 of the
-/// memory of recorded traces.
+/// In a pool with one shard, sizes up to this are rounded up to a size class. With more shards, all sizes up to the
+/// largest medium size are rounded. More requests then find a block in the thread's cache; a thread that finds none may
+/// have to lock all shards. Rounding of all sizes wasted .01 to .02 of the memory of recorded traces.
 /// Utilization: half -.007 to +.008, double -.017 to +.005.
 inline constexpr std::size_t largest_rounded_bytes = std::size_t{256} << 10;
 /// Most bytes of one kind of size (small, medium or large) in all thread caches of a pool.
@@ -79,14 +74,14 @@ inline constexpr std::uint32_t frees_per_event = 1024;
 /// Utilization, event_fraction: half +.005, double +.005; event_fraction_near_limit: no change.
 inline constexpr std::size_t event_fraction = 2;
 inline constexpr std::size_t event_fraction_near_limit = 256;
-/// A free without an event is silent. A stream that gpumem neither made nor adopted may be destroyed at any time.
-/// Between two events of such a stream there may be one silent free for each 64 frees that events have covered, up to
+/// Between two events of a mortal stream there may be one silent free for each 64 frees that events have covered, up to
 /// 63 silent frees of 64 MiB together.
 /// Utilization, covered_frees_per_silent: no change; max_silent_frees: no change.
 inline constexpr std::uint32_t covered_frees_per_silent = 64;
 inline constexpr std::uint32_t max_silent_frees = 63;
 /// The least memory that a driver's pool (cuMemPoolCreate) has, and the step by which it grows, on an H200. One block
-/// in it keeps this much. Utilization: no change.
+/// in it keeps this much.
+/// Utilization: no change.
 inline constexpr std::size_t driver_pool_step = std::size_t{32} << 20;
 /// The most spare events that a stream keeps for itself, and the number of spare events that each context is given.
 /// Utilization: no change.
@@ -97,8 +92,8 @@ inline constexpr int spare_events = 4;
 /// A stream is behind the host if an event is still not complete this long after its record.
 /// Utilization: half -.014 to +.006, double +.004 to +.006.
 inline constexpr std::chrono::nanoseconds behind_after = 5us;
-/// The least part of the time that polls (queries of events) may take. Without polls streams would share no memory. The
-/// pool option `effort` can raise this part.
+/// The least part of the time that polls may take. Without polls streams would share no memory. The pool option
+/// `effort` can raise this part.
 /// Utilization: no change.
 inline constexpr double min_poll_share = 1.0 / 16;
 /// The longest burst of polls. After a burst, polls are limited to their part of the time.
@@ -127,9 +122,9 @@ inline constexpr std::size_t near_limit_fraction = 4;
 /// pressure ends when this part of the pool is free.
 /// Utilization: no change.
 inline constexpr std::size_t pressure_fraction = 16;
-/// A new chunk (memory from the upstream in one piece) has this part of the bytes that its shard has, between
-/// `min_chunk_bytes` and `max_chunk_bytes`. Larger chunks fragment less; smaller chunks reserve less memory that is
-/// never used. On recorded traces these values kept more of the reserved memory in use than all others that were tried.
+/// A new chunk has this part of the bytes that its shard has, between `min_chunk_bytes` and `max_chunk_bytes`. Larger
+/// chunks fragment less; smaller chunks reserve less memory that is never used. On recorded traces these values kept
+/// more of the reserved memory in use than all others that were tried.
 /// Utilization: no change.
 inline constexpr std::size_t chunk_fraction = 6;
 /// Utilization, min_chunk_bytes: no change; max_chunk_bytes: no change.
@@ -139,8 +134,8 @@ inline constexpr std::size_t max_chunk_bytes = std::size_t{512} << 20;
 /// Utilization: no change.
 inline constexpr std::size_t shard_growth_fraction = 8;
 /// The size of a new page is this part of the mapped bytes, within the smallest and the largest page size. On recorded
-/// traces larger pages left more memory unused, and smaller pages were moved more often. Utilization: half -.037 to
-/// +.006, double +.004 to +.038.
+/// traces larger pages left more memory unused, and smaller pages were moved more often.
+/// Utilization: half -.037 to +.006, double +.004 to +.038.
 inline constexpr std::size_t page_fraction = 150;
 /// If a pool has a limit, a new page has this part of the limit, between the smallest and the largest page size.
 /// Utilization: no change.
@@ -164,7 +159,8 @@ inline constexpr std::size_t segment_fraction = 64;
 /// Utilization: no change.
 inline constexpr std::chrono::nanoseconds max_move_burst = 50ms;
 /// The time to move or to make a page, whatever its size: 33 us and 27 us on an H200. A pool begins with this value,
-/// and then uses the median of its recent growths and moves. Utilization: no change.
+/// and then uses the median of its recent growths and moves.
+/// Utilization: no change.
 inline constexpr std::chrono::nanoseconds page_cost = 40us;
 /// The time that the polls before a move are assumed to take. It counts against the limit on moves even if no page
 /// moves.

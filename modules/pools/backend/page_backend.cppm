@@ -19,9 +19,8 @@ import :virtual_pages;
 namespace gpumem::detail {
 
 /// Maps new pages or moves idle ones, and unmaps idle pages. An idle page has no live block, and all its uses are
-/// complete. The pages go after the mapped addresses of an address range, or into holes between them. A shard is a part
-/// of the pool with a lock and addresses of its own; pages move from one shard to another. For all other facts about
-/// the functions see pool_backend, which calls them.
+/// complete. The pages go after the mapped addresses of an address range, or into holes between them. Pages move from
+/// one shard to another. For all other facts about the functions see pool_backend, which calls them.
 export class page_backend {
 public:
   explicit page_backend(backend_parts& parts) noexcept;

@@ -20,10 +20,9 @@ import :std;
 
 namespace gpumem::detail {
 
-/// Gets chunks or pages, and gives back unused memory. A shard is a part of the pool with a lock of its own. Functions
-/// that change the pool need the locks of all shards, and unlock them during waits and calls of the upstream. One
-/// thread at a time grows the pool or changes its pages. Reads need the lock of any shard; paged(), where() and lost()
-/// need none. Sizes are in bytes.
+/// Gets chunks or pages, and gives back unused memory. Functions that change the pool need the locks of all shards, and
+/// unlock them during waits and calls of the upstream. One thread at a time grows the pool or changes its pages. Reads
+/// need the lock of any shard; paged(), where() and lost() need none. Sizes are in bytes.
 export class pool_backend {
 public:
   /// Keeps references to all arguments.

@@ -112,8 +112,7 @@ private:
 /// of the shard that owns the lists.
 export class quick_lists {
 public:
-  /// Most blocks of one size on a quick list: freed small blocks that are not joined with their neighbours yet.
-  /// Utilization: no change.
+  /// Most blocks of one size on a quick list. Utilization: no change.
   static constexpr std::size_t max_quick_blocks = 64;
 
   inline block* head(std::size_t bytes) const noexcept { return heads_[size_class::number_of_small(bytes)]; }

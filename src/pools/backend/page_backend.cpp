@@ -1,4 +1,4 @@
-// Maps, moves and unmaps pages, at the end of the mapped addresses or in holes (ranges without mapped pages).
+// Maps, moves and unmaps pages, at the end of the mapped addresses or in holes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <base/tuning.hpp>
@@ -167,9 +167,9 @@ placement page_backend::move_at_limit(allocation_request const& request) {
   return move(request, true);
 }
 
-// Returns the uses of new memory. Memory for a stream counts as used by that stream up to epoch 0. Epochs number the
-// sections of a stream's work from 1, so this use is complete. Because of the use, the rest of the memory goes to the
-// free list of that stream, and serves its next requests.
+// Returns the uses of new memory. Memory for a stream counts as used by that stream up to epoch 0. Epochs begin at 1,
+// so this use is complete. Because of the use, the rest of the memory goes to the free list of that stream, and serves
+// its next requests.
 stream_uses page_backend::fresh_uses(allocation_request const& request) const noexcept {
   return parts_.rules.needs_host(request.key) ? stream_uses{} : stream_uses{stream_use{&request.key.timeline(), 0}};
 }
