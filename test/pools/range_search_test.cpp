@@ -38,6 +38,14 @@ constexpr found nothing{nullptr, reuse_tier::none};
 // Free ranges in two shards: each in a chunk of its own, so that they do not coalesce.
 class range_search_test : public gpumem_test::simulated_test {
 protected:
+  // The streams are those of tests before, which may have left events open.
+  range_search_test() {
+    for (auto* const each : {&a, &b, &c}) {
+      each->synchronize();
+      each->key().timeline().poll();
+    }
+  }
+
   static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
   static std::uint64_t polls() { return gpumem::driver_api::driver_calls("cuEventQuery"); }
 
