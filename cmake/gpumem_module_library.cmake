@@ -88,7 +88,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT GPUMEM_SANITIZE)
 endif()
 
 # gpumem_generate_interface(<target> <interfaces> <implementations>)
-# Generates <folder>/gpumem.cppm of all interfaces, and units of at most six implementations each, which lie in one
+# Generates <folder>/gpumem.cppm of all interfaces, and units of at most four implementations each, which lie in one
 # folder of src/; <folder> has the target's name, in the calling folder's build folder. Sets `implementations` to the
 # units.
 function(gpumem_generate_interface name interfaces implementations)
@@ -102,7 +102,7 @@ function(gpumem_generate_interface name interfaces implementations)
   set(unit_folder)
   foreach(file IN LISTS implementations)
     cmake_path(GET file PARENT_PATH file_folder)
-    if(NOT file_folder STREQUAL unit_folder OR count EQUAL 6 OR file IN_LIST GPUMEM_SINGLE_UNITS)
+    if(NOT file_folder STREQUAL unit_folder OR count EQUAL 4 OR file IN_LIST GPUMEM_SINGLE_UNITS)
       string(REPLACE "/" "." unit "${file}")
       list(APPEND units "${folder}/${unit}")
       string(APPEND list "\n${unit}:")
