@@ -48,7 +48,7 @@ export class timeline_registry;
 export class timeline_store;
 
 // Why each free on a mortal stream records an event: too many frees that no event covers keep memory of dead streams,
-// or of closed pools. timeline_store.cpp and deferred_release.cpp have the limits.
+// or of closed pools. timeline_registry.cpp and deferred_release.cpp have the limits.
 export enum class uncovered_memory : std::uint8_t { dead_streams = 1, closed_pools = 2 };
 // The reasons that hold now, as a sum.
 inline constinit std::atomic<std::uint8_t> uncovered_memory_seen{0};
