@@ -5,9 +5,9 @@ module;
 #include <utility>
 export module gpumem:fixed_size_resource;
 import :cuda;
-import :held_upstream;
 import :pool_options;
 import :pool_resource;
+import :pool_upstream;
 import :std;
 
 namespace gpumem {

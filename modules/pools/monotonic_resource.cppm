@@ -8,7 +8,6 @@ import :block;
 import :cuda;
 import :device;
 import :error;
-import :held_upstream;
 import :pool_options;
 import :pool_resource;
 import :pool_upstream;

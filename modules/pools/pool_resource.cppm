@@ -17,7 +17,6 @@ import :error;
 import :executor;
 import :graph_memory;
 import :hardening;
-import :held_upstream;
 import :holder;
 import :misuse;
 import :page_store;

@@ -27,7 +27,6 @@ import :error;
 import :executor;
 import :graph_memory;
 import :hardening;
-import :held_upstream;
 import :holder;
 import :misuse;
 import :nvtx_heaps;

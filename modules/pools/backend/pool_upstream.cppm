@@ -1,14 +1,17 @@
-// The upstream of a pool behind a type-erased interface.
+// The upstream of a pool behind a type-erased interface, and the object that holds it and knows its type.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <memory>
+#include <utility>
 export module gpumem:pool_upstream;
 import :aligned_services;
 import :block;
 import :cuda;
+import :device;
 import :error;
 import :nvtx_heaps;
 import :page_store;
+import :pool_options;
 import :pool_shard;
 import :services;
 import :std;
@@ -92,5 +95,21 @@ private:
   std::unique_ptr<nvtx_heaps> heaps_;
   memory_traits traits_;
 };
+
+/// Holds a pool's upstream, a resource of this type.
+export template <class Upstream> class held_upstream : public pool_upstream {
+public:
+  explicit held_upstream(Upstream upstream) : value{std::move(upstream)} { attach(services_of_upstream(value)); }
+  /// Gets pages of the device instead of chunks of `instead`.
+  held_upstream(Upstream instead, gpumem::device where, virtual_pages_options pages)
+      : held_upstream{std::move(instead)} {
+    use_pages(where, std::move(pages));
+  }
+  Upstream value;
+};
+
+/// Returns an upstream of pages if the device has virtual memory and the options allow pages; otherwise one of chunks.
+export std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options const& options,
+                                                 virtual_pages_options pages);
 
 } // namespace gpumem::detail

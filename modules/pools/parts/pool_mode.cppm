@@ -4,7 +4,6 @@
 module;
 #include <cstdint>
 export module gpumem:pool_mode;
-import :stream_epochs;
 import :backend_parts;
 import :backoff;
 import :block;
@@ -14,6 +13,7 @@ import :reuse_rules;
 import :shard_list;
 import :shard_roles;
 import :std;
+import :stream_epochs;
 import :stream_timeline;
 import :sync;
 import :thread_caches;

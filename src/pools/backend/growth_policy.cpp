@@ -1,8 +1,9 @@
-// Plans what a pool of pages maps for a request: how much, where, and in pages of which size.
+// Plans what a pool of pages maps for a request, and keeps the median of the last times per page.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <base/tuning.hpp>
 #include <algorithm>
+#include <base/tuning.hpp>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -170,6 +171,17 @@ std::size_t growth_policy::page_size(std::size_t reserved, std::size_t bytes, st
   }
   auto const few = round_up(bytes / std::max(max_pages, std::size_t{1}), unit_);
   return std::clamp(std::max(whole(reserved / tuning::page_fraction), few), unit_, most);
+}
+
+page_price::page_price() noexcept : recent_{tuning::page_cost}, median_{tuning::page_cost} {}
+
+void page_price::add(nanoseconds spent, std::size_t pages) noexcept {
+  if (pages == 0) return;
+  recent_[count_++ % kept] = spent / static_cast<double>(pages);
+  auto sorted = recent_;
+  auto const end = sorted.begin() + std::min(count_, kept), middle = sorted.begin() + (end - sorted.begin() - 1) / 2;
+  std::nth_element(sorted.begin(), middle, end);
+  median_ = std::max(*middle, least);
 }
 
 } // namespace gpumem::detail

@@ -14,7 +14,6 @@ import :backend_parts;
 import :block;
 import :chunk_list;
 import :error;
-import :growth_lock;
 import :growth_policy;
 import :page_store;
 import :pool_shard;

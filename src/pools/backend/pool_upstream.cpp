@@ -1,11 +1,11 @@
-// Calls the upstream.
+// Calls the upstream of a pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <base/tuning.hpp>
-#include <cuda.h>
 #include <algorithm>
+#include <base/tuning.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <cuda.h>
 #include <memory>
 module gpumem:pool_upstream.impl;
 import :pool_upstream;

@@ -11,6 +11,7 @@ module;
 #include <new>
 module gpumem:allocate_path.impl;
 import :allocate_path;
+import :backend_parts;
 import :backoff;
 import :block;
 import :chunk_list;
@@ -18,7 +19,6 @@ import :deferred_release;
 import :device;
 import :error;
 import :frees;
-import :growth_lock;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;

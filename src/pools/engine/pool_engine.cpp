@@ -14,6 +14,7 @@ module;
 #include <vector>
 module gpumem:pool_engine.impl;
 import :pool_engine;
+import :backend_parts;
 import :cache_limits;
 import :chunk_list;
 import :deferred_release;
@@ -21,7 +22,6 @@ import :device;
 import :error;
 import :executor;
 import :frees;
-import :growth_lock;
 import :page_store;
 import :pool_backend;
 import :pool_mode;

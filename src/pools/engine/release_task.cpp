@@ -9,11 +9,11 @@ module;
 #include <vector>
 module gpumem:release_task.impl;
 import :release_task;
+import :backend_parts;
 import :chunk_list;
 import :deferred_release;
 import :driver;
 import :frees;
-import :growth_lock;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;

@@ -8,8 +8,8 @@ module;
 #include <new>
 #include <utility>
 #include <vector>
-module gpumem:idle_pages.impl;
-import :idle_pages;
+module gpumem:page_backend_idle.impl;
+import :page_backend;
 import :backend_parts;
 import :block;
 import :chunk_list;
