@@ -16,10 +16,14 @@ if(GPUMEM_BUILD_TESTS OR NOT GPUMEM_PARTITIONS OR GPUMEM_TUNABLE)
 endif()
 set(GPUMEM_TUNING_FOLDER "${PROJECT_SOURCE_DIR}/src")
 if(GPUMEM_TUNABLE)
+  if(GPUMEM_BUILD_TESTS)
+    message(FATAL_ERROR "GPUMEM_TUNABLE needs -DGPUMEM_BUILD_TESTS=OFF: the tests are compiled with the usual constants")
+  endif()
   set(GPUMEM_TUNING_FOLDER "${PROJECT_BINARY_DIR}/tunable")
   execute_process(COMMAND "${Python3_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/tunable.py"
     "${PROJECT_SOURCE_DIR}/src/base/tuning.hpp" "${GPUMEM_TUNING_FOLDER}/base/tuning.hpp" COMMAND_ERROR_IS_FATAL ANY)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/base/tuning.hpp")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+    "${PROJECT_SOURCE_DIR}/src/base/tuning.hpp" "${PROJECT_SOURCE_DIR}/cmake/tunable.py")
 endif()
 # Units with more in their global module fragment than includes, or with options of their own.
 set(GPUMEM_SINGLE_UNITS

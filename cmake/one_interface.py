@@ -10,7 +10,7 @@ appear after those that they import, otherwise in the order of the primary inter
 attributes of clang's thread-safety analysis. All other names are units. #line directives name the sources, by their
 paths in the project. A file whose text is unchanged keeps its time.
 
-An importer of one interface reads a tenth of what an importer of 200 partitions reads."""
+An importer of one interface reads a tenth of what an importer of all partitions reads."""
 import re
 import sys
 from pathlib import Path

@@ -5,8 +5,8 @@ SPDX-License-Identifier: Apache-2.0
 usage: tunable.py HEADER OUTPUT
 
 GPUMEM_TUNING has pairs NAME=VALUE, separated by commas: bytes, counts and parts as they are in HEADER, times in
-nanoseconds. Constants that it does not name keep their values. A name that is unknown, or a value that is no number,
-ends the program with status 2."""
+nanoseconds. Constants that it does not name keep their values. The program ends with status 2 at a name that is unknown,
+and at a value that is no number or out of range: a count is at least 1, a time or a share is at least 0."""
 import re
 import sys
 from pathlib import Path
@@ -25,13 +25,15 @@ template <class Visit> void for_each_setting(Visit visit) {
     visit(name, error == std::errc{} && end == value.data() + value.size() ? number : -1);
   }
 }
+[[noreturn]] inline void refuse(std::string_view name, char const* why) {
+  std::fprintf(stderr, "GPUMEM_TUNING: %.*s: %s\n", static_cast<int>(name.size()), name.data(), why);
+  std::exit(2);
+}
 inline bool check_settings() {
   for_each_setting([](std::string_view name, double number) {
     bool const known = std::find(std::begin(names), std::end(names), name) != std::end(names);
-    if (known && number >= 0) return;
-    std::fprintf(stderr, "GPUMEM_TUNING: %.*s: %s\n", static_cast<int>(name.size()), name.data(),
-                 known ? "the value is no number from 0 on" : "no tuning constant has this name");
-    std::exit(2);
+    if (!known) refuse(name, "no tuning constant has this name");
+    if (!(number >= 0)) refuse(name, "the value is no number from 0 on");
   });
   return true;
 }
@@ -40,15 +42,18 @@ template <class Value> Value tuned(std::string_view name, Value usual) {
   for_each_setting([&](std::string_view setting, double number) {
     if (setting != name) return;
     if constexpr (requires { typename Value::period; }) {
+      if (number > 1e18) refuse(name, "the time is longer than 1e18 ns");
       usual = std::chrono::duration_cast<Value>(std::chrono::duration<double, std::nano>{number});
     } else {
+      if (std::is_integral_v<Value> && (number < 1 || number > static_cast<double>(std::numeric_limits<Value>::max()) / 2))
+        refuse(name, "the value is no count from 1 on, or is too large");
       usual = static_cast<Value>(number);
     }
   });
   return usual;
 }
 """
-INCLUDES = "algorithm charconv cstdio cstdlib iterator string_view system_error".split()
+INCLUDES = "algorithm charconv cstdio cstdlib iterator limits string_view system_error type_traits".split()
 
 
 def main():

@@ -28,7 +28,8 @@ export struct closed_epoch {
 export class stream_epochs {
 public:
   /// Most bytes of silent frees. For streams that live on, this number replaces the part of the reserved bytes that
-  /// makes an event due (event_threshold_of()) if that is less. Utilization: no change.
+  /// makes an event due (event_threshold_of()) if that is less.
+  /// Utilization: no change.
   static constexpr std::size_t max_silent_bytes = std::size_t{64} << 20;
   /// Frees that a thread cache, or a stream's free list, counts before it adds their number to the count here.
   /// Utilization: half none, double +.005.

@@ -177,6 +177,8 @@ inline constexpr std::size_t release_slack_fraction = 8;
 /// one to two windows of this many locked calls of the first shard.
 /// Utilization: no change.
 inline constexpr std::uint64_t collision_window = std::uint64_t{1} << 16;
+/// Two steals that are more than this many locked calls of the thread's shard apart do not add up to the steals after
+/// which the thread's own shard grows.
 /// Utilization: no change.
 inline constexpr std::uint64_t steal_window = 1024;
 /// If threads have shards, the count of live bytes lags behind by at most this part of the reserved bytes, and so does

@@ -1,4 +1,4 @@
-// Functions of resources that are not inline.
+// Finds aligned pointers inside larger blocks. Reports frees on unknown streams, and through moved-from handles.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstddef>

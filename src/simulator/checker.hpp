@@ -135,7 +135,9 @@ private:
   memory const& allocations_;
   virtual_memory& mappings_;
   vector_clock const& host_;
-  segment_map segments_;                                // by key: the address; for virtual memory the physical location
+  // By key: the address; for virtual memory the physical location. Accesses that the host has seen complete are
+  // removed.
+  segment_map segments_;
   std::unordered_map<std::uint64_t, block_map> blocks_; // by owner
   std::unordered_set<std::uint64_t> tracked_;           // allocations of the driver in which blocks were granted
   std::uint64_t blocks_made_ = 0;

@@ -64,7 +64,7 @@ memory_pool::way memory_pool::way_to(range const& part, stream const& on) const 
 
 /// Returns the range that the stream can get in the cheapest way, if that way is not beyond `furthest`. The values of
 /// `way` go from cheap to expensive. Among several such ranges, returns the smallest that fits. Returns end() if there
-/// is none.
+/// is none. New memory of the device comes before a wait that the driver inserts, as CUDA documents.
 memory_pool::range_map::iterator memory_pool::best(stream const& on, std::size_t need, way furthest) {
   auto chosen = free_.end();
   way cheapest = way::none;

@@ -40,6 +40,14 @@ protected:
   }
 };
 
+TEST_F(pool_moves, blocks_of_all_sizes_lie_at_the_beginning_of_free_memory) {
+  pool r{device, {.initial_size = 64 * MiB}};
+  auto* const small = r.allocate(a, 1 * MiB);
+  auto* const large = r.allocate(a, 32 * MiB);
+  EXPECT_EQ(large, at(small, 1 * MiB));
+  for (auto* const each : {small, large}) r.deallocate(a, each);
+}
+
 // A past fault: the pool moved pages away from beside the hole where it then needed them.
 TEST_F(pool_moves, pool_stays_small_at_the_end_of_its_addresses) {
   constexpr std::size_t addresses = 192 * MiB, most_live = 40 * MiB;

@@ -90,8 +90,8 @@ public:
   /// A large cache takes blocks while its score is above 0. A hit (a request gets a cached block) adds
   /// `large_hit_score`, up to `max_large_score`; an eviction subtracts 1. Some time after the score has become 0, a
   /// trial begins: the score is set to `large_trial_score`. A hit saves two calls of a shard, and an eviction costs a
-  /// part of one. That an eviction costs a fifth of what a hit saves is a guess. Utilization, large_hit_score: half
-  /// -.009 to +.011, double +.004; large_trial_score: half -.004, double -.006 to
+  /// part of one. That an eviction costs a fifth of what a hit saves is a guess.
+  /// Utilization, large_hit_score: half -.009 to +.011, double +.004; large_trial_score: half -.004, double -.006 to
   /// +.012; max_large_score: half -.006 to +.023, double -.017 to +.004.
   static constexpr int large_hit_score = 5, large_trial_score = 16, max_large_score = 256;
   /// A large cache whose score is 0 begins a trial after it has refused this many blocks.

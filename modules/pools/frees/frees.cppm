@@ -50,8 +50,8 @@ public:
   explicit shard_frees(pool_parts& parts) noexcept : parts_{parts} {}
 
   // The next functions are called under the lock of the block's shard.
-  /// Puts a small block on a quick list. Puts any other block on a free list, and coalesces it. The stream
-  /// uses of the block stay with the memory, so later uses are ordered after them.
+  /// Puts a small block on a quick list. Puts any other block on a free list, and coalesces it. The stream uses
+  /// of the block stay with the memory, so later uses are ordered after them.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   free_block(block& freed) noexcept;
   /// Frees a block that was in a thread cache. The cache has counted the free, so this does not.

@@ -24,7 +24,8 @@ public:
   /// The first shard, one for each of the 64 slots of threads, and one for loans.
   static constexpr std::size_t max_shards = 66, slots = 64;
   /// A round ends after this many locked calls of one shard, at an allocation that takes all locks, and at each trim().
-  /// A shard whose threads do not allocate for a round is inactive. Utilization: no change.
+  /// A shard whose threads do not allocate for a round is inactive.
+  /// Utilization: no change.
   static constexpr std::uint64_t calls_per_round = std::uint64_t{sync::contention_threshold} * 8;
 
   /// `poll_share`: share of the time that each shard may spend on polls of events. `shard_per_thread`: each thread gets

@@ -117,9 +117,9 @@ free_result free_path::free_uncached(free_call const& call, shard_list::lookup c
   return right;
 }
 
-// Leaves the free to the next holder of the shard's lock. Returns false, and does nothing, for a block that must not be
-// cached and while caching is off. It does so too while only one stream uses the pool: its frees record no events, but
-// a remote free may record one.
+// Leaves the free to the next holder of the shard's lock. Returns false for a block that must not be cached, and
+// while caching is off. It does so too while only one stream has used the pool: its frees record no events, but a
+// remote free may record one.
 bool free_path::push_remote_free(free_call const& call, shard_list::lookup const& seen) noexcept {
   auto const threshold = parts_.caches.event_threshold_bytes();
   if (!seen.that || !may_cache(*seen.that, call.key, call.bytes) || threshold == SIZE_MAX) return false;

@@ -136,6 +136,9 @@ def check(root, folders):
 
 
 if __name__ == "__main__":
-    failures = check(Path(sys.argv[1]), sys.argv[2:] or FOLDERS)
+    root = Path(sys.argv[1])
+    if not glossary((root / "modules" / "README.md").read_text()):
+        sys.exit("modules/README.md has no glossary")
+    failures = check(root, sys.argv[2:] or FOLDERS)
     print("\n".join(failures) if failures else "the comments keep the rules")
     sys.exit(1 if failures else 0)
