@@ -46,11 +46,12 @@ protected:
     simulator::work(on, {simulator::write(block.data(), block.bytes())});
   }
 
-  /// Each `subject` is over `pool` of 100 MiB.
-  template <class Subject> void expect_wait(Subject subject) {
-    auto block = subject.acquire(a, 60 * MiB).wait();
+  /// `subject` and `other` are over `pool` of 100 MiB. A request of `subject` waits for memory of `other`.
+  template <class Subject, class Other> void expect_wait(Subject subject, Other other) {
+    auto block = other.acquire(a, 60 * MiB).wait();
     writes(a, block);
     request second{*this, subject, b, 60 * MiB};
+    let_the_library_thread_poll();
     EXPECT_FALSE(second.ended());
     EXPECT_EQ(pool.statistics().waiting, 1u);
     block.reset();
@@ -68,6 +69,8 @@ protected:
     a.synchronize();
   }
 
+  template <class Subject> void expect_wait(Subject subject) { expect_wait(subject, subject); }
+
   pool_resource<gpumem::cuda_resource> pool{device, {.limit = 100 * MiB}};
   simulator::checked<pool_resource<gpumem::cuda_resource>> checked{pool};
 };
@@ -75,7 +78,7 @@ protected:
 TEST_F(checked_waits, request_waits_and_its_block_is_checked) { expect_wait(checked); }
 TEST_F(checked_waits, request_of_a_scope_waits) {
   gpumem::scope unit{checked, "batch"};
-  expect_wait(unit);
+  expect_wait(unit, checked); // a scope that holds the memory itself would wait for ever
   EXPECT_EQ(unit.held(), 0u);
 }
 TEST_F(checked_waits, request_waits_below_and_above_other_adaptors) {
