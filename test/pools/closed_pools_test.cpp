@@ -58,8 +58,16 @@ class closed_pools : public gpumem_test::raw_stream_test {
 protected:
   void SetUp() override {
     raw_stream_test::SetUp();
+    before_ = device_bytes();
     // Tests of destroyed streams in this process let each free record an event.
     gpumem::detail::note_uncovered_memory(gpumem::detail::uncovered_memory::dead_streams, false);
+  }
+  void TearDown() override {
+    // A request that finds no memory frees what is complete in all closed pools, and cuMemFree waits for all device
+    // work. The next test has work that runs until the test ends it, so that no closed pool may remain.
+    gpumem::extend::identify(lasting, device); // each call that gets the stream covers its frees
+    EXPECT_TRUE(wait_for_device_bytes(before_)) << device_bytes() - before_;
+    raw_stream_test::TearDown();
   }
   // Makes the frees of one short job, of which a few leave no event.
   template <class Pool> static void run_job(Pool& pool, stream_ref on, int frees = 200) {
@@ -86,6 +94,9 @@ protected:
     }
     simulator::run_until_idle();
   }
+
+private:
+  std::size_t before_ = 0;
 };
 
 TEST_F(closed_pools, two_hundred_pools_keep_64_mib) {
@@ -239,9 +250,12 @@ TEST_F(closed_pools, number_of_pools_that_wait_for_an_event_is_bounded) {
   while (kept() > 0 && std::chrono::steady_clock::now() < end) simulator::run_until_idle();
   EXPECT_EQ(kept(), 0u);
   auto const records = gpumem::driver_api::driver_calls("cuEventRecord");
-  pool_resource pool{device};
-  for (int i = 0; i < 4096; ++i) pool.deallocate(streams.front(), pool.allocate(streams.front(), 256), 256);
+  {
+    pool_resource pool{device};
+    for (int i = 0; i < 4096; ++i) pool.deallocate(streams.front(), pool.allocate(streams.front(), 256), 256);
+  }
   EXPECT_LE(gpumem::driver_api::driver_calls("cuEventRecord") - records, 1000u) << "frees are silent again";
+  gpumem::cover_frees(streams.front());
   for (auto const on : streams) destroy(on);
 }
 

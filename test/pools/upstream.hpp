@@ -66,6 +66,7 @@ private:
   std::vector<upstream_call> draws_;
   std::vector<upstream_call> returns_;
   std::size_t drawn_ = 0;
+  CUcontext context_ = nullptr; // of the thread that allocated first
 };
 
 // A resource by CCCL's concept, not gpumem's, over device memory. To a pool it looks stream-ordered.
@@ -86,7 +87,9 @@ private:
   void* draw(std::size_t bytes, bool by_host) {
     if (auto const hook = state_->on_draw) hook();
     static auto* const allocate = driver_function<decltype(cuMemAlloc)>("cuMemAlloc_v2");
+    static auto* const current = driver_function<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent");
     std::scoped_lock const held{state_->mutex_};
+    if (!state_->context_) current(&state_->context_);
     CUdeviceptr p{};
     if (bytes > state_->capacity - state_->drawn_ || allocate(&p, bytes) != CUDA_SUCCESS) throw std::bad_alloc{};
     state_->drawn_ += bytes;
@@ -95,8 +98,13 @@ private:
     return pointer;
   }
   void give(void* p, std::size_t bytes, bool by_host) noexcept {
+    static auto* const push = driver_function<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent_v2");
+    static auto* const pop = driver_function<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent_v2");
     static auto* const free = driver_function<decltype(cuMemFree)>("cuMemFree_v2");
-    free(reinterpret_cast<CUdeviceptr>(p));
+    push(state_->context_); // the library's thread has no current context
+    EXPECT_EQ(free(reinterpret_cast<CUdeviceptr>(p)), CUDA_SUCCESS);
+    CUcontext popped = nullptr;
+    pop(&popped);
     std::scoped_lock const held{state_->mutex_};
     state_->drawn_ -= bytes;
     state_->returns_.push_back({p, bytes, by_host});
