@@ -22,6 +22,14 @@ using namespace std::chrono_literals;
 
 class binning : public simulated {
 protected:
+  // All resources of a device share their statistics, and closed pools of earlier tests may still have memory.
+  void SetUp() override {
+    simulated::SetUp();
+    gpumem::cuda_resource const shared{device_};
+    for (int i = 0; i < 1000 && shared.statistics().live > 0; ++i) std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(shared.statistics().live, 0u);
+  }
+
   using counted = gpumem::statistics_adaptor<gpumem::cuda_resource>;
   gpumem::device const device_{0};
   gpumem::stream stream_{device_};

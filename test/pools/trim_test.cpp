@@ -15,18 +15,23 @@ using namespace gpumem::literals;
 
 class trim : public simulated {};
 
-// The pool does not know that the caller has waited for the device.
+// The pool does not know that the caller has waited for the device. trim() records events and polls them for
+// microseconds, in which a loaded machine may not run the simulated device: one of 20 rounds must succeed.
 TEST_F(trim, after_a_wait_for_the_device_gives_all_memory_back_at_once) {
   gpumem::device const device{0};
-  gpumem::stream a{device}, b{device};
-  gpumem::pool_resource r{device};
-  auto* const of_a = r.allocate(a, 4_MiB);
-  auto* const of_b = r.allocate(b, 4_MiB);
-  for (auto* const each : {of_a, of_b}) simulator::work(each == of_a ? a : b, {simulator::write(each, 4_MiB)});
-  r.deallocate(a, of_a, 4_MiB);
-  r.deallocate(b, of_b, 4_MiB);
-  simulator::run_until_idle();
-  EXPECT_EQ(r.trim(), 8_MiB);
+  std::size_t given = 0;
+  for (int round = 0; round < 20 && given != 8_MiB; ++round) {
+    gpumem::stream a{device}, b{device};
+    gpumem::pool_resource r{device};
+    auto* const of_a = r.allocate(a, 4_MiB);
+    auto* const of_b = r.allocate(b, 4_MiB);
+    for (auto* const each : {of_a, of_b}) simulator::work(each == of_a ? a : b, {simulator::write(each, 4_MiB)});
+    r.deallocate(a, of_a, 4_MiB);
+    r.deallocate(b, of_b, 4_MiB);
+    simulator::run_until_idle();
+    given = r.trim();
+  }
+  EXPECT_EQ(given, 8_MiB);
 }
 
 // Work that ends after an hour is not awaited by short times; work that ends soon is, by the longest ones.
