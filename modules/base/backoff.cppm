@@ -10,11 +10,13 @@ namespace gpumem::detail {
 /// one that is too long for the clock.
 export sync::time_point deadline_after(sync::duration longest) noexcept;
 
-/// Gives the pauses between polls, each longer than the one before by `tuning::pause_step`, up to a maximum. After a
-/// time t the pause is about the square root of 2 t pause_step. So a wait of time t notices its end at most one pause
-/// late, which is a small part of t.
+/// Gives the pauses between polls, each longer than the one before by `step`, up to a maximum. After a time t the pause
+/// is about the square root of 2 t step. So a wait of time t notices its end at most one pause late, which is a small
+/// part of t.
 export class backoff {
 public:
+  static constexpr sync::duration step{20'000};
+
   explicit backoff(sync::duration longest) noexcept : longest_{longest} {}
 
   sync::duration next() noexcept;

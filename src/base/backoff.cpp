@@ -1,7 +1,6 @@
 // Computes the next pause between polls, and the end of a wait.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <base/tuning.hpp>
 #include <algorithm>
 #include <chrono>
 module gpumem:backoff.impl;
@@ -15,6 +14,6 @@ sync::time_point deadline_after(sync::duration longest) noexcept {
   return now + std::clamp(longest, sync::duration{0}, sync::time_point::max() - now);
 }
 
-sync::duration backoff::next() noexcept { return std::min<sync::duration>(++count_ * tuning::pause_step, longest_); }
+sync::duration backoff::next() noexcept { return std::min<sync::duration>(++count_ * step, longest_); }
 
 } // namespace gpumem::detail

@@ -41,9 +41,6 @@ inline constexpr std::size_t max_cache_fraction = 2;
 /// the medium requests of 16 threads; now they serve a tenth.
 /// Utilization: no change.
 inline constexpr std::size_t medium_cache_factor = 4;
-/// Bytes of the budget that a thread cache claims in one step.
-/// Utilization: no change.
-inline constexpr std::int64_t claimed_bytes = 64 << 10;
 /// The largest block that is cached, as a part of the budget for large blocks. Without this bound, the utilization of
 /// two of four recorded traces was .01 and .03 lower. With a ninth, that of one trace was .02 higher, but two others
 /// were a seventh slower on an H200.
@@ -80,10 +77,6 @@ inline constexpr std::size_t event_fraction_near_limit = 256;
 /// Utilization, covered_frees_per_silent: no change; max_silent_frees: no change.
 inline constexpr std::uint32_t covered_frees_per_silent = 64;
 inline constexpr std::uint32_t max_silent_frees = 63;
-/// The least memory that a driver's pool (cuMemPoolCreate) has, and the step by which it grows, on an H200. One block
-/// in it keeps this much.
-/// Utilization: no change.
-inline constexpr std::size_t driver_pool_step = std::size_t{32} << 20;
 /// The most spare events that a stream keeps for itself, and the number of spare events that each context is given.
 /// Utilization: no change.
 inline constexpr int spare_events = 4;
@@ -93,17 +86,6 @@ inline constexpr int spare_events = 4;
 /// A stream is behind the host if an event is still not complete this long after its record.
 /// Utilization: half -.014 to +.006, double +.004 to +.006.
 inline constexpr std::chrono::nanoseconds behind_after = 5us;
-/// The least part of the time that polls may take. Without polls streams would share no memory. The pool option
-/// `effort` can raise this part.
-/// Utilization: no change.
-inline constexpr double min_poll_share = 1.0 / 16;
-/// The longest burst of polls. After a burst, polls are limited to their part of the time.
-/// Utilization: no change.
-inline constexpr std::chrono::nanoseconds max_poll_burst = 200us;
-/// The time to record and query one event, on an H200. The time of each poll is not measured, since it would be far too
-/// large if the thread was preempted.
-/// Utilization: no change.
-inline constexpr std::chrono::nanoseconds poll_cost = 400ns;
 /// The longest time for which recently recorded events are polled before a move of pages, and in trim(). A stream
 /// without work completes an event in 2 us, and a move costs far more. Shorter than `behind_after`, so that such a
 /// stream does not count as behind.
@@ -116,13 +98,6 @@ inline constexpr std::size_t max_join_factor = 16;
 
 // Growth and release.
 
-/// A pool is near its limit if less than this part of the limit is left.
-/// Utilization: half +.006, double none.
-inline constexpr std::size_t near_limit_fraction = 4;
-/// A pool that finds no memory for a request is under memory pressure: freed blocks do not stay in thread caches. The
-/// pressure ends when this part of the pool is free.
-/// Utilization: no change.
-inline constexpr std::size_t pressure_fraction = 16;
 /// A new chunk has this part of the bytes that its shard has, between `min_chunk_bytes` and `max_chunk_bytes`. Larger
 /// chunks fragment less; smaller chunks reserve less memory that is never used. On recorded traces these values kept
 /// more of the reserved memory in use than all others that were tried.
@@ -131,9 +106,6 @@ inline constexpr std::size_t chunk_fraction = 6;
 /// Utilization, min_chunk_bytes: no change; max_chunk_bytes: no change.
 inline constexpr std::size_t min_chunk_bytes = std::size_t{2} << 20;
 inline constexpr std::size_t max_chunk_bytes = std::size_t{512} << 20;
-/// If a pool has several shards, a shard grows by at least this part of its bytes.
-/// Utilization: no change.
-inline constexpr std::size_t shard_growth_fraction = 8;
 /// The size of a new page is this part of the mapped bytes, within the smallest and the largest page size. On recorded
 /// traces larger pages left more memory unused, and smaller pages were moved more often.
 /// Utilization: half -.037 to +.006, double +.004 to +.038.
@@ -167,10 +139,6 @@ inline constexpr std::chrono::nanoseconds page_cost = 40us;
 /// moves.
 /// Utilization: no change.
 inline constexpr std::chrono::nanoseconds move_poll_cost = page_cost / 4;
-/// Background release of memory begins when the reserved bytes exceed the release threshold by this part of the
-/// threshold.
-/// Utilization: no change.
-inline constexpr std::size_t release_slack_fraction = 8;
 
 // Shards.
 
@@ -178,19 +146,6 @@ inline constexpr std::size_t release_slack_fraction = 8;
 /// one to two windows of this many locked calls of the first shard.
 /// Utilization: no change.
 inline constexpr std::uint64_t collision_window = std::uint64_t{1} << 16;
-/// Two steals that are more than this many locked calls of the thread's shard apart do not add up to the steals after
-/// which the thread's own shard grows.
-/// Utilization: no change.
-inline constexpr std::uint64_t steal_window = 1024;
-/// If threads have shards, the count of live bytes lags behind by at most this part of the reserved bytes, and so does
-/// its peak. With 1/512 for each shard, two threads spent a third of their time on the count that all shards share.
-/// Utilization: no change.
-inline constexpr std::size_t peak_fraction = 16;
-/// reserve() prepares host memory for this number of blocks and streams. When the first calls did that themselves, 16
-/// streams of short kernels lost 2 % of their first 2,000 steps to it.
-/// Utilization, prepared_blocks: half none, double +.006; prepared_streams: half none, double +.006.
-inline constexpr std::size_t prepared_blocks = 1024;
-inline constexpr std::size_t prepared_streams = 16;
 
 // Waits of the host.
 
@@ -205,11 +160,5 @@ inline constexpr std::chrono::nanoseconds max_poll_pause = 5ms;
 /// pause between two passes, and between two polls in a wait without a time limit.
 /// Utilization: no change.
 inline constexpr std::chrono::nanoseconds max_pass_pause = 1ms;
-/// Each pause is longer by this than the pause before it.
-/// Utilization: half +.006, double none.
-inline constexpr std::chrono::nanoseconds pause_step = 20us;
-/// After this many passes without effect, about a second, the library thread no longer looks for memory to give back.
-/// Utilization: half +.006, double +.006.
-inline constexpr unsigned max_idle_passes = 1000;
 
 } // namespace gpumem::detail::tuning

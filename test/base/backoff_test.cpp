@@ -10,7 +10,7 @@ import gpumem;
 namespace {
 
 using gpumem::detail::backoff;
-constexpr auto step = gpumem::detail::tuning::pause_step;
+constexpr auto step = gpumem::detail::backoff::step;
 
 TEST(backoff_test, pauses_grow_by_one_step_up_to_the_longest) {
   backoff pauses{3 * step + step / 2};

@@ -155,7 +155,7 @@ TEST_F(growth_policy_test, one_of_several_shards_grows_by_a_part_of_its_bytes) {
   add_live(64 * MiB, a);
   EXPECT_EQ(plan(key_a, MiB, false)->bytes, 2 * MiB);
   add_shard();
-  auto const part = 64 * MiB / tuning::shard_growth_fraction;
+  auto const part = 64 * MiB / 8;
   auto const spare = plan(key_a, MiB, false);
   EXPECT_EQ(spare->bytes, part);
   EXPECT_EQ(spare->least, 2 * MiB);

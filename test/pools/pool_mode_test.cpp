@@ -105,7 +105,7 @@ TEST(pool_mode_settings, events_are_due_after_a_part_of_the_reserved_bytes) {
 }
 
 TEST(pool_mode_settings, background_release_begins_a_part_of_the_threshold_beyond_it) {
-  constexpr auto slack = 8 * MiB / tuning::release_slack_fraction;
+  constexpr auto slack = MiB;
   EXPECT_FALSE(is_too_much(8 * MiB + slack, 8 * MiB));
   EXPECT_TRUE(is_too_much(8 * MiB + slack + 1, 8 * MiB));
   EXPECT_FALSE(is_too_much(0, 8 * MiB)) << "less than the slack";

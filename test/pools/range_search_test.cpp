@@ -303,7 +303,7 @@ TEST_F(range_search_test, spent_poll_budget_forbids_polls_unless_growth_has_fail
   auto wanted = request(key_a, 4 * MiB);
   EXPECT_EQ(in(search.find(wanted, all)), nothing) << "polls, although the work has not run";
   auto const left = thrifty.poll_budget.left(gpumem::detail::sync::now());
-  EXPECT_EQ(left, -gpumem::detail::time_budget::nanoseconds{gpumem::detail::tuning::poll_cost}) << "for one stream";
+  EXPECT_EQ(left, -gpumem::detail::time_budget::nanoseconds{std::chrono::nanoseconds{400}}) << "for one stream";
   simulator::run_until_idle();
   auto const before = polls();
   EXPECT_EQ(in(search.find(wanted, all)), nothing);

@@ -6,10 +6,10 @@ import :std;
 
 namespace gpumem::detail {
 
-/// A budget of bytes for all thread caches of a pool. A cache claims a part of the budget when it needs bytes, mostly
-/// `tuning::claimed_bytes` at a time, so that threads rarely write to the unclaimed rest at the same time. A cache
-/// keeps its claimed bytes until release(); so there is a bound for each cache. The lock of a cache guards its share;
-/// any thread may read the numbers.
+/// A budget of bytes for all thread caches of a pool. A cache claims a part of the budget when it needs bytes: mostly
+/// 64 KiB, so that threads rarely write to the unclaimed rest at the same time. A cache keeps its claimed bytes until
+/// release(); so there is a bound for each cache. The lock of a cache guards its share; any thread may read the
+/// numbers.
 export class cache_budget {
 public:
   /// The part of the budget that one cache has claimed.

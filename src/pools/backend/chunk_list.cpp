@@ -38,7 +38,7 @@ std::size_t chunk_list::headroom() const noexcept {
 
 bool chunk_list::near_limit() const noexcept {
   auto const max_bytes = limit();
-  return max_bytes && max_bytes - std::min(max_bytes, reserved_) < max_bytes / tuning::near_limit_fraction;
+  return max_bytes && max_bytes - std::min(max_bytes, reserved_) < max_bytes / 4;
 }
 
 // A limit of 0 would mean that there is none, so the least limit is a granule.

@@ -71,10 +71,10 @@ std::size_t growth_policy::shortfall(allocation_request const& request, address_
   auto const least = need - std::min(need - granule, end ? end->bytes : 0);
   auto const page = exact ? unit_ : usual_page(in.shard->reserved);
   auto wanted = least;
-  // With several shards each growth for a small or medium block adds memory to spare. Otherwise threads would run out
-  // of memory more often, and then lock all shards.
+  // With several shards each growth for a small or medium block adds an eighth of the shard's bytes. Otherwise threads
+  // would run out of memory more often, and then lock all shards.
   if (!exact && !shards_.single() && !shards_.is_shared(request.bytes))
-    wanted = std::max(wanted, in.shard->reserved / tuning::shard_growth_fraction);
+    wanted = std::max(wanted, in.shard->reserved / 8);
   return wanted > SIZE_MAX - page ? least : round_up(wanted, page);
 }
 

@@ -14,7 +14,8 @@ import :block;
 namespace gpumem::detail {
 
 bool cache_budget::claim(share& mine, std::int64_t need) noexcept {
-  for (auto const amount : {std::max(need, tuning::claimed_bytes), need}) {
+  // A thread claims 64 KiB in one step, so that few calls write the count that all threads share.
+  for (auto const amount : {std::max(need, std::int64_t{64} << 10), need}) {
     if (claimable(mine) < amount) continue;
     if (unclaimed_.fetch_sub(amount, std::memory_order_relaxed) >= amount) {
       mine.allowance += amount;

@@ -46,10 +46,12 @@ inline constexpr std::array<std::uint64_t statistics::*, 4> reuses{
 // After this many steals the thread's own shard grows instead, since each steal locks all shards.
 // Utilization: half none, double +.006.
 constexpr unsigned max_steals = std::max(sync::contention_threshold / 8, 2u);
+// Two steals that are more than this many locked calls of the thread's shard apart do not add up to `max_steals`.
+constexpr std::uint64_t steal_window = 1024;
 
 [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
 steals_expired(pool_shard const& thief) noexcept {
-  return thief.counters.locked_calls - thief.last_steal > tuning::steal_window;
+  return thief.counters.locked_calls - thief.last_steal > steal_window;
 }
 
 [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void

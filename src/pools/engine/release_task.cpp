@@ -1,7 +1,6 @@
 // Return of memory to the upstream: by trim(), beyond the release threshold, and at the end of the pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <base/tuning.hpp>
 #include <gpumem/pool_options.hpp>
 #include <algorithm>
 #include <cstddef>
@@ -78,10 +77,11 @@ void release_task::take(next_step step) noexcept {
 }
 
 // Returns the bytes that the pool keeps from the device. A chunk of a stream-ordered upstream can keep a whole step of
-// a driver's pool.
+// a driver's pool (cuMemPoolCreate), which is also the least memory that such a pool has: 32 MiB on an H200.
 std::size_t release_task::kept_bytes() const noexcept {
+  constexpr std::size_t driver_pool_step = std::size_t{32} << 20;
   auto const reserved = parts_.chunks.reserved();
-  return parts_.upstream->stream_ordered() ? std::max(reserved, tuning::driver_pool_step) : reserved;
+  return parts_.upstream->stream_ordered() ? std::max(reserved, driver_pool_step) : reserved;
 }
 
 release_task::held_by release_task::release_pass(bool all) noexcept {

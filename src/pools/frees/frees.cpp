@@ -1,7 +1,6 @@
 // Frees of blocks into their shards, the events that they record, and frees inside a capture.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <base/tuning.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -112,15 +111,16 @@ void shard_frees::flush_beyond_threshold() noexcept {
   if (!parts_.caches.enabled()) flush_thread_caches();
 }
 
-// Ends memory pressure (the state after a request found no memory) when enough memory is free. If the range can go back
-// to the upstream, and more than the release threshold is reserved, makes the library thread release memory.
+// Ends memory pressure (the state after a request found no memory) when a sixteenth of the memory is free. If the range
+// can go back to the upstream, and more than the release threshold is reserved, makes the library thread release
+// memory.
 void shard_frees::check_thresholds(block const& range) noexcept {
   parts_.requests.count_change();
   auto const reserved = parts_.chunks.reserved();
   if (parts_.mode.under_pressure() && !parts_.requests.has_waiting()) {
     auto const capacity = parts_.chunks.limit() ? parts_.chunks.limit() : reserved;
     auto const allocated = reserved - parts_.free_bytes();
-    parts_.mode.set_under_pressure(capacity - std::min(capacity, allocated) < capacity / tuning::pressure_fraction);
+    parts_.mode.set_under_pressure(capacity - std::min(capacity, allocated) < capacity / 16);
   }
   bool const whole = range.parent->addresses ? range.bytes >= smallest_page : range.parent->live_blocks == 0;
   if (!whole || !parts_.mode.too_much_reserved()) return;

@@ -30,14 +30,15 @@ std::size_t event_threshold_of(std::size_t reserved, bool near_limit) noexcept {
 }
 
 bool is_too_much(std::size_t reserved, std::size_t release_threshold) noexcept {
-  auto const slack = release_threshold / tuning::release_slack_fraction;
+  auto const slack = release_threshold / 8; // so that a pool near its threshold does not release at each free
   return reserved > slack && reserved - slack > release_threshold;
 }
 
 pass_timer::pass_timer(timer& pass, admission const& requests) noexcept
     : pass_{pass}, requests_{requests}, waiting_pause_{tuning::max_pass_pause}, idle_pause_{tuning::max_pass_pause} {}
 
-void pass_timer::count_idle(bool open) noexcept { gives_up_ = !open || idle_pause_.count() >= tuning::max_idle_passes; }
+// After 1,000 passes without effect, about a second, the library thread no longer looks for memory to give back.
+void pass_timer::count_idle(bool open) noexcept { gives_up_ = !open || idle_pause_.count() >= 1000; }
 
 void pass_timer::schedule() noexcept {
   if (!may_post(true)) return;

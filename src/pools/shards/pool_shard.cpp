@@ -1,7 +1,6 @@
 // The constructor of a shard, and its addresses.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <base/tuning.hpp>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -15,7 +14,7 @@ import :virtual_pages;
 namespace gpumem::detail {
 
 pool_shard::pool_shard(double poll_share, bool locked)
-    : mutex{locked}, poll_budget{poll_share, tuning::max_poll_burst, sync::now()} {}
+    : mutex{locked}, poll_budget{poll_share, std::chrono::microseconds{200}, sync::now()} {}
 
 void pool_shard::add(std::unique_ptr<address_range> made) noexcept {
   auto const first = reinterpret_cast<std::uintptr_t>(made->pages.base());

@@ -11,14 +11,14 @@ cat > "$folder/main.cpp" <<'END'
 #include <base/tuning.hpp>
 int main() {
   using namespace gpumem::detail::tuning;
-  std::printf("%zu %lld %g\n", page_fraction, static_cast<long long>(page_cost.count()), min_poll_share);
+  std::printf("%zu %lld %d\n", page_fraction, static_cast<long long>(page_cost.count()), spare_events);
 }
 END
 "$3" -std=c++20 -Wall -Wextra -Werror -I "$folder" "$folder/main.cpp" -o "$folder/main"
 
 expect() { [[ $1 == "$2" ]] || { echo "expected: $2; got: $1"; exit 1; }; }
 usual=$("$folder/main")
-expect "$(GPUMEM_TUNING=page_fraction=300,page_cost=20000,min_poll_share=.25 "$folder/main")" "300 20000 0.25"
+expect "$(GPUMEM_TUNING=page_fraction=300,page_cost=20000,spare_events=8 "$folder/main")" "300 20000 8"
 expect "$(GPUMEM_TUNING=page_fraction=300 "$folder/main")" "300 ${usual#* }"
 for wrong in page_fractions=300 page_fraction=3x page_fraction =3 page_fraction=-1 page_fraction=0 \
   page_fraction=inf page_cost=1e30; do
