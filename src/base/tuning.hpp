@@ -49,15 +49,10 @@ inline constexpr std::size_t large_block_fraction = 4;
 /// Blocks up to this size are cached whatever `large_block_fraction` says, if the budget has room.
 /// Utilization: half none, double +.005 to +.011.
 inline constexpr std::size_t always_cached_bytes = std::size_t{1} << 20;
-/// A stream cache holds blocks of one stream at a time. After this many successive frees of other streams, it begins to
-/// evict its blocks, to serve another stream.
+/// A stream cache holds blocks of one stream at a time. It is stale if it got no block in this many frees of its thread
+/// that found no room. Such frees evict blocks of stale stream caches.
 /// Utilization: no change.
-inline constexpr std::uint32_t max_foreign_frees = 16;
-/// Every 32nd free that finds no room in its thread's part of the budget looks for a stale stream cache. A stream cache
-/// is stale if it got no block in the last 4,096 such frees.
-/// Utilization, stale_scan_interval: no change; stale_after: no change.
-inline constexpr std::uint32_t stale_scan_interval = 32;
-inline constexpr std::uint32_t stale_after = 4096;
+inline constexpr std::uint32_t stale_after = 32;
 /// If a range has room for at least this many blocks of the request's size, several are split off in one step.
 /// Utilization: half -.044, double -.044 to +.009.
 inline constexpr std::size_t min_blocks_for_run = 16;

@@ -25,8 +25,7 @@ export struct stream_cache {
   std::uint32_t count = 0;            ///< number of blocks
   std::uint32_t unrecorded_frees = 0; ///< frees since the last flush_counters(), also of large blocks
   std::size_t unrecorded_bytes = 0;
-  std::uint32_t foreign_frees = 0; ///< frees of other streams that share this cache, since the last insert
-  std::uint64_t last_insert = 0;   ///< the thread cache's count of frees without budget, at the last insert
+  std::uint64_t last_insert = 0;                 ///< the thread cache's count of frees without room, at the last insert
   std::array<block*, size_class::count> lists{}; ///< by class number; the newest first
 
   /// Removes and returns the newest block of this class; null if there is none. For classes from `first_close_class` on
@@ -177,7 +176,7 @@ private:
 export struct cache_counts {
   std::uint64_t allocations = 0;
   std::uint64_t frees = 0;
-  std::uint64_t over_budget = 0;     ///< frees of small and medium blocks for which the cache had no budget
+  std::uint64_t refused = 0;         ///< frees of small and medium blocks for which the cache had no room
   std::int64_t cached_requested = 0; ///< requested bytes that the pool's shards count as live although they are cached
   cache_limits::usage usage;         ///< bytes by kind of size
   inline std::size_t cached() const noexcept {
@@ -305,17 +304,17 @@ private:
     auto& share = shares_[kind];
     block* evicted = nullptr;
     if (!bind(limits, in, timeline)) [[unlikely]] {
-      evicted = evict_for_other_stream(in);
+      evicted = evict_stale(limits, in, false);
     } else if (!from.charge(share, freed.bytes)) {
-      evicted = evict_over_budget(limits, all, from.unclaimed() < static_cast<std::int64_t>(freed.bytes));
+      evicted = evict_stale(limits, all.stream_caches[refused_ % stream_cache_count],
+                            from.unclaimed() < static_cast<std::int64_t>(freed.bytes));
     } else if (in.event_due(timeline, freed.bytes, limits.event_threshold_bytes())) [[unlikely]] {
       share.uncharge(freed.bytes);
       return result{false, nullptr};
     } else {
       count_cached(freed, use);
       in.push(freed);
-      in.last_insert = over_budget_;
-      in.foreign_frees = 0;
+      in.last_insert = refused_;
       return result{true, nullptr};
     }
     if (evicted || kind == size_class::small) return result{false, evicted};
@@ -372,18 +371,15 @@ private:
 
   block& pop_largest(stream_cache& in) noexcept __attribute__((requires_capability(mutex)));
   block* evict_large(large_cache& large_blocks) noexcept __attribute__((requires_capability(mutex)));
-  // Slow paths. With preserve_most they save the registers that they change, so that their inlined callers need not.
-  [[clang::preserve_most, gnu::visibility("hidden")]] block* evict_for_other_stream(stream_cache& in) noexcept
+  // A slow path. With preserve_most it saves the registers that it changes, so that its inlined callers need not.
+  [[clang::preserve_most, gnu::visibility("hidden")]] block* evict_stale(cache_limits& limits, stream_cache& in,
+                                                                         bool exhausted) noexcept
       __attribute__((requires_capability(mutex)));
-  [[clang::preserve_most, gnu::visibility("hidden")]] block* evict_over_budget(cache_limits& limits, cache_storage& all,
-                                                                               bool exhausted) noexcept
-      __attribute__((requires_capability(mutex)));
-  block* evict_stale(cache_storage& all) noexcept __attribute__((requires_capability(mutex)));
 
   std::uint32_t budget_misses_ __attribute__((guarded_by(mutex))) =
       0; // frees since the last flush for which no budget was left
   relaxed_atomic<std::int64_t> cached_requested_;
-  relaxed_atomic<std::uint64_t> allocations_, frees_, over_budget_;
+  relaxed_atomic<std::uint64_t> allocations_, frees_, refused_;
   std::array<cache_budget::share, size_class::kinds> shares_;
   std::atomic<cache_storage*> storage_{nullptr}; // *owned_storage_, for threads that read it without a lock
   std::unique_ptr<cache_storage> owned_storage_;

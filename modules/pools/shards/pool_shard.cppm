@@ -75,8 +75,8 @@ export struct pool_counters {
   std::uint64_t page_evictions = 0;  ///< times that free pages were unmapped so that the pool could grow
   std::uint64_t page_moves = 0;      ///< times that free pages moved to where memory was missing
   std::uint64_t flushed = 0;         ///< blocks that left thread caches for their shards
-  std::uint64_t over_budget = 0; ///< frees of small and medium blocks that a thread cache refused for lack of budget
-  std::uint64_t promoted = 0;    ///< free ranges from which uses were dropped as complete
+  std::uint64_t refused_frees = 0;   ///< frees of small and medium blocks for which a thread cache had no room
+  std::uint64_t promoted = 0;        ///< free ranges from which uses were dropped as complete
 };
 
 /// The blocks of a shard that other threads have freed without its lock; the next holder of the lock completes the

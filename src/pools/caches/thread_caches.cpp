@@ -72,26 +72,13 @@ block* thread_cache::evict_large(large_cache& large_blocks) noexcept {
   return &mark_evicted(*gone);
 }
 
-// A stream cache keeps the blocks of one stream. This is called if a block of another stream is freed and could not get
-// the stream cache `in`. Evicts a block if that has happened more than `max_foreign_frees` times in a row.
-block* thread_cache::evict_for_other_stream(stream_cache& in) noexcept {
-  return ++in.foreign_frees > tuning::max_foreign_frees ? &pop_largest(in) : nullptr;
-}
-
-// Called for a free for which the cache has no budget. `exhausted`: no other thread could claim the bytes either. Every
-// `stale_scan_interval`th such free looks for a stream that the thread does not use any more, and evicts a block of it.
-block* thread_cache::evict_over_budget(cache_limits& limits, cache_storage& all, bool exhausted) noexcept {
-  ++over_budget_;
+// Called for a free that finds no room: another stream has `in`, or the cache has no budget, and `in` is the next
+// stream cache in turn. Evicts a block of `in` if it got no block in the last `stale_after` such frees. `exhausted`: no
+// other thread could claim the bytes either.
+block* thread_cache::evict_stale(cache_limits& limits, stream_cache& in, bool exhausted) noexcept {
+  ++refused_;
   if (exhausted) count_budget_miss(limits);
-  return over_budget_ % tuning::stale_scan_interval == 0 ? evict_stale(all) : nullptr;
-}
-
-block* thread_cache::evict_stale(cache_storage& all) noexcept {
-  for (auto& in : all.stream_caches) {
-    if (in.count == 0 || over_budget_ - in.last_insert < tuning::stale_after) continue;
-    return &pop_largest(in);
-  }
-  return nullptr;
+  return in.count > 0 && refused_ - in.last_insert >= tuning::stale_after ? &pop_largest(in) : nullptr;
 }
 
 block* thread_cache::flush(cache_limits& limits, block* others) noexcept {
@@ -116,7 +103,7 @@ void thread_cache::add_to(cache_counts& sums) const noexcept {
   sums.cached_requested += cached_requested_;
   sums.allocations += allocations_;
   sums.frees += frees_;
-  sums.over_budget += over_budget_;
+  sums.refused += refused_;
   for (std::size_t kind = 0; kind < size_class::kinds; ++kind) sums.usage[kind].add(shares_[kind]);
 }
 

@@ -300,7 +300,7 @@ pool_counters pool_statistics::read_counters() {
   }
   auto const cached = parts_.caches.snapshot();
   counters.thread_cache_hits = cached.allocations;
-  counters.over_budget = cached.over_budget;
+  counters.refused_frees = cached.refused;
   return counters;
 }
 

@@ -126,7 +126,7 @@ template <class Memory> program_result random_program<Memory>::finish() {
   counts["thread cache hits"] = counters.thread_cache_hits;
   counts["quick list hits"] = counters.quick_list_hits;
   counts["blocks flushed"] = counters.flushed;
-  counts["frees over budget"] = counters.over_budget;
+  counts["frees without room in a cache"] = counters.refused_frees;
   counts["ranges promoted"] = counters.promoted;
   auto const shards = statistics.shards + counters.joins;
   counts["shards given to threads"] = shards - 1;
