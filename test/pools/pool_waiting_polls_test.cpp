@@ -89,4 +89,32 @@ TEST_F(pool_waiting_polls, polls_leave_the_library_thread_to_others) {
   }
 }
 
+using pool_waiting_passes = gpumem_test::waiting_fixture;
+
+// Memory goes back once a free finds an eighth more than the threshold. After that release, a pass for a waiting
+// request does not begin another one, although a stream still uses other free memory.
+TEST_F(pool_waiting_passes, memory_a_little_beyond_the_release_threshold_stays) {
+  {
+    pool_resource pool{device, {.limit = 100 * MiB, .release_threshold = 64 * MiB, .effort = 1}};
+    auto* const most = pool.allocate(a, 24 * MiB);
+    auto in_use = pool.acquire(b, 40 * MiB).wait();
+    use(in_use);
+    auto* const more = pool.allocate(a, 12 * MiB);
+    free_used(in_use);
+    pool.deallocate(a, more, 12 * MiB);
+    a.synchronize();
+    gpumem::detail::sync::sleep_for(100ms);
+    EXPECT_EQ(pool.statistics().reserved, 64 * MiB);
+    pool.deallocate(a, pool.allocate(a, 2 * MiB), 2 * MiB);
+    a.synchronize();
+    request one{*this, pool, a, 60 * MiB};
+    gpumem::detail::sync::sleep_for(100ms);
+    EXPECT_EQ(pool.statistics().reserved, 66 * MiB);
+    one.destroy();
+    pool.deallocate(a, most, 24 * MiB);
+    simulator::run_until_idle();
+  }
+  gpumem::detail::sync::sleep_for(100ms); // the pool releases its memory
+}
+
 } // namespace

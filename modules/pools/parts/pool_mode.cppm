@@ -96,7 +96,7 @@ private:
   bool queued_ __attribute__((guarded_by(all_shards))) = false;
   bool late_ __attribute__((guarded_by(all_shards))) = false; // whether an earlier pass may replace the posted one
   bool running_ __attribute__((guarded_by(all_shards))) = false;
-  bool gives_up_ __attribute__((guarded_by(all_shards))) = false;
+  bool gives_up_ __attribute__((guarded_by(all_shards))) = true; // until the first restart_idle()
   // The pauses grow with passes that found no change for a waiting request, and with passes that found memory in use.
   backoff waiting_pause_ __attribute__((guarded_by(all_shards)));
   backoff idle_pause_ __attribute__((guarded_by(all_shards)));

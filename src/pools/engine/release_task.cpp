@@ -42,7 +42,9 @@ void release_task::expire() noexcept {
     parts_.passes.begin_pass();
     bool const closed = parts_.backend.closed();
     bool const wanted = parts_.backend.wants_release();
-    auto const kept = closed || wanted || is_beyond_threshold() ? release_pass(wanted) : held_by::nothing;
+    // A pass may have another reason, while the excess is so small that no free has started a release.
+    bool const releases = closed || wanted || (is_beyond_threshold() && !parts_.passes.gives_up());
+    auto const kept = releases ? release_pass(wanted) : held_by::nothing;
     if (wanted) parts_.notify(); // requests wait for the memory that has gone back
     parts_.passes.end_pass();
     bool const looks_on = (is_beyond_threshold() && !parts_.passes.gives_up()) || monitor_.needs_pass();
@@ -91,7 +93,7 @@ release_task::held_by release_task::release_pass(bool all) noexcept {
     parts_.rules.poll_streams(nullptr, parts_.everywhere());
     parts_.backend.release(all || parts_.backend.closed() ? 0 : parts_.options.release_threshold);
     bool const open = reuse_rules::may_complete(parts_.everywhere());
-    parts_.passes.count_idle(open);
+    parts_.passes.count_idle(open && is_beyond_threshold());
     if (open) return held_by::open_events;
     bool const in_use = !reuse_rules::streams_in_use(false, parts_.everywhere()).empty();
     return in_use ? held_by::uses_without_event : held_by::nothing;
