@@ -8,8 +8,10 @@
 #include "thread_team.hpp"
 #include "workload.hpp"
 
+#include <chrono>
 #include <cstddef>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,8 +22,8 @@ constexpr size_distribution overlap_sizes{std::size_t{256} << 10, std::size_t{64
 
 /// Each step allocates on one of the streams, runs a kernel there and frees. Each metric is a median of `often`
 /// samples, divided by the median of the same samples without a resource. `warm`: one resource that has run twice
-/// before. `cold`: the first sample of a new resource. `cold_reserved`: the same after `reserve`, for resources that
-/// have it.
+/// before. `after_pause`: that resource after a second without calls. `cold`: the first sample of a new resource.
+/// `cold_reserved`: the same after `reserve`, for resources that have it.
 template <class Make>
 void kernel_overlap(benchmark::State& state, context& with, Make const& make, std::size_t streams,
                     double microseconds) {
@@ -51,13 +53,15 @@ void kernel_overlap(benchmark::State& state, context& with, Make const& make, st
       });
     };
     constexpr int often = 5;
-    std::vector<double> bare_took, warm_took, cold_took, reserved_took;
+    std::vector<double> bare_took, warm_took, paused_took, cold_took, reserved_took;
     auto resource = make(with.device);
     over(resource);
     over(resource);
     for (int i = 0; i < often; ++i) {
       bare_took.push_back(bare());
       warm_took.push_back(over(resource));
+      std::this_thread::sleep_for(std::chrono::seconds{1});
+      paused_took.push_back(over(resource));
       auto fresh = make(with.device);
       cold_took.push_back(over(fresh));
       if constexpr (requires { fresh.reserve(1); }) {
@@ -72,6 +76,7 @@ void kernel_overlap(benchmark::State& state, context& with, Make const& make, st
     state.SetIterationTime(warm);
     record(state, metric::cold, replay::median(std::move(cold_took)) / reference);
     record(state, metric::warm, warm / reference);
+    record(state, metric::after_pause, replay::median(std::move(paused_took)) / reference);
     record(state, metric::reserved_mib, static_cast<double>(resource.statistics().peak_reserved) / (1 << 20));
     if (!reserved_took.empty()) {
       record(state, metric::cold_reserved, replay::median(std::move(reserved_took)) / reference);

@@ -24,13 +24,15 @@ enum class metric : unsigned char {
   cold,
   warm,
   cold_reserved,
+  after_pause,
   reserved_mib,
 };
 
 /// Names in the order of `metric`.
-inline constexpr std::array<char const*, 15> metric_names{
-    "ns_per_op", "Mops",       "filled/reserved", "alloc_p50", "alloc_p99", "alloc_p99.9",   "alloc_max",   "free_p50",
-    "free_p99",  "free_p99.9", "free_max",        "cold",      "warm",      "cold_reserved", "reserved_MiB"};
+inline constexpr std::array<char const*, 16> metric_names{
+    "ns_per_op", "Mops",          "filled/reserved", "alloc_p50",   "alloc_p99", "alloc_p99.9",
+    "alloc_max", "free_p50",      "free_p99",        "free_p99.9",  "free_max",  "cold",
+    "warm",      "cold_reserved", "after_pause",     "reserved_MiB"};
 
 inline void record(benchmark::State& state, metric which, double value) {
   state.counters[metric_names[static_cast<std::size_t>(which)]] = value;

@@ -49,13 +49,23 @@ device_time_ratios ratios_of(std::vector<double> const& milliseconds, std::vecto
 inline bool runs_paced(options const& chosen) { return chosen.pace == pace_choice::recorded; }
 inline bool runs_without_work(options const& chosen, bool simulated) { return !chosen.work || !simulated; }
 
+// Notes the most bytes that were live, and that the resource had from the driver, in the pass that has ended.
+template <class Resource> void end_peak(result& row, Resource& resource) {
+  auto const figures = resource.statistics();
+  row.peaks_by_pass.push_back(figures.peak_reserved);
+  row.peak_reserved_bytes = std::max(row.peak_reserved_bytes, figures.peak_reserved);
+  row.counted_live_bytes = std::max(row.counted_live_bytes, figures.peak_live);
+  if constexpr (requires { resource.reset_peaks(); }) resource.reset_peaks();
+}
+
 // Called when all blocks are free. Returns whether the resource knows its free ranges.
 template <class Figures>
 bool set_memory(result& row, Figures const& statistics, live_counter const& live, std::uint64_t failures) {
   // several threads are counted the same way over each resource; a peer counts none
-  if (std::uint64_t const peak = row.threads > 1 ? live.peak() : statistics.peak_live; peak != 0)
+  row.counted_live_bytes = std::max(row.counted_live_bytes, statistics.peak_live);
+  if (std::uint64_t const peak = row.threads > 1 ? live.peak() : row.counted_live_bytes; peak != 0)
     row.peak_live_bytes = peak;
-  row.peak_reserved_bytes = statistics.peak_reserved;
+  row.peak_reserved_bytes = std::max(row.peak_reserved_bytes, statistics.peak_reserved);
   row.failures = failures;
   return statistics.largest_free != 0;
 }
@@ -78,6 +88,7 @@ template <class Make> bool measure_calls(run_config const& what, replay_session&
       live.run(resource, mine, watch);
     }));
     live.end_pass();
+    end_peak(row, resource);
     clear_pass(resource, operations, on);
   }
   set_driver_calls(row, passes);
@@ -111,6 +122,7 @@ template <class Make> bool measure_paced(run_config const& what, replay_session&
           run_pass(resource, operations, mine.streams, mine.state, watch);
         }));
     calls.emplace_back(watch.nanoseconds().begin(), watch.nanoseconds().end());
+    end_peak(row, resource);
     clear_pass(resource, operations, on);
   }
   set_driver_calls(row, passes);
@@ -129,6 +141,8 @@ template <class Make> bool measure_work(run_config const& what, replay_session& 
   if (!what.where->simulated) preallocated = time_preallocated(what, on, kernel, stopwatch);
 
   auto resource = make(what.where->device, row.limit_bytes);
+  row.peaks_by_pass.clear();
+  row.peak_reserved_bytes = 0;
   live_counter live{operations, row.threads, !what.where->simulated};
   std::vector<pass_cost> passes;
   std::vector<double> milliseconds;
@@ -140,6 +154,7 @@ template <class Make> bool measure_work(run_config const& what, replay_session& 
     }));
     if (!what.where->simulated) milliseconds.push_back(stopwatch.end());
     live.end_pass();
+    end_peak(row, resource);
     passes.back().driver_calls -= launches_of(operations, what.chosen->work->every) * what.threads;
     clear_pass(resource, operations, on);
   }

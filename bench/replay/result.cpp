@@ -184,6 +184,7 @@ nlohmann::ordered_json object_of(result const& row) {
                                 {"streams_per_thread", row.streams},
                                 {"peak_live_bytes", row.peak_live_bytes},
                                 {"peak_reserved_bytes", row.peak_reserved_bytes},
+                                {"peak_reserved_bytes_by_pass", row.peaks_by_pass},
                                 {"suggested_initial_bytes", row.suggested_initial_bytes},
                                 {"driver_calls_per_1000_operations_cold", row.driver_calls_cold},
                                 {"driver_calls_per_1000_operations", row.driver_calls_warm},

@@ -64,7 +64,9 @@ export struct result {
   double driver_calls_cold = 0; ///< per 1,000 operations, without the kernels of `--work`
   double driver_calls_warm = 0;
   std::uint64_t peak_live_bytes = 0;
+  std::uint64_t counted_live_bytes = 0; ///< the resource's own count of the peak
   std::uint64_t peak_reserved_bytes = 0;
+  std::vector<std::uint64_t> peaks_by_pass;  ///< the same of each pass, the cold one first; of a peer since its start
   std::uint64_t suggested_initial_bytes = 0; ///< see suggested_initial_size()
   /// The share of the free bytes that was outside the largest free range when the most bytes were reserved, in a cold
   /// pass. Empty if the resource does not know its free ranges.

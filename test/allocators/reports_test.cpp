@@ -51,15 +51,15 @@ TEST(csv_reporter, every_row_has_the_same_columns) {
   for (auto const* const name : bench::metric_names) {
     EXPECT_NE(lines[0].find(std::string{",\""} + name + '"'), std::string::npos) << name;
   }
-  EXPECT_EQ(lines[1], "\"one \"\"size\"\"\",4,2,1,ns,,,12.5,80,,,,,,,,,,,,,");
-  EXPECT_EQ(lines[2], "\"timeline\",4,2,1,ns,,,,,,,,,,,,,,,,,256");
+  EXPECT_EQ(lines[1], "\"one \"\"size\"\"\",4,2,1,ns,,,12.5,80,,,,,,,,,,,,,,");
+  EXPECT_EQ(lines[2], "\"timeline\",4,2,1,ns,,,,,,,,,,,,,,,,,,256");
 }
 
 TEST(csv_reporter, rows_have_no_values_on_the_simulated_device) {
   auto const lines = lines_of(two_kinds_of_rows(), true);
   ASSERT_EQ(lines.size(), 3U);
-  EXPECT_EQ(lines[1], "\"one \"\"size\"\"\",4,,,ns,,,,,,,,,,,,,,,,,");
-  EXPECT_EQ(lines[2], "\"timeline\",4,,,ns,,,,,,,,,,,,,,,,,");
+  EXPECT_EQ(lines[1], "\"one \"\"size\"\"\",4,,,ns,,,,,,,,,,,,,,,,,,");
+  EXPECT_EQ(lines[2], "\"timeline\",4,,,ns,,,,,,,,,,,,,,,,,,");
 }
 
 TEST(bench_metrics, metric_names_are_distinct) {
