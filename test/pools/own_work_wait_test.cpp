@@ -27,6 +27,14 @@ namespace tuning = gpumem::detail::tuning;
 
 class own_work_wait : public gpumem_test::simulated_test {
 protected:
+  // Uses the pool until it has saved all the time for moves that a pool can save.
+  static void save_time(auto& pool) {
+    for (auto const end = now() + 22 * tuning::max_move_burst; now() < end;) {
+      pool.deallocate_sync(pool.allocate_sync(4_MiB), 4_MiB);
+      gpumem::detail::sync::sleep_for(tuning::max_move_burst);
+    }
+    pool.trim();
+  }
   void TearDown() override {
     gpumem::detail::cancel_timer(device_runs);
     simulated_test::TearDown();
@@ -61,6 +69,7 @@ protected:
 
 TEST_F(own_work_wait, moves_pages_that_the_stream_has_just_freed) {
   gpumem::pool_resource pool{device};
+  save_time(pool);
   free_half_in_use(pool, a);
   run_device_after(5ms);
   EXPECT_EQ(reserved_for_large_block(pool, a), 32_MiB);
@@ -68,6 +77,7 @@ TEST_F(own_work_wait, moves_pages_that_the_stream_has_just_freed) {
 
 TEST_F(own_work_wait, moves_pages_of_the_legacy_stream) {
   gpumem::pool_resource pool{device};
+  save_time(pool);
   cuda::stream_ref const legacy{CU_STREAM_LEGACY};
   free_half_in_use(pool, legacy);
   run_device_after(5ms);
@@ -77,6 +87,7 @@ TEST_F(own_work_wait, moves_pages_of_the_legacy_stream) {
 TEST_F(own_work_wait, is_bounded_and_not_repeated_if_the_work_does_not_end) {
   for (double const effort : {.05, 1.}) {
     gpumem::pool_resource pool{device, {.effort = effort}};
+    save_time(pool);
     free_half_in_use(pool, a);
     auto const begin = now();
     auto* const large = pool.allocate(a, 16_MiB);
@@ -94,6 +105,7 @@ TEST_F(own_work_wait, is_bounded_and_not_repeated_if_the_work_does_not_end) {
 
 TEST_F(own_work_wait, does_not_keep_the_caller_from_other_streams) {
   gpumem::pool_resource pool{device};
+  save_time(pool);
   auto* const of_b = pool.allocate(b, 4_MiB);
   free_half_in_use(pool, a);
   simulator::work(b, {simulator::write(of_b, 4_MiB)});
@@ -104,6 +116,7 @@ TEST_F(own_work_wait, does_not_keep_the_caller_from_other_streams) {
 
 TEST_F(own_work_wait, is_not_for_requests_that_must_not_block) {
   gpumem::pool_resource pool{device};
+  save_time(pool);
   free_half_in_use(pool, a);
   run_device_after(5ms);
   auto const begin = now();
@@ -123,6 +136,7 @@ TEST_F(own_work_wait, is_not_made_without_effort) {
 
 TEST_F(own_work_wait, is_not_made_for_less_than_half_of_the_pages) {
   gpumem::pool_resource pool{device};
+  save_time(pool);
   free_half_in_use(pool, a);
   auto const begin = now();
   auto* const large = pool.allocate(a, 64_MiB);

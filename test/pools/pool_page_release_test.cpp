@@ -42,7 +42,7 @@ TEST_F(pool_page_release, pages_go_back_out_of_the_middle) {
 }
 
 TEST_F(pool_page_release, page_with_a_live_block_stays) {
-  gpumem::pool_resource r{device};
+  gpumem::pool_resource r{device, {.effort = 1}}; // in the smallest pages
   auto* const large = r.allocate(a, 5 * MiB);
   auto* const small = r.allocate(a, 256 * 1024);
   r.deallocate(a, large, 5 * MiB);
@@ -64,7 +64,7 @@ TEST_F(pool_page_release, trim_keeps_the_requested_bytes) {
 }
 
 TEST_F(pool_page_release, pages_stay_mapped_until_the_host_has_seen_completion) {
-  gpumem::pool_resource r{device};
+  gpumem::pool_resource r{device, {.effort = 1}}; // in the smallest pages
   auto* const p = r.allocate(a, 4 * MiB);
   simulator::work(a, {simulator::write(p, 4 * MiB)});
   r.deallocate(a, p, 4 * MiB);
@@ -96,7 +96,8 @@ TEST_F(pool_page_release, pages_shared_by_streams_go_and_the_rest_stays_with_its
 }
 
 TEST_F(pool_page_release, pinned_page_shared_by_streams_stays) {
-  gpumem::pool_resource r{device, {.initial_size = 6 * MiB, .cross_stream = gpumem::reuse_policy::ordered}};
+  gpumem::pool_resource r{device,
+                          {.initial_size = 6 * MiB, .effort = 1, .cross_stream = gpumem::reuse_policy::ordered}};
   auto* const of_a = r.allocate(a, 3 * MiB);
   auto* const of_b = r.allocate(b, 3 * MiB);
   ASSERT_EQ(of_b, at(of_a, 3 * MiB));

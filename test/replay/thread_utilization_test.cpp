@@ -1,5 +1,6 @@
 // The utilization of a pool whose threads each replay a recorded trace, under schedules that a seed decides.
 // SPDX-License-Identifier: Apache-2.0
+#include <base/tuning.hpp>
 #include <gpumem/pool_options.hpp>
 #include <gpumem/simulator.hpp>
 #include <gtest/gtest.h>
@@ -7,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -70,7 +72,19 @@ void replay(trace const& records, pool_type pool, counts& all) {
   }
 }
 
-pool_type make_pool(double effort = 1) { return pool_type{gpumem::device{0}, {.effort = effort}}; }
+// Returns a pool without memory that has saved all the time for moves that a pool can save.
+pool_type make_pool(double effort = 1) {
+  namespace tuning = gpumem::detail::tuning;
+  namespace sync = gpumem::detail::sync;
+  pool_type pool{gpumem::device{0}, {.effort = effort}};
+  auto const longest = std::chrono::duration_cast<sync::duration>(tuning::max_move_burst / effort);
+  for (auto const end = sync::now() + longest + 4 * tuning::max_move_burst; sync::now() < end;) {
+    pool.deallocate_sync(pool.allocate_sync(256), 256);
+    sync::sleep_for(tuning::max_move_burst);
+  }
+  pool.trim();
+  return pool;
+}
 
 // Returns the utilization of a pool that holds no memory while each thread replays the trace.
 double utilization_of(pool_type pool, trace const& records, unsigned threads, std::uint64_t seed) {

@@ -55,9 +55,12 @@ struct pool_options {
   /// A pool over virtual pages moves free pages to where memory is missing, before it makes new pages. This is the most
   /// that the moves may take, as a share of the elapsed time. 0: the pool makes new pages immediately. 1: no bound, so
   /// the pool reserves the least. A moved page is charged with the time that pages took lately, at first with 40 us.
-  /// The pool starts with 50 ms and saves unspent time, 50 ms at most. New pages are charged too, but the pool also
-  /// makes them when no time is left. Calls that ask the driver for completed work of other streams take at most the
-  /// same share of the time, or 1/16 if that is more.
+  /// The pool starts without saved time, and saves unspent time, 50 ms at most. A pause of 100 to 200 ms or more
+  /// without a call earns no time. While no time is left the pool makes new pages of about 6 MiB, and does not move
+  /// free ones. Within a second the library's thread then unmaps the same number of bytes of free pages, unless they
+  /// are used again. Smaller new pages are charged too, and so are pages that the thread unmaps while the pool works.
+  /// Calls that ask the driver for completed work of other streams take at most the same share of the time, or 1/16 if
+  /// that is more.
   ///
   /// If only the stream of the request still uses free pages, `allocate` waits for that work before the pool makes new
   /// pages. These waits are charged too. While several threads use shards of their own, pages move there only with an

@@ -13,6 +13,7 @@ import :shard_list;
 import :shard_roles;
 import :std;
 import :stream_timeline;
+import :sync;
 import :time_budget;
 import :virtual_pages;
 
@@ -78,6 +79,11 @@ private:
 /// Maps new pages or moves idle ones, and unmaps idle pages. An idle page has no live block, and all its uses are
 /// complete. The pages go after the mapped addresses of an address range, or into holes between them. Pages move from
 /// one shard to another. For all other facts about the functions see pool_backend, which calls them.
+///
+/// Time for moves: the pool begins without, and time in which calls come earns the share `effort`; a pause earns none.
+/// While time is saved, growth moves idle pages. Otherwise it makes few new pages, free of charge. Idle pages that
+/// could have moved instead are the surplus. The library thread looks at the pool ten times a second, until the pool
+/// pauses without a surplus. A look notes whether calls came, and unmaps some of the surplus.
 export class page_backend {
 public:
   explicit page_backend(backend_parts& parts) noexcept;
@@ -98,12 +104,23 @@ public:
   [[clang::requires_capability(one_shard, all_shards)]] address_range& open_range(std::size_t bytes);
   /// Gives the addresses of closed ranges back, as far as no page is mapped there.
   [[clang::requires_capability(one_shard, all_shards)]] void drop_closed_ranges() noexcept;
+  /// Looks at the pool if next_look() has passed. `calls`: the number of calls that the pool has had.
+  [[clang::requires_capability(one_shard, all_shards)]] void look(std::uint64_t calls) noexcept;
+  /// Returns when the library thread is to call look(); nullopt: not before the next growth.
+  [[clang::requires_shared_capability(all_shards)]] inline std::optional<sync::time_point> next_look() const noexcept {
+    return next_look_;
+  }
   /// Waits while another thread changes pages. Returns the pages of the shard that holds `pointer`. Returns null if the
   /// pool gets chunks in place of pages, or if `pointer` is not in the pool.
   [[clang::requires_capability(one_shard, all_shards)]] virtual_pages* pages_of(void const* pointer);
 
 private:
-  [[clang::requires_capability(all_shards)]] std::size_t affordable_pages() noexcept;
+  [[clang::requires_capability(all_shards)]] void begin_looks() noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] std::size_t surplus_within(std::size_t bytes,
+                                                                                   std::uintptr_t excluded = 0);
+  [[clang::requires_capability(one_shard, all_shards)]] std::size_t release_surplus(bool paused) noexcept;
+  [[clang::requires_capability(all_shards)]] std::size_t affordable_pages(sync::time_point now = sync::now()) noexcept;
+  [[clang::requires_shared_capability(all_shards)]] std::size_t unpaid_pages(std::size_t bytes) const noexcept;
   [[clang::requires_capability(all_shards)]] void charge_moves(std::size_t pages) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void poll_for_moves(allocation_request const& request);
   [[clang::requires_capability(one_shard)]] static std::optional<growth_plan>
@@ -141,7 +158,10 @@ private:
   bool short_of_addresses_ __attribute__((guarded_by(all_shards)));
   idle_pages idle_;
   time_budget move_budget_
-      __attribute__((guarded_by(all_shards))); // time for moves, for polls and waits before them, and for new pages
+      __attribute__((guarded_by(all_shards))); // time for moves, for polls and waits before them, and for small pages
+  std::optional<sync::time_point> next_look_ __attribute__((guarded_by(all_shards)));
+  std::uint64_t seen_calls_ __attribute__((guarded_by(all_shards))) = 0; // at the last look
+  std::size_t surplus_ __attribute__((guarded_by(all_shards))) = 0;      // in bytes
   page_price price_ __attribute__((guarded_by(all_shards)));
   // Work for which a request has waited as long as the budget allowed, but which was not complete then. Until it is
   // complete, no request waits again.

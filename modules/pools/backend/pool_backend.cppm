@@ -1,5 +1,7 @@
 // Growth and release of a pool's memory: by chunks, or by the backend of pages.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <cstdint>
 export module gpumem:pool_backend;
 import :backend_parts;
 import :block;
@@ -18,6 +20,7 @@ import :shard_list;
 import :shard_roles;
 import :std;
 import :stream;
+import :sync;
 
 namespace gpumem::detail {
 
@@ -114,6 +117,13 @@ public:
   [[clang::requires_capability(one_shard, all_shards)]] bool ask_for_release() noexcept;
   [[clang::requires_shared_capability(all_shards)]] inline bool wants_release() const noexcept {
     return wants_release_;
+  }
+  /// In a pool of pages, gives surplus pages back in time: see page_backend.
+  [[clang::requires_capability(one_shard, all_shards)]] inline void look(std::uint64_t calls) noexcept {
+    pages_.look(calls);
+  }
+  [[clang::requires_shared_capability(all_shards)]] inline std::optional<sync::time_point> next_look() const noexcept {
+    return pages_.next_look();
   }
   /// Called by the pass that gives the chunks back.
   [[clang::requires_capability(all_shards)]] void begin_wanted_release() noexcept { wants_release_ = false; }

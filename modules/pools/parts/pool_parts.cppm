@@ -90,6 +90,8 @@ export struct pool_parts {
   [[clang::requires_capability(all_shards)]] void notify() noexcept;
   /// Returns the number of live blocks, including those in thread caches.
   [[clang::requires_capability(one_shard, all_shards)]] std::int64_t live_blocks() const noexcept;
+  /// Returns the number of calls that took a lock of a shard, and of allocations from thread caches.
+  [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t calls() const noexcept;
   /// Returns the bytes on the free lists.
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t free_bytes() const noexcept;
   /// Returns the bytes that callers have requested and not yet freed.

@@ -38,15 +38,33 @@ import :time_budget;
 import :virtual_pages;
 
 namespace gpumem::detail {
+namespace {
+
+// The pause between two looks of the library thread at a pool. With a fifth of it, traces with short gaps earned too
+// little time for moves: utilization changed by -.01 to +.00.
+constexpr sync::duration look_pause = 2 * tuning::max_move_burst;
+// The longest time for which a look unmaps surplus pages: a caller that grows the pool meanwhile waits.
+constexpr std::chrono::microseconds longest_release{200};
+
+} // namespace
 
 page_backend::page_backend(backend_parts& parts) noexcept
     : parts_{parts},
       short_of_addresses_{parts.upstream.paged() && parts.upstream.pages()->options().address_space != 0}, idle_{parts},
       move_budget_{parts.options.effort, tuning::max_move_burst, sync::now()} {}
 
-std::size_t page_backend::affordable_pages() noexcept {
+std::size_t page_backend::affordable_pages(sync::time_point now) noexcept {
   if (move_budget_.unlimited()) return SIZE_MAX;
-  return static_cast<std::size_t>(std::max(move_budget_.left(sync::now()) / price_.median(), 0.0));
+  return static_cast<std::size_t>(std::max(move_budget_.left(now) / price_.median(), 0.0));
+}
+
+// Returns the number of pages that a growth by `bytes` makes free of charge. One request for much memory gets no more
+// than `page_fraction`, as if the pool had grown step by step.
+std::size_t page_backend::unpaid_pages(std::size_t bytes) const noexcept {
+  if (parts_.options.effort == 0) return 1;
+  auto const pages =
+      static_cast<double>(bytes) / static_cast<double>(tuning::unpaid_page) * (tuning::page_cost / price_.median());
+  return static_cast<std::size_t>(std::clamp(pages, 1.0, static_cast<double>(tuning::page_fraction)));
 }
 
 void page_backend::charge_moves(std::size_t pages) noexcept {
@@ -62,6 +80,7 @@ void page_backend::poll_for_moves(allocation_request const& request) {
 // joined with their free neighbours to one range. Returns where in that range the request's block starts. The result is
 // retry() if the range is too small, or after a wait.
 attempt<placement> page_backend::grow(allocation_request const& request, bool exact) {
+  begin_looks();
   auto const least = request.bytes + (request.alignment - granule);
   if (wants_addresses(*request.shard)) {
     auto const why = add_addresses(*request.shard, request.shard->addresses.empty() ? least : 0);
@@ -98,6 +117,7 @@ attempt<placement> page_backend::grow(allocation_request const& request, bool ex
     parts_.lock.wait_for_release(parts_.chunks);
     return attempt<placement>::retry();
   }
+  if (next_look_ && !exact && worth_it && may_move()) surplus_ = surplus_within(surplus_ + plan->bytes, plan->beside);
   auto const fresh = map(*plan, fresh_uses(request));
   if (!fresh) return unexpected<failure>{fresh.error()};
   auto const place = placement_in(**fresh, request);
@@ -234,12 +254,12 @@ placement page_backend::move(allocation_request const& request, bool at_limit) {
 // `least`. Returns the range that holds the pages.
 expected<block*, failure> page_backend::map(growth_plan const& plan, stream_uses const& uses, loan_terms const* loan) {
   auto& into = plan.in->pages;
-  auto const affordable = affordable_pages();
+  auto const unpaid = unpaid_pages(plan.bytes), most = std::max(affordable_pages(), unpaid);
   auto const before = into.pages();
   auto const reserved = plan.in->shard->reserved;
   auto const map_bytes = [&](std::size_t wanted) {
     auto const at = plan.hole ? plan.offset(wanted) : into.mapped_end();
-    return into.map(at, wanted, loan ? loan->page : parts_.growth.page_size(reserved, wanted, affordable));
+    return into.map(at, wanted, loan ? loan->page : parts_.growth.page_size(reserved, wanted, most));
   };
   expected<page_extent, failure> made = page_extent{};
   sync::duration spent{};
@@ -259,7 +279,7 @@ expected<block*, failure> page_backend::map(growth_plan const& plan, stream_uses
   auto const pages = into.pages() - std::min(before, into.pages());
   if (!loan) { // its pages may be larger, and then cost more
     price_.add(spent, pages);
-    charge_moves(std::min(pages, affordable));
+    charge_moves(pages - std::min(pages, unpaid));
   }
   return accept(*plan.in, made, uses);
 }
@@ -388,6 +408,54 @@ std::size_t page_backend::evict(allocation_request const& request, std::optional
                                   .only_nearest = !plan});
   request.shard->counters.page_evictions += more > 0;
   return more;
+}
+
+// Begins the looks, unless they go on. Until then no look could see whether the pool worked, so that time earns none.
+void page_backend::begin_looks() noexcept {
+  if (next_look_ || parts_.options.effort == 0 || move_budget_.unlimited()) return;
+  auto const now = sync::now();
+  move_budget_.pause(now);
+  next_look_ = now + look_pause;
+}
+
+// Returns the bytes of idle pages, `bytes` at most, outside the range at `excluded`.
+std::size_t page_backend::surplus_within(std::size_t bytes, std::uintptr_t excluded) {
+  return idle_pages::bytes(idle_.find({.wanted = bytes, .max_bytes = bytes, .excluded = excluded}));
+}
+
+// If calls came since the last look, the pool has worked until that look at least.
+void page_backend::look(std::uint64_t calls) noexcept {
+  auto const now = sync::now();
+  if (!next_look_ || now < *next_look_) return;
+  bool const paused = std::exchange(seen_calls_, calls) == calls;
+  if (paused) {
+    move_budget_.pause(now);
+  } else {
+    move_budget_.left(*next_look_ - look_pause);
+  }
+  auto const released = surplus_ > 0 ? release_surplus(paused) : 0;
+  next_look_ = now + (paused && released > 0 ? tuning::max_pass_pause : look_pause);
+  if (paused && surplus_ == 0) next_look_.reset();
+}
+
+// Unmaps surplus pages, for at most `longest_release`. While the pool
+// works, the saved time pays for them, since callers may soon need them again. Surplus pages that are no longer idle
+// are in use, and count no more. Returns the bytes that it has unmapped.
+std::size_t page_backend::release_surplus(bool paused) noexcept {
+  parts_.lock.wait();
+  try {
+    shard_list::search_order const among{parts_.shards, *parts_.shards.all().front()};
+    if (paused) parts_.rules.poll_streams(nullptr, among);
+    auto const idle = surplus_within(surplus_);
+    if (!paused || !reuse_rules::may_complete(among)) surplus_ = idle;
+    auto const paid = paused ? SIZE_MAX : affordable_pages(*next_look_ - look_pause);
+    auto const at_once = std::max(static_cast<std::size_t>(longest_release / price_.median()), std::size_t{1});
+    page_query const query{.wanted = idle, .max_bytes = idle, .max_pages = std::min(paid, at_once)};
+    if (!paused) charge_moves(idle_pages::count(idle_.find(query)));
+    auto const released = release_idle(query);
+    surplus_ -= std::min(surplus_, released);
+    return released;
+  } catch (std::bad_alloc const&) { return 0; }
 }
 
 // Returns the shard that grows for the request: the thread's own, or the first one that has addresses if the own has

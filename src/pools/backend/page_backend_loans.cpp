@@ -48,6 +48,7 @@ placement page_backend::still_mapped(allocation_request const& request) const no
 // As in grow(), first unmaps idle pages of the same size, as far as the pool can afford it. Free pages that still lie
 // where the loan is to lie, but cannot serve it as they are, leave too.
 attempt<placement> page_backend::lend(allocation_request const& request, bool exact) {
+  begin_looks();
   poll_for_moves(request);
   if (auto const place = still_mapped(request)) return place;
   auto& into = *request.loan->into;

@@ -121,6 +121,7 @@ attempt<void*> shard_allocator::grow(allocation_request const& request, bool exa
     if (grown.has_failed()) return unexpected<failure>{grown.error()};
     auto* const allocated = grown.is_done() ? commit(request, grown.value()) : nullptr;
     parts_.notify();
+    if (auto const when = parts_.backend.next_look()) parts_.passes.schedule_at(*when);
     frees_.flush_beyond_threshold();
     return allocated ? attempt<void*>{allocated} : attempt<void*>::retry();
   } catch (...) {

@@ -45,6 +45,7 @@ void release_task::expire() noexcept {
     // A pass may have another reason, while the excess is so small that no free has started a release.
     bool const releases = closed || wanted || (is_beyond_threshold() && !parts_.passes.gives_up());
     auto const kept = releases ? release_pass(wanted) : held_by::nothing;
+    if (!closed && !process_is_exiting()) parts_.backend.look(parts_.calls());
     if (wanted) parts_.notify(); // requests wait for the memory that has gone back
     parts_.passes.end_pass();
     bool const looks_on = (is_beyond_threshold() && !parts_.passes.gives_up()) || monitor_.needs_pass();
@@ -52,6 +53,7 @@ void release_task::expire() noexcept {
       step = after_closed_pass(closed ? kept : held_by::open_events); // if it was closed meanwhile, a pass must follow
     } else if (!process_is_exiting()) {
       if (looks_on) parts_.passes.schedule();
+      if (auto const when = parts_.backend.next_look()) parts_.passes.schedule_at(*when);
       monitor_.schedule_stall_check();
     }
   }

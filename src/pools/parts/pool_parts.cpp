@@ -138,6 +138,12 @@ std::size_t pool_parts::live_bytes() const noexcept {
   return static_cast<std::size_t>(sum);
 }
 
+std::uint64_t pool_parts::calls() const noexcept {
+  auto sum = caches.snapshot().allocations;
+  for (auto const& each : shards.all()) sum += each->counters.locked_calls;
+  return sum;
+}
+
 std::size_t pool_parts::free_bytes() const noexcept {
   std::size_t sum = 0;
   for (auto const& each : shards.all()) sum += each->ranges.free_bytes();
