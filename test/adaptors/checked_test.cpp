@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <stop_token>
 #include <thread>
 #include <type_traits>
@@ -202,6 +203,17 @@ TEST_F(checked_waits, request_over_an_erased_resource_does_not_wait) {
   auto const block = gpumem::acquire(subject, a, 60 * MiB).wait();
   request second{*this, gpumem::statistics_adaptor{subject}, b, 60 * MiB};
   EXPECT_EQ(second.ended(), outcome::exhausted);
+}
+
+TEST_F(checked_waits, adaptor_of_an_erased_pool_is_never_empty) {
+  gpumem::any_pool erased{pool};
+  simulator::checked subject{erased};
+  simulator::checked const other{std::move(subject)};
+  EXPECT_TRUE(subject == other) << "a move is a copy";
+  subject.deallocate(a, subject.allocate(a, 1 * MiB), 1 * MiB);
+  EXPECT_TRUE(gpumem::statistics_adaptor{subject}.try_allocate(a, 0));
+  [[maybe_unused]] gpumem::any_pool const moved{std::move(erased)};
+  EXPECT_THROW(simulator::checked{erased}, std::invalid_argument);
 }
 
 using over_pool = simulator::checked<pool_resource<gpumem::cuda_resource>>;

@@ -10,6 +10,8 @@
 
 #include <cstddef>
 #include <new>
+#include <stdexcept>
+#include <utility>
 
 import gpumem;
 import gpumem.thrust;
@@ -52,6 +54,12 @@ TEST_F(thrust_module, rebound_allocators_share_the_resource) {
   gpumem::statistics_adaptor other{gpumem::host_resource{}};
   EXPECT_FALSE((gpumem::thrust_allocator<double>{stream_, other} == doubles));
   EXPECT_THROW((void)gpumem::thrust_allocator<int>{ints}.allocate(std::size_t{1} << 62), std::bad_array_new_length);
+}
+
+TEST_F(thrust_module, empty_resource_is_refused) {
+  gpumem::mr::any_resource<gpumem::mr::host_accessible> erased{counted_};
+  [[maybe_unused]] auto const moved = std::move(erased);
+  EXPECT_THROW((gpumem::thrust_allocator<int>{stream_, erased}), std::invalid_argument);
 }
 
 } // namespace

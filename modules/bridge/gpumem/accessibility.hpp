@@ -1,11 +1,30 @@
-// The values of CCCL's property that tells at run time which processors can access memory. CCCL has no public names for
-// them. Needs CCCL 3.4.
+// What a resource of any library tells at run time: whether it is empty, and, from CCCL 3.4 on, which processors can
+// access its memory.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cuda/memory_resource>
 #include <cuda/std/version>
 
+#include <stdexcept>
+
+namespace gpumem {
+namespace detail {
+
+// Returns false for a type-erased resource that is empty.
+template <class Resource> auto holds_value(Resource const& resource, int) noexcept -> decltype(resource.has_value()) {
+  return resource.has_value();
+}
+template <class Resource> bool holds_value(Resource const&, long) noexcept { return true; }
+// Throws std::invalid_argument for such a resource: the calls of CCCL's type to it would end the program.
+template <class Resource> void require_value(Resource const& resource) {
+  if (!holds_value(resource, 0)) throw std::invalid_argument("gpumem: the resource is empty; was it moved from?");
+}
+
+} // namespace detail
+} // namespace gpumem
+
+// CCCL has no public names for the values of its property.
 #if CCCL_VERSION >= 3004000
 
 namespace gpumem {
@@ -31,12 +50,6 @@ constexpr accessibility accessibility_of(bool device, bool host) noexcept {
   if (device) return get_property(device_memory{}, told);
   return host ? get_property(host_memory{}, told) : get_property(unknown_memory{}, told);
 }
-
-// Returns false for a type-erased resource that is empty.
-template <class Resource> auto holds_value(Resource const& resource, int) noexcept -> decltype(resource.has_value()) {
-  return resource.has_value();
-}
-template <class Resource> bool holds_value(Resource const&, long) noexcept { return true; }
 
 // Return what a resource of any library tells of its memory. A type-erased resource answers for the value that it
 // holds; an empty one for no memory.

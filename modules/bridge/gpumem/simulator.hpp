@@ -265,14 +265,25 @@ using checked_base = decltype(observed_base_of(std::type_identity<Self>{}, std::
 ///
 /// Over a resource of gpumem whose type is not erased, the adaptor forwards `acquire`: requests wait where that
 /// resource lets them wait. Over an erased resource, or one of another library, requests do not wait, and the
-/// member `acquire` does not compile.
+/// member `acquire` does not compile. A move of such an adaptor is a copy, if the resource can be copied.
 template <class Resource> class checked {
 public:
   /// The properties that containers of CCCL use if the caller names none.
   using default_queries = detail::accessible_list<Resource>;
 
-  /// Wraps the resource.
-  explicit checked(Resource resource) : resource_(std::move(resource)), teller_(detail::block_teller::of(resource_)) {}
+  /// Wraps the resource. Throws std::invalid_argument if it is type-erased and empty.
+  explicit checked(Resource resource) : resource_(std::move(resource)), teller_(detail::block_teller::of(resource_)) {
+    gpumem::detail::require_value(resource_);
+  }
+  checked(checked const&) = default;
+  checked& operator=(checked const&) = default;
+  checked(checked&&)
+    requires(!std::is_copy_constructible_v<Resource>)
+  = default;
+  checked& operator=(checked&&)
+    requires(!std::is_copy_constructible_v<Resource>)
+  = default;
+  ~checked() = default;
 
   /// Allocates from the wrapped resource and reports the block.
   [[nodiscard]] void* allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256) {

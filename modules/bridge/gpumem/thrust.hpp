@@ -47,7 +47,11 @@ public:
 
 template <class Resource> class held_thrust_memory final : public thrust_memory {
 public:
-  explicit held_thrust_memory(Resource resource) : resource_{std::move(resource)} {}
+  explicit held_thrust_memory(Resource resource) : resource_{std::move(resource)} {
+#if defined(GPUMEM_DETAIL_WITH_MEMORY_RESOURCE)
+    require_value(resource_);
+#endif
+  }
   void* allocate(CUstream_st* stream, std::size_t bytes) override {
     return resource_.allocate(stream, bytes, GPUMEM_ALIGNMENT);
   }
@@ -107,7 +111,7 @@ public:
   };
 
   /// Makes an allocator for the device that is current now. The allocator's later calls make that device current while
-  /// they run.
+  /// they run. Throws std::invalid_argument for a type-erased resource that is empty.
   template <class Resource>
   thrust_allocator(stream_handle stream, Resource resource)
       : stream_{static_cast<CUstream_st*>(stream.value())},
