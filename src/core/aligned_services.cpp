@@ -43,7 +43,7 @@ expected<void*, failure> aligned_services::allocate_inside(stream_key const& key
   if (!given) return unexpected<failure>{failure{given.error().reason, given.error().code, bytes}};
   if (auto* const aligned = inside_.align(*given, alignment)) return aligned;
   of_.table->deallocate_keyed(of_.state, &key, *given, padded, inner_alignment::natural);
-  return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+  return unexpected<failure>{no_host_memory(bytes)};
 }
 
 } // namespace gpumem::detail

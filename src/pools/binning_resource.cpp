@@ -58,7 +58,7 @@ expected<void*, failure> bin::try_allocate(stream_key const& key, std::size_t by
   count_bytes(key, static_cast<std::ptrdiff_t>(bytes));
   if (late_.load(std::memory_order_acquire) && !given_.insert(*result)) {
     deallocate(key, *result, bytes, alignment);
-    return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+    return unexpected<failure>{no_host_memory(bytes)};
   }
   owner_->add_live();
   return result;

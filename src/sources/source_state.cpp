@@ -37,7 +37,7 @@ expected<void*, failure> source_state::try_allocate(stream_key const& key, std::
     block const given{*base, bytes + padding, bytes, alignment, key.by_identity()};
     if (track_live(pointer, given)) return pointer;
     if (free_in_order(key, given)) freed_in_order(key);
-    base = unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+    base = unexpected<failure>{no_host_memory(bytes)};
   }
   sync::lock const held{mutex_};
   ++counts_.failures;

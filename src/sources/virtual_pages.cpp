@@ -231,7 +231,7 @@ expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_
       if (!has_memory) return unexpected<failure>{detail::refusal_of(CUDA_ERROR_OUT_OF_MEMORY, bytes)};
     }
     return install(detail::plan_pages(run, size), run, bytes);
-  } catch (std::bad_alloc const&) { return refused(outcome::exhausted, bytes); }
+  } catch (std::bad_alloc const&) { return unexpected<failure>{detail::no_host_memory(bytes)}; }
 }
 
 expected<page_extent, failure> virtual_pages::alias(std::size_t offset, std::size_t to) noexcept {
@@ -247,7 +247,7 @@ expected<page_extent, failure> virtual_pages::alias(std::size_t offset, std::siz
     detail::page_map made;
     made.emplace(to, detail::mapped_page{of});
     return install(std::move(made), run, run.bytes);
-  } catch (std::bad_alloc const&) { return refused(outcome::exhausted, run.bytes); }
+  } catch (std::bad_alloc const&) { return unexpected<failure>{detail::no_host_memory(run.bytes)}; }
 }
 
 expected<page_extent, failure> virtual_pages::move(std::span<page_origin const> runs, std::size_t to) noexcept {
@@ -264,7 +264,7 @@ expected<page_extent, failure> virtual_pages::move(std::span<page_origin const> 
         there.bytes += page.of->bytes;
       }
     }
-  } catch (std::bad_alloc const&) { return refused(outcome::exhausted, there.bytes); }
+  } catch (std::bad_alloc const&) { return unexpected<failure>{detail::no_host_memory(there.bytes)}; }
   auto const why = refusal(there);
   if (why != outcome::granted) return refused(why, there.bytes, where().lost_error());
   auto const moved = install(std::move(made), there, there.bytes);

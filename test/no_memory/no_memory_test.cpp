@@ -62,6 +62,24 @@ TEST(first_use, ends_with_an_error_and_loses_nothing) {
   for (auto const& found : simulator::take_findings()) ADD_FAILURE() << found.text;
 }
 
+// No free would wake such a request. Another block is live, so that the request may wait.
+TEST(waiting, request_ends_if_the_host_has_no_memory_for_it) {
+  if (!test::new_can_fail) GTEST_SKIP();
+  load();
+  for (bool const hardened : {false, true}) {
+    gpumem::pool_resource pool{gpumem::device{0}, {.pages = false, .hardened = {.enabled = hardened}}};
+    gpumem::stream const on{gpumem::device{0}};
+    gpumem::allocation const held = pool.acquire(on, 4096).wait();
+    auto const latest = std::chrono::steady_clock::now() + std::chrono::seconds{2};
+    auto const ended = [&] {
+      test::failing_new const scarce;
+      return pool.acquire(on, 64 * no_memory::MiB).wait_until(latest);
+    }();
+    ASSERT_FALSE(ended);
+    EXPECT_EQ(ended.error().reason, gpumem::outcome::exhausted) << "hardened " << hardened;
+  }
+}
+
 class no_host_memory : public testing::TestWithParam<std::size_t> {
 protected:
   static void SetUpTestSuite() { load(); }

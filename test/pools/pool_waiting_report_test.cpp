@@ -95,6 +95,20 @@ TEST_F(pool_waiting_report, report_marks_turns_and_work_that_can_be_rolled_back)
   run_all();
 }
 
+TEST_F(pool_waiting_report, report_lists_requests_that_wait_at_a_limit) {
+  pool_resource pool{device};
+  pool_resource other_pool{device};
+  scope work{gpumem::limiting_adaptor{pool, {.limit = 20 * MiB}}, "work"};
+  scope other{gpumem::limiting_adaptor{other_pool, {.limit = 20 * MiB}}, "other"};
+  auto const one = work.acquire(a, 15 * MiB).wait(), two = other.acquire(a, 15 * MiB).wait();
+  request waits{*this, work, b, 10 * MiB}, elsewhere{*this, other, b, 10 * MiB};
+  EXPECT_EQ(pool.describe_waiting(), "gpumem: pool: 0 requests wait; " + MiB_text(15) +
+                                         " bytes are live, 0 of them outside scopes\n" + "gpumem:   'work' holds " +
+                                         MiB_text(15) + " bytes; it waits for memory\n" + "gpumem:   a request for " +
+                                         MiB_text(10) +
+                                         " bytes waits for 0 ms; of 'work'; priority 0; in front of the pool");
+}
+
 TEST_F(pool_waiting_report, memory_of_nested_scopes_is_counted_once) {
   pool_resource pool{device};
   scope outer{pool, "outer"};

@@ -115,7 +115,7 @@ graph_memory::~graph_memory() {
 expected<void*, failure> graph_memory::try_allocate(stream_key const& key, std::size_t bytes,
                                                     std::size_t alignment) noexcept {
   if (!serves_stream(key)) return unexpected<failure>{failure_of(broken_rule::unopened_device, bytes)};
-  expected<void*, failure> result{unexpect, failure{outcome::exhausted, 0, bytes}};
+  expected<void*, failure> result{unexpect, no_host_memory(bytes)};
   try {
     sync::lock const held{mutex_};
     result = take(key, bytes, alignment);
@@ -177,14 +177,12 @@ expected<void*, failure> graph_memory::grow(stream_key const& key, std::size_t b
     if (auto* const taken = take_now()) return taken;
     auto const drawn = graph_chunks::draw(*upstream_, bytes, alignment);
     if (!drawn) return refuse(drawn.error().reason, drawn.error().code);
-    if (add(*drawn)) {
-      if (auto* const taken = take_now()) return taken;
-    } else {
+    if (!add(*drawn)) {
       graph_chunks::give_back(*upstream_, *drawn);
+      return unexpected<failure>{no_host_memory(bytes)};
     }
-  } catch (std::bad_alloc const&) {
-    // The host is out of memory. A chunk that was added stays.
-  }
+    if (auto* const taken = take_now()) return taken;
+  } catch (std::bad_alloc const&) { return unexpected<failure>{no_host_memory(bytes)}; } // an added chunk stays
   return refuse(outcome::exhausted);
 }
 

@@ -70,7 +70,7 @@ expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::
     ++counts_.failures;
   } catch (std::bad_alloc const&) {
     engine_.upstream().deallocate_exact(key, *result, bytes, alignment);
-    return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+    return unexpected<failure>{no_host_memory(bytes)};
   }
   return unexpected<failure>{failure{result.error().reason, result.error().code, bytes}};
 }
