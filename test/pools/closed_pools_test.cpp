@@ -132,20 +132,42 @@ TEST_F(closed_pools, covered_streams_keep_nothing) {
   }
 }
 
-TEST_F(closed_pools, next_call_with_the_stream_covers_it_at_once) {
-  auto const before = device_bytes();
-  auto const on = make_foreign();
-  {
-    pool_resource pool{device};
-    free_silently(pool, on, 8 * MiB);
+TEST_F(closed_pools, next_call_of_any_kind_with_the_stream_covers_it_at_once) {
+  using call = std::function<void(pool_resource<gpumem::cuda_resource>&, stream_ref)>;
+  pool_resource other{cuda_resource{device}};
+  void* block = nullptr;
+  std::pair<char const*, call> const calls[] = {
+      {"identify", [&](auto&, stream_ref on) { gpumem::extend::identify(on, device); }},
+      {"allocate",
+       [&](auto& pool, stream_ref on) { pool.deallocate(lasting, std::exchange(block, pool.allocate(on, 256)), 256); }},
+      {"deallocate", [&](auto& pool, stream_ref on) { pool.deallocate(on, std::exchange(block, nullptr), 256); }},
+      {"acquire", [&](auto& pool, stream_ref on) { EXPECT_TRUE(pool.acquire(on, 256).try_now()); }},
+      {"record_use", [&](auto& pool, stream_ref on) { pool.record_use(block, on); }},
+      {"a source",
+       [&](auto&, stream_ref on) {
+         cuda_resource source{device};
+         source.deallocate(on, source.allocate_sync(256), 256);
+       }},
+  };
+  for (auto const& [name, call] : calls) {
+    if (!block) block = other.allocate(lasting, 256);
+    other.trim();
+    auto const before = device_bytes();
+    auto const on = make_foreign();
+    {
+      pool_resource pool{device};
+      free_silently(pool, on, 8 * MiB);
+    }
+    EXPECT_GT(device_bytes(), before) << name;
+    {
+      busy_library_thread const busy; // the pool's end has asked for the event, not a later pass
+      call(other, on);
+    }
+    EXPECT_TRUE(wait_for_device_bytes(before + 4 * MiB)) << name;
+    gpumem::cover_frees(on); // frees at `other`
+    destroy(on);
   }
-  EXPECT_GT(device_bytes(), before);
-  {
-    busy_library_thread const busy; // the pool's end has asked for the event, not a later pass
-    gpumem::extend::identify(on, device);
-  }
-  EXPECT_TRUE(wait_for_device_bytes(before));
-  destroy(on);
+  if (block) other.deallocate(lasting, block, 256);
 }
 
 TEST_F(closed_pools, request_without_memory_takes_what_is_complete_in_closed_pools) {
