@@ -19,7 +19,7 @@
 
 import gpumem;
 
-#include "../support/work_item.hpp"
+#include "../support/busy_library_thread.hpp"
 
 namespace {
 
@@ -32,27 +32,6 @@ using gpumem_test::destroy;
 using gpumem_test::make_foreign;
 namespace simulator = gpumem::simulator;
 constexpr std::size_t MiB = std::size_t{1} << 20;
-
-// Keeps the library's thread busy, so that it gives no memory back meanwhile.
-class busy_library_thread {
-public:
-  busy_library_thread() {
-    gpumem::default_executor().post(item_);
-    while (!busy_) std::this_thread::yield();
-  }
-  ~busy_library_thread() {
-    ended_ = true;
-    while (busy_) std::this_thread::yield();
-  }
-
-private:
-  std::atomic<bool> busy_{false}, ended_{false};
-  test::item item_{[this] {
-    busy_ = true;
-    while (!ended_) std::this_thread::yield();
-    busy_ = false;
-  }};
-};
 
 class closed_pools : public gpumem_test::raw_stream_test {
 protected:
@@ -160,7 +139,7 @@ TEST_F(closed_pools, next_call_of_any_kind_with_the_stream_covers_it_at_once) {
     }
     EXPECT_GT(device_bytes(), before) << name;
     {
-      busy_library_thread const busy; // the pool's end has asked for the event, not a later pass
+      test::busy_library_thread const busy; // the pool's end has asked for the event, not a later pass
       call(other, on);
     }
     EXPECT_TRUE(wait_for_device_bytes(before + 4 * MiB)) << name;
@@ -183,7 +162,7 @@ TEST_F(closed_pools, request_without_memory_takes_what_is_complete_in_closed_poo
     } else {
       free_silently(*pool, on, 60 * MiB);
     }
-    busy_library_thread const busy;
+    test::busy_library_thread const busy;
     pool.reset();
     auto const refused = other.try_allocate(lasting, 60 * MiB);
     EXPECT_FALSE(refused) << "no event covers the free";
@@ -205,7 +184,7 @@ TEST_F(closed_pools, reserve_takes_what_is_complete_in_closed_pools) {
   gpumem_test::recording_upstream const upstream;
   upstream.state().capacity = 64 * MiB;
   pool_resource other{upstream};
-  busy_library_thread const busy;
+  test::busy_library_thread const busy;
   {
     pool_resource pool{upstream};
     run_long(lasting);
@@ -231,7 +210,7 @@ TEST_F(closed_pools, pool_that_gives_memory_back_is_not_asked_again_by_the_same_
       EXPECT_FALSE(other.try_allocate(lasting, 60 * MiB));
       upstream.deallocate_sync(pointer, bytes);
     };
-    busy_library_thread const busy;
+    test::busy_library_thread const busy;
     {
       pool_resource pool{gpumem::callback_resource{device, allocate, free},
                          pool_options{.hardened = {.enabled = hardened}}};

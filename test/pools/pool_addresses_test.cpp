@@ -6,6 +6,7 @@
 #include <cuda.h>
 
 #include <barrier>
+#include <chrono>
 #include <cstddef>
 #include <thread>
 #include <vector>
@@ -20,7 +21,17 @@ using pool = gpumem::pool_resource<gpumem::cuda_resource>;
 
 class pool_addresses : public simulated {
 protected:
-  static void SetUpTestSuite() { simulator::load({.capacity = device_bytes}); }
+  // Addresses of earlier pools count, so this waits until they are given back.
+  void SetUp() override {
+    simulated::SetUp();
+    simulator::reset({.devices = 2, .capacity = device_bytes});
+    auto const end = std::chrono::steady_clock::now() + std::chrono::seconds{10};
+    while (reserved() > 0 && std::chrono::steady_clock::now() < end) simulator::run_until_idle();
+  }
+  void TearDown() override {
+    simulated::TearDown();
+    simulator::reset({.devices = 2, .mode = simulator::stepping::manual});
+  }
   static std::size_t reserved() { return simulator::report().bytes_reserved; }
   void allocate_and_free(pool& from, std::size_t bytes) {
     from.deallocate(stream, from.allocate(stream, bytes), bytes);

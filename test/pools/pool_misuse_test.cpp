@@ -29,6 +29,10 @@ protected:
     before_ = gpumem::set_misuse_handler([](misuse const& m) noexcept { told.push_back(m); });
   }
   ~pool_misuse() override { gpumem::set_misuse_handler(before_); }
+  void TearDown() override {
+    if (auto const block = r.find(p); block && block->live) r.deallocate(s, p, 1000);
+    simulated_test::TearDown();
+  }
 
   void expect(misuse::kind what, void const* pointer, std::size_t given, std::size_t expected) {
     ASSERT_EQ(told.size(), 1u);

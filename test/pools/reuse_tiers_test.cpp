@@ -44,6 +44,7 @@ protected:
   void TearDown() override {
     EXPECT_TRUE(gpumem_test::wait_for_releases(upstream.state(), upstream.state().draws().size()));
     simulated_test::TearDown();
+    EXPECT_EQ(gpumem::driver_api::driver().mem_free(flag), CUDA_SUCCESS);
   }
   void SetUp() override {
     gpumem::driver_api::check(gpumem::driver_api::driver().mem_alloc(&flag, 256), "cuMemAlloc");
