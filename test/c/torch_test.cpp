@@ -27,6 +27,7 @@ TEST_F(torch, allocation_without_memory_throws_bad_alloc) {
   EXPECT_THROW(gpumem_torch_allocate(1, 16, nullptr), std::invalid_argument);
   EXPECT_THROW(gpumem_torch_allocate(1, -1, nullptr), std::invalid_argument);
   EXPECT_THROW(gpumem_torch_allocate(1, 1000, nullptr), std::invalid_argument);
+  gpumem_torch_memory_fraction(1, 0);
 }
 
 TEST_F(torch, zero_bytes_give_a_null_pointer_without_a_failure) {
