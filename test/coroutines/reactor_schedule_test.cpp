@@ -100,7 +100,7 @@ protected:
 
 // A wait that never ends is a deadlock, which the schedule reports with its seed.
 TEST_F(reactor_schedule, completes_every_wait_and_none_before_its_work) {
-  test::schedule_seeds const seeds{3'000};
+  test::schedule_seeds const seeds{1'000};
   test::wait_counts seen;
   std::uint64_t switches = 0, refused = 0;
   seeds.each([&](std::uint64_t seed) {

@@ -15,9 +15,15 @@ read_fault() {
 # gpumem_simulator_driver, PROGRAM is that library. Call it in the build folder, with source_folder and ninja set. FOLDER
 # must be relative and without blanks, since it becomes part of evaluated commands.
 make_mutant() {
-  local here=$1 library=$2 program=$3
+  compile_mutant "$1" "$2"
+  link_mutant "$1" "$3"
+}
+
+# compile_mutant FOLDER LIBRARY: compiles the object with the fault, and sets `object` to the one that it replaces.
+compile_mutant() {
+  local here=$1 library=$2
   local file=${facts[1]} original=$source_folder/${facts[1]}
-  local mutant=$here/${file##*/} unit object compile link path
+  local mutant=$here/${file##*/} unit compile path
   mkdir -p "$here"
 
   # The build compiles the file alone, or as a part of a generated unit, in which #line directives count its lines.
@@ -53,7 +59,11 @@ make_mutant() {
   printf -v path %q "${original%/*}"
   compile+=" -iquote $path" # headers beside the original
   eval "$compile"
+}
 
+# link_mutant FOLDER PROGRAM: links the program with that object as FOLDER/test.
+link_mutant() {
+  local here=$1 program=$2 link
   # An object that is named before the library replaces the library's own. The simulated driver is linked of objects.
   link=$("$ninja" -t commands -s "$program" | tail -1)
   link=${link%%&& cd *}

@@ -70,7 +70,7 @@ protected:
 };
 
 TEST_F(pool_waiting_pressure, every_request_ends_once_and_in_order) {
-  test::schedule_seeds const seeds{8'000, 20};
+  test::schedule_seeds const seeds{2'000, 20};
   gpumem_test::tally counts;
   seeds.each([&](std::uint64_t seed) {
     auto const wrong = run(seed, counts, seeds.alone());

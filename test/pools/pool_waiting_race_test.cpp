@@ -38,7 +38,7 @@ void use(gpumem::allocation const& block) {
 TEST(pool_waiting_race, random_requests_leave_no_bytes_live) {
   constexpr std::size_t unit = 256;
   pool shared{gpumem::device{0}, {.limit = 64 * unit, .pages = false}};
-  auto const sum = test::run_free_workers<std::stop_source>(shared, 2000, unit, use);
+  auto const sum = test::run_free_workers<std::stop_source>(shared, 1000, unit, use);
   EXPECT_EQ(shared.statistics().live, 0u);
   EXPECT_EQ(shared.statistics().allocated, 0u);
   EXPECT_GT(sum.granted, 0u);

@@ -1,17 +1,15 @@
-// Keeps the library thread busy in a test. Include it after `import gpumem;` and after <atomic>, <functional> and
-// <thread>: it includes nothing of the standard library itself.
+// Keeps the library thread busy in a test. Include it after `import gpumem;` and after <atomic> and <thread>: it
+// includes nothing itself.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-
-#include "work_item.hpp"
 
 namespace test {
 
 /// While an object lives, the library thread runs no timer and makes no pass.
-class busy_library_thread {
+class busy_library_thread final : gpumem::extend::work_item {
 public:
   busy_library_thread() {
-    gpumem::default_executor().post(item_);
+    gpumem::default_executor().post(*this);
     while (!busy_) std::this_thread::yield();
   }
   ~busy_library_thread() {
@@ -22,12 +20,13 @@ public:
   busy_library_thread& operator=(busy_library_thread const&) = delete;
 
 private:
-  std::atomic<bool> busy_{false}, ended_{false};
-  item item_{[this] {
+  void resume() noexcept override {
     busy_ = true;
     while (!ended_) std::this_thread::yield();
     busy_ = false;
-  }};
+  }
+
+  std::atomic<bool> busy_{false}, ended_{false};
 };
 
 } // namespace test
