@@ -30,7 +30,7 @@ struct graph {
 
 struct capture {
   struct member {
-    stream_ptr on;
+    stream_ptr stream;
     std::uint64_t nodes = 0;
     vector_clock order;                    // component i: how many nodes of members[i] come before the next node
     std::vector<CUgraphNode> dependencies; // dependencies of the stream's next node
@@ -60,17 +60,17 @@ struct capture {
   };
 
   /// Returns the stream as a member. Adds it to the capture if it is not a member yet.
-  member& enter(stream_ptr const& on);
+  member& enter(stream_ptr const& stream);
 
   /// Adds an operation to the graph instead of enqueuing it.
-  void add(stream_ptr const& on, operation&& node, graph_nodes& all);
+  void add(stream_ptr const& stream, operation&& node, graph_nodes& all_nodes);
 
   /// Adds `nodes` to the nodes on which the stream's next node depends.
-  void depend(stream_ptr const& on, std::vector<CUgraphNode> const& nodes);
+  void depend(stream_ptr const& stream, std::vector<CUgraphNode> const& nodes);
 
   /// Returns the first clash between `node`, which the stream is about to add, and an earlier node. When the graph
   /// runs, two nodes that clash can run at the same time.
-  [[nodiscard]] std::optional<clash> clash_of(stream_ptr const& on, operation const& node);
+  [[nodiscard]] std::optional<clash> clash_of(stream_ptr const& stream, operation const& node);
 
   /// Returns whether the stream on which the capture began is ordered after all nodes of all members.
   [[nodiscard]] bool joined() const;

@@ -50,16 +50,16 @@ checker::segment_map::iterator checker::split_at(std::uint64_t key) {
 }
 
 /// Calls `visit(segment, address)` for each segment of the run. Creates segments for bytes that have none.
-template <class Visit> void checker::over(run const& at, Visit&& visit) {
-  std::uint64_t const end = at.key + at.bytes;
+template <class Visit> void checker::over(run const& run, Visit&& visit) {
+  std::uint64_t const end = run.key + run.bytes;
   split_at(end);
-  auto part = split_at(at.key);
-  for (std::uint64_t key = at.key; key < end;) {
+  auto part = split_at(run.key);
+  for (std::uint64_t key = run.key; key < end;) {
     if (part == segments_.end() || part->first != key) {
       std::uint64_t const stop = part == segments_.end() ? end : std::min(end, part->first);
       part = segments_.emplace_hint(part, key, segment{stop, segment_state::untracked, {}, {}, {}});
     }
-    visit(part->second, at.address + (key - at.key));
+    visit(part->second, run.address + (key - run.key));
     key = part->second.end;
     ++part;
   }
@@ -68,26 +68,29 @@ template <class Visit> void checker::over(run const& at, Visit&& visit) {
 /// Calls `visit(run)` for each run of a range of addresses; skips unmapped addresses.
 template <class Visit> void checker::runs(std::uint64_t address, std::uint64_t bytes, Visit&& visit) {
   if (!mappings_.owns(address)) return visit(run{address, bytes, address});
-  mappings_.visit(address, bytes, [&](run const& at) {
-    if (at.through != nullptr) visit(at);
+  mappings_.visit(address, bytes, [&](run const& run) {
+    if (run.mapped != nullptr) visit(run);
   });
 }
 
 /// Returns the id of physical memory in `tracked_`. The id of an allocation there is its buffer id; the top bit keeps
 /// the two kinds apart.
-std::uint64_t checker::tracking_id(physical const& which) noexcept { return (std::uint64_t{1} << 63) | which.number; }
+std::uint64_t checker::tracking_id(physical const& memory) noexcept { return (std::uint64_t{1} << 63) | memory.number; }
 
-checker::holder checker::holder_of(run const& at) const {
-  if (at.through != nullptr)
-    return {{at.through->of->number, at.through->address, at.through->bytes, true}, tracking_id(*at.through->of)};
-  allocation const* held = allocations_.find(at.address);
-  return held == nullptr ? holder{} : holder{{held->number, held->address, held->bytes}, held->buffer_id};
+checker::holder checker::holder_of(run const& run) const {
+  if (run.mapped != nullptr)
+    return {{run.mapped->memory->number, run.mapped->address, run.mapped->bytes, true},
+            tracking_id(*run.mapped->memory)};
+  allocation const* block_here = allocations_.find(run.address);
+  return block_here == nullptr
+             ? holder{}
+             : holder{{block_here->number, block_here->address, block_here->bytes}, block_here->buffer_id};
 }
 
 /// Notes a use of a mapping. The mapping must not be unmapped before the host has seen the use complete.
-void checker::count_use(actor const& who, run const& at) {
-  if (at.through != nullptr && who.component != host_component)
-    at.through->uses.insert_or_assign(who.component, mapping::use{who.number, who.name});
+void checker::count_use(actor const& actor, run const& run) {
+  if (run.mapped != nullptr && actor.component != host_component)
+    run.mapped->uses.insert_or_assign(actor.component, mapping::use{actor.number, actor.name});
 }
 
 void checker::prune(segment& part) const {
@@ -95,29 +98,30 @@ void checker::prune(segment& part) const {
 }
 
 void checker::report_finding(finding_kind kind, party const& earlier, party const& later, block_name const& block,
-                             std::string const& what) {
-  findings_.add({kind, earlier, later, block, missing_order(earlier, later), what});
+                             std::string const& text) {
+  findings_.add({kind, earlier, later, block, missing_order(earlier, later), text});
 }
 
 void checker::report_unordered(finding_kind kind, party const& earlier, party const& later, block_name const& block,
-                               std::string const& before, std::string const& after) {
-  findings_.add_unordered({kind, earlier, later, block, missing_order(earlier, later), {}}, before, after);
+                               std::string const& text_before, std::string const& text_after) {
+  findings_.add_unordered({kind, earlier, later, block, missing_order(earlier, later), {}}, text_before, text_after);
 }
 
-/// Compares `who` with the earlier accesses to the segment. Reports those after which `who` is not ordered, except the
-/// uses in `declared` (null: none). Removes the reported accesses, and those that the new access of `who` replaces.
-void checker::check_order(segment& part, actor const& who, bool write, finding_kind kind, block_name const& block,
+/// Compares `actor` with the earlier accesses to the segment. Reports those after which `actor` is not ordered, except
+/// the uses in `declared` (null: none). Removes the reported accesses, and those that the new access of `actor`
+/// replaces.
+void checker::check_order(segment& part, actor const& actor, bool write, finding_kind kind, block_name const& block,
                           std::vector<declared_use> const* declared) {
   prune(part);
   std::erase_if(part.accesses, [&](access const& old) {
-    if (who.order->covers(old.component, old.number)) return write || !old.write;
+    if (actor.order->covers(old.component, old.number)) return write || !old.write;
     if (!write && !old.write) return false;
     auto const covers = [&](declared_use const& use) {
       return use.component == old.component && old.number <= use.number;
     };
     if (declared != nullptr && std::any_of(declared->begin(), declared->end(), covers)) return false;
-    report_unordered(kind, old.name, who.name, block, phrase(kind),
-                     ": " + describe(who.name) + " is not ordered after " + describe(old.name));
+    report_unordered(kind, old.name, actor.name, block, phrase(kind),
+                     ": " + describe(actor.name) + " is not ordered after " + describe(old.name));
     return true;
   });
 }
@@ -129,114 +133,116 @@ bool checker::tracked(std::uint64_t address) const {
   return above != segments_.begin() && std::prev(above)->second.end > address;
 }
 
-void checker::check_bounds(actor const& who, std::uint64_t address, std::uint64_t bytes, bool write) {
-  if (mappings_.owns(address)) return check_mapped(who, address, bytes, write);
+void checker::check_bounds(actor const& actor, std::uint64_t address, std::uint64_t bytes, bool write) {
+  if (mappings_.owns(address)) return check_mapped(actor, address, bytes, write);
   if (!allocations_.owns(address)) return;
-  allocation const* held = allocations_.find(address);
-  if (held != nullptr && address + bytes <= held->address + held->bytes) return;
-  block_name const block =
-      held != nullptr ? block_name{held->number, held->address, held->bytes} : block_name{0, address, bytes};
-  std::string const where = held != nullptr ? "past the end of " + describe(block)
-                                            : "memory that the driver has not allocated: " + describe(block);
-  report_finding(finding_kind::unallocated_access, {}, who.name, block, describe(who.name) + " touches " + where);
+  allocation const* block_here = allocations_.find(address);
+  if (block_here != nullptr && address + bytes <= block_here->address + block_here->bytes) return;
+  block_name const block = block_here != nullptr
+                               ? block_name{block_here->number, block_here->address, block_here->bytes}
+                               : block_name{0, address, bytes};
+  std::string const where = block_here != nullptr ? "past the end of " + describe(block)
+                                                  : "memory that the driver has not allocated: " + describe(block);
+  report_finding(finding_kind::unallocated_access, {}, actor.name, block, describe(actor.name) + " touches " + where);
 }
 
 /// Reports the first part of the range that is not mapped, or to which the device has no access.
-void checker::check_mapped(actor const& who, std::uint64_t address, std::uint64_t bytes, bool write) {
-  bool spoken = false;
-  mappings_.visit(address, bytes, [&](run const& at) {
-    if (spoken) return;
-    if (at.through == nullptr) {
-      spoken = true;
-      block_name const block{0, at.address, at.bytes};
-      report_finding(finding_kind::unmapped_access, {}, who.name, block,
-                     describe(who.name) + " touches unmapped addresses: " + describe(block));
+void checker::check_mapped(actor const& actor, std::uint64_t address, std::uint64_t bytes, bool write) {
+  bool reported = false;
+  mappings_.visit(address, bytes, [&](run const& run) {
+    if (reported) return;
+    if (run.mapped == nullptr) {
+      reported = true;
+      block_name const block{0, run.address, run.bytes};
+      report_finding(finding_kind::unmapped_access, {}, actor.name, block,
+                     describe(actor.name) + " touches unmapped addresses: " + describe(block));
       return;
     }
-    unsigned const allowed = who.device < 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : at.through->access_of(who.device);
+    unsigned const allowed =
+        actor.device < 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : run.mapped->access_of(actor.device);
     if (allowed == CU_MEM_ACCESS_FLAGS_PROT_READWRITE || (allowed == CU_MEM_ACCESS_FLAGS_PROT_READ && !write)) return;
-    spoken = true;
-    block_name const block = holder_of(at).name;
-    report_finding(finding_kind::access_without_right, {}, who.name, block,
-                   describe(who.name) + (write ? " writes " : " reads ") + describe(block) + ", to which device " +
-                       std::to_string(who.device) + (allowed == 0 ? " was given no access" : " may only read"));
+    reported = true;
+    block_name const block = holder_of(run).name;
+    report_finding(finding_kind::access_without_right, {}, actor.name, block,
+                   describe(actor.name) + (write ? " writes " : " reads ") + describe(block) + ", to which device " +
+                       std::to_string(actor.device) + (allowed == 0 ? " was given no access" : " may only read"));
   });
 }
 
-void checker::touch(actor const& who, std::uint64_t address, std::uint64_t bytes, bool write, bool own) {
+void checker::touch(actor const& actor, std::uint64_t address, std::uint64_t bytes, bool write, bool own_access) {
   if (bytes == 0 || !tracked(address)) return;
-  check_bounds(who, address, bytes, write);
-  bool spoken = own;
-  runs(address, bytes, [&](run const& at) { touch_run(who, at, write, spoken); });
+  check_bounds(actor, address, bytes, write);
+  bool reported = own_access;
+  runs(address, bytes, [&](run const& run) { touch_run(actor, run, write, reported); });
 }
 
-void checker::touch_run(actor const& who, run const& at, bool write, bool& spoken) {
-  auto const [held, tracking_id] = holder_of(at);
+void checker::touch_run(actor const& actor, run const& run, bool write, bool& reported) {
+  auto const [block_here, tracking_id] = holder_of(run);
   bool const tracked = tracking_id != 0 && tracked_.contains(tracking_id);
-  bool const owned = at.through != nullptr || allocations_.owns(at.address);
-  count_use(who, at);
-  over(at, [&](segment& part, std::uint64_t address) {
-    block_name const block = part.block.number != 0 ? part.block : held;
-    bool const elsewhere = at.through != nullptr && part.state == segment_state::granted &&
-                           address - part.block.address >= part.block.bytes;
-    if (owned && !spoken && part.state == segment_state::freed) {
-      spoken = true;
-      report_finding(finding_kind::use_after_free, part.ended, who.name, block,
-                     "use after free of " + describe(block) + ": " + describe(who.name) + " comes after " +
+  bool const owned = run.mapped != nullptr || allocations_.owns(run.address);
+  count_use(actor, run);
+  over(run, [&](segment& part, std::uint64_t address) {
+    block_name const block = part.block.number != 0 ? part.block : block_here;
+    bool const other_address = run.mapped != nullptr && part.state == segment_state::granted &&
+                               address - part.block.address >= part.block.bytes;
+    if (owned && !reported && part.state == segment_state::freed) {
+      reported = true;
+      report_finding(finding_kind::use_after_free, part.ended, actor.name, block,
+                     "use after free of " + describe(block) + ": " + describe(actor.name) + " comes after " +
                          describe(part.ended));
-    } else if (!spoken && ((tracked && part.state == segment_state::untracked) || elsewhere)) {
-      spoken = true;
-      report_finding(
-          finding_kind::unallocated_access, {}, who.name, block,
-          describe(who.name) + " touches bytes of " + describe(block) +
-              (elsewhere ? " at another address than that at which it was granted" : " that no resource has granted"));
+    } else if (!reported && ((tracked && part.state == segment_state::untracked) || other_address)) {
+      reported = true;
+      report_finding(finding_kind::unallocated_access, {}, actor.name, block,
+                     describe(actor.name) + " touches bytes of " + describe(block) +
+                         (other_address ? " at another address than that at which it was granted"
+                                        : " that no resource has granted"));
     }
-    check_order(part, who, write, finding_kind::unordered_access, block, nullptr);
+    check_order(part, actor, write, finding_kind::unordered_access, block, nullptr);
     std::erase_if(part.accesses,
-                  [&](access const& old) { return !old.write && !write && old.component == who.component; });
-    part.accesses.push_back({who.component, write, who.number, who.name});
+                  [&](access const& old) { return !old.write && !write && old.component == actor.component; });
+    part.accesses.push_back({actor.component, write, actor.number, actor.name});
   });
 }
 
-void checker::check_overlap(actor const& who, block_map const& blocks, block_name const& made) {
-  auto at = blocks.upper_bound(made.address);
+void checker::check_overlap(actor const& actor, block_map const& blocks, block_name const& block) {
+  auto at = blocks.upper_bound(block.address);
   if (at != blocks.begin()) --at;
-  for (; at != blocks.end() && at->first < made.address + made.bytes; ++at) {
+  for (; at != blocks.end() && at->first < block.address + block.bytes; ++at) {
     block_name const& old = at->second.name;
-    if (old.address + old.bytes <= made.address) continue;
-    report_finding(finding_kind::overlapping_grant, {}, who.name, old,
-                   describe(made) + ", granted to stream " + std::to_string(who.name.stream) + ", overlaps the live " +
-                       describe(old));
+    if (old.address + old.bytes <= block.address) continue;
+    report_finding(finding_kind::overlapping_grant, {}, actor.name, old,
+                   describe(block) + ", granted to stream " + std::to_string(actor.name.stream) +
+                       ", overlaps the live " + describe(old));
   }
 }
 
-void checker::granted(actor const& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
+void checker::granted(actor const& actor, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
   block_name const made{next_block_number(), address, bytes};
   block_map& blocks = blocks_[owner];
-  check_overlap(who, blocks, made);
-  check_bounds(who, address, bytes, true);
-  runs(address, bytes, [&](run const& at) { grant_run(who, at, made); });
+  check_overlap(actor, blocks, made);
+  check_bounds(actor, address, bytes, true);
+  runs(address, bytes, [&](run const& run) { grant_run(actor, run, made); });
   blocks.insert_or_assign(address, block{made, {}});
 }
 
-void checker::grant_run(actor const& who, run const& at, block_name const& made) {
-  if (holder const held = holder_of(at); held.tracked != 0) tracked_.insert(held.tracked);
-  count_use(who, at);
-  bool spoken = false;
-  over(at, [&](segment& part, std::uint64_t address) {
-    bool const lives_elsewhere = at.through != nullptr && part.state == segment_state::granted &&
+void checker::grant_run(actor const& actor, run const& run, block_name const& block) {
+  if (holder const block_here = holder_of(run); block_here.tracked != 0) tracked_.insert(block_here.tracked);
+  count_use(actor, run);
+  bool reported = false;
+  over(run, [&](segment& part, std::uint64_t address) {
+    bool const lives_elsewhere = run.mapped != nullptr && part.state == segment_state::granted &&
                                  address - part.block.address >= part.block.bytes;
-    if (lives_elsewhere && !spoken)
-      report_finding(finding_kind::overlapping_grant, {}, who.name, part.block,
-                     describe(made) + ", granted to stream " + std::to_string(who.name.stream) +
+    if (lives_elsewhere && !reported)
+      report_finding(finding_kind::overlapping_grant, {}, actor.name, part.block,
+                     describe(block) + ", granted to stream " + std::to_string(actor.name.stream) +
                          ", is physically the same memory as the live " + describe(part.block));
-    spoken = spoken || lives_elsewhere;
-    check_order(part, who, true, finding_kind::unordered_reuse, part.block.number != 0 ? part.block : made, nullptr);
+    reported = reported || lives_elsewhere;
+    check_order(part, actor, true, finding_kind::unordered_reuse, part.block.number != 0 ? part.block : block, nullptr);
   });
-  auto first = segments_.find(at.key);
-  auto last = segments_.lower_bound(at.key + at.bytes);
-  first->second = {at.key + at.bytes, segment_state::granted, made, {}, {}};
-  first->second.accesses.push_back({who.component, true, who.number, who.name});
+  auto first = segments_.find(run.key);
+  auto last = segments_.lower_bound(run.key + run.bytes);
+  first->second = {run.key + run.bytes, segment_state::granted, block, {}, {}};
+  first->second.accesses.push_back({actor.component, true, actor.number, actor.name});
   segments_.erase(std::next(first), last);
 }
 
@@ -254,51 +260,51 @@ checker::block_map* checker::map_of(std::uint64_t owner, std::uint64_t address) 
   return newest;
 }
 
-void checker::reject_free(actor const& who, std::uint64_t address, std::uint64_t bytes) {
-  mapping const* through = mappings_.find(address);
-  std::uint64_t const key = through == nullptr ? address : through->of->key() + (address - through->address);
-  auto above = segments_.upper_bound(key);
-  segment const* part = above == segments_.begin() ? nullptr : &std::prev(above)->second;
+void checker::reject_free(actor const& actor, std::uint64_t address, std::uint64_t bytes) {
+  mapping const* mapping = mappings_.find(address);
+  std::uint64_t const key = mapping == nullptr ? address : mapping->memory->key() + (address - mapping->address);
+  auto next_segment = segments_.upper_bound(key);
+  segment const* part = next_segment == segments_.begin() ? nullptr : &std::prev(next_segment)->second;
   if (part != nullptr && part->end > key && part->state == segment_state::freed) {
-    report_finding(finding_kind::double_free, part->ended, who.name, part->block,
-                   "double free of " + describe(part->block) + ": " + describe(who.name) + " comes after " +
+    report_finding(finding_kind::double_free, part->ended, actor.name, part->block,
+                   "double free of " + describe(part->block) + ": " + describe(actor.name) + " comes after " +
                        describe(part->ended));
     return;
   }
   block_name const unknown{0, address, bytes};
-  report_finding(finding_kind::unknown_free, {}, who.name, unknown,
-                 describe(who.name) + " frees memory that no resource granted: " + describe(unknown));
+  report_finding(finding_kind::unknown_free, {}, actor.name, unknown,
+                 describe(actor.name) + " frees memory that no resource granted: " + describe(unknown));
 }
 
-void checker::returned(actor const& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
+void checker::returned(actor const& actor, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
   block_map* blocks = map_of(owner, address);
-  if (blocks == nullptr) return reject_free(who, address, bytes);
+  if (blocks == nullptr) return reject_free(actor, address, bytes);
   block const old = std::move(blocks->at(address));
   blocks->erase(address);
   if (bytes != 0 && bytes != old.name.bytes)
-    report_finding(finding_kind::wrong_size, {}, who.name, old.name,
-                   describe(who.name) + " frees " + std::to_string(bytes) + " bytes of " + describe(old.name));
-  runs(address, old.name.bytes, [&](run const& at) {
-    count_use(who, at);
-    over(at, [&](segment& part, std::uint64_t) {
-      check_order(part, who, true, finding_kind::unordered_free, old.name, &old.declared);
+    report_finding(finding_kind::wrong_size, {}, actor.name, old.name,
+                   describe(actor.name) + " frees " + std::to_string(bytes) + " bytes of " + describe(old.name));
+  runs(address, old.name.bytes, [&](run const& run) {
+    count_use(actor, run);
+    over(run, [&](segment& part, std::uint64_t) {
+      check_order(part, actor, true, finding_kind::unordered_free, old.name, &old.declared);
       part.state = segment_state::freed;
       part.block = old.name;
-      part.ended = who.name;
-      part.accesses.push_back({who.component, true, who.number, who.name});
+      part.ended = actor.name;
+      part.accesses.push_back({actor.component, true, actor.number, actor.name});
     });
   });
 }
 
-void checker::use_declared(actor const& who, std::uint64_t address) {
+void checker::use_declared(actor const& actor, std::uint64_t address) {
   for (auto& [owner, blocks] : blocks_) {
     auto above = blocks.upper_bound(address);
     if (above == blocks.begin()) continue;
-    block& held = std::prev(above)->second;
-    if (address - held.name.address >= held.name.bytes) continue;
-    auto& uses = held.declared;
-    std::erase_if(uses, [&](declared_use const& use) { return use.component == who.component; });
-    uses.push_back({who.component, who.number});
+    block& block_here = std::prev(above)->second;
+    if (address - block_here.name.address >= block_here.name.bytes) continue;
+    auto& uses = block_here.declared;
+    std::erase_if(uses, [&](declared_use const& use) { return use.component == actor.component; });
+    uses.push_back({actor.component, actor.number});
   }
 }
 
@@ -307,61 +313,61 @@ void checker::fresh(std::uint64_t address, std::uint64_t bytes) {
   segments_.erase(split_at(address), last);
 }
 
-void checker::lent_back(actor const& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
+void checker::lent_back(actor const& actor, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes) {
   for (auto& [other, blocks] : blocks_) {
     if (other == owner) continue;
     auto at = blocks.lower_bound(address);
     while (at != blocks.end() && at->first < address + bytes) {
       block_name const live = at->second.name;
-      report_finding(finding_kind::live_block_in_freed_memory, {}, who.name, live,
-                     describe(who.name) + " returns memory to the driver that holds the live " + describe(live));
+      report_finding(finding_kind::live_block_in_freed_memory, {}, actor.name, live,
+                     describe(actor.name) + " returns memory to the driver that holds the live " + describe(live));
       at = blocks.erase(at);
     }
   }
 }
 
-void checker::gone(actor const& who, std::uint64_t address, std::uint64_t bytes, bool report_live) {
+void checker::removed(actor const& actor, std::uint64_t address, std::uint64_t bytes, bool report_live) {
   for (auto& [owner, blocks] : blocks_) {
     auto at = blocks.lower_bound(address);
     while (at != blocks.end() && at->first < address + bytes) {
       block_name const live = at->second.name;
       if (report_live)
-        report_finding(finding_kind::live_block_in_freed_memory, {}, who.name, live,
-                       describe(who.name) + " returns memory to the driver that holds the live " + describe(live));
+        report_finding(finding_kind::live_block_in_freed_memory, {}, actor.name, live,
+                       describe(actor.name) + " returns memory to the driver that holds the live " + describe(live));
       at = blocks.erase(at);
     }
   }
-  if (allocation const* held = allocations_.find(address)) tracked_.erase(held->buffer_id);
+  if (allocation const* block_here = allocations_.find(address)) tracked_.erase(block_here->buffer_id);
   fresh(address, bytes);
 }
 
-void checker::left(actor const& who, mapping const& which) {
-  block_name const block{which.of->number, which.address, which.bytes, true};
-  for (auto const& [component, use] : which.uses) {
+void checker::check_unmap(actor const& actor, mapping const& mapping) {
+  block_name const block{mapping.memory->number, mapping.address, mapping.bytes, true};
+  for (auto const& [component, use] : mapping.uses) {
     if (host_.covers(component, use.number)) continue;
-    report_unordered(finding_kind::premature_unmap, use.name, who.name, block,
-                     describe(who.name) + " unmaps, or revokes access to, ",
+    report_unordered(finding_kind::premature_unmap, use.name, actor.name, block,
+                     describe(actor.name) + " unmaps, or revokes access to, ",
                      " used by " + describe(use.name) + ", which the host has not seen complete");
   }
 }
 
-void checker::unmapped(actor const& who, mapping const& which) {
-  std::uint64_t const end = which.address + which.bytes;
+void checker::unmapped(actor const& actor, mapping const& mapping) {
+  std::uint64_t const end = mapping.address + mapping.bytes;
   for (auto& [owner, blocks] : blocks_) {
-    auto at = blocks.lower_bound(which.address);
-    if (at != blocks.begin() && std::prev(at)->first + std::prev(at)->second.name.bytes > which.address) --at;
+    auto at = blocks.lower_bound(mapping.address);
+    if (at != blocks.begin() && std::prev(at)->first + std::prev(at)->second.name.bytes > mapping.address) --at;
     while (at != blocks.end() && at->first < end) {
       block_name const live = at->second.name;
-      report_finding(finding_kind::live_block_in_freed_memory, {}, who.name, live,
-                     describe(who.name) + " unmaps memory that holds the live " + describe(live));
+      report_finding(finding_kind::live_block_in_freed_memory, {}, actor.name, live,
+                     describe(actor.name) + " unmaps memory that holds the live " + describe(live));
       at = blocks.erase(at);
     }
   }
 }
 
-void checker::forget(physical const& which) {
-  tracked_.erase(tracking_id(which));
-  fresh(which.key(), which.bytes);
+void checker::forget(physical const& memory) {
+  tracked_.erase(tracking_id(memory));
+  fresh(memory.key(), memory.bytes);
 }
 
 } // namespace simulated

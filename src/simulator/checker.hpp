@@ -40,40 +40,40 @@ public:
   /// With `all_memory` the devices can access all memory of the host; accesses to any address are then checked.
   void check_all_memory(bool all_memory) noexcept { all_memory_ = all_memory; }
 
-  /// Checks work that reads or writes bytes. `own` means work of a resource on its own memory, which needs no grant:
-  /// then neither a missing grant nor a use after a free is reported.
-  void touch(actor const& who, std::uint64_t address, std::uint64_t bytes, bool write, bool own = false);
+  /// Checks work that reads or writes bytes. `own_access` means work of a resource on its own memory, which needs no
+  /// grant: then neither a missing grant nor a use after a free is reported.
+  void touch(actor const& actor, std::uint64_t address, std::uint64_t bytes, bool write, bool own_access = false);
 
   /// Called when a checked resource (one that reports its blocks here) has granted a block. The grant counts as a write
   /// to the whole block. `owner` is the number of the resource.
-  void granted(actor const& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
+  void granted(actor const& actor, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
 
   /// Called before a checked resource frees a block.
-  void returned(actor const& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
+  void returned(actor const& actor, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
 
   /// Reports a free of an address that is not a live block: a double free, or a free of an unknown address.
-  void reject_free(actor const& who, std::uint64_t address, std::uint64_t bytes);
+  void reject_free(actor const& actor, std::uint64_t address, std::uint64_t bytes);
 
   /// Called before a block returns to the driver pool with the number `owner`, which had lent it. Reports live blocks
   /// of other owners in it.
-  void lent_back(actor const& who, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
+  void lent_back(actor const& actor, std::uint64_t owner, std::uint64_t address, std::uint64_t bytes);
 
-  /// Declares all uses of the block at `address` up to the point `who`, as record_use() does. The free of the block
+  /// Declares all uses of the block at `address` up to the point `actor`, as record_use() does. The free of the block
   /// need not be ordered after them.
-  void use_declared(actor const& who, std::uint64_t address);
+  void use_declared(actor const& actor, std::uint64_t address);
 
   /// Called when the driver has allocated (`fresh`) or is about to free (`gone`) memory: drops the accesses to it.
   /// gone() also drops the live blocks in the memory, and reports them if `report_live` is true.
   void fresh(std::uint64_t address, std::uint64_t bytes);
-  void gone(actor const& who, std::uint64_t address, std::uint64_t bytes, bool report_live);
+  void removed(actor const& actor, std::uint64_t address, std::uint64_t bytes, bool report_live);
 
   /// Called before an unmap, or before a device loses access. Reports uses of the mapping that the host has not seen
   /// complete.
-  void left(actor const& who, mapping const& which);
+  void check_unmap(actor const& actor, mapping const& mapping);
   /// Called before an unmap. Reports the live blocks in the mapping.
-  void unmapped(actor const& who, mapping const& which);
+  void unmapped(actor const& actor, mapping const& mapping);
   /// Drops the accesses to physical memory that was released.
-  void forget(physical const& which);
+  void forget(physical const& memory);
 
   std::uint64_t next_block_number() noexcept { return ++blocks_made_; }
 
@@ -110,24 +110,24 @@ private:
     std::uint64_t tracked = 0;
   };
 
-  static std::uint64_t tracking_id(physical const& which) noexcept;
+  static std::uint64_t tracking_id(physical const& memory) noexcept;
   segment_map::iterator split_at(std::uint64_t key);
-  template <class Visit> void over(run const& at, Visit&& visit);
+  template <class Visit> void over(run const& run, Visit&& visit);
   template <class Visit> void runs(std::uint64_t address, std::uint64_t bytes, Visit&& visit);
-  [[nodiscard]] holder holder_of(run const& at) const;
-  void touch_run(actor const& who, run const& at, bool write, bool& spoken);
-  void grant_run(actor const& who, run const& at, block_name const& made);
-  static void count_use(actor const& who, run const& at);
+  [[nodiscard]] holder holder_of(run const& run) const;
+  void touch_run(actor const& actor, run const& run, bool write, bool& reported);
+  void grant_run(actor const& actor, run const& run, block_name const& block);
+  static void count_use(actor const& actor, run const& run);
   void prune(segment& part) const;
-  void check_order(segment& part, actor const& who, bool write, finding_kind kind, block_name const& block,
+  void check_order(segment& part, actor const& actor, bool write, finding_kind kind, block_name const& block,
                    std::vector<declared_use> const* declared);
   void report_finding(finding_kind kind, party const& earlier, party const& later, block_name const& block,
-                      std::string const& what);
+                      std::string const& text);
   void report_unordered(finding_kind kind, party const& earlier, party const& later, block_name const& block,
-                        std::string const& before, std::string const& after);
-  void check_bounds(actor const& who, std::uint64_t address, std::uint64_t bytes, bool write);
-  void check_mapped(actor const& who, std::uint64_t address, std::uint64_t bytes, bool write);
-  void check_overlap(actor const& who, block_map const& blocks, block_name const& made);
+                        std::string const& text_before, std::string const& text_after);
+  void check_bounds(actor const& actor, std::uint64_t address, std::uint64_t bytes, bool write);
+  void check_mapped(actor const& actor, std::uint64_t address, std::uint64_t bytes, bool write);
+  void check_overlap(actor const& actor, block_map const& blocks, block_name const& block);
   block_map* map_of(std::uint64_t owner, std::uint64_t address);
   bool tracked(std::uint64_t address) const;
 

@@ -20,22 +20,23 @@ using detail::require_control;
 
 namespace {
 
-gpumem_simulator_options outside(options const& how) {
-  if (how.devices < 1 || how.devices > 64) throw error("the number of simulated devices must be between 1 and 64");
-  if (how.capacity == 0) throw error("the capacity of a simulated device is 0");
-  return {how.devices,
-          how.capacity,
-          how.seed,
-          static_cast<int>(how.mode),
-          static_cast<std::uint64_t>(how.stall_timeout.count()),
-          how.virtual_memory ? 1 : 0,
-          how.pageable_memory ? 1 : 0,
-          how.concurrent_managed_access ? 1 : 0};
+gpumem_simulator_options outside(options const& options) {
+  if (options.devices < 1 || options.devices > 64)
+    throw error("the number of simulated devices must be between 1 and 64");
+  if (options.capacity == 0) throw error("the capacity of a simulated device is 0");
+  return {options.devices,
+          options.capacity,
+          options.seed,
+          static_cast<int>(options.mode),
+          static_cast<std::uint64_t>(options.stall_timeout.count()),
+          options.virtual_memory ? 1 : 0,
+          options.pageable_memory ? 1 : 0,
+          options.concurrent_managed_access ? 1 : 0};
 }
 
-int reset_to(options const& how, gpumem_simulator_options const& settings) {
-  gpumem_simulator_details const details{how.strict_pool_destroy ? 1 : 0, how.keep_objects ? 1 : 0, how.name.c_str(),
-                                         how.addresses};
+int reset_to(options const& options, gpumem_simulator_options const& settings) {
+  gpumem_simulator_details const details{options.strict_pool_destroy ? 1 : 0, options.keep_objects ? 1 : 0,
+                                         options.name.c_str(), options.addresses};
   return require_control().reset(&settings, &details);
 }
 
@@ -44,10 +45,10 @@ party inside(gpumem_simulator_party const& side) { return {side.stream, side.ope
 std::vector<finding> findings(bool take) {
   std::vector<finding> all;
   require_control().visit_findings(
-      [](void* context, gpumem_simulator_finding const* told) {
+      [](void* context, gpumem_simulator_finding const* record) {
         static_cast<std::vector<finding>*>(context)->push_back(
-            {static_cast<finding_kind>(told->kind), inside(told->earlier), inside(told->later), told->block_address,
-             told->block_bytes, told->block_number, told->missing, told->text});
+            {static_cast<finding_kind>(record->kind), inside(record->earlier), inside(record->later),
+             record->block_address, record->block_bytes, record->block_number, record->missing, record->text});
       },
       &all, take ? 1 : 0);
   return all;
@@ -72,9 +73,9 @@ void enqueue(CUstream stream, touch const* first, std::size_t count, std::chrono
 
 } // namespace
 
-void load(options const& how) {
-  gpumem_simulator_options const settings = outside(how);
-  if (detail::open_library()) reset_to(how, settings);
+void load(options const& options) {
+  gpumem_simulator_options const settings = outside(options);
+  if (detail::open_library()) reset_to(options, settings);
 }
 
 bool loaded() noexcept { return detail::loaded_control() != nullptr; }
@@ -100,14 +101,14 @@ bool available_real_device() {
   return std::filesystem::exists(files / "nvidiactl", failed) && has_numbered_device(files);
 }
 
-bool auto_load(options const& how) {
-  if (!available_real_device()) load(how);
+bool auto_load(options const& options) {
+  if (!available_real_device()) load(options);
   return loaded();
 }
 
-void reset(options const& how) {
-  gpumem_simulator_options const settings = outside(how);
-  if (reset_to(how, settings) != 0)
+void reset(options const& options) {
+  gpumem_simulator_options const settings = outside(options);
+  if (reset_to(options, settings) != 0)
     throw error("the simulated device cannot be reset while a call waits in it or its work runs");
 }
 
@@ -149,26 +150,26 @@ char const* to_string(finding_kind kind) noexcept {
 }
 
 summary report() {
-  summary all;
-  all.findings = findings(false);
+  summary counts;
+  counts.findings = findings(false);
   require_control().visit_calls(
       [](void* context, char const* name, std::uint64_t count) {
         static_cast<summary*>(context)->driver_calls[name] += count;
       },
-      &all);
+      &counts);
   gpumem_simulator_statistics statistics;
   require_control().read_statistics(&statistics);
-  all.operations_run = statistics.operations_run;
-  all.operations_pending = statistics.operations_pending;
-  all.streams_created = statistics.streams_created;
-  all.streams_alive = statistics.streams_alive;
-  all.stream_handles_recycled = statistics.stream_handles_recycled;
-  all.event_handles_recycled = statistics.event_handles_recycled;
-  all.implicit_synchronizations = statistics.implicit_synchronizations;
-  all.bytes_allocated = statistics.bytes_allocated;
-  all.bytes_reserved = statistics.bytes_reserved;
-  all.mappings = statistics.mappings;
-  return all;
+  counts.operations_run = statistics.operations_run;
+  counts.operations_pending = statistics.operations_pending;
+  counts.streams_created = statistics.streams_created;
+  counts.streams_alive = statistics.streams_alive;
+  counts.stream_handles_recycled = statistics.stream_handles_recycled;
+  counts.event_handles_recycled = statistics.event_handles_recycled;
+  counts.implicit_synchronizations = statistics.implicit_synchronizations;
+  counts.bytes_allocated = statistics.bytes_allocated;
+  counts.bytes_reserved = statistics.bytes_reserved;
+  counts.mappings = statistics.mappings;
+  return counts;
 }
 
 void clear_driver_calls() { require_control().clear_calls(); }

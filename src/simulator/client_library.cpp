@@ -40,27 +40,27 @@ control* functions_of(void* library) {
   take(library, version, "gpumem_simulator_interface");
   if (version() != GPUMEM_SIMULATOR_INTERFACE)
     throw error("the simulated device's library has another interface version");
-  auto* all = new control;
-  take(library, all->reset, "gpumem_simulator_reset_with");
-  take(library, all->seed, "gpumem_simulator_seed");
-  take(library, all->step, "gpumem_simulator_step");
-  take(library, all->run_until_idle, "gpumem_simulator_run_until_idle");
-  take(library, all->fail_allocation, "gpumem_simulator_fail_allocation");
-  take(library, all->fail_call, "gpumem_simulator_fail_call");
-  take(library, all->sticky_error, "gpumem_simulator_sticky_error");
-  take(library, all->never_complete, "gpumem_simulator_never_complete");
-  take(library, all->work, "gpumem_simulator_work");
-  take(library, all->new_owner, "gpumem_simulator_new_owner");
-  take(library, all->allocated, "gpumem_simulator_allocated");
-  take(library, all->freed, "gpumem_simulator_freed");
-  take(library, all->use_recorded, "gpumem_simulator_use_recorded");
-  take(library, all->on_call, "gpumem_simulator_on_call");
-  take(library, all->on_block, "gpumem_simulator_on_block");
-  take(library, all->read_statistics, "gpumem_simulator_read_statistics");
-  take(library, all->visit_calls, "gpumem_simulator_visit_calls");
-  take(library, all->clear_calls, "gpumem_simulator_clear_calls");
-  take(library, all->visit_findings, "gpumem_simulator_visit_findings");
-  return all;
+  auto* functions = new control;
+  take(library, functions->reset, "gpumem_simulator_reset_with");
+  take(library, functions->seed, "gpumem_simulator_seed");
+  take(library, functions->step, "gpumem_simulator_step");
+  take(library, functions->run_until_idle, "gpumem_simulator_run_until_idle");
+  take(library, functions->fail_allocation, "gpumem_simulator_fail_allocation");
+  take(library, functions->fail_call, "gpumem_simulator_fail_call");
+  take(library, functions->sticky_error, "gpumem_simulator_sticky_error");
+  take(library, functions->never_complete, "gpumem_simulator_never_complete");
+  take(library, functions->work, "gpumem_simulator_work");
+  take(library, functions->new_owner, "gpumem_simulator_new_owner");
+  take(library, functions->allocated, "gpumem_simulator_allocated");
+  take(library, functions->freed, "gpumem_simulator_freed");
+  take(library, functions->use_recorded, "gpumem_simulator_use_recorded");
+  take(library, functions->on_call, "gpumem_simulator_on_call");
+  take(library, functions->on_block, "gpumem_simulator_on_block");
+  take(library, functions->read_statistics, "gpumem_simulator_read_statistics");
+  take(library, functions->visit_calls, "gpumem_simulator_visit_calls");
+  take(library, functions->clear_calls, "gpumem_simulator_clear_calls");
+  take(library, functions->visit_findings, "gpumem_simulator_visit_findings");
+  return functions;
 }
 
 std::vector<fs::path> candidates() {
@@ -88,17 +88,17 @@ void* present_driver() {
 }
 
 void* open_first(std::vector<fs::path> const& paths) {
-  std::string tried;
+  std::string attempts;
   for (fs::path const& path : paths) {
     std::error_code failed;
     if (!fs::exists(path, failed)) {
-      tried += "\n  " + path.string() + ": no such file";
+      attempts += "\n  " + path.string() + ": no such file";
       continue;
     }
     if (void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) return library;
-    tried += "\n  " + std::string(::dlerror());
+    attempts += "\n  " + std::string(::dlerror());
   }
-  throw error("the simulated device's library was not found; tried:" + tried);
+  throw error("the simulated device's library was not found; tried:" + attempts);
 }
 
 } // namespace

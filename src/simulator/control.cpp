@@ -14,22 +14,22 @@ namespace {
 
 /// Returns whether the calling thread runs a function that a stream runs as its work, such as a host function. If so,
 /// reports the call. Such a function must not allocate, free or enqueue, just as it must not call the driver.
-bool refused_in_function(simulation& device, char const* what) {
+bool refused_in_function(simulation& device, char const* call) {
   if (!this_host_thread().in_function) return false;
-  device.find(finding_kind::call_in_host_function, std::string(what) + " by a function that runs as device work");
+  device.find(finding_kind::call_in_host_function, std::string(call) + " by a function that runs as device work");
   return true;
 }
 
-/// Sets `who` to a new point of the stream, or of the host if `by_host` is not 0. The access that the caller is about
+/// Sets `actor` to a new point of the stream, or of the host if `by_host` is not 0. The access that the caller is about
 /// to check happens at this point. Returns false if the stream does not exist.
-bool actor_of(simulation& device, void* stream, int by_host, char const* action, actor& who) {
+bool actor_of(simulation& device, void* stream, int by_host, char const* action, actor& actor) {
   if (by_host != 0) {
-    who = device.host_point(action);
+    actor = device.host_point(action);
     return true;
   }
-  CUresult why;
-  stream_ptr const on = device.resolve(static_cast<CUstream>(stream), why);
-  if (on) who = device.point(on, action);
+  CUresult error;
+  stream_ptr const on = device.resolve(static_cast<CUstream>(stream), error);
+  if (on) actor = device.point(on, action);
   return on != nullptr;
 }
 
@@ -108,9 +108,9 @@ void gpumem_simulator_sticky_error(int result) {
 int gpumem_simulator_never_complete(void* handle) {
   locked const lock(simulation_mutex);
   simulation& device = the_simulation();
-  CUresult why;
-  auto const found = device.resolve(static_cast<CUevent>(handle), why);
-  if (!found) return why;
+  CUresult error;
+  auto const found = device.resolve(static_cast<CUevent>(handle), error);
+  if (!found) return error;
   if (found->last && !found->last->done())
     found->last->never = true;
   else
@@ -120,22 +120,22 @@ int gpumem_simulator_never_complete(void* handle) {
 
 int gpumem_simulator_work(void* stream, gpumem_simulator_touch const* touches, size_t count, uint64_t nanoseconds,
                           void (*run)(void*), void (*drop)(void*), void* context) {
-  auto held = std::make_shared<held_context>(run, drop, context);
+  auto callback = std::make_shared<held_context>(run, drop, context);
   on_call.run();
   locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   if (refused_in_function(device, "work was enqueued")) return CUDA_ERROR_NOT_PERMITTED;
   if (device.faults.sticky() != CUDA_SUCCESS) return device.faults.sticky();
   device.advance();
-  CUresult why;
-  stream_ptr const on = device.resolve(static_cast<CUstream>(stream), why);
-  if (!on) return why;
+  CUresult error;
+  stream_ptr const on = device.resolve(static_cast<CUstream>(stream), error);
+  if (!on) return error;
   operation work;
   work.duration = nanoseconds;
   for (size_t i = 0; i < count; ++i)
     work.touches.push_back(
         {reinterpret_cast<std::uint64_t>(touches[i].pointer), touches[i].bytes, touches[i].write != 0});
-  if (run != nullptr) work.run = [held = std::move(held)] { held->run(held->context); };
+  if (run != nullptr) work.run = [callback = std::move(callback)] { callback->run(callback->context); };
   return device.enqueue(on, std::move(work));
 }
 
@@ -148,26 +148,26 @@ void gpumem_simulator_allocated(uint64_t owner, void* stream, int by_host, void*
   locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   if (refused_in_function(device, "allocation")) return;
-  actor who;
-  if (!actor_of(device, stream, by_host, "allocation", who)) return;
-  device.order.granted(who, owner, reinterpret_cast<std::uint64_t>(pointer), bytes);
+  actor actor;
+  if (!actor_of(device, stream, by_host, "allocation", actor)) return;
+  device.order.granted(actor, owner, reinterpret_cast<std::uint64_t>(pointer), bytes);
 }
 
 void gpumem_simulator_freed(uint64_t owner, void* stream, int by_host, void* pointer, size_t bytes) {
   locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   if (refused_in_function(device, "free")) return;
-  actor who;
-  if (!actor_of(device, stream, by_host, "free", who)) return;
-  device.order.returned(who, owner, reinterpret_cast<std::uint64_t>(pointer), bytes);
+  actor actor;
+  if (!actor_of(device, stream, by_host, "free", actor)) return;
+  device.order.returned(actor, owner, reinterpret_cast<std::uint64_t>(pointer), bytes);
 }
 
 void gpumem_simulator_use_recorded(void* stream, void* pointer) {
   locked const lock(simulation_mutex);
   simulation& device = the_simulation();
-  actor who;
-  if (!actor_of(device, stream, 0, "declared use", who)) return;
-  device.order.use_declared(who, reinterpret_cast<std::uint64_t>(pointer));
+  actor actor;
+  if (!actor_of(device, stream, 0, "declared use", actor)) return;
+  device.order.use_declared(actor, reinterpret_cast<std::uint64_t>(pointer));
 }
 
 void gpumem_simulator_own_work(int begins) { this_host_thread().own_work = begins != 0; }
@@ -217,10 +217,10 @@ void gpumem_simulator_visit_findings(void (*visit)(void*, gpumem_simulator_findi
   locked const lock(simulation_mutex);
   simulation& device = the_simulation();
   for (finding const& found : device.findings.findings()) {
-    gpumem_simulator_finding const told{static_cast<int>(found.kind), outside(found.earlier), outside(found.later),
-                                        found.block.address,          found.block.bytes,      found.block.number,
-                                        found.missing.c_str(),        found.text.c_str()};
-    visit(context, &told);
+    gpumem_simulator_finding const shown{static_cast<int>(found.kind), outside(found.earlier), outside(found.later),
+                                         found.block.address,          found.block.bytes,      found.block.number,
+                                         found.missing.c_str(),        found.text.c_str()};
+    visit(context, &shown);
   }
   if (take != 0) device.findings.clear();
 }

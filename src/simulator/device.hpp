@@ -58,8 +58,8 @@ struct context {
   std::map<std::uint64_t, stream_ptr> per_thread; // by number of the host thread
   std::vector<stream_ptr> streams;                // all streams that are alive or have work
   std::set<context const*> peers;                 // contexts to whose memory this context has access
-  vector_clock gone;  // covers the work of ended streams that were not CU_STREAM_NON_BLOCKING
-  vector_clock ended; // covers the work of all ended streams
+  vector_clock ended_order; // covers the work of ended streams that were not CU_STREAM_NON_BLOCKING
+  vector_clock ended;       // covers the work of all ended streams
 
   [[nodiscard]] CUcontext handle() const noexcept { return reinterpret_cast<CUcontext>(const_cast<context*>(this)); }
 };

@@ -34,9 +34,9 @@ template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter(Bo
 template <entry_name Name, unsigned Rules = plain, class Body>
 CUresult enter_on(CUstream handle, Body&& body) noexcept {
   return enter<Name, Rules>([&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
-    CUresult why;
-    stream_ptr const on = device.resolve(handle, why);
-    return on ? std::forward<Body>(body)(device, on) : why;
+    CUresult error;
+    stream_ptr const on = device.resolve(handle, error);
+    return on ? std::forward<Body>(body)(device, on) : error;
   });
 }
 
@@ -45,8 +45,9 @@ std::optional<allocation> known_at(simulation const& device, std::uint64_t addre
 
 /// Performs cuMemcpyBatchAsync in its first form, which has the parameter `failed`. If `failed` is not null, sets it to
 /// the index of the copy that failed, or to the maximum of its type if no copy failed.
-CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count, CUmemcpyAttributes* attributes,
-                    size_t* first_copies, size_t attribute_count, size_t* failed, CUstream stream);
+CUresult copy_batch(CUdeviceptr* targets, CUdeviceptr* sources, size_t* bytes, size_t count,
+                    CUmemcpyAttributes* attributes, size_t* first_copies, size_t attribute_count, size_t* failed,
+                    CUstream stream);
 
 /// Frees a block of a pool by a call that is in no stream. Does not wait: the caller guarantees that all uses are
 /// complete.

@@ -158,18 +158,18 @@ CUresult cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
 }
 
 CUresult cuCtxSynchronize() {
-  return enter<"cuCtxSynchronize", (needs_context | unsafe_in_capture)>(
-      [](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
-        context& home = *device.current();
-        if (device.breaks_captures_of(home)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        vector_clock seen = home.ended;
-        for (stream_ptr const& on : home.streams) seen.join(on->order);
-        CUresult const result = device.wait_for_all(home, "cuCtxSynchronize");
-        if (result != CUDA_SUCCESS) return result;
-        device.host.join(seen);
-        device.pools.after_wait(device, [&](position const& freed) { return freed.on->home == &home && freed.done(); });
-        return result;
-      });
+  return enter<"cuCtxSynchronize", (needs_context | unsafe_in_capture)>([](simulation& device) __attribute__((
+                                                                            requires_capability(simulation_mutex))) {
+    context& home = *device.current();
+    if (device.breaks_captures_of(home)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    vector_clock order_at_call = home.ended;
+    for (stream_ptr const& stream : home.streams) order_at_call.join(stream->order);
+    CUresult const result = device.wait_for_all(home, "cuCtxSynchronize");
+    if (result != CUDA_SUCCESS) return result;
+    device.host.join(order_at_call);
+    device.pools.after_wait(device, [&](position const& freed) { return freed.stream->home == &home && freed.done(); });
+    return result;
+  });
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags) {

@@ -12,19 +12,19 @@ namespace {
 
 std::uint64_t address(void const* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
-template <entry_name Name> CUresult copy_now(std::uint64_t to, std::uint64_t from, std::size_t bytes) {
+template <entry_name Name> CUresult copy_now(std::uint64_t target, std::uint64_t source, std::size_t bytes) {
   return enter_on<Name, (needs_context | unsafe_in_capture)>(
       CU_STREAM_LEGACY,
-      [&](simulation& device, stream_ptr const& on) __attribute__((requires_capability(simulation_mutex))) {
-        return transfer(device, on, to, from, bytes, true, Name.text);
+      [&](simulation& device, stream_ptr const& stream) __attribute__((requires_capability(simulation_mutex))) {
+        return transfer(device, stream, target, source, bytes, true, Name.text);
       });
 }
 
 template <entry_name Name>
-CUresult copy_later(CUstream handle, std::uint64_t to, std::uint64_t from, std::size_t bytes) {
-  return enter_on<Name>(handle, [&](simulation& device, stream_ptr const& on)
+CUresult copy_later(CUstream handle, std::uint64_t target, std::uint64_t source, std::size_t bytes) {
+  return enter_on<Name>(handle, [&](simulation& device, stream_ptr const& stream)
                                     __attribute__((requires_capability(simulation_mutex))) {
-                                      return transfer(device, on, to, from, bytes, false, Name.text);
+                                      return transfer(device, stream, target, source, bytes, false, Name.text);
                                     });
 }
 
@@ -37,29 +37,30 @@ int device_of(simulation const& device, CUcontext handle) {
 
 /// Copies between the memory of two contexts. Each context's device touches its own side, so neither needs access to
 /// the other side.
-CUresult copy_between(simulation& device, stream_ptr const& on, std::uint64_t to, CUcontext target, std::uint64_t from,
-                      CUcontext source, std::size_t bytes, bool wait, char const* call)
+CUresult copy_between(simulation& device, stream_ptr const& stream, std::uint64_t destination, CUcontext target,
+                      std::uint64_t source_address, CUcontext source, std::size_t bytes, bool wait, char const* call)
     __attribute__((requires_capability(simulation_mutex))) {
-  copying_devices const by{device_of(device, target), device_of(device, source)};
-  if (by.target < 0 || by.source < 0) return CUDA_ERROR_INVALID_CONTEXT;
-  return transfer(device, on, to, from, bytes, wait, call, source_access::usual, by);
+  copying_devices const devices{device_of(device, target), device_of(device, source)};
+  if (devices.target < 0 || devices.source < 0) return CUDA_ERROR_INVALID_CONTEXT;
+  return transfer(device, stream, destination, source_address, bytes, wait, call, source_access::usual, devices);
 }
 
 template <entry_name Name, unsigned Rules = plain>
-CUresult fill_on(CUstream handle, CUdeviceptr to, std::uint32_t value, unsigned width, std::size_t count) {
-  return enter_on<Name, Rules>(
-      handle, [&](simulation& device, stream_ptr const& on) { return fill(device, on, to, value, width, count); });
+CUresult fill_on(CUstream handle, CUdeviceptr target, std::uint32_t value, unsigned width, std::size_t count) {
+  return enter_on<Name, Rules>(handle, [&](simulation& device, stream_ptr const& stream) {
+    return fill(device, stream, target, value, width, count);
+  });
 }
 
 struct copy_batch_view {
-  std::span<CUdeviceptr const> to, from;
+  std::span<CUdeviceptr const> targets, sources;
   std::span<std::size_t const> bytes;
   std::span<CUmemcpyAttributes const> attributes;
   std::span<std::size_t const> first_copies; // index of the first copy for each element of `attributes`
 
   /// Returns whether each copy has attributes, and all attributes are valid.
   [[nodiscard]] bool attributes_are_good() const {
-    if (first_copies.front() != 0 || first_copies.back() >= to.size()) return false;
+    if (first_copies.front() != 0 || first_copies.back() >= targets.size()) return false;
     for (std::size_t i = 1; i < first_copies.size(); ++i)
       if (first_copies[i] <= first_copies[i - 1]) return false;
     return std::all_of(attributes.begin(), attributes.end(), [](CUmemcpyAttributes const& each) {
@@ -75,21 +76,21 @@ source_access access_of(CUmemcpySrcAccessOrder order) {
   return order == CU_MEMCPY_SRC_ACCESS_ORDER_ANY ? source_access::at_any_time : source_access::in_stream_order;
 }
 
-CUresult copy_all(simulation& device, stream_ptr const& on, copy_batch_view const& all, std::size_t& failed)
+CUresult copy_all(simulation& device, stream_ptr const& stream, copy_batch_view const& copies, std::size_t& failed)
     __attribute__((requires_capability(simulation_mutex))) {
-  if (on->kind == stream_kind::legacy || !all.attributes_are_good()) return CUDA_ERROR_INVALID_VALUE;
-  for (std::size_t i = 0; i < all.to.size(); ++i)
-    if (all.bytes[i] != 0 && (all.to[i] == 0 || all.from[i] == 0)) {
+  if (stream->kind == stream_kind::legacy || !copies.attributes_are_good()) return CUDA_ERROR_INVALID_VALUE;
+  for (std::size_t i = 0; i < copies.targets.size(); ++i)
+    if (copies.bytes[i] != 0 && (copies.targets[i] == 0 || copies.sources[i] == 0)) {
       failed = i;
       return CUDA_ERROR_INVALID_VALUE;
     }
-  report_overlaps(device, on, all.to, all.from, all.bytes);
+  report_overlaps(device, stream, copies.targets, copies.sources, copies.bytes);
   std::size_t attribute = 0;
-  for (std::size_t i = 0; i < all.to.size(); ++i) {
-    while (attribute + 1 < all.first_copies.size() && all.first_copies[attribute + 1] <= i) ++attribute;
-    source_access const how = access_of(all.attributes[attribute].srcAccessOrder);
-    CUresult const result =
-        transfer(device, on, all.to[i], all.from[i], all.bytes[i], false, "cuMemcpyBatchAsync", how);
+  for (std::size_t i = 0; i < copies.targets.size(); ++i) {
+    while (attribute + 1 < copies.first_copies.size() && copies.first_copies[attribute + 1] <= i) ++attribute;
+    source_access const access = access_of(copies.attributes[attribute].srcAccessOrder);
+    CUresult const result = transfer(device, stream, copies.targets[i], copies.sources[i], copies.bytes[i], false,
+                                     "cuMemcpyBatchAsync", access);
     if (result == CUDA_SUCCESS) continue;
     failed = i;
     return result;
@@ -101,17 +102,21 @@ CUresult copy_all(simulation& device, stream_ptr const& on, copy_batch_view cons
 
 namespace simulated {
 
-CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count, CUmemcpyAttributes* attributes,
-                    size_t* first_copies, size_t attribute_count, size_t* failed, CUstream stream) {
+CUresult copy_batch(CUdeviceptr* targets, CUdeviceptr* sources, size_t* bytes, size_t count,
+                    CUmemcpyAttributes* attributes, size_t* first_copies, size_t attribute_count, size_t* failed,
+                    CUstream stream) {
   std::size_t index = std::numeric_limits<std::size_t>::max();
   CUresult const result = enter_on<"cuMemcpyBatchAsync">(
-      stream, [&](simulation& device, stream_ptr const& on) __attribute__((requires_capability(simulation_mutex))) {
-        if (to == nullptr || from == nullptr || bytes == nullptr || attributes == nullptr || first_copies == nullptr ||
-            attribute_count == 0 || attribute_count > count)
+      stream, [&](simulation& device, stream_ptr const& stream) __attribute__((requires_capability(simulation_mutex))) {
+        if (targets == nullptr || sources == nullptr || bytes == nullptr || attributes == nullptr ||
+            first_copies == nullptr || attribute_count == 0 || attribute_count > count)
           return CUDA_ERROR_INVALID_VALUE;
-        copy_batch_view const all{
-            {to, count}, {from, count}, {bytes, count}, {attributes, attribute_count}, {first_copies, attribute_count}};
-        return copy_all(device, on, all, index);
+        copy_batch_view const all{{targets, count},
+                                  {sources, count},
+                                  {bytes, count},
+                                  {attributes, attribute_count},
+                                  {first_copies, attribute_count}};
+        return copy_all(device, stream, all, index);
       });
   if (failed != nullptr) *failed = index;
   return result;
@@ -121,67 +126,70 @@ CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t co
 
 extern "C" {
 
-CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { return copy_now<"cuMemcpy">(to, from, bytes); }
-CUresult cuMemcpyHtoD(CUdeviceptr to, void const* from, size_t bytes) {
-  return copy_now<"cuMemcpyHtoD">(to, address(from), bytes);
+CUresult cuMemcpy(CUdeviceptr target, CUdeviceptr source, size_t bytes) {
+  return copy_now<"cuMemcpy">(target, source, bytes);
 }
-CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
-  return copy_now<"cuMemcpyDtoH">(address(to), from, bytes);
+CUresult cuMemcpyHtoD(CUdeviceptr target, void const* source, size_t bytes) {
+  return copy_now<"cuMemcpyHtoD">(target, address(source), bytes);
 }
-CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
-  return copy_now<"cuMemcpyDtoD">(to, from, bytes);
+CUresult cuMemcpyDtoH(void* target, CUdeviceptr source, size_t bytes) {
+  return copy_now<"cuMemcpyDtoH">(address(target), source, bytes);
 }
-CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext target, CUdeviceptr from, CUcontext source, size_t bytes) {
+CUresult cuMemcpyDtoD(CUdeviceptr target, CUdeviceptr source, size_t bytes) {
+  return copy_now<"cuMemcpyDtoD">(target, source, bytes);
+}
+CUresult cuMemcpyPeer(CUdeviceptr destination, CUcontext target, CUdeviceptr source_pointer, CUcontext source,
+                      size_t bytes) {
   return enter_on<"cuMemcpyPeer", (needs_context | unsafe_in_capture)>(
       CU_STREAM_LEGACY,
-      [&](simulation& device, stream_ptr const& on) __attribute__((requires_capability(simulation_mutex))) {
-        return copy_between(device, on, to, target, from, source, bytes, true, "cuMemcpyPeer");
+      [&](simulation& device, stream_ptr const& stream) __attribute__((requires_capability(simulation_mutex))) {
+        return copy_between(device, stream, destination, target, source_pointer, source, bytes, true, "cuMemcpyPeer");
       });
 }
 
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  return copy_later<"cuMemcpyAsync">(stream, to, from, bytes);
+CUresult cuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream) {
+  return copy_later<"cuMemcpyAsync">(stream, target, source, bytes);
 }
-CUresult cuMemcpyHtoDAsync(CUdeviceptr to, void const* from, size_t bytes, CUstream stream) {
-  return copy_later<"cuMemcpyHtoDAsync">(stream, to, address(from), bytes);
+CUresult cuMemcpyHtoDAsync(CUdeviceptr target, void const* source, size_t bytes, CUstream stream) {
+  return copy_later<"cuMemcpyHtoDAsync">(stream, target, address(source), bytes);
 }
-CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  return copy_later<"cuMemcpyDtoHAsync">(stream, address(to), from, bytes);
+CUresult cuMemcpyDtoHAsync(void* target, CUdeviceptr source, size_t bytes, CUstream stream) {
+  return copy_later<"cuMemcpyDtoHAsync">(stream, address(target), source, bytes);
 }
-CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  return copy_later<"cuMemcpyDtoDAsync">(stream, to, from, bytes);
+CUresult cuMemcpyDtoDAsync(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream) {
+  return copy_later<"cuMemcpyDtoDAsync">(stream, target, source, bytes);
 }
-CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext target, CUdeviceptr from, CUcontext source, size_t bytes,
-                           CUstream stream) {
-  return enter_on<"cuMemcpyPeerAsync">(
-      stream, [&](simulation& device, stream_ptr const& on) __attribute__((requires_capability(simulation_mutex))) {
-        return copy_between(device, on, to, target, from, source, bytes, false, "cuMemcpyPeerAsync");
-      });
-}
-
-CUresult cuMemsetD8(CUdeviceptr to, unsigned char value, size_t count) {
-  return fill_on < "cuMemsetD8", needs_context | unsafe_in_capture > (CU_STREAM_LEGACY, to, value, 1, count);
-}
-CUresult cuMemsetD16(CUdeviceptr to, unsigned short value, size_t count) {
-  return fill_on < "cuMemsetD16", needs_context | unsafe_in_capture > (CU_STREAM_LEGACY, to, value, 2, count);
-}
-CUresult cuMemsetD32(CUdeviceptr to, unsigned value, size_t count) {
-  return fill_on < "cuMemsetD32", needs_context | unsafe_in_capture > (CU_STREAM_LEGACY, to, value, 4, count);
-}
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
-  return fill_on<"cuMemsetD8Async">(stream, to, value, 1, count);
-}
-CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream stream) {
-  return fill_on<"cuMemsetD16Async">(stream, to, value, 2, count);
-}
-CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
-  return fill_on<"cuMemsetD32Async">(stream, to, value, 4, count);
+CUresult cuMemcpyPeerAsync(CUdeviceptr destination, CUcontext target, CUdeviceptr source_pointer, CUcontext source,
+                           size_t bytes, CUstream stream) {
+  return enter_on<"cuMemcpyPeerAsync">(stream, [&](simulation& device, stream_ptr const& stream) __attribute__((
+                                                   requires_capability(simulation_mutex))) {
+    return copy_between(device, stream, destination, target, source_pointer, source, bytes, false, "cuMemcpyPeerAsync");
+  });
 }
 
-CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count,
+CUresult cuMemsetD8(CUdeviceptr target, unsigned char value, size_t count) {
+  return fill_on < "cuMemsetD8", needs_context | unsafe_in_capture > (CU_STREAM_LEGACY, target, value, 1, count);
+}
+CUresult cuMemsetD16(CUdeviceptr target, unsigned short value, size_t count) {
+  return fill_on < "cuMemsetD16", needs_context | unsafe_in_capture > (CU_STREAM_LEGACY, target, value, 2, count);
+}
+CUresult cuMemsetD32(CUdeviceptr target, unsigned value, size_t count) {
+  return fill_on < "cuMemsetD32", needs_context | unsafe_in_capture > (CU_STREAM_LEGACY, target, value, 4, count);
+}
+CUresult cuMemsetD8Async(CUdeviceptr target, unsigned char value, size_t count, CUstream stream) {
+  return fill_on<"cuMemsetD8Async">(stream, target, value, 1, count);
+}
+CUresult cuMemsetD16Async(CUdeviceptr target, unsigned short value, size_t count, CUstream stream) {
+  return fill_on<"cuMemsetD16Async">(stream, target, value, 2, count);
+}
+CUresult cuMemsetD32Async(CUdeviceptr target, unsigned value, size_t count, CUstream stream) {
+  return fill_on<"cuMemsetD32Async">(stream, target, value, 4, count);
+}
+
+CUresult cuMemcpyBatchAsync(CUdeviceptr* targets, CUdeviceptr* sources, size_t* bytes, size_t count,
                             CUmemcpyAttributes* attributes, size_t* first_copies, size_t attribute_count,
                             CUstream stream) {
-  return copy_batch(to, from, bytes, count, attributes, first_copies, attribute_count, nullptr, stream);
+  return copy_batch(targets, sources, bytes, count, attributes, first_copies, attribute_count, nullptr, stream);
 }
 
 } // extern "C"

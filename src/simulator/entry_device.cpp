@@ -29,11 +29,11 @@ error_name const* look_up(CUresult code) {
 }
 
 /// Returns an attribute that the options of the simulation set; nothing for all others.
-std::optional<int> chosen_attribute(gpumem_simulator_options const& by, CUdevice_attribute attribute) {
+std::optional<int> chosen_attribute(gpumem_simulator_options const& options, CUdevice_attribute attribute) {
   switch (attribute) {
-  case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: return by.virtual_memory;
-  case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS: return by.pageable_memory;
-  case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS: return by.concurrent_managed_access;
+  case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: return options.virtual_memory;
+  case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS: return options.pageable_memory;
+  case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS: return options.concurrent_managed_access;
   default: return std::nullopt;
   }
 }
@@ -85,8 +85,8 @@ CUresult cuGetErrorString(CUresult code, char const** text) {
 /// Finds no table. A real driver returns private tables here, through which NVIDIA's own runtime library calls it. The
 /// tables are not public, so none are simulated.
 CUresult cuGetExportTable(void const** table, CUuuid const*) {
-  static std::atomic_flag told;
-  if (!told.test_and_set())
+  static std::atomic_flag reported;
+  if (!reported.test_and_set())
     std::fputs(
         "gpumem simulator: NVIDIA's CUDA runtime does not run here, since it needs private tables of the driver. "
         "Link the program with the shared runtime (nvcc --cudart shared) and preload gpumem's libcudart.so.\n",
@@ -158,11 +158,11 @@ CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice ordinal) {
   });
 }
 
-CUresult cuDeviceCanAccessPeer(int* can, CUdevice from, CUdevice to) {
+CUresult cuDeviceCanAccessPeer(int* can, CUdevice accessor, CUdevice peer) {
   return enter<"cuDeviceCanAccessPeer", quiet>([&](simulation& device) {
-    if (!exists(device, from) || !exists(device, to)) return CUDA_ERROR_INVALID_DEVICE;
+    if (!exists(device, accessor) || !exists(device, peer)) return CUDA_ERROR_INVALID_DEVICE;
     if (can == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *can = from != to;
+    *can = accessor != peer;
     return CUDA_SUCCESS;
   });
 }

@@ -12,27 +12,27 @@ constexpr unsigned known_flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMIN
 
 template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter_for(CUevent handle, Body&& body) {
   return enter<Name, Rules>([&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
-    CUresult why;
-    std::shared_ptr<event> const found = device.resolve(handle, why);
-    return found ? body(device, *found) : why;
+    CUresult error;
+    std::shared_ptr<event> const found = device.resolve(handle, error);
+    return found ? body(device, *found) : error;
   });
 }
 
-std::shared_ptr<record> new_record(event& of) {
+std::shared_ptr<record> new_record(event& event) {
   auto made = std::make_shared<record>();
-  made->event = of.serial;
-  made->never = std::exchange(of.never_next, false);
+  made->event = event.serial;
+  made->never = std::exchange(event.never_next, false);
   return made;
 }
 
-CUresult record_on(simulation& device, event& marked, stream_ptr const& on) {
-  if (marked.home != on->home) return CUDA_ERROR_INVALID_HANDLE;
-  if (device.legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-  if (on->capturing) {
-    if (on->capturing->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    marked.captured = on->capturing;
-    marked.captured_order = on->capturing->enter(on).order;
-    marked.covered = on->capturing->enter(on).dependencies;
+CUresult record_on(simulation& device, event& marked, stream_ptr const& stream) {
+  if (marked.home != stream->home) return CUDA_ERROR_INVALID_HANDLE;
+  if (device.legacy_breaks_capture(*stream)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  if (stream->capturing) {
+    if (stream->capturing->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    marked.captured = stream->capturing;
+    marked.captured_order = stream->capturing->enter(stream).order;
+    marked.covered = stream->capturing->enter(stream).dependencies;
     return CUDA_SUCCESS;
   }
   marked.captured.reset();
@@ -40,46 +40,46 @@ CUresult record_on(simulation& device, event& marked, stream_ptr const& on) {
   operation work;
   work.action = "event record";
   work.recorded = marked.last;
-  return device.enqueue(on, std::move(work));
+  return device.enqueue(stream, std::move(work));
 }
 
 /// Makes the stream join the capture in which the event was recorded, because the stream waits for the event. If the
 /// stream must not join, invalidates the capture.
-CUresult join_capture(simulation& device, stream_ptr const& on, event const& awaited) {
-  capture& open = *awaited.captured;
+CUresult join_capture(simulation& device, stream_ptr const& stream, event const& event) {
+  capture& open = *event.captured;
   if (open.invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (on->kind == stream_kind::legacy) {
+  if (stream->kind == stream_kind::legacy) {
     device.invalidate(open);
     return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   }
-  if (on->capturing && on->capturing != awaited.captured) {
+  if (stream->capturing && stream->capturing != event.captured) {
     device.invalidate(open);
-    device.invalidate(*on->capturing);
+    device.invalidate(*stream->capturing);
     return CUDA_ERROR_STREAM_CAPTURE_MERGE;
   }
-  on->capturing = awaited.captured;
-  open.enter(on).order.join(awaited.captured_order);
-  open.depend(on, awaited.covered);
+  stream->capturing = event.captured;
+  open.enter(stream).order.join(event.captured_order);
+  open.depend(stream, event.covered);
   return CUDA_SUCCESS;
 }
 
-CUresult wait_on(simulation& device, stream_ptr const& on, event const& awaited) {
-  if (awaited.captured) return join_capture(device, on, awaited);
-  if (on->capturing) {
-    device.invalidate(*on->capturing);
+CUresult wait_on(simulation& device, stream_ptr const& stream, event const& event) {
+  if (event.captured) return join_capture(device, stream, event);
+  if (stream->capturing) {
+    device.invalidate(*stream->capturing);
     return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
   }
-  if (device.legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-  if (!awaited.last) return CUDA_SUCCESS;
+  if (device.legacy_breaks_capture(*stream)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  if (!event.last) return CUDA_SUCCESS;
   operation work;
   work.action = "wait for an event";
-  work.awaited = awaited.last;
-  return device.enqueue(on, std::move(work));
+  work.awaited = event.last;
+  return device.enqueue(stream, std::move(work));
 }
 
-CUresult refuse_captured(simulation& device, event const& asked) {
-  if (!asked.captured) return device.forbidden_by_capture() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
-  device.invalidate(*asked.captured);
+CUresult refuse_captured(simulation& device, event const& event) {
+  if (!event.captured) return device.forbidden_by_capture() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+  device.invalidate(*event.captured);
   return CUDA_ERROR_CAPTURED_EVENT;
 }
 
@@ -87,14 +87,14 @@ CUresult refuse_captured(simulation& device, event const& asked) {
 
 extern "C" {
 
-CUresult cuEventCreate(CUevent* made, unsigned flags) {
+CUresult cuEventCreate(CUevent* result, unsigned flags) {
   return enter<"cuEventCreate", needs_context>([&](simulation& device) {
-    if (made == nullptr || (flags & ~known_flags) != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (result == nullptr || (flags & ~known_flags) != 0) return CUDA_ERROR_INVALID_VALUE;
     auto fresh = std::make_shared<event>();
     fresh->serial = ++device.events_made;
     fresh->home = device.current();
     fresh->flags = flags;
-    *made = fresh->handle = static_cast<CUevent>(device.events.insert(fresh));
+    *result = fresh->handle = static_cast<CUevent>(device.events.insert(fresh));
     return CUDA_SUCCESS;
   });
 }
@@ -107,19 +107,19 @@ CUresult cuEventDestroy(CUevent handle) {
 }
 
 CUresult cuEventRecord(CUevent handle, CUstream stream) {
-  return enter_on<"cuEventRecord">(stream, [&](simulation& device, stream_ptr const& on) {
-    CUresult why;
-    auto const marked = device.resolve(handle, why);
-    return marked ? record_on(device, *marked, on) : why;
+  return enter_on<"cuEventRecord">(stream, [&](simulation& device, stream_ptr const& stream) {
+    CUresult error;
+    auto const marked = device.resolve(handle, error);
+    return marked ? record_on(device, *marked, stream) : error;
   });
 }
 
 CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned flags) {
   if ((flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) != 0) return CUDA_ERROR_INVALID_VALUE;
-  return enter_on<"cuEventRecordWithFlags">(stream, [&](simulation& device, stream_ptr const& on) {
-    CUresult why;
-    auto const marked = device.resolve(handle, why);
-    return marked ? record_on(device, *marked, on) : why;
+  return enter_on<"cuEventRecordWithFlags">(stream, [&](simulation& device, stream_ptr const& stream) {
+    CUresult error;
+    auto const marked = device.resolve(handle, error);
+    return marked ? record_on(device, *marked, stream) : error;
   });
 }
 
@@ -131,9 +131,9 @@ CUresult cuCtxRecordEvent(CUcontext context_handle, CUevent handle) {
     if (device.breaks_captures_of(*home)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     marked.captured.reset();
     marked.last = new_record(marked);
-    for (stream_ptr const& on : home->streams) {
-      marked.last->order.join(on->order);
-      if (!on->queue.empty()) marked.last->covers.push_back({on, on->number});
+    for (stream_ptr const& stream : home->streams) {
+      marked.last->order.join(stream->order);
+      if (!stream->queue.empty()) marked.last->covers.push_back({stream, stream->number});
     }
     marked.last->order.join(home->ended);
     marked.last->time = device.host_time;
@@ -142,42 +142,43 @@ CUresult cuCtxRecordEvent(CUcontext context_handle, CUevent handle) {
 }
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned) {
-  return enter_on<"cuStreamWaitEvent">(stream, [&](simulation& device, stream_ptr const& on) {
-    CUresult why;
-    auto const awaited = device.resolve(handle, why);
-    return awaited ? wait_on(device, on, *awaited) : why;
+  return enter_on<"cuStreamWaitEvent">(stream, [&](simulation& device, stream_ptr const& stream) {
+    CUresult error;
+    auto const awaited = device.resolve(handle, error);
+    return awaited ? wait_on(device, stream, *awaited) : error;
   });
 }
 
 CUresult cuEventQuery(CUevent handle) {
-  return enter_for<"cuEventQuery">(handle, [](simulation& device, event& asked) {
-    if (CUresult const refused = refuse_captured(device, asked); refused != CUDA_SUCCESS) return refused;
-    if (!asked.last) return CUDA_SUCCESS;
-    if (!asked.last->done()) {
+  return enter_for<"cuEventQuery">(handle, [](simulation& device, event& event) {
+    if (CUresult const refused = refuse_captured(device, event); refused != CUDA_SUCCESS) return refused;
+    if (!event.last) return CUDA_SUCCESS;
+    if (!event.last->done()) {
       device.queried_in_vain();
       return CUDA_ERROR_NOT_READY;
     }
-    device.host.join(asked.last->order);
+    device.host.join(event.last->order);
     return CUDA_SUCCESS;
   });
 }
 
 CUresult cuEventSynchronize(CUevent handle) {
   return enter_for<"cuEventSynchronize">(
-      handle, [](simulation& device, event& asked) __attribute__((requires_capability(simulation_mutex))) {
-        if (CUresult const refused = refuse_captured(device, asked); refused != CUDA_SUCCESS) return refused;
-        if (!asked.last) return CUDA_SUCCESS;
-        std::shared_ptr<record> const awaited = asked.last;
-        std::string const what = "cuEventSynchronize for event " + std::to_string(asked.serial);
-        auto const done = [&] { return awaited->done(); };
-        std::uint64_t const id = asked.home->id;
-        if (CUresult const result = device.block_until(what, done); result != CUDA_SUCCESS) return result;
-        if (CUresult const result = simulation::after_wait(*asked.home, id); result != CUDA_SUCCESS) return result;
-        device.host_time = std::max(device.host_time, awaited->time);
-        device.host.join(awaited->order);
+      handle, [](simulation& device, event& event) __attribute__((requires_capability(simulation_mutex))) {
+        if (CUresult const refused = refuse_captured(device, event); refused != CUDA_SUCCESS) return refused;
+        if (!event.last) return CUDA_SUCCESS;
+        std::shared_ptr<record> const record = event.last;
+        std::string const call = "cuEventSynchronize for event " + std::to_string(event.serial);
+        auto const is_done = [&] { return record->done(); };
+        std::uint64_t const id = event.home->id;
+        if (CUresult const result = device.block_until(call, is_done); result != CUDA_SUCCESS) return result;
+        if (CUresult const result = simulation::after_wait(*event.home, id); result != CUDA_SUCCESS) return result;
+        device.host_time = std::max(device.host_time, record->time);
+        device.host.join(record->order);
         device.pools.after_wait(device, [&](position const& freed) {
-          return std::any_of(awaited->covers.begin(), awaited->covers.end(),
-                             [&](position const& end) { return end.on == freed.on && end.number >= freed.number; });
+          return std::any_of(record->covers.begin(), record->covers.end(), [&](position const& end) {
+            return end.stream == freed.stream && end.number >= freed.number;
+          });
         });
         return CUDA_SUCCESS;
       });
@@ -185,10 +186,10 @@ CUresult cuEventSynchronize(CUevent handle) {
 
 CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
   return enter<"cuEventElapsedTime">([&](simulation& device) {
-    CUresult why;
-    auto const first = device.resolve(start, why);
-    auto const last = first ? device.resolve(end, why) : nullptr;
-    if (!last) return why;
+    CUresult error;
+    auto const first = device.resolve(start, error);
+    auto const last = first ? device.resolve(end, error) : nullptr;
+    if (!last) return error;
     if (milliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (!first->last || !last->last || ((first->flags | last->flags) & CU_EVENT_DISABLE_TIMING) != 0)
       return CUDA_ERROR_INVALID_HANDLE;

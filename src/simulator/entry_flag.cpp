@@ -16,17 +16,17 @@ bool reachable(simulation const& device, CUdeviceptr address, unsigned width) {
 
 template <entry_name Name>
 CUresult wait_value(CUstream handle, CUdeviceptr address, std::uint64_t value, unsigned flags, bool wide) {
-  return enter_on<Name>(handle, [&](simulation& device, stream_ptr const& on) {
+  return enter_on<Name>(handle, [&](simulation& device, stream_ptr const& stream) {
     if (!reachable(device, address, wide ? 8 : 4)) return CUDA_ERROR_INVALID_VALUE;
     operation work;
     work.action = "wait for a value";
     work.flag = std::make_shared<flag_wait>(flag_wait{reinterpret_cast<void const*>(address), value, flags, wide});
-    return device.enqueue(on, std::move(work));
+    return device.enqueue(stream, std::move(work));
   });
 }
 
 template <entry_name Name> CUresult write_value(CUstream handle, CUdeviceptr address, std::uint64_t value, bool wide) {
-  return enter_on<Name>(handle, [&](simulation& device, stream_ptr const& on) {
+  return enter_on<Name>(handle, [&](simulation& device, stream_ptr const& stream) {
     if (!reachable(device, address, wide ? 8 : 4)) return CUDA_ERROR_INVALID_VALUE;
     operation work;
     work.action = "write of a value";
@@ -37,7 +37,7 @@ template <entry_name Name> CUresult write_value(CUstream handle, CUdeviceptr add
         __atomic_store_n(reinterpret_cast<std::uint32_t*>(address), static_cast<std::uint32_t>(value),
                          __ATOMIC_RELEASE);
     };
-    return device.enqueue(on, std::move(work));
+    return device.enqueue(stream, std::move(work));
   });
 }
 

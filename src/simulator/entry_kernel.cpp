@@ -13,9 +13,9 @@ namespace {
 
 constexpr std::uint64_t nominal_duration = 10'000;
 
-template <class Handle> CUresult make(simulation& device, Handle* made) {
-  if (made == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *made = reinterpret_cast<Handle>(device.modules.insert(std::make_shared<int>(0)));
+template <class Handle> CUresult make(simulation& device, Handle* handle) {
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *handle = reinterpret_cast<Handle>(device.modules.insert(std::make_shared<int>(0)));
   return CUDA_SUCCESS;
 }
 
@@ -31,8 +31,8 @@ template <class Handle> CUresult unload(simulation& device, Handle handle) {
 
 /// Says once per process that kernels do not run.
 void tell_of_kernels(char const* call) {
-  static std::atomic_flag told;
-  if (told.test_and_set()) return;
+  static std::atomic_flag reported;
+  if (reported.test_and_set()) return;
   std::fprintf(stderr,
                "gpumem simulator: kernels do not run here: %s enqueues work that touches no memory. In its place, "
                "cuLaunchHostFunc or gpumem::simulator::work runs a function of the host on the stream.\n",
@@ -41,7 +41,7 @@ void tell_of_kernels(char const* call) {
 
 template <entry_name Name>
 CUresult launch(CUstream stream, void const* function, bool sizes_are_good, bool may_overlap = false) {
-  return enter_on<Name>(stream, [&](simulation& device, stream_ptr const& on) {
+  return enter_on<Name>(stream, [&](simulation& device, stream_ptr const& stream) {
     if (!sizes_are_good) return CUDA_ERROR_INVALID_VALUE;
     if (!alive(device, function)) return CUDA_ERROR_INVALID_HANDLE;
     tell_of_kernels(Name.text);
@@ -50,15 +50,15 @@ CUresult launch(CUstream stream, void const* function, bool sizes_are_good, bool
     work.is_kernel = true;
     work.may_overlap = may_overlap;
     work.duration = nominal_duration;
-    return device.enqueue(on, std::move(work));
+    return device.enqueue(stream, std::move(work));
   });
 }
 
-template <entry_name Name, class Handle> CUresult make_of(Handle* made, void const* parent, bool arguments_are_good) {
+template <entry_name Name, class Handle> CUresult make_of(Handle* handle, void const* parent, bool arguments_are_good) {
   return enter<Name, needs_context>([&](simulation& device) {
     if (!arguments_are_good) return CUDA_ERROR_INVALID_VALUE;
     if (!alive(device, parent)) return CUDA_ERROR_INVALID_HANDLE;
-    return make(device, made);
+    return make(device, handle);
   });
 }
 
@@ -66,57 +66,57 @@ template <entry_name Name, class Handle> CUresult make_of(Handle* made, void con
 
 extern "C" {
 
-CUresult cuModuleLoad(CUmodule* made, char const* path) {
+CUresult cuModuleLoad(CUmodule* module, char const* path) {
   return enter<"cuModuleLoad", (needs_context | unsafe_in_capture)>(
-      [&](simulation& device) { return path == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device) { return path == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, module); });
 }
 
-CUresult cuModuleLoadData(CUmodule* made, void const* image) {
+CUresult cuModuleLoadData(CUmodule* module, void const* image) {
   return enter<"cuModuleLoadData", (needs_context | unsafe_in_capture)>(
-      [&](simulation& device) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, module); });
 }
 
-CUresult cuModuleLoadDataEx(CUmodule* made, void const* image, unsigned, CUjit_option*, void**) {
+CUresult cuModuleLoadDataEx(CUmodule* module, void const* image, unsigned, CUjit_option*, void**) {
   return enter<"cuModuleLoadDataEx", (needs_context | unsafe_in_capture)>(
-      [&](simulation& device) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, module); });
 }
 
-CUresult cuModuleLoadFatBinary(CUmodule* made, void const* image) {
+CUresult cuModuleLoadFatBinary(CUmodule* module, void const* image) {
   return enter<"cuModuleLoadFatBinary", (needs_context | unsafe_in_capture)>(
-      [&](simulation& device) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device) { return image == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, module); });
 }
 
 CUresult cuModuleUnload(CUmodule module) {
   return enter<"cuModuleUnload", needs_context>([&](simulation& device) { return unload(device, module); });
 }
 
-CUresult cuModuleGetFunction(CUfunction* made, CUmodule module, char const* name) {
-  return make_of<"cuModuleGetFunction">(made, module, name != nullptr);
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, char const* name) {
+  return make_of<"cuModuleGetFunction">(function, module, name != nullptr);
 }
 
-CUresult cuLibraryLoadData(CUlibrary* made, void const* code, CUjit_option*, void**, unsigned, CUlibraryOption*, void**,
-                           unsigned) {
+CUresult cuLibraryLoadData(CUlibrary* library, void const* code, CUjit_option*, void**, unsigned, CUlibraryOption*,
+                           void**, unsigned) {
   return enter<"cuLibraryLoadData">(
-      [&](simulation& device) { return code == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, made); });
+      [&](simulation& device) { return code == nullptr ? CUDA_ERROR_INVALID_VALUE : make(device, library); });
 }
 
 CUresult cuLibraryUnload(CUlibrary library) {
   return enter<"cuLibraryUnload">([&](simulation& device) { return unload(device, library); });
 }
 
-CUresult cuLibraryGetKernel(CUkernel* made, CUlibrary library, char const* name) {
+CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, char const* name) {
   return enter<"cuLibraryGetKernel">([&](simulation& device) {
     if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return alive(device, library) ? make(device, made) : CUDA_ERROR_INVALID_HANDLE;
+    return alive(device, library) ? make(device, kernel) : CUDA_ERROR_INVALID_HANDLE;
   });
 }
 
-CUresult cuLibraryGetModule(CUmodule* made, CUlibrary library) {
-  return make_of<"cuLibraryGetModule">(made, library, true);
+CUresult cuLibraryGetModule(CUmodule* module, CUlibrary library) {
+  return make_of<"cuLibraryGetModule">(module, library, true);
 }
 
-CUresult cuKernelGetFunction(CUfunction* made, CUkernel kernel) {
-  return make_of<"cuKernelGetFunction">(made, kernel, true);
+CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+  return make_of<"cuKernelGetFunction">(function, kernel, true);
 }
 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute, int) {

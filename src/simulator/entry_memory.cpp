@@ -6,20 +6,20 @@ using namespace simulated;
 
 namespace {
 
-/// Allocates in the current context. Returns null and sets `why` if `bytes` is 0, there is no memory, or a failure was
-/// injected.
-allocation const* take(simulation& device, memory_kind kind, std::size_t bytes, CUresult& why) {
+/// Allocates in the current context. Returns null and sets `error` if `bytes` is 0, there is no memory, or a failure
+/// was injected.
+allocation const* take(simulation& device, memory_kind kind, std::size_t bytes, CUresult& error) {
   context& home = *device.current();
-  why = bytes == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-  if (why != CUDA_SUCCESS) return nullptr;
+  error = bytes == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  if (error != CUDA_SUCCESS) return nullptr;
   if (device.faults.at_allocation()) {
-    why = CUDA_ERROR_OUT_OF_MEMORY;
+    error = CUDA_ERROR_OUT_OF_MEMORY;
     return nullptr;
   }
   allocation const* made =
       device.allocations.allocate(kind, home.device, &home, bytes, device.order.next_block_number());
   if (made == nullptr) {
-    why = CUDA_ERROR_OUT_OF_MEMORY;
+    error = CUDA_ERROR_OUT_OF_MEMORY;
     return nullptr;
   }
   device.order.fresh(made->address, made->granted);
@@ -30,27 +30,27 @@ allocation const* take(simulation& device, memory_kind kind, std::size_t bytes, 
 /// memory, so for the checker it orders the host after the work only once the memory is freed.
 CUresult give_back(simulation& device, std::uint64_t address, bool host_kind, char const* call)
     __attribute__((requires_capability(simulation_mutex))) {
-  allocation const* held = device.allocations.find(address);
-  if (held == nullptr || held->address != address || (held->kind == memory_kind::pinned) != host_kind ||
-      held->kind == memory_kind::registered)
+  allocation const* allocation = device.allocations.find(address);
+  if (allocation == nullptr || allocation->address != address ||
+      (allocation->kind == memory_kind::pinned) != host_kind || allocation->kind == memory_kind::registered)
     return CUDA_ERROR_INVALID_VALUE;
   ++device.implicit_waits;
-  vector_clock seen = held->home->ended;
-  for (stream_ptr const& on : held->home->streams) seen.join(on->order);
-  if (CUresult const result = device.wait_for_all(*held->home, call); result != CUDA_SUCCESS) return result;
-  held = device.allocations.find(address);
-  if (held == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  device.order.gone(device.host_point(call), address, held->granted, true);
-  if (held->kind == memory_kind::managed) device.advice.forget(address, held->granted);
+  vector_clock order_at_call = allocation->home->ended;
+  for (stream_ptr const& stream : allocation->home->streams) order_at_call.join(stream->order);
+  if (CUresult const result = device.wait_for_all(*allocation->home, call); result != CUDA_SUCCESS) return result;
+  allocation = device.allocations.find(address);
+  if (allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  device.order.removed(device.host_point(call), address, allocation->granted, true);
+  if (allocation->kind == memory_kind::managed) device.advice.forget(address, allocation->granted);
   device.allocations.release(address);
-  device.host.join(seen);
+  device.host.join(order_at_call);
   return CUDA_SUCCESS;
 }
 
 CUresult allocate_host(simulation& device, void** pointer, std::size_t bytes) {
-  CUresult why;
-  allocation const* made = take(device, memory_kind::pinned, bytes, why);
-  if (made == nullptr) return why;
+  CUresult error;
+  allocation const* made = take(device, memory_kind::pinned, bytes, error);
+  if (made == nullptr) return error;
   *pointer = reinterpret_cast<void*>(made->address);
   return CUDA_SUCCESS;
 }
@@ -62,10 +62,10 @@ extern "C" {
 CUresult cuMemAlloc(CUdeviceptr* pointer, size_t bytes) {
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return enter<"cuMemAlloc", (needs_context | unsafe_in_capture)>([&](simulation& device) {
-    CUresult why;
-    allocation const* made = take(device, memory_kind::device, bytes, why);
+    CUresult error;
+    allocation const* made = take(device, memory_kind::device, bytes, error);
     if (made != nullptr) *pointer = made->address;
-    return why;
+    return error;
   });
 }
 
@@ -82,10 +82,10 @@ CUresult cuMemFree(CUdeviceptr pointer) {
 CUresult cuMemAllocManaged(CUdeviceptr* pointer, size_t bytes, unsigned) {
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return enter<"cuMemAllocManaged", (needs_context | unsafe_in_capture)>([&](simulation& device) {
-    CUresult why;
-    allocation const* made = take(device, memory_kind::managed, bytes, why);
+    CUresult error;
+    allocation const* made = take(device, memory_kind::managed, bytes, error);
     if (made != nullptr) *pointer = made->address;
-    return why;
+    return error;
   });
 }
 
@@ -124,10 +124,10 @@ CUresult cuMemHostRegister(void* pointer, size_t bytes, unsigned) {
 CUresult cuMemHostUnregister(void* pointer) {
   return enter<"cuMemHostUnregister", (needs_context | unsafe_in_capture)>([&](simulation& device) {
     auto const address = reinterpret_cast<std::uint64_t>(pointer);
-    allocation const* held = device.allocations.find(address);
-    if (held == nullptr || held->address != address || held->kind != memory_kind::registered)
+    allocation const* allocation = device.allocations.find(address);
+    if (allocation == nullptr || allocation->address != address || allocation->kind != memory_kind::registered)
       return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-    device.order.fresh(address, held->bytes);
+    device.order.fresh(address, allocation->bytes);
     device.allocations.release(address);
     return CUDA_SUCCESS;
   });
@@ -136,8 +136,9 @@ CUresult cuMemHostUnregister(void* pointer) {
 CUresult cuMemHostGetDevicePointer(CUdeviceptr* pointer, void* host, unsigned) {
   return enter<"cuMemHostGetDevicePointer", (needs_context | quiet)>([&](simulation& device) {
     auto const address = reinterpret_cast<std::uint64_t>(host);
-    allocation const* held = device.allocations.find(address);
-    if (pointer == nullptr || held == nullptr || held->kind == memory_kind::device) return CUDA_ERROR_INVALID_VALUE;
+    allocation const* allocation = device.allocations.find(address);
+    if (pointer == nullptr || allocation == nullptr || allocation->kind == memory_kind::device)
+      return CUDA_ERROR_INVALID_VALUE;
     *pointer = address;
     return CUDA_SUCCESS;
   });
@@ -145,8 +146,9 @@ CUresult cuMemHostGetDevicePointer(CUdeviceptr* pointer, void* host, unsigned) {
 
 CUresult cuMemHostGetFlags(unsigned* flags, void* host) {
   return enter<"cuMemHostGetFlags", (needs_context | quiet)>([&](simulation& device) {
-    allocation const* held = device.allocations.find(reinterpret_cast<std::uint64_t>(host));
-    if (flags == nullptr || held == nullptr || held->kind != memory_kind::pinned) return CUDA_ERROR_INVALID_VALUE;
+    allocation const* allocation = device.allocations.find(reinterpret_cast<std::uint64_t>(host));
+    if (flags == nullptr || allocation == nullptr || allocation->kind != memory_kind::pinned)
+      return CUDA_ERROR_INVALID_VALUE;
     *flags = CU_MEMHOSTALLOC_DEVICEMAP;
     return CUDA_SUCCESS;
   });
@@ -155,9 +157,9 @@ CUresult cuMemHostGetFlags(unsigned* flags, void* host) {
 CUresult cuMemGetInfo(size_t* free, size_t* total) {
   return enter<"cuMemGetInfo", needs_context>([&](simulation& device) {
     device.pools.collect(device);
-    memory const& held = device.allocations;
-    if (free != nullptr) *free = held.capacity() - held.used(device.current()->device);
-    if (total != nullptr) *total = held.capacity();
+    memory const& block_here = device.allocations;
+    if (free != nullptr) *free = block_here.capacity() - block_here.used(device.current()->device);
+    if (total != nullptr) *total = block_here.capacity();
     return CUDA_SUCCESS;
   });
 }
@@ -166,7 +168,7 @@ CUresult cuMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr poin
   return enter<"cuMemGetAddressRange", (needs_context | quiet)>([&](simulation& device) {
     auto held = known_at(device, pointer);
     if (mapping const* at = device.mappings.find(pointer); at != nullptr)
-      held = allocation{at->address, at->bytes, at->bytes, memory_kind::device, at->of->device(), nullptr, 0, 0};
+      held = allocation{at->address, at->bytes, at->bytes, memory_kind::device, at->memory->device(), nullptr, 0, 0};
     if (!held) return CUDA_ERROR_NOT_FOUND;
     if (base != nullptr) *base = held->address;
     if (bytes != nullptr) *bytes = held->bytes;

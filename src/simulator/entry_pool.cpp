@@ -40,11 +40,11 @@ template <class T, class Value> CUresult answer(void* place, Value value) {
   return CUDA_SUCCESS;
 }
 
-template <class Find> CUresult find_pool(CUmemoryPool* out, CUmemLocation const* location, Find find) {
-  if (out == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+template <class Find> CUresult find_pool(CUmemoryPool* pool, CUmemLocation const* location, Find find) {
+  if (pool == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
   memory_pool* const found = find(*location);
   if (found == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *out = found->handle;
+  *pool = found->handle;
   return CUDA_SUCCESS;
 }
 
@@ -53,14 +53,14 @@ CUmemLocation at_device(CUdevice ordinal) { return {CU_MEM_LOCATION_TYPE_DEVICE,
 bool knows(simulation const& device, CUdevice ordinal) { return ordinal >= 0 && ordinal < device.options().devices; }
 
 /// Gives or revokes the access of a device. The pool's own device always keeps its access.
-CUresult give_access(simulation const& device, memory_pool& pool, CUmemAccessDesc const& wish) {
-  if (wish.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-  if (!knows(device, wish.location.id)) return CUDA_ERROR_INVALID_DEVICE;
-  bool const resident = pool.kind() == memory_kind::device && pool.device() == wish.location.id;
-  if (wish.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
-    pool.peers.insert(wish.location.id);
-  else if (wish.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE && !resident)
-    pool.peers.erase(wish.location.id);
+CUresult give_access(simulation const& device, memory_pool& pool, CUmemAccessDesc const& access) {
+  if (access.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+  if (!knows(device, access.location.id)) return CUDA_ERROR_INVALID_DEVICE;
+  bool const resident = pool.kind() == memory_kind::device && pool.device() == access.location.id;
+  if (access.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+    pool.peers.insert(access.location.id);
+  else if (access.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE && !resident)
+    pool.peers.erase(access.location.id);
   else
     return CUDA_ERROR_INVALID_VALUE;
   return CUDA_SUCCESS;
@@ -77,12 +77,12 @@ bool reaches(memory_pool const& pool, CUmemLocation const& location) {
 
 extern "C" {
 
-CUresult cuMemPoolCreate(CUmemoryPool* made, CUmemPoolProps const* properties) {
+CUresult cuMemPoolCreate(CUmemoryPool* pool, CUmemPoolProps const* properties) {
   return enter<"cuMemPoolCreate", unsafe_in_capture>([&](simulation& device) {
-    if (made == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    CUresult const judged = pool_table::judge(*properties, device.options().devices);
-    if (judged == CUDA_SUCCESS) *made = device.pools.create(device, *properties).handle;
-    return judged;
+    if (pool == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    CUresult const result = pool_table::check_properties(*properties, device.options().devices);
+    if (result == CUDA_SUCCESS) *pool = device.pools.create(device, *properties).handle;
+    return result;
   });
 }
 
@@ -163,15 +163,17 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmem
   });
 }
 
-CUresult cuMemGetDefaultMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
+CUresult cuMemGetDefaultMemPool(CUmemoryPool* pool, CUmemLocation* location, CUmemAllocationType type) {
   return enter<"cuMemGetDefaultMemPool", quiet>([&](simulation& device) {
-    return find_pool(out, location, [&](CUmemLocation const& at) { return device.pools.default_of(device, at, type); });
+    return find_pool(pool, location,
+                     [&](CUmemLocation const& at) { return device.pools.default_of(device, at, type); });
   });
 }
 
-CUresult cuMemGetMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
+CUresult cuMemGetMemPool(CUmemoryPool* pool, CUmemLocation* location, CUmemAllocationType type) {
   return enter<"cuMemGetMemPool", quiet>([&](simulation& device) {
-    return find_pool(out, location, [&](CUmemLocation const& at) { return device.pools.current_of(device, at, type); });
+    return find_pool(pool, location,
+                     [&](CUmemLocation const& at) { return device.pools.current_of(device, at, type); });
   });
 }
 
@@ -182,21 +184,21 @@ CUresult cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUme
   });
 }
 
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* out, CUdevice ordinal) {
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice ordinal) {
   return enter<"cuDeviceGetDefaultMemPool", quiet>([&](simulation& device) {
     if (!knows(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     CUmemLocation const at = at_device(ordinal);
-    return find_pool(out, &at, [&](CUmemLocation const& location) {
+    return find_pool(pool, &at, [&](CUmemLocation const& location) {
       return device.pools.default_of(device, location, CU_MEM_ALLOCATION_TYPE_PINNED);
     });
   });
 }
 
-CUresult cuDeviceGetMemPool(CUmemoryPool* out, CUdevice ordinal) {
+CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice ordinal) {
   return enter<"cuDeviceGetMemPool", quiet>([&](simulation& device) {
     if (!knows(device, ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     CUmemLocation const at = at_device(ordinal);
-    return find_pool(out, &at, [&](CUmemLocation const& location) {
+    return find_pool(pool, &at, [&](CUmemLocation const& location) {
       return device.pools.current_of(device, location, CU_MEM_ALLOCATION_TYPE_PINNED);
     });
   });
@@ -218,39 +220,40 @@ namespace {
 constexpr std::uint64_t operation_time = 500; // simulated nanoseconds
 
 /// Enqueues an operation without work, which marks the place of an allocation or free in the stream's order. The
-/// operation waits for the frees in `behind`.
-CUresult enqueue_point(simulation& device, stream_ptr const& on, char const* action, std::shared_ptr<record> behind) {
+/// operation waits for the frees in `frees_record`.
+CUresult enqueue_point(simulation& device, stream_ptr const& stream, char const* action,
+                       std::shared_ptr<record> frees_record) {
   operation work;
   work.action = action;
   work.duration = operation_time;
-  work.awaited = std::move(behind);
-  return device.enqueue(on, std::move(work));
+  work.awaited = std::move(frees_record);
+  return device.enqueue(stream, std::move(work));
 }
 
-CUresult refuse_capture(stream const& on) {
-  return on.capturing ? static_cast<CUresult>(gpumem_simulator_missing("stream-ordered memory in a capture"))
-                      : CUDA_SUCCESS;
+CUresult refuse_capture(stream const& stream) {
+  return stream.capturing ? static_cast<CUresult>(gpumem_simulator_missing("stream-ordered memory in a capture"))
+                          : CUDA_SUCCESS;
 }
 
-CUresult allocate(simulation& device, CUdeviceptr* pointer, std::size_t bytes, memory_pool* from,
-                  stream_ptr const& on) {
-  if (pointer == nullptr || bytes == 0 || from == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (CUresult const refused = refuse_capture(*on); refused != CUDA_SUCCESS) return refused;
-  if (device.legacy_breaks_capture(*on)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+CUresult allocate(simulation& device, CUdeviceptr* pointer, std::size_t bytes, memory_pool* memory_pool,
+                  stream_ptr const& stream) {
+  if (pointer == nullptr || bytes == 0 || memory_pool == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult const refused = refuse_capture(*stream); refused != CUDA_SUCCESS) return refused;
+  if (device.legacy_breaks_capture(*stream)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   if (device.faults.at_allocation()) return CUDA_ERROR_OUT_OF_MEMORY;
   device.pools.collect(device);
-  std::shared_ptr<record> behind;
-  pool_block const* made = from->take(device, *on, bytes, behind);
+  std::shared_ptr<record> frees_record;
+  pool_block const* made = memory_pool->take(device, *stream, bytes, frees_record);
   if (made == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   *pointer = made->address;
-  CUresult const enqueued = enqueue_point(device, on, "allocation from a pool", std::move(behind));
-  device.order.granted(device.newest_point(on, "allocation from a pool"), from->owner, made->address, bytes);
+  CUresult const enqueued = enqueue_point(device, stream, "allocation from a pool", std::move(frees_record));
+  device.order.granted(device.newest_point(stream, "allocation from a pool"), memory_pool->owner, made->address, bytes);
   return enqueued;
 }
 
 /// Reports a free of an address that is not a live block of a pool.
-CUresult reject(simulation& device, actor const& who, std::uint64_t address) {
-  device.order.reject_free(who, address, 0);
+CUresult reject(simulation& device, actor const& actor, std::uint64_t address) {
+  device.order.reject_free(actor, address, 0);
   return CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -264,10 +267,10 @@ bool is_block(memory_pool const* pool, std::uint64_t address) {
 namespace simulated {
 
 CUresult free_pooled_by_host(simulation& device, memory_pool& pool, std::uint64_t address, char const* call) {
-  actor const who = device.host_point(call);
-  if (!is_block(&pool, address)) return reject(device, who, address);
-  device.order.lent_back(who, pool.owner, address, pool.find(address)->bytes);
-  device.order.returned(who, pool.owner, address, pool.find(address)->bytes);
+  actor const actor = device.host_point(call);
+  if (!is_block(&pool, address)) return reject(device, actor, address);
+  device.order.lent_back(actor, pool.owner, address, pool.find(address)->bytes);
+  device.order.returned(actor, pool.owner, address, pool.find(address)->bytes);
   pool.put(address, nullptr);
   return CUDA_SUCCESS;
 }
@@ -277,31 +280,31 @@ CUresult free_pooled_by_host(simulation& device, memory_pool& pool, std::uint64_
 extern "C" {
 
 CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream handle) {
-  return enter_on<"cuMemAllocAsync">(handle, [&](simulation& device, stream_ptr const& on) {
-    CUmemLocation const at{CU_MEM_LOCATION_TYPE_DEVICE, on->home->device};
-    return allocate(device, pointer, bytes, device.pools.current_of(device, at, CU_MEM_ALLOCATION_TYPE_PINNED), on);
+  return enter_on<"cuMemAllocAsync">(handle, [&](simulation& device, stream_ptr const& stream) {
+    CUmemLocation const at{CU_MEM_LOCATION_TYPE_DEVICE, stream->home->device};
+    return allocate(device, pointer, bytes, device.pools.current_of(device, at, CU_MEM_ALLOCATION_TYPE_PINNED), stream);
   });
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t bytes, CUmemoryPool pool, CUstream handle) {
-  return enter_on<"cuMemAllocFromPoolAsync">(handle, [&](simulation& device, stream_ptr const& on) {
-    return allocate(device, pointer, bytes, device.pools.find(pool), on);
+  return enter_on<"cuMemAllocFromPoolAsync">(handle, [&](simulation& device, stream_ptr const& stream) {
+    return allocate(device, pointer, bytes, device.pools.find(pool), stream);
   });
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
-  return enter_on<"cuMemFreeAsync">(handle, [&](simulation& device, stream_ptr const& on) {
+  return enter_on<"cuMemFreeAsync">(handle, [&](simulation& device, stream_ptr const& stream) {
     if (pointer == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult const refused = refuse_capture(*on); refused != CUDA_SUCCESS) return refused;
+    if (CUresult const refused = refuse_capture(*stream); refused != CUDA_SUCCESS) return refused;
     memory_pool* const pool = device.pools.holding(pointer);
-    if (!is_block(pool, pointer)) return reject(device, device.point(on, "free to a pool"), pointer);
-    if (CUresult const result = enqueue_point(device, on, "free to a pool", nullptr); result != CUDA_SUCCESS)
+    if (!is_block(pool, pointer)) return reject(device, device.point(stream, "free to a pool"), pointer);
+    if (CUresult const result = enqueue_point(device, stream, "free to a pool", nullptr); result != CUDA_SUCCESS)
       return result;
-    actor const who = device.newest_point(on, "free to a pool");
+    actor const actor = device.newest_point(stream, "free to a pool");
     std::uint64_t const bytes = pool->find(pointer)->bytes;
-    device.order.lent_back(who, pool->owner, pointer, bytes);
-    device.order.returned(who, pool->owner, pointer, bytes);
-    pool_free const ended{{on, on->number}, on->component, on->order};
+    device.order.lent_back(actor, pool->owner, pointer, bytes);
+    device.order.returned(actor, pool->owner, pointer, bytes);
+    pool_free const ended{{stream, stream->number}, stream->component, stream->order};
     pool->put(pointer, &ended);
     return CUDA_SUCCESS;
   });

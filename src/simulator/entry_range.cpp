@@ -33,9 +33,9 @@ constexpr CUmemLocation no_location{CU_MEM_LOCATION_TYPE_INVALID, 0};
 constexpr CUmemLocation any_location{CU_MEM_LOCATION_TYPE_HOST, 0};
 
 /// Converts the "current NUMA node" to node 0: the simulated host has only one.
-CUmemLocation resolved(CUmemLocation const& given) {
-  if (given.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) return {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
-  return given;
+CUmemLocation resolved(CUmemLocation const& location) {
+  if (location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) return {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
+  return location;
 }
 
 int number_of(CUmemLocation const& place) {
@@ -44,51 +44,51 @@ int number_of(CUmemLocation const& place) {
 }
 
 /// Returns success, or the driver's error for a location to which memory cannot be moved.
-CUresult judge(simulation const& device, CUmemLocation const& to) {
-  switch (to.type) {
+CUresult check_location(simulation const& device, CUmemLocation const& location) {
+  switch (location.type) {
   case CU_MEM_LOCATION_TYPE_DEVICE:
-    return to.id >= 0 && to.id < device.options().devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+    return location.id >= 0 && location.id < device.options().devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
   case CU_MEM_LOCATION_TYPE_HOST:
   case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return CUDA_SUCCESS;
-  case CU_MEM_LOCATION_TYPE_HOST_NUMA: return to.id == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  case CU_MEM_LOCATION_TYPE_HOST_NUMA: return location.id == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   default: return CUDA_ERROR_INVALID_VALUE;
   }
 }
 
 /// Stores one attribute of the bytes, which are managed or pageable.
-CUresult describe_range(memory_advice const& noted, void* place, size_t size, CUmem_range_attribute which,
+CUresult describe_range(memory_advice const& advice, void* place, size_t size, CUmem_range_attribute attribute,
                         CUdeviceptr pointer, size_t bytes) {
   constexpr std::size_t unit = sizeof(int);
   static_assert(sizeof(CUmemLocationType) == unit);
-  bool const is_list = which == CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY;
+  bool const is_list = attribute == CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY;
   if (place == nullptr || size == 0 || (is_list ? size % unit : size - unit) != 0) return CUDA_ERROR_INVALID_VALUE;
   std::span const answer(static_cast<int*>(place), size / unit);
-  switch (which) {
+  switch (attribute) {
   case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY:
-    answer[0] = noted.read_mostly.of(pointer, bytes).type != CU_MEM_LOCATION_TYPE_INVALID;
+    answer[0] = advice.read_mostly.of(pointer, bytes).type != CU_MEM_LOCATION_TYPE_INVALID;
     return CUDA_SUCCESS;
   case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION:
-    answer[0] = number_of(noted.preferred.of(pointer, bytes));
+    answer[0] = number_of(advice.preferred.of(pointer, bytes));
     return CUDA_SUCCESS;
   case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION:
-    answer[0] = number_of(noted.prefetched.of(pointer, bytes));
+    answer[0] = number_of(advice.prefetched.of(pointer, bytes));
     return CUDA_SUCCESS;
   case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE:
-    answer[0] = noted.preferred.of(pointer, bytes).type;
+    answer[0] = advice.preferred.of(pointer, bytes).type;
     return CUDA_SUCCESS;
   case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID:
-    answer[0] = noted.preferred.of(pointer, bytes).id;
+    answer[0] = advice.preferred.of(pointer, bytes).id;
     return CUDA_SUCCESS;
   case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE:
-    answer[0] = noted.prefetched.of(pointer, bytes).type;
+    answer[0] = advice.prefetched.of(pointer, bytes).type;
     return CUDA_SUCCESS;
   case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID:
-    answer[0] = noted.prefetched.of(pointer, bytes).id;
+    answer[0] = advice.prefetched.of(pointer, bytes).id;
     return CUDA_SUCCESS;
   case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY: {
     std::fill(answer.begin(), answer.end(), int{CU_DEVICE_INVALID});
     auto next = answer.begin();
-    for (auto const& [device, ranges] : noted.accessed_by)
+    for (auto const& [device, ranges] : advice.accessed_by)
       if (next != answer.end() && ranges.of(pointer, bytes).type != CU_MEM_LOCATION_TYPE_INVALID) *next++ = device;
     return CUDA_SUCCESS;
   }
@@ -100,23 +100,24 @@ CUresult describe_range(memory_advice const& noted, void* place, size_t size, CU
 
 extern "C" {
 
-CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUmemLocation to, unsigned flags, CUstream stream) {
-  return enter_on<"cuMemPrefetchAsync">(stream, [&](simulation& device, stream_ptr const& on) {
+CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUmemLocation location, unsigned flags,
+                            CUstream stream) {
+  return enter_on<"cuMemPrefetchAsync">(stream, [&](simulation& device, stream_ptr const& stream) {
     if (flags != 0 || !is_managed(device, pointer, bytes)) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult const judged = judge(device, to); judged != CUDA_SUCCESS) return judged;
+    if (CUresult const result = check_location(device, location); result != CUDA_SUCCESS) return result;
     if (device.options().concurrent_managed_access == 0) return CUDA_ERROR_INVALID_DEVICE;
-    if (on->capturing) { // a graph cannot hold a prefetch
-      device.invalidate(*on->capturing);
+    if (stream->capturing) { // a graph cannot hold a prefetch
+      device.invalidate(*stream->capturing);
       return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
-    device.advice.prefetched.set(pointer, bytes, resolved(to));
+    device.advice.prefetched.set(pointer, bytes, resolved(location));
     operation work;
     work.action = "prefetch";
-    return device.enqueue(on, std::move(work));
+    return device.enqueue(stream, std::move(work));
   });
 }
 
-CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUmemLocation to) {
+CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUmemLocation location) {
   return enter<"cuMemAdvise">([&](simulation& device) {
     bool const known = is_managed(device, pointer, bytes) || is_pageable(device, pointer, bytes);
     if (!known || advice < CU_MEM_ADVISE_SET_READ_MOSTLY || advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY)
@@ -125,37 +126,37 @@ CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUm
       for_pages(pointer, bytes, [&](auto begin, auto length) { in.set(begin, length, where); });
       return CUDA_SUCCESS;
     };
-    memory_advice& noted = device.advice;
-    switch (advice) { // these three cases ignore the location `to`
-    case CU_MEM_ADVISE_SET_READ_MOSTLY: return note(noted.read_mostly, any_location);
-    case CU_MEM_ADVISE_UNSET_READ_MOSTLY: return note(noted.read_mostly, no_location);
-    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: return note(noted.preferred, no_location);
+    memory_advice& memory_advice_map = device.advice;
+    switch (advice) { // these three cases ignore `location`
+    case CU_MEM_ADVISE_SET_READ_MOSTLY: return note(memory_advice_map.read_mostly, any_location);
+    case CU_MEM_ADVISE_UNSET_READ_MOSTLY: return note(memory_advice_map.read_mostly, no_location);
+    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: return note(memory_advice_map.preferred, no_location);
     default: break;
     }
-    if (CUresult const judged = judge(device, to); judged != CUDA_SUCCESS) return judged;
-    if (to.type == CU_MEM_LOCATION_TYPE_DEVICE && device.options().concurrent_managed_access == 0)
+    if (CUresult const result = check_location(device, location); result != CUDA_SUCCESS) return result;
+    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE && device.options().concurrent_managed_access == 0)
       return CUDA_ERROR_INVALID_DEVICE;
-    if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION) return note(noted.preferred, resolved(to));
+    if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION) return note(memory_advice_map.preferred, resolved(location));
     bool const set = advice == CU_MEM_ADVISE_SET_ACCESSED_BY;
-    return note(noted.accessed_by[number_of(to)], set ? any_location : no_location);
+    return note(memory_advice_map.accessed_by[number_of(location)], set ? any_location : no_location);
   });
 }
 
-CUresult cuMemRangeGetAttribute(void* place, size_t size, CUmem_range_attribute which, CUdeviceptr pointer,
+CUresult cuMemRangeGetAttribute(void* place, size_t size, CUmem_range_attribute attribute, CUdeviceptr pointer,
                                 size_t bytes) {
   return enter<"cuMemRangeGetAttribute", quiet>([&](simulation& device) {
     if (!is_managed(device, pointer, bytes) && !is_pageable(device, pointer, bytes)) return CUDA_ERROR_INVALID_VALUE;
-    return describe_range(device.advice, place, size, which, pointer, bytes);
+    return describe_range(device.advice, place, size, attribute, pointer, bytes);
   });
 }
 
-CUresult cuMemRangeGetAttributes(void** places, size_t* sizes, CUmem_range_attribute* which, size_t count,
+CUresult cuMemRangeGetAttributes(void** places, size_t* sizes, CUmem_range_attribute* attributes, size_t count,
                                  CUdeviceptr pointer, size_t bytes) {
   return enter<"cuMemRangeGetAttributes", quiet>([&](simulation& device) {
-    if (places == nullptr || sizes == nullptr || which == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (places == nullptr || sizes == nullptr || attributes == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
     if (!is_managed(device, pointer, bytes) && !is_pageable(device, pointer, bytes)) return CUDA_ERROR_INVALID_VALUE;
     for (std::size_t i = 0; i < count; ++i)
-      if (CUresult const result = describe_range(device.advice, places[i], sizes[i], which[i], pointer, bytes);
+      if (CUresult const result = describe_range(device.advice, places[i], sizes[i], attributes[i], pointer, bytes);
           result != CUDA_SUCCESS)
         return result;
     return CUDA_SUCCESS;

@@ -20,8 +20,8 @@ struct table_row {
   void* per_thread = nullptr;
 };
 
-CUstream own_default(CUstream given) { return given == nullptr ? CU_STREAM_PER_THREAD : given; }
-template <class T> T own_default(T given) { return given; }
+CUstream own_default(CUstream handle) { return handle == nullptr ? CU_STREAM_PER_THREAD : handle; }
+template <class T> T own_default(T argument) { return argument; }
 
 /// The variant of an entry point that takes stream 0 as the per-thread default stream.
 template <auto Function> struct per_thread_variant;
@@ -29,12 +29,13 @@ template <class... Arguments, CUresult (*Function)(Arguments...)> struct per_thr
   static CUresult call(Arguments... arguments) { return Function(own_default(arguments)...); }
 };
 
-template <auto Function> table_row row(std::string_view name, int since) {
-  return {name, since, reinterpret_cast<void*>(Function)};
+template <auto Function> table_row row(std::string_view name, int version) {
+  return {name, version, reinterpret_cast<void*>(Function)};
 }
 
-template <auto Function> table_row stream_row(std::string_view name, int since) {
-  return {name, since, reinterpret_cast<void*>(Function), reinterpret_cast<void*>(&per_thread_variant<Function>::call)};
+template <auto Function> table_row stream_row(std::string_view name, int version) {
+  return {name, version, reinterpret_cast<void*>(Function),
+          reinterpret_cast<void*>(&per_thread_variant<Function>::call)};
 }
 
 /// Converts a device number, or CU_DEVICE_CPU for the host, to a location. The older forms of cuMemPrefetchAsync and
@@ -96,11 +97,11 @@ extern "C" CUresult cuGetProcAddress(char const* name, void** function, int vers
                                      CUdriverProcAddressQueryResult* status) {
   if (name == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
   bool exists;
-  table_row const* found = look_up(name, version, exists);
+  table_row const* row = look_up(name, version, exists);
   bool const own_streams = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
   *function = nullptr;
-  if (found != nullptr)
-    *function = own_streams && found->per_thread != nullptr ? found->per_thread : found->function;
+  if (row != nullptr)
+    *function = own_streams && row->per_thread != nullptr ? row->per_thread : row->function;
   else if (!exists)
     *function = stub_for(name);
   if (status != nullptr)

@@ -14,20 +14,20 @@ namespace {
 constexpr std::size_t host_page = 4096;
 
 /// Returns success if the requested access is valid, otherwise the driver's error.
-CUresult judge(simulation const& device, CUmemAccessDesc const& wish) {
-  if (wish.location.type == CU_MEM_LOCATION_TYPE_HOST || wish.location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA)
+CUresult check_access(simulation const& device, CUmemAccessDesc const& access) {
+  if (access.location.type == CU_MEM_LOCATION_TYPE_HOST || access.location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA)
     return static_cast<CUresult>(gpumem_simulator_missing("host access to virtual memory"));
-  if (wish.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-  if (wish.location.id < 0 || wish.location.id >= device.options().devices) return CUDA_ERROR_INVALID_DEVICE;
-  bool const known = wish.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE || wish.flags == CU_MEM_ACCESS_FLAGS_PROT_READ ||
-                     wish.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  if (access.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+  if (access.location.id < 0 || access.location.id >= device.options().devices) return CUDA_ERROR_INVALID_DEVICE;
+  bool const known = access.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE || access.flags == CU_MEM_ACCESS_FLAGS_PROT_READ ||
+                     access.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-void give_access(simulation& device, actor const& who, mapping& at, CUmemAccessDesc const& wish) {
-  CUmemAccess_flags const before = at.access_of(wish.location.id);
-  if (wish.flags < before) device.order.left(who, at);
-  at.access[wish.location.id] = wish.flags;
+void give_access(simulation& device, actor const& actor, mapping& mapping, CUmemAccessDesc const& access) {
+  CUmemAccess_flags const before = mapping.access_of(access.location.id);
+  if (access.flags < before) device.order.check_unmap(actor, mapping);
+  mapping.access[access.location.id] = access.flags;
 }
 
 } // namespace
@@ -64,13 +64,13 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGeneric
 
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
   return enter_virtual<"cuMemUnmap", unsafe_in_capture>([&](simulation& device) {
-    auto const all = device.mappings.filling(pointer, bytes);
-    if (all.empty()) return CUDA_ERROR_INVALID_VALUE;
-    actor const who = device.host_point("cuMemUnmap");
-    for (mapping const* at : all) {
-      device.order.left(who, *at);
-      device.order.unmapped(who, *at);
-      std::shared_ptr<physical> const memory = at->of;
+    auto const covered_mappings = device.mappings.filling(pointer, bytes);
+    if (covered_mappings.empty()) return CUDA_ERROR_INVALID_VALUE;
+    actor const actor = device.host_point("cuMemUnmap");
+    for (mapping const* at : covered_mappings) {
+      device.order.check_unmap(actor, *at);
+      device.order.unmapped(actor, *at);
+      std::shared_ptr<physical> const memory = at->memory;
       device.mappings.unmap(*at);
       collect(device, *memory);
     }
@@ -82,11 +82,11 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, CUmemAccessDesc const
   return enter_virtual<"cuMemSetAccess", unsafe_in_capture>([&](simulation& device) {
     if (wishes == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; ++i)
-      if (CUresult const refused = judge(device, wishes[i]); refused != CUDA_SUCCESS) return refused;
+      if (CUresult const refused = check_access(device, wishes[i]); refused != CUDA_SUCCESS) return refused;
     auto const all = device.mappings.filling(pointer, bytes);
-    actor const who = device.host_point("cuMemSetAccess");
+    actor const actor = device.host_point("cuMemSetAccess");
     for (mapping* at : all)
-      for (size_t i = 0; i < count; ++i) give_access(device, who, *at, wishes[i]);
+      for (size_t i = 0; i < count; ++i) give_access(device, actor, *at, wishes[i]);
     return all.empty() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
   });
 }
@@ -94,7 +94,7 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, CUmemAccessDesc const
 CUresult cuMemGetAccess(unsigned long long* flags, CUmemLocation const* location, CUdeviceptr pointer) {
   return enter_virtual<"cuMemGetAccess", quiet>([&](simulation& device) {
     if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    CUresult const refused = judge(device, {*location, CU_MEM_ACCESS_FLAGS_PROT_NONE});
+    CUresult const refused = check_access(device, {*location, CU_MEM_ACCESS_FLAGS_PROT_NONE});
     if (refused != CUDA_SUCCESS) return refused;
     mapping const* const at = device.mappings.find(pointer);
     if (at == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -108,16 +108,19 @@ CUresult cuMemGetAccess(unsigned long long* flags, CUmemLocation const* location
 namespace {
 
 /// Returns success, or the driver's error for memory with these properties.
-CUresult judge(simulation const& device, CUmemAllocationProp const* wish) {
-  if (wish == nullptr || wish->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
-  if (wish->location.type == CU_MEM_LOCATION_TYPE_HOST || wish->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA)
+CUresult check_properties(simulation const& device, CUmemAllocationProp const* properties) {
+  if (properties == nullptr || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+  if (properties->location.type == CU_MEM_LOCATION_TYPE_HOST ||
+      properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA)
     return static_cast<CUresult>(gpumem_simulator_missing("virtual memory on the host"));
-  if (wish->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-  if (wish->location.id < 0 || wish->location.id >= device.options().devices) return CUDA_ERROR_INVALID_DEVICE;
-  if ((wish->requestedHandleTypes & ~unsigned{CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR}) != 0)
+  if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+  if (properties->location.id < 0 || properties->location.id >= device.options().devices)
+    return CUDA_ERROR_INVALID_DEVICE;
+  if ((properties->requestedHandleTypes & ~unsigned{CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR}) != 0)
     return CUDA_ERROR_NOT_SUPPORTED;
-  if (wish->win32HandleMetaData != nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (wish->allocFlags.usage != 0) return static_cast<CUresult>(gpumem_simulator_missing("memory of a tile pool"));
+  if (properties->win32HandleMetaData != nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (properties->allocFlags.usage != 0)
+    return static_cast<CUresult>(gpumem_simulator_missing("memory of a tile pool"));
   return CUDA_SUCCESS;
 }
 
@@ -132,28 +135,28 @@ std::shared_ptr<physical> resolve_memory(simulation& device, CUmemGenericAllocat
   return found;
 }
 
-void collect(simulation& device, physical const& which) {
-  if (!device.physicals.collect(which)) return;
-  device.order.forget(which);
-  if (!which.foreign) device.allocations.discharge(which.device(), which.bytes);
+void collect(simulation& device, physical const& memory) {
+  if (!device.physicals.collect(memory)) return;
+  device.order.forget(memory);
+  if (!memory.foreign) device.allocations.discharge(memory.device(), memory.bytes);
 }
 
 } // namespace simulated
 
 extern "C" {
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, CUmemAllocationProp const* wish,
+CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, CUmemAllocationProp const* access,
                      unsigned long long flags) {
   return enter_virtual<"cuMemCreate", unsafe_in_capture>([&](simulation& device) {
     if (handle == nullptr || bytes == 0 || !granular(bytes) || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult const refused = judge(device, wish); refused != CUDA_SUCCESS) return refused;
+    if (CUresult const refused = check_properties(device, access); refused != CUDA_SUCCESS) return refused;
     if (device.faults.at_allocation()) return CUDA_ERROR_OUT_OF_MEMORY;
     device.pools.collect(device);
-    if (!device.allocations.charge(wish->location.id, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!device.allocations.charge(access->location.id, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     try {
-      *handle = device.physicals.create(*wish, bytes, device.order.next_block_number())->handle;
+      *handle = device.physicals.create(*access, bytes, device.order.next_block_number())->handle;
     } catch (std::bad_alloc const&) {
-      device.allocations.discharge(wish->location.id, bytes);
+      device.allocations.discharge(access->location.id, bytes);
       throw;
     }
     return CUDA_SUCCESS;
@@ -174,19 +177,19 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void*
   return enter_virtual<"cuMemRetainAllocationHandle", quiet>([&](simulation& device) {
     mapping const* const at = device.mappings.find(reinterpret_cast<std::uint64_t>(pointer));
     if (handle == nullptr || at == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    ++at->of->references;
-    *handle = at->of->handle;
+    ++at->memory->references;
+    *handle = at->memory->handle;
     return CUDA_SUCCESS;
   });
 }
 
-CUresult cuMemGetAllocationGranularity(size_t* bytes, CUmemAllocationProp const* wish,
+CUresult cuMemGetAllocationGranularity(size_t* bytes, CUmemAllocationProp const* access,
                                        CUmemAllocationGranularity_flags option) {
   return enter_virtual<"cuMemGetAllocationGranularity", quiet>([&](simulation& device) {
     if (bytes == nullptr ||
         (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM && option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED))
       return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult const refused = judge(device, wish); refused != CUDA_SUCCESS) return refused;
+    if (CUresult const refused = check_properties(device, access); refused != CUDA_SUCCESS) return refused;
     *bytes = page_granularity;
     return CUDA_SUCCESS;
   });

@@ -23,6 +23,6 @@ inline bool granular(std::uint64_t value) noexcept { return value % page_granula
 std::shared_ptr<physical> resolve_memory(simulation& device, CUmemGenericAllocationHandle handle);
 
 /// Gives the memory back to its device if it is mapped nowhere and no references to its handle are left.
-void collect(simulation& device, physical const& which);
+void collect(simulation& device, physical const& memory);
 
 } // namespace simulated

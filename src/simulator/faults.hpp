@@ -25,7 +25,7 @@ public:
   /// Counts a call. Returns the error with which it must fail, or success.
   CUresult at_call(std::string_view name) {
     for (auto fault = calls_.begin(); fault != calls_.end(); ++fault) {
-      if (fault->name != name || --fault->left != 0) continue;
+      if (fault->name != name || --fault->calls_left != 0) continue;
       CUresult const result = fault->result;
       calls_.erase(fault);
       return result;
@@ -43,7 +43,7 @@ public:
 private:
   struct call_fault {
     std::string name;
-    std::uint64_t left;
+    std::uint64_t calls_left;
     CUresult result;
   };
   std::uint64_t allocations_left_ = 0;

@@ -200,8 +200,8 @@ bool memory::owns(std::uint64_t address) const noexcept {
 
 std::vector<std::uint64_t> memory::of(context const* home) const {
   std::vector<std::uint64_t> addresses;
-  for (auto const& [address, held] : live_)
-    if (held.home == home) addresses.push_back(address);
+  for (auto const& [address, block_here] : live_)
+    if (block_here.home == home) addresses.push_back(address);
   return addresses;
 }
 

@@ -113,21 +113,21 @@ private:
 /// A location per range of addresses. The type CU_MEM_LOCATION_TYPE_INVALID stands for no location.
 class location_map {
 public:
-  void set(std::uint64_t address, std::size_t bytes, CUmemLocation const& where) {
+  void set(std::uint64_t address, std::size_t bytes, CUmemLocation const& location) {
     split(address);
     split(address + bytes);
     ranges_.erase(ranges_.lower_bound(address), ranges_.lower_bound(address + bytes));
-    if (where.type != CU_MEM_LOCATION_TYPE_INVALID) ranges_.emplace(address, range{bytes, where});
+    if (location.type != CU_MEM_LOCATION_TYPE_INVALID) ranges_.emplace(address, range{bytes, location});
   }
 
   /// Returns the location of the bytes, or no location if they do not all have the same one.
   [[nodiscard]] CUmemLocation of(std::uint64_t address, std::size_t bytes) const {
     auto at = ranges_.upper_bound(address);
     if (at == ranges_.begin()) return none;
-    CUmemLocation const first = (--at)->second.where;
+    CUmemLocation const first = (--at)->second.location;
     std::uint64_t reached = at->first;
     for (; at != ranges_.end() && at->first == reached; ++at) {
-      if (at->second.where.type != first.type || at->second.where.id != first.id) break;
+      if (at->second.location.type != first.type || at->second.location.id != first.id) break;
       reached += at->second.bytes;
       if (reached >= address + bytes) return first;
     }
@@ -140,16 +140,16 @@ private:
   static constexpr CUmemLocation none{CU_MEM_LOCATION_TYPE_INVALID, 0};
   struct range {
     std::size_t bytes;
-    CUmemLocation where;
+    CUmemLocation location;
   };
 
   void split(std::uint64_t address) {
     auto const above = ranges_.lower_bound(address);
     if (above == ranges_.begin()) return;
-    auto& [begin, held] = *std::prev(above);
-    if (begin + held.bytes <= address) return;
-    ranges_.emplace(address, range{held.bytes - (address - begin), held.where});
-    held.bytes = address - begin;
+    auto& [begin, block_here] = *std::prev(above);
+    if (begin + block_here.bytes <= address) return;
+    ranges_.emplace(address, range{block_here.bytes - (address - begin), block_here.location});
+    block_here.bytes = address - begin;
   }
 
   std::map<std::uint64_t, range> ranges_;

@@ -27,14 +27,14 @@ constexpr std::size_t up_to(std::size_t bytes, std::size_t granule) {
 void add_free(std::vector<pool_free>& frees, pool_free const& added) {
   for (pool_free& known : frees) {
     if (known.component != added.component) continue;
-    if (known.at.number < added.at.number) known = added;
+    if (known.position.number < added.position.number) known = added;
     return;
   }
   frees.push_back(added);
 }
 
 bool all_done(std::vector<pool_free> const& frees) {
-  return std::all_of(frees.begin(), frees.end(), [](pool_free const& ended) { return ended.at.done(); });
+  return std::all_of(frees.begin(), frees.end(), [](pool_free const& ended) { return ended.position.done(); });
 }
 
 } // namespace
@@ -48,36 +48,37 @@ int memory_pool::device() const noexcept {
   return properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? properties.location.id : 0;
 }
 
-memory_pool::way memory_pool::way_to(range const& part, stream const& on) const {
-  way furthest = way::own;
+memory_pool::reuse_tier memory_pool::tier_of(range const& part, stream const& stream) const {
+  reuse_tier last_tier = reuse_tier::same_stream;
   for (pool_free const& ended : part.frees) {
-    if (ended.at.on.get() == &on) continue;
-    if (follow_events && on.order.covers(ended.component, ended.at.number))
-      furthest = std::max(furthest, way::ordered);
-    else if (opportunistic && ended.at.done())
-      furthest = std::max(furthest, way::completed);
+    if (ended.position.stream.get() == &stream) continue;
+    if (follow_events && stream.order.covers(ended.component, ended.position.number))
+      last_tier = std::max(last_tier, reuse_tier::ordered);
+    else if (opportunistic && ended.position.done())
+      last_tier = std::max(last_tier, reuse_tier::completed);
     else
-      furthest = std::max(furthest, internal ? way::wait : way::none);
+      last_tier = std::max(last_tier, internal ? reuse_tier::wait : reuse_tier::none);
   }
-  return furthest;
+  return last_tier;
 }
 
-/// Returns the range that the stream can get in the cheapest way, if that way is not beyond `furthest`. The values of
-/// `way` go from cheap to expensive. Among several such ranges, returns the smallest that fits. Returns end() if there
-/// is none. New memory of the device comes before a wait that the driver inserts, as CUDA documents.
-memory_pool::range_map::iterator memory_pool::best(stream const& on, std::size_t need, way furthest) {
-  auto chosen = free_.end();
-  way cheapest = way::none;
+/// Returns the range that the stream can get in the cheapest tier, if that tier is not beyond `last_tier`. The values
+/// of `reuse_tier` go from cheap to expensive. Among several such ranges, returns the smallest that fits. Returns end()
+/// if there is none. New memory of the device comes before a wait that the driver inserts, as CUDA documents.
+memory_pool::range_map::iterator memory_pool::best(stream const& stream, std::size_t need, reuse_tier last_tier) {
+  auto cheapest_range = free_.end();
+  reuse_tier cheapest = reuse_tier::none;
   for (auto at = free_.begin(); at != free_.end(); ++at) {
     if (at->second.bytes < need) continue;
-    way const how = way_to(at->second, on);
-    if (how > furthest) continue;
-    if (chosen != free_.end() && std::pair(how, at->second.bytes) >= std::pair(cheapest, chosen->second.bytes))
+    reuse_tier const tier = tier_of(at->second, stream);
+    if (tier > last_tier) continue;
+    if (cheapest_range != free_.end() &&
+        std::pair(tier, at->second.bytes) >= std::pair(cheapest, cheapest_range->second.bytes))
       continue;
-    chosen = at;
-    cheapest = how;
+    cheapest_range = at;
+    cheapest = tier;
   }
-  return chosen;
+  return cheapest_range;
 }
 
 /// Joins the range with its neighbours at higher addresses in the same segment, as long as `may` returns true.
@@ -90,29 +91,30 @@ template <class May> void memory_pool::join(range_map::iterator lower, May may) 
   }
 }
 
-/// Joins neighbouring ranges if the stream can get both of them in ways up to `furthest`, then searches like best().
-memory_pool::range_map::iterator memory_pool::best_joined(stream const& on, std::size_t need, way furthest) {
+/// Joins neighbouring ranges if the stream can get both of them in ways up to `last_tier`, then searches like best().
+memory_pool::range_map::iterator memory_pool::best_joined(stream const& stream, std::size_t need,
+                                                          reuse_tier last_tier) {
   for (auto at = free_.begin(); at != free_.end(); ++at)
     join(at, [&](range const& lower, range const& upper) {
-      return way_to(lower, on) <= furthest && way_to(upper, on) <= furthest;
+      return tier_of(lower, stream) <= last_tier && tier_of(upper, stream) <= last_tier;
     });
-  return best(on, need, furthest);
+  return best(stream, need, last_tier);
 }
 
-pool_block const* memory_pool::take(simulation& all, stream const& on, std::size_t bytes,
-                                    std::shared_ptr<record>& behind) {
+pool_block const* memory_pool::take(simulation& simulation, stream const& stream, std::size_t bytes,
+                                    std::shared_ptr<record>& frees_record) {
   if (bytes > most_bytes) return nullptr;
   std::size_t const need = up_to(bytes, block_granule);
-  auto place = best(on, need, way::completed);
-  if (place == free_.end()) place = best_joined(on, need, way::completed);
-  if (place == free_.end() && grow(all, need)) place = best(on, need, way::completed);
-  if (place == free_.end()) place = best_joined(on, need, way::wait);
+  auto place = best(stream, need, reuse_tier::completed);
+  if (place == free_.end()) place = best_joined(stream, need, reuse_tier::completed);
+  if (place == free_.end() && grow(simulation, need)) place = best(stream, need, reuse_tier::completed);
+  if (place == free_.end()) place = best_joined(stream, need, reuse_tier::wait);
   if (place == free_.end()) return nullptr;
   for (pool_free const& ended : place->second.frees) {
-    if (ended.at.on.get() == &on) continue;
-    if (!behind) behind = std::make_shared<record>();
-    behind->covers.push_back(ended.at);
-    behind->order.join(ended.order);
+    if (ended.position.stream.get() == &stream) continue;
+    if (!frees_record) frees_record = std::make_shared<record>();
+    frees_record->covers.push_back(ended.position);
+    frees_record->order.join(ended.order);
   }
   return cut(place, bytes, need);
 }
@@ -130,19 +132,20 @@ pool_block const* memory_pool::cut(range_map::iterator place, std::size_t bytes,
   return &blocks_.emplace(address, pool_block{address, bytes, need}).first->second;
 }
 
-bool memory_pool::grow(simulation& all, std::size_t need) {
+bool memory_pool::grow(simulation& simulation, std::size_t need) {
   std::size_t const exact = up_to(need, segment_granule);
   if (properties.maxSize != 0 && reserved + exact > up_to(properties.maxSize, segment_granule)) return false;
   std::size_t wanted = std::max(exact, least_segment);
   if (properties.maxSize != 0)
     wanted = std::min<std::size_t>(wanted, up_to(properties.maxSize, segment_granule) - reserved);
-  return draw(all, wanted) || (wanted > exact && draw(all, exact));
+  return draw(simulation, wanted) || (wanted > exact && draw(simulation, exact));
 }
 
-bool memory_pool::draw(simulation& all, std::size_t bytes) {
-  allocation const* made = all.allocations.allocate(kind(), device(), &home, bytes, all.order.next_block_number());
+bool memory_pool::draw(simulation& simulation, std::size_t bytes) {
+  allocation const* made =
+      simulation.allocations.allocate(kind(), device(), &home, bytes, simulation.order.next_block_number());
   if (made == nullptr) return false;
-  all.order.fresh(made->address, made->granted);
+  simulation.order.fresh(made->address, made->granted);
   segments_.emplace(made->address, bytes);
   free_.emplace(made->address, range{bytes, {}});
   reserved += bytes;
@@ -154,46 +157,49 @@ bool memory_pool::draw(simulation& all, std::size_t bytes) {
 /// frees of both are complete, or if both were freed on the same stream.
 bool memory_pool::alike(range const& lower, range const& upper) {
   if (all_done(lower.frees) && all_done(upper.frees)) return true;
-  return lower.frees.size() == 1 && upper.frees.size() == 1 && lower.frees[0].at.on == upper.frees[0].at.on;
+  return lower.frees.size() == 1 && upper.frees.size() == 1 &&
+         lower.frees[0].position.stream == upper.frees[0].position.stream;
 }
 
 void memory_pool::put(std::uint64_t address, pool_free const* ended) {
-  auto const found = blocks_.find(address);
-  used -= found->second.granted;
-  range part{found->second.granted, {}};
+  auto const entry = blocks_.find(address);
+  used -= entry->second.granted;
+  range part{entry->second.granted, {}};
   if (ended != nullptr) {
     part.frees.push_back(*ended);
-    std::erase_if(unawaited, [&](position const& older) { return older.on == ended->at.on; });
-    unawaited.push_back(ended->at);
+    std::erase_if(unawaited, [&](position const& older) { return older.stream == ended->position.stream; });
+    unawaited.push_back(ended->position);
   }
-  blocks_.erase(found);
+  blocks_.erase(entry);
   auto const at = free_.emplace(address, std::move(part)).first;
   join(at, alike);
   if (at != free_.begin()) join(std::prev(at), alike);
 }
 
-bool memory_pool::idle(simulation const& all, std::uint64_t segment, std::size_t bytes, bool seen_by_host) const {
+bool memory_pool::idle(simulation const& simulation, std::uint64_t segment, std::size_t bytes,
+                       bool seen_by_host) const {
   std::size_t unused = 0;
   for (auto at = free_.lower_bound(segment); at != free_.end() && at->first < segment + bytes; ++at) {
     unused += at->second.bytes;
     for (pool_free const& ended : at->second.frees)
-      if (seen_by_host ? !all.host.covers(ended.component, ended.at.number) : !ended.at.done()) return false;
+      if (seen_by_host ? !simulation.host.covers(ended.component, ended.position.number) : !ended.position.done())
+        return false;
   }
   return unused == bytes;
 }
 
-void memory_pool::release(simulation& all, std::uint64_t most, std::uint64_t least, bool seen_by_host) {
-  for (auto at = segments_.begin(); at != segments_.end() && reserved > most;) {
-    auto const [address, bytes] = *at;
-    if (reserved - bytes < least || !idle(all, address, bytes, seen_by_host)) {
-      ++at;
+void memory_pool::release(simulation& simulation, std::uint64_t most, std::uint64_t least, bool seen_by_host) {
+  for (auto segment = segments_.begin(); segment != segments_.end() && reserved > most;) {
+    auto const [address, bytes] = *segment;
+    if (reserved - bytes < least || !idle(simulation, address, bytes, seen_by_host)) {
+      ++segment;
       continue;
     }
     free_.erase(free_.lower_bound(address), free_.lower_bound(address + bytes));
-    at = segments_.erase(at);
+    segment = segments_.erase(segment);
     reserved -= bytes;
-    all.order.gone(all.host_point("release by a pool"), address, bytes, true);
-    all.allocations.release(address);
+    simulation.order.removed(simulation.host_point("release by a pool"), address, bytes, true);
+    simulation.allocations.release(address);
   }
 }
 
@@ -220,7 +226,7 @@ bool of_host(CUmemLocationType type) {
 
 } // namespace
 
-CUresult pool_table::judge(CUmemPoolProps const& properties, int devices) {
+CUresult pool_table::check_properties(CUmemPoolProps const& properties, int devices) {
   auto const [type, id] = properties.location;
   bool const managed = properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
   if (!managed && properties.allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
@@ -237,20 +243,20 @@ CUresult pool_table::judge(CUmemPoolProps const& properties, int devices) {
   return properties.handleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-memory_pool& pool_table::create(simulation& all, CUmemPoolProps const& properties) {
+memory_pool& pool_table::create(simulation& simulation, CUmemPoolProps const& properties) {
   bool const on_device = properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-  context& home = *all.primaries[static_cast<std::size_t>(on_device ? properties.location.id : 0)];
-  auto made = std::make_shared<memory_pool>(properties, home, pool_owners | ++made_);
+  context& home = *simulation.primaries[static_cast<std::size_t>(on_device ? properties.location.id : 0)];
+  auto made = std::make_shared<memory_pool>(properties, home, pool_owners | ++pool_count_);
   made->handle = static_cast<CUmemoryPool>(handles_.insert(made));
   pools_.push_back(made);
   return *made;
 }
 
-void pool_table::destroy(simulation& all, memory_pool& which) {
-  std::erase_if(current_, [&](auto const& entry) { return entry.second == &which; });
-  which.destroyed = true;
-  handles_.erase(which.handle);
-  collect(all);
+void pool_table::destroy(simulation& simulation, memory_pool& pool) {
+  std::erase_if(current_, [&](auto const& entry) { return entry.second == &pool; });
+  pool.destroyed = true;
+  handles_.erase(pool.handle);
+  collect(simulation);
 }
 
 memory_pool* pool_table::find(CUmemoryPool handle) const {
@@ -275,50 +281,50 @@ std::optional<pool_table::place> pool_table::place_of(CUmemLocation const& locat
   }
 }
 
-memory_pool* pool_table::default_of(simulation& all, CUmemLocation const& location, CUmemAllocationType type) {
+memory_pool* pool_table::default_of(simulation& simulation, CUmemLocation const& location, CUmemAllocationType type) {
   CUmemPoolProps properties{};
   properties.allocType = type;
   properties.location = location;
-  if (judge(properties, all.options().devices) != CUDA_SUCCESS) return nullptr;
+  if (check_properties(properties, simulation.options().devices) != CUDA_SUCCESS) return nullptr;
   auto& known = defaults_[*place_of(location, type)];
-  if (known == nullptr) known = &create(all, properties);
+  if (known == nullptr) known = &create(simulation, properties);
   return known;
 }
 
-memory_pool* pool_table::current_of(simulation& all, CUmemLocation const& location, CUmemAllocationType type) {
+memory_pool* pool_table::current_of(simulation& simulation, CUmemLocation const& location, CUmemAllocationType type) {
   auto const where = place_of(location, type);
   auto const found = where ? current_.find(*where) : current_.end();
-  return found == current_.end() ? default_of(all, location, type) : found->second;
+  return found == current_.end() ? default_of(simulation, location, type) : found->second;
 }
 
-bool pool_table::set_current(CUmemLocation const& location, CUmemAllocationType type, memory_pool* which) {
+bool pool_table::set_current(CUmemLocation const& location, CUmemAllocationType type, memory_pool* pool) {
   auto const where = place_of(location, type);
   if (!where) return false;
-  if (which == nullptr) {
+  if (pool == nullptr) {
     current_.erase(*where);
     return true;
   }
-  if (place_of(which->properties.location, which->properties.allocType) != where) return false;
-  current_[*where] = which;
+  if (place_of(pool->properties.location, pool->properties.allocType) != where) return false;
+  current_[*where] = pool;
   return true;
 }
 
-bool pool_table::is_default(memory_pool const& which) const {
-  return std::any_of(defaults_.begin(), defaults_.end(), [&](auto const& entry) { return entry.second == &which; });
+bool pool_table::is_default(memory_pool const& pool) const {
+  return std::any_of(defaults_.begin(), defaults_.end(), [&](auto const& entry) { return entry.second == &pool; });
 }
 
-void pool_table::after_wait(simulation& all, std::function<bool(position const&)> const& covered) {
-  collect(all);
+void pool_table::after_wait(simulation& simulation, std::function<bool(position const&)> const& covered) {
+  collect(simulation);
   for (auto const& each : pools_) {
     std::erase_if(each->unawaited, covered);
-    each->release(all, each->threshold, 0, true);
+    each->release(simulation, each->threshold, 0, true);
   }
 }
 
-void pool_table::collect(simulation& all) {
+void pool_table::collect(simulation& simulation) {
   std::erase_if(pools_, [&](auto const& each) {
     if (!each->destroyed) return false;
-    each->release(all, 0, 0, false);
+    each->release(simulation, 0, 0, false);
     return each->empty();
   });
 }
@@ -328,7 +334,7 @@ void pool_table::clear() {
   pools_.clear();
   defaults_.clear();
   current_.clear();
-  made_ = 0;
+  pool_count_ = 0;
 }
 
 void pool_table::drop(context const& home) {

@@ -23,7 +23,7 @@ class simulation;
 
 /// A stream-ordered free. The memory must not be reused before it.
 struct pool_free {
-  position at;
+  simulated::position position;
   std::uint32_t component;
   vector_clock order;
 };
@@ -36,8 +36,8 @@ struct pool_block {
 
 class memory_pool {
 public:
-  memory_pool(CUmemPoolProps const& made_of, context& at, std::uint64_t teller)
-      : properties(made_of), home(at), owner(teller) {}
+  memory_pool(CUmemPoolProps const& made_of, context& home_context, std::uint64_t owner_number)
+      : properties(made_of), home(home_context), owner(owner_number) {}
 
   CUmemPoolProps const properties;
   context& home;
@@ -62,9 +62,10 @@ public:
   /// Returns the device of the memory; 0 for host memory.
   [[nodiscard]] int device() const noexcept;
 
-  /// Allocates for the stream. If the allocation must wait for frees on other streams, sets `behind` to a record of
-  /// these frees. Returns null if the pool is at its limit or the device is full.
-  pool_block const* take(simulation& all, stream const& on, std::size_t bytes, std::shared_ptr<record>& behind);
+  /// Allocates for the stream. If the allocation must wait for frees on other streams, sets `frees_record` to a record
+  /// of these frees. Returns null if the pool is at its limit or the device is full.
+  pool_block const* take(simulation& simulation, stream const& stream, std::size_t bytes,
+                         std::shared_ptr<record>& frees_record);
 
   /// Frees the block at `address`. Its memory can be reused after the free `ended` in stream order, or immediately if
   /// `ended` is null.
@@ -73,7 +74,7 @@ public:
   /// Gives idle segments back to the device while more than `most` bytes are reserved; at least `least` bytes stay. A
   /// segment is idle if it holds no block and all frees in it are complete. With `seen_by_host` the host must also be
   /// ordered after these frees.
-  void release(simulation& all, std::uint64_t most, std::uint64_t least, bool seen_by_host);
+  void release(simulation& simulation, std::uint64_t most, std::uint64_t least, bool seen_by_host);
 
   /// Returns the live block that holds the address; null if there is none.
   [[nodiscard]] pool_block const* find(std::uint64_t address) const;
@@ -82,25 +83,26 @@ public:
   [[nodiscard]] bool empty() const noexcept { return segments_.empty(); }
 
 private:
-  /// How a stream can get a free range, the cheapest way first. `own`: it freed the range itself. `ordered`: it is
-  /// ordered after the frees. `completed`: the frees are complete. `wait`: it waits for the frees. `none`: it must not
-  /// get the range.
-  enum class way { own, ordered, completed, wait, none };
+  /// How a stream can get a free range, the cheapest tier first. `same_stream`: it freed the range itself. `ordered`:
+  /// it is ordered after the frees. `completed`: the frees are complete. `wait`: it waits for the frees. `none`: it
+  /// must not get the range.
+  enum class reuse_tier { same_stream, ordered, completed, wait, none };
   struct range {
     std::size_t bytes;
     std::vector<pool_free> frees; // at most one per stream
   };
   using range_map = std::map<std::uint64_t, range>;
 
-  [[nodiscard]] way way_to(range const& part, stream const& on) const;
-  range_map::iterator best(stream const& on, std::size_t need, way furthest);
+  [[nodiscard]] reuse_tier tier_of(range const& part, stream const& stream) const;
+  range_map::iterator best(stream const& stream, std::size_t need, reuse_tier last_tier);
   pool_block const* cut(range_map::iterator place, std::size_t bytes, std::size_t need);
-  range_map::iterator best_joined(stream const& on, std::size_t need, way furthest);
+  range_map::iterator best_joined(stream const& stream, std::size_t need, reuse_tier last_tier);
   template <class May> void join(range_map::iterator lower, May may);
   static bool alike(range const& lower, range const& upper);
-  bool grow(simulation& all, std::size_t need);
-  bool draw(simulation& all, std::size_t bytes);
-  [[nodiscard]] bool idle(simulation const& all, std::uint64_t segment, std::size_t bytes, bool seen_by_host) const;
+  bool grow(simulation& simulation, std::size_t need);
+  bool draw(simulation& simulation, std::size_t bytes);
+  [[nodiscard]] bool idle(simulation const& simulation, std::uint64_t segment, std::size_t bytes,
+                          bool seen_by_host) const;
 
   std::map<std::uint64_t, std::size_t> segments_;
   std::map<std::uint64_t, pool_block> blocks_;
@@ -110,30 +112,30 @@ private:
 class pool_table {
 public:
   /// Returns success, or the driver's error for a pool with these properties.
-  static CUresult judge(CUmemPoolProps const& properties, int devices);
+  static CUresult check_properties(CUmemPoolProps const& properties, int devices);
 
-  memory_pool& create(simulation& all, CUmemPoolProps const& properties);
+  memory_pool& create(simulation& simulation, CUmemPoolProps const& properties);
 
   /// Refuses further requests to the pool. Removes the pool once its blocks are freed and these frees are complete.
-  void destroy(simulation& all, memory_pool& which);
+  void destroy(simulation& simulation, memory_pool& pool);
 
   [[nodiscard]] memory_pool* find(CUmemoryPool handle) const;
   [[nodiscard]] memory_pool* holding(std::uint64_t address) const;
 
   /// default_of() returns the default pool of a location, current_of() its current pool; null for a location without a
   /// pool.
-  memory_pool* default_of(simulation& all, CUmemLocation const& location, CUmemAllocationType type);
-  memory_pool* current_of(simulation& all, CUmemLocation const& location, CUmemAllocationType type);
+  memory_pool* default_of(simulation& simulation, CUmemLocation const& location, CUmemAllocationType type);
+  memory_pool* current_of(simulation& simulation, CUmemLocation const& location, CUmemAllocationType type);
   /// Sets the current pool of a location; null sets the default pool. Returns false if the pool has another location or
   /// type.
-  bool set_current(CUmemLocation const& location, CUmemAllocationType type, memory_pool* which);
-  [[nodiscard]] bool is_default(memory_pool const& which) const;
+  bool set_current(CUmemLocation const& location, CUmemAllocationType type, memory_pool* pool);
+  [[nodiscard]] bool is_default(memory_pool const& pool) const;
 
   /// Called after a wait of the host. `covered(at)` returns whether the wait included the free at the position `at`.
   /// Removes these frees from the list `unawaited` of each pool, and trims each pool to its release threshold.
-  void after_wait(simulation& all, std::function<bool(position const&)> const& covered);
+  void after_wait(simulation& simulation, std::function<bool(position const&)> const& covered);
   /// Gives unused memory of destroyed pools back to the devices, and removes the pools that hold none.
-  void collect(simulation& all);
+  void collect(simulation& simulation);
 
   void clear();
   /// Removes the pools of a context that is destroyed.
@@ -147,7 +149,7 @@ private:
   std::vector<std::shared_ptr<memory_pool>> pools_; // including destroyed pools that still hold memory
   std::map<place, memory_pool*> defaults_;
   std::map<place, memory_pool*> current_;
-  std::uint64_t made_ = 0;
+  std::uint64_t pool_count_ = 0;
 };
 
 } // namespace simulated

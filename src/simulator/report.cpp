@@ -19,16 +19,16 @@ std::string hexadecimal(std::uint64_t value) {
 
 bool same(party const& a, party const& b) { return a.stream == b.stream && a.operation == b.operation; }
 
-/// Extends the range `named` of a finding by `block`, if `block` is the page after the range. Returns true also if the
+/// Extends `range`, that of a finding, by `block`, if `block` is the page after the range. Returns true also if the
 /// range holds the block already, and false if the block is elsewhere.
-bool join(block_name& named, block_name const& block) {
-  if (named.number == block.number) return true;
-  if (!named.page || !block.page) return false;
-  std::uint64_t const offset = block.address - named.address;
-  if (offset < named.bytes) return true;
-  if (offset != named.bytes) return false;
-  named.bytes += block.bytes;
-  ++named.more;
+bool join(block_name& range, block_name const& block) {
+  if (range.number == block.number) return true;
+  if (!range.page || !block.page) return false;
+  std::uint64_t const offset = block.address - range.address;
+  if (offset < range.bytes) return true;
+  if (offset != range.bytes) return false;
+  range.bytes += block.bytes;
+  ++range.more;
   return true;
 }
 
@@ -47,10 +47,10 @@ std::string describe(block_name const& block) {
 }
 
 bool report::last_word() const {
-  if (findings_.empty() && left_.empty()) return false;
+  if (findings_.empty() && old_texts_.empty()) return false;
   std::fprintf(stderr, "gpumem simulator: the program fails, since findings were not taken: %zu\n",
                findings_.size() + dropped_ + left_count_);
-  for (std::string const& text : left_) std::fprintf(stderr, "  %s\n", text.c_str());
+  for (std::string const& text : old_texts_) std::fprintf(stderr, "  %s\n", text.c_str());
   std::string const where = part_.empty() || findings_.empty() ? "" : "in " + part_ + ": ";
   for (finding const& found : findings_) std::fprintf(stderr, "  %s%s\n", where.c_str(), found.text.c_str());
   return true;
@@ -59,29 +59,30 @@ bool report::last_word() const {
 void report::leave() {
   left_count_ += findings_.size() + dropped_;
   for (finding const& found : findings_)
-    if (left_.size() < kept_in_full) left_.push_back("in " + (part_.empty() ? "part 1" : part_) + ": " + found.text);
+    if (old_texts_.size() < kept_in_full)
+      old_texts_.push_back("in " + (part_.empty() ? "part 1" : part_) + ": " + found.text);
   clear();
 }
 
-void report::add(finding found) {
+void report::add(finding finding) {
   if (findings_.size() < kept_in_full)
-    findings_.push_back(std::move(found));
+    findings_.push_back(std::move(finding));
   else
     ++dropped_;
 }
 
 /// Extends an earlier finding of the same two operations, if it names this block or the page before it; otherwise adds
 /// the finding. Searches backwards only through the findings of the same later operation, since they stand together.
-void report::add_unordered(finding found, std::string const& before, std::string const& after) {
-  for (auto old = findings_.rbegin(); old != findings_.rend() && same(old->later, found.later); ++old) {
-    if (old->kind != found.kind || !same(old->earlier, found.earlier) || !join(old->block, found.block)) continue;
-    old->text = before;
+void report::add_unordered(finding finding, std::string const& text_before, std::string const& text_after) {
+  for (auto old = findings_.rbegin(); old != findings_.rend() && same(old->later, finding.later); ++old) {
+    if (old->kind != finding.kind || !same(old->earlier, finding.earlier) || !join(old->block, finding.block)) continue;
+    old->text = text_before;
     old->text += describe(old->block);
-    old->text += after;
+    old->text += text_after;
     return;
   }
-  found.text = before + describe(found.block) + after;
-  add(std::move(found));
+  finding.text = text_before + describe(finding.block) + text_after;
+  add(std::move(finding));
 }
 
 } // namespace simulated

@@ -63,11 +63,11 @@ std::string describe(block_name const& block);
 /// Collects findings. Keeps the first 1000 and counts the rest.
 class report {
 public:
-  void add(finding found);
+  void add(finding finding);
 
-  /// Adds a finding of two operations without order. Its text is `before`, the block and `after`. A finding of the same
-  /// two operations that names the same block, or the page before it, is extended instead.
-  void add_unordered(finding found, std::string const& before, std::string const& after);
+  /// Adds a finding of two operations without order. Its text is `text_before`, the block and `text_after`. A finding
+  /// of the same two operations that names the same block, or the page before it, is extended instead.
+  void add_unordered(finding finding, std::string const& text_before, std::string const& text_after);
 
   /// Prints the findings that the program has not taken by take_findings(), also those from before a reset. Called at
   /// the end of the process. Returns whether there are any.
@@ -88,7 +88,7 @@ private:
   std::vector<finding> findings_;
   std::uint64_t dropped_ = 0;
   std::string part_;
-  std::vector<std::string> left_; // texts of findings of earlier parts that the program did not take
+  std::vector<std::string> old_texts_; // texts of findings of earlier parts that the program did not take
   std::uint64_t left_count_ = 0;
 };
 

@@ -109,44 +109,44 @@ void simulation::find(finding_kind kind, std::string const& text, party later) {
   findings.add({kind, {}, later, {}, {}, text});
 }
 
-/// Chooses the component that counts the operations of the new stream `made` in vector clocks. Reuses the component of
-/// an ended stream if the host has seen all work of that stream complete.
-void simulation::take_component(stream& made) {
+/// Chooses the component that counts the operations of the new stream in vector clocks. Reuses the component
+/// of an ended stream if the host has seen all work of that stream complete.
+void simulation::take_component(stream& stream) {
   std::erase_if(retired_, [&](stream_ptr const& gone) {
     if (!host.covers(gone->component, gone->number)) return false;
     free_components_.push_back({gone->component, gone->number});
     return true;
   });
   if (free_components_.empty()) {
-    made.component = components_++;
+    stream.component = components_++;
     return;
   }
-  made.component = free_components_.back().component;
-  made.base = made.number = free_components_.back().counted;
+  stream.component = free_components_.back().component;
+  stream.base = stream.number = free_components_.back().counted;
   free_components_.pop_back();
 }
 
 stream_ptr simulation::make_stream(context& home, stream_kind kind, unsigned flags, int priority) {
-  auto made = std::make_shared<stream>();
-  made->id = ++stream_ids_;
-  made->home = &home;
-  made->kind = kind;
-  made->flags = flags;
-  made->priority = priority;
-  take_component(*made);
-  home.streams.push_back(made);
+  auto new_stream = std::make_shared<stream>();
+  new_stream->id = ++stream_ids_;
+  new_stream->home = &home;
+  new_stream->kind = kind;
+  new_stream->flags = flags;
+  new_stream->priority = priority;
+  take_component(*new_stream);
+  home.streams.push_back(new_stream);
   if (kind == stream_kind::own) {
-    made->handle = static_cast<CUstream>(streams.insert(made));
+    new_stream->handle = static_cast<CUstream>(streams.insert(new_stream));
     ++streams_made;
   }
-  return made;
+  return new_stream;
 }
 
-void simulation::retire(stream_ptr const& on) {
-  std::erase(on->home->streams, on);
-  if (on->blocking()) on->home->gone.join(on->order);
-  on->home->ended.join(on->order);
-  retired_.push_back(on);
+void simulation::retire(stream_ptr const& stream) {
+  std::erase(stream->home->streams, stream);
+  if (stream->blocking()) stream->home->ended_order.join(stream->order);
+  stream->home->ended.join(stream->order);
+  retired_.push_back(stream);
 }
 
 stream_ptr simulation::legacy_of(context& home) {
@@ -163,34 +163,34 @@ stream_ptr simulation::per_thread_of(context& home) {
   return own;
 }
 
-stream_ptr simulation::resolve(CUstream handle, CUresult& why) {
-  stream_ptr found = look_up(handle, why);
+stream_ptr simulation::resolve(CUstream handle, CUresult& error) {
+  stream_ptr found = look_up(handle, error);
   if (found) found->end_told_lists();
   return found;
 }
 
-stream_ptr simulation::look_up(CUstream handle, CUresult& why) {
-  why = CUDA_SUCCESS;
+stream_ptr simulation::look_up(CUstream handle, CUresult& error) {
+  error = CUDA_SUCCESS;
   if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
     context* home = current();
     if (home != nullptr && home->active)
       return handle == CU_STREAM_PER_THREAD ? per_thread_of(*home) : legacy_of(*home);
-    why = home == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    error = home == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     return nullptr;
   }
   if (stream_ptr const* found = streams.find(handle)) return *found;
   if (streams.state(handle) == handle_state::destroyed)
     find(finding_kind::dead_stream, "use of a stream handle after its stream was destroyed");
-  why = CUDA_ERROR_INVALID_HANDLE;
+  error = CUDA_ERROR_INVALID_HANDLE;
   return nullptr;
 }
 
-std::shared_ptr<event> simulation::resolve(CUevent handle, CUresult& why) {
-  why = CUDA_SUCCESS;
+std::shared_ptr<event> simulation::resolve(CUevent handle, CUresult& error) {
+  error = CUDA_SUCCESS;
   if (auto const* found = events.find(handle)) return *found;
   if (events.state(handle) == handle_state::destroyed)
     find(finding_kind::dead_event, "use of an event handle after its event was destroyed");
-  why = CUDA_ERROR_INVALID_HANDLE;
+  error = CUDA_ERROR_INVALID_HANDLE;
   return nullptr;
 }
 
@@ -214,24 +214,24 @@ void simulation::destroy(context& home) {
     if (e.last) e.last->never = false; // ends waits for this record
   });
   for (void const* handle : dead) events.end(handle);
-  for (stream_ptr const& on : home.streams) {
-    on->queue.clear();
-    if (on->handle != nullptr && on->alive) streams.end(on->handle);
-    on->alive = false;
-    host.join(on->order);
-    retired_.push_back(on);
+  for (stream_ptr const& stream : home.streams) {
+    stream->queue.clear();
+    if (stream->handle != nullptr && stream->alive) streams.end(stream->handle);
+    stream->alive = false;
+    host.join(stream->order);
+    retired_.push_back(stream);
   }
-  std::erase_if(active_, [&](stream_ptr const& on) { return on->home == &home; });
+  std::erase_if(active_, [&](stream_ptr const& stream) { return stream->home == &home; });
   std::erase_if(captures, [&](auto const& open) {
-    if (open->members.front().on->home != &home) return false;
+    if (open->members.front().stream->home != &home) return false;
     forget_nodes(*open->made);
     return true;
   });
   forget_streams(home);
   pools.drop(home);
-  actor const who = host_point("destruction of the context");
+  actor const actor = host_point("destruction of the context");
   for (std::uint64_t const address : allocations.of(&home)) {
-    order.gone(who, address, allocations.find(address)->granted, false);
+    order.removed(actor, address, allocations.find(address)->granted, false);
     allocations.release(address);
   }
   home.active = false;
@@ -245,10 +245,10 @@ bool simulation::forbidden_by_capture() {
   if (self.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
   bool found = false;
   for (auto const& open : captures) {
-    bool const own = open->begun_by == self.number && open->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool const own_access = open->begun_by == self.number && open->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
     bool const global =
         open->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && self.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
-    if (!own && !global) continue;
+    if (!own_access && !global) continue;
     invalidate(*open);
     found = true;
   }
@@ -260,7 +260,7 @@ bool simulation::breaks_captures_of(context const& home) {
   bool found = false;
   for (auto const& open : captures) {
     bool const here = std::any_of(open->members.begin(), open->members.end(),
-                                  [&](auto const& member) { return member.on->home == &home; });
+                                  [&](auto const& member) { return member.stream->home == &home; });
     if (!here) continue;
     invalidate(*open);
     found = true;
@@ -268,42 +268,43 @@ bool simulation::breaks_captures_of(context const& home) {
   return found;
 }
 
-CUresult simulation::add_to_capture(stream_ptr const& on, operation&& work) {
-  capture& open = *on->capturing;
+CUresult simulation::add_to_capture(stream_ptr const& stream, operation&& work) {
+  capture& open = *stream->capturing;
   if (open.invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (auto const found = open.clash_of(on, work)) {
-    party const later{on->id, open.enter(on).nodes + 1, work.action};
+  if (auto const found = open.clash_of(stream, work)) {
+    party const later{stream->id, open.enter(stream).nodes + 1, work.action};
     block_name const bytes{0, found->bytes.address, found->bytes.bytes};
     findings.add({finding_kind::unordered_access, found->earlier, later, bytes,
-                  "stream " + std::to_string(on->id) + " is not ordered after " + describe(found->earlier),
+                  "stream " + std::to_string(stream->id) + " is not ordered after " + describe(found->earlier),
                   "unordered access in a captured graph to " + describe(bytes) + ": " + describe(later) +
                       " is not ordered after " + describe(found->earlier)});
   }
-  open.add(on, std::move(work), nodes);
+  open.add(stream, std::move(work), nodes);
   return CUDA_SUCCESS;
 }
 
-void simulation::forget_nodes(graph const& gone) {
-  for (CUgraphNode const each : gone.handles) nodes.erase(each);
+void simulation::forget_nodes(graph const& graph) {
+  for (CUgraphNode const each : graph.handles) nodes.erase(each);
 }
 
-bool simulation::legacy_breaks_capture(stream const& on) {
-  if (on.kind != stream_kind::legacy) return false;
+bool simulation::legacy_breaks_capture(stream const& stream) {
+  if (stream.kind != stream_kind::legacy) return false;
   bool found = false;
   for (auto const& open : captures)
     for (auto const& member : open->members) {
-      if (member.on->home != on.home || !member.on->blocking()) continue;
+      if (member.stream->home != stream.home || !member.stream->blocking()) continue;
       invalidate(*open);
       found = true;
     }
   return found;
 }
 
-bool simulation::legacy_meets_capture(stream const& on) const {
-  if (on.kind != stream_kind::legacy) return false;
+bool simulation::legacy_meets_capture(stream const& stream) const {
+  if (stream.kind != stream_kind::legacy) return false;
   return std::any_of(captures.begin(), captures.end(), [&](auto const& open) {
-    return std::any_of(open->members.begin(), open->members.end(),
-                       [&](auto const& member) { return member.on->home == on.home && member.on->blocking(); });
+    return std::any_of(open->members.begin(), open->members.end(), [&](auto const& member) {
+      return member.stream->home == stream.home && member.stream->blocking();
+    });
   });
 }
 

@@ -74,49 +74,49 @@ public:
 
   // Device work
   /// Enqueues work on a stream. If the stream captures, adds the work to the capture.
-  CUresult enqueue(stream_ptr const& on, operation&& work);
+  CUresult enqueue(stream_ptr const& stream, operation&& work);
   /// Runs one operation. Returns false if none can run now.
   bool step() __attribute__((requires_capability(simulation_mutex)));
   /// Runs all operations that can run, and waits for operations that other threads run. Returns the number still
   /// pending.
   std::uint64_t run_until_idle() __attribute__((requires_capability(simulation_mutex)));
   /// Runs device work until `done()` returns true. Fails with a finding if no operation can run and no other host
-  /// thread can change that, or nothing has changed for the time `stall_timeout_ms`. `what` describes the call in the
+  /// thread can change that, or nothing has changed for the time `stall_timeout_ms`. `call` describes the call in the
   /// finding.
-  CUresult block_until(std::string const& what, std::function<bool()> const& done)
+  CUresult block_until(std::string const& call, std::function<bool()> const& done)
       __attribute__((requires_capability(simulation_mutex)));
   /// Called when a query has found work that is not done. With the option GPUMEM_STEPPING_MANUAL, work runs only on
   /// request, so such queries can go on forever. Prints a warning, once, if queries have found work not done for the
   /// time `stall_timeout_ms`, and no work was enqueued or run meanwhile.
   void queried_in_vain();
   /// Waits for all work enqueued on a stream so far, and orders the host after it.
-  CUresult wait_for(stream_ptr const& on, char const* call) __attribute__((requires_capability(simulation_mutex)));
+  CUresult wait_for(stream_ptr const& stream, char const* call) __attribute__((requires_capability(simulation_mutex)));
   /// Waits for all work of a context. Does not order the host after the work.
   CUresult wait_for_all(context& home, char const* call) __attribute__((requires_capability(simulation_mutex)));
   /// Returns whether all work of a stream is done. For a legacy stream, the work of all blocking streams (those without
   /// CU_STREAM_NON_BLOCKING) of its context counts too.
-  [[nodiscard]] bool idle(stream const& on) const;
+  [[nodiscard]] bool idle(stream const& stream) const;
   /// Returns the vector clock of a stream: the work after which its next operation is ordered. For a legacy stream,
   /// that includes the work of all blocking streams of its context.
-  [[nodiscard]] vector_clock order_now(stream const& on) const;
+  [[nodiscard]] vector_clock order_now(stream const& stream) const;
   [[nodiscard]] std::uint64_t pending() const;
 
   // Points: places in the order of a stream or of the host at which memory is touched
   /// Returns a new point of a stream, at which no device work is enqueued.
-  actor point(stream_ptr const& on, char const* action);
+  actor point(stream_ptr const& stream, char const* action);
   /// Returns the point of the stream's newest operation.
-  static actor newest_point(stream_ptr const& on, char const* action);
+  static actor newest_point(stream_ptr const& stream, char const* action);
   /// Returns a new point of the host.
   actor host_point(char const* action);
 
   // Streams, events, contexts
   stream_ptr make_stream(context& home, stream_kind kind, unsigned flags, int priority);
-  void retire(stream_ptr const& on);
-  /// Returns the stream that the handle means on this thread. If there is none, returns null and sets `why`; reports a
-  /// handle whose stream was destroyed. Clears the lists that cuStreamGetCaptureInfo has returned for the stream.
-  stream_ptr resolve(CUstream handle, CUresult& why);
-  stream_ptr look_up(CUstream handle, CUresult& why);
-  std::shared_ptr<event> resolve(CUevent handle, CUresult& why);
+  void retire(stream_ptr const& stream);
+  /// Returns the stream that the handle means on this thread. If there is none, returns null and sets `error`; reports
+  /// a handle whose stream was destroyed. Clears the lists that cuStreamGetCaptureInfo has returned for the stream.
+  stream_ptr resolve(CUstream handle, CUresult& error);
+  stream_ptr look_up(CUstream handle, CUresult& error);
+  std::shared_ptr<event> resolve(CUevent handle, CUresult& error);
   stream_ptr legacy_of(context& home);
   stream_ptr per_thread_of(context& home);
   /// Destroys the per-thread streams of a host thread that has ended.
@@ -131,23 +131,23 @@ public:
   }
 
   // Capture
-  void invalidate(capture& broken) const { broken.invalid = true; }
+  void invalidate(capture& capture) const { capture.invalid = true; }
   /// Invalidates the captures that forbid a call with the rule `unsafe_in_capture` on this thread. Returns whether
   /// there were any.
   bool forbidden_by_capture();
   /// Invalidates the captures of all streams of a context, as the driver does at a call for the whole context. Returns
   /// whether there were any.
   bool breaks_captures_of(context const& home);
-  /// If `on` is a legacy stream, invalidates the captures in which blocking streams of its context take part. Returns
-  /// whether there were any.
-  bool legacy_breaks_capture(stream const& on);
+  /// If `stream` is a legacy stream, invalidates the captures in which blocking streams of its context take part.
+  /// Returns whether there were any.
+  bool legacy_breaks_capture(stream const& stream);
   /// Returns whether legacy_breaks_capture() would invalidate a capture; invalidates none.
-  [[nodiscard]] bool legacy_meets_capture(stream const& on) const;
+  [[nodiscard]] bool legacy_meets_capture(stream const& stream) const;
   /// Adds work to the capture of its stream. Reports an earlier node that touches the same bytes and is not ordered
   /// before the work.
-  CUresult add_to_capture(stream_ptr const& on, operation&& work);
+  CUresult add_to_capture(stream_ptr const& stream, operation&& work);
   /// Frees the handles of the nodes of a destroyed graph; they are reused.
-  void forget_nodes(graph const& gone);
+  void forget_nodes(graph const& graph);
   std::vector<std::shared_ptr<capture>> captures; // captures that have not ended
   std::uint64_t captures_made = 0;
 
@@ -182,12 +182,12 @@ public:
 private:
   struct blocked_call {
     std::uint64_t thread;
-    std::string what;
+    std::string call;
   };
 
-  void order_behind(stream& on, operation* work);
+  void order_behind(stream& stream, operation* work);
   stream* choose();
-  void finish(stream& on);
+  void finish(stream& stream);
   void drop_work();
   void drop_captures();
   void clear_objects();
@@ -196,9 +196,9 @@ private:
   void see_all_complete();
   void call_at_end_of_this_thread();
   bool alone() const;
-  CUresult deadlocked(std::string const& what);
+  CUresult deadlocked(std::string const& call);
   std::string who_waits() const;
-  void take_component(stream& made);
+  void take_component(stream& stream);
 
   gpumem_simulator_options options_{};
   bool strict_pool_destroy_ = false;
@@ -212,8 +212,8 @@ private:
   std::uint64_t progress_ = 0;
   struct vain_queries {
     std::optional<std::uint64_t> progress; // `progress_` at the first of these queries
-    std::chrono::steady_clock::time_point since;
-    bool told = false;
+    std::chrono::steady_clock::time_point first_time;
+    bool reported = false;
   } vain_;
   std::condition_variable_any changed_;
   std::vector<stream_ptr> active_;  // streams with work

@@ -84,7 +84,7 @@ void simulation::forget_streams(context& home) {
   home.streams.clear();
   home.per_thread.clear();
   home.legacy.reset();
-  home.gone = {};
+  home.ended_order = {};
   home.ended = {};
   home.peers.clear();
 }
@@ -122,8 +122,8 @@ void simulation::reseed(std::uint64_t seed) {
 
 void simulation::see_all_complete() {
   for (auto const& home : primaries) {
-    for (stream_ptr const& on : home->streams)
-      if (on->queue.empty()) host.join(on->order);
+    for (stream_ptr const& stream : home->streams)
+      if (stream->queue.empty()) host.join(stream->order);
     host.join(home->ended);
   }
 }
@@ -134,9 +134,9 @@ void simulation::drop_work() {
     each.never_next = false;
     if (each.last) each.last->never = false;
   });
-  for (stream_ptr const& on : std::exchange(active_, {})) {
-    on->queue.clear();
-    if (!on->alive) retire(on);
+  for (stream_ptr const& stream : std::exchange(active_, {})) {
+    stream->queue.clear();
+    if (!stream->alive) retire(stream);
   }
   ++progress_;
   changed_.notify_all();
@@ -145,7 +145,7 @@ void simulation::drop_work() {
 void simulation::drop_captures() {
   events.visit([](event& each) { each.captured.reset(); });
   for (auto const& open : std::exchange(captures, {})) {
-    for (auto const& member : open->members) member.on->capturing.reset();
+    for (auto const& member : open->members) member.stream->capturing.reset();
     forget_nodes(*open->made);
     graphs.erase(open->handle);
   }

@@ -49,7 +49,7 @@ using stream_ptr = std::shared_ptr<stream>;
 
 /// All work of a stream up to and including an operation.
 struct position {
-  stream_ptr on;
+  stream_ptr stream;
   std::uint64_t number;
 
   [[nodiscard]] bool done() const noexcept;
@@ -98,7 +98,7 @@ struct operation {
   std::uint64_t number = 0;
   std::uint64_t duration = 0; // simulated nanoseconds
   std::uint64_t enqueued_at = 0;
-  std::vector<position> after; // positions to wait for because of the legacy stream
+  std::vector<position> wait_positions; // positions to wait for because of the legacy stream
   std::shared_ptr<record> awaited;
   std::shared_ptr<record> recorded;
   std::shared_ptr<flag_wait> flag;
@@ -148,7 +148,7 @@ inline void stream::end_told_lists() {
   std::fill(told_edges.begin(), told_edges.end(), CUgraphEdgeData{});
 }
 
-inline bool position::done() const noexcept { return on->queue.empty() || on->queue.front().number > number; }
+inline bool position::done() const noexcept { return stream->queue.empty() || stream->queue.front().number > number; }
 
 struct event {
   CUevent handle = nullptr;

@@ -28,16 +28,16 @@ struct copying_devices {
 /// waits unless both sides are device memory.
 /// If the option `pageable_memory` gives the devices access to all host memory, no memory counts as pageable, because a
 /// program may then rely on the order of the stream alone.
-CUresult transfer(simulation& device, stream_ptr const& on, std::uint64_t to, std::uint64_t from, std::size_t bytes,
-                  bool wait, char const* call, source_access how = source_access::usual, copying_devices by = {})
-    __attribute__((requires_capability(simulation_mutex)));
+CUresult transfer(simulation& device, stream_ptr const& stream, std::uint64_t target, std::uint64_t source,
+                  std::size_t bytes, bool wait, char const* call, source_access access = source_access::usual,
+                  copying_devices devices = {}) __attribute__((requires_capability(simulation_mutex)));
 
 /// Reports two copies of one batch if one writes bytes that the other touches: copies of a batch have no order.
-void report_overlaps(simulation& device, stream_ptr const& on, std::span<CUdeviceptr const> to,
-                     std::span<CUdeviceptr const> from, std::span<std::size_t const> bytes);
+void report_overlaps(simulation& device, stream_ptr const& stream, std::span<CUdeviceptr const> targets,
+                     std::span<CUdeviceptr const> sources, std::span<std::size_t const> bytes);
 
 /// Fills `count` elements of `width` bytes in stream order. Refuses memory that the device cannot access.
-CUresult fill(simulation& device, stream_ptr const& on, std::uint64_t to, std::uint32_t value, unsigned width,
+CUresult fill(simulation& device, stream_ptr const& stream, std::uint64_t target, std::uint32_t value, unsigned width,
               std::size_t count);
 
 } // namespace simulated

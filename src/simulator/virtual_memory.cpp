@@ -44,8 +44,8 @@ std::shared_ptr<physical> physical_memory::create(CUmemAllocationProp const& pro
   return insert({properties, bytes, end_, {file_, end_}, number});
 }
 
-std::shared_ptr<physical> physical_memory::insert(physical made) {
-  auto kept = std::make_shared<physical>(made);
+std::shared_ptr<physical> physical_memory::insert(physical memory) {
+  auto kept = std::make_shared<physical>(memory);
   kept->handle = reinterpret_cast<CUmemGenericAllocationHandle>(handles_.insert(kept));
   end_ += kept->bytes;
   return kept;
@@ -53,26 +53,27 @@ std::shared_ptr<physical> physical_memory::insert(physical made) {
 
 // The position of the descriptor is the offset of the memory, a multiple of the granularity, plus its number of pages
 // and its device.
-int physical_memory::share(physical const& which) const {
-  std::string const path = "/proc/self/fd/" + std::to_string(which.place.file);
-  std::uint64_t const pages = which.bytes / page_granularity;
+int physical_memory::share(physical const& memory) const {
+  std::string const path = "/proc/self/fd/" + std::to_string(memory.place.file);
+  std::uint64_t const pages = memory.bytes / page_granularity;
   if (pages > page_mask) return -1;
-  auto const device = static_cast<std::uint64_t>(which.device());
+  auto const device = static_cast<std::uint64_t>(memory.device());
   int const named = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (named != -1) ::lseek(named, static_cast<off_t>(which.place.offset + pages + (device << page_bits)), SEEK_SET);
+  if (named != -1) ::lseek(named, static_cast<off_t>(memory.place.offset + pages + (device << page_bits)), SEEK_SET);
   return named;
 }
 
 std::shared_ptr<physical> physical_memory::import(int descriptor, CUmemAllocationProp properties,
                                                   std::uint64_t number) {
-  struct stat theirs{};
-  struct stat ours{};
+  struct stat file_of_program{};
+  struct stat file_of_simulator{};
   auto const position = static_cast<std::uint64_t>(::lseek(descriptor, 0, SEEK_CUR));
   std::uint64_t const offset = position / page_granularity * page_granularity;
   std::size_t const bytes = (position & page_mask) * page_granularity;
   properties.location.id = static_cast<int>((position - offset) >> page_bits);
-  if (::fstat(descriptor, &theirs) != 0 || theirs.st_size != file_size || bytes == 0) return nullptr;
-  if (file_ != -1 && ::fstat(file_, &ours) == 0 && theirs.st_ino == ours.st_ino && theirs.st_dev == ours.st_dev) {
+  if (::fstat(descriptor, &file_of_program) != 0 || file_of_program.st_size != file_size || bytes == 0) return nullptr;
+  if (file_ != -1 && ::fstat(file_, &file_of_simulator) == 0 && file_of_program.st_ino == file_of_simulator.st_ino &&
+      file_of_program.st_dev == file_of_simulator.st_dev) {
     std::shared_ptr<physical> own;
     handles_.visit([&](physical const& one) {
       if (!one.foreign && one.offset == offset && one.bytes == bytes) own = *handles_.find(as_key(one.handle));
@@ -96,14 +97,14 @@ bool physical_memory::released(CUmemGenericAllocationHandle handle) const {
   return handles_.state(as_key(handle)) != handle_state::unknown && find(handle) == nullptr;
 }
 
-bool physical_memory::collect(physical const& which) {
-  if (which.references != 0 || which.mappings != 0) return false;
-  if (which.foreign)
-    ::close(which.place.file);
+bool physical_memory::collect(physical const& memory) {
+  if (memory.references != 0 || memory.mappings != 0) return false;
+  if (memory.foreign)
+    ::close(memory.place.file);
   else
-    ::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(which.offset),
-                static_cast<off_t>(which.bytes));
-  handles_.erase(as_key(which.handle));
+    ::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(memory.offset),
+                static_cast<off_t>(memory.bytes));
+  handles_.erase(as_key(memory.handle));
   return true;
 }
 
@@ -173,10 +174,10 @@ bool virtual_memory::release(std::uint64_t address, std::size_t bytes) {
 bool virtual_memory::map(std::uint64_t address, std::size_t bytes, std::shared_ptr<physical> const& memory) {
   auto const [start, length] = reservation_of(address);
   if (length == 0 || bytes > length - (address - start)) return false;
-  auto const above = mappings_.lower_bound(address);
-  if (above != mappings_.end() && above->first < address + bytes) return false;
+  auto const next_mapping = mappings_.lower_bound(address);
+  if (next_mapping != mappings_.end() && next_mapping->first < address + bytes) return false;
   if (find(address) != nullptr) return false;
-  auto const made = mappings_.emplace_hint(above, address, mapping{address, bytes, memory, {}, {}});
+  auto const made = mappings_.emplace_hint(next_mapping, address, mapping{address, bytes, memory, {}, {}});
   try {
     place(address, bytes, MAP_SHARED, memory->place.file, memory->place.offset);
   } catch (std::bad_alloc const&) {
@@ -187,10 +188,10 @@ bool virtual_memory::map(std::uint64_t address, std::size_t bytes, std::shared_p
   return true;
 }
 
-void virtual_memory::unmap(mapping const& which) {
-  place_scratch(which.address, which.bytes);
-  --which.of->mappings;
-  mappings_.erase(which.address);
+void virtual_memory::unmap(mapping const& mapping) {
+  place_scratch(mapping.address, mapping.bytes);
+  --mapping.memory->mappings;
+  mappings_.erase(mapping.address);
 }
 
 mapping* virtual_memory::find(std::uint64_t address) {

@@ -58,7 +58,7 @@ public:
 
   /// Returns a file descriptor that names the memory, for import() here or in another process; -1 if the system refuses
   /// one. It keeps no memory alive: other processes read zeros once this process has released the memory.
-  [[nodiscard]] int share(physical const& which) const;
+  [[nodiscard]] int share(physical const& memory) const;
   /// Returns the memory that share() has named; null if the descriptor is no such name. The caller owns a reference to
   /// the handle. Memory of this process is the same object again. That of another process is a new object, with these
   /// properties and the device of the original, and does not count as used on the device here. Throws std::bad_alloc if
@@ -71,13 +71,13 @@ public:
   [[nodiscard]] bool released(CUmemGenericAllocationHandle handle) const;
 
   /// Releases the memory if it is mapped nowhere and no references to its handle are left. Returns whether it did.
-  bool collect(physical const& which);
+  bool collect(physical const& memory);
 
   void clear();
 
 private:
   void open_file();
-  std::shared_ptr<physical> insert(physical made);
+  std::shared_ptr<physical> insert(physical memory);
 
   handle_table<physical> handles_;
   int file_ = -1;
@@ -94,7 +94,7 @@ struct mapping {
 
   std::uint64_t address;
   std::size_t bytes;
-  std::shared_ptr<physical> of;
+  std::shared_ptr<physical> memory;
   std::map<int, CUmemAccess_flags> access; // by device
   std::map<std::uint32_t, use> uses;       // the newest use by each component of vector clocks: a stream, or the host
 
@@ -109,7 +109,7 @@ struct run {
   std::uint64_t address;
   std::uint64_t bytes;
   std::uint64_t key; // the checker's number of the first byte: its address, or its physical location if mapped
-  mapping* through = nullptr;
+  mapping* mapped = nullptr;
 };
 
 class virtual_memory {
@@ -124,7 +124,7 @@ public:
   /// Maps physical memory. Returns false if the addresses are not reserved or a part of them is mapped. Throws
   /// std::bad_alloc if the system allows no more mappings.
   bool map(std::uint64_t address, std::size_t bytes, std::shared_ptr<physical> const& memory);
-  void unmap(mapping const& which);
+  void unmap(mapping const& mapping);
 
   /// Returns the mapping that holds the address; null if there is none.
   [[nodiscard]] mapping* find(std::uint64_t address);
@@ -152,7 +152,7 @@ public:
       }
       mapping& at = next->second;
       std::uint64_t const stop = std::min(end, at.address + at.bytes);
-      visit(run{address, stop - address, at.of->key() + (address - at.address), &at});
+      visit(run{address, stop - address, at.memory->key() + (address - at.address), &at});
       address = stop;
       ++next;
     }

@@ -35,7 +35,7 @@ private:
 /// Holds a mutex for a scope.
 template <class Mutex> class [[clang::scoped_lockable]] scoped_lock_of {
 public:
-  explicit scoped_lock_of(Mutex& of) __attribute__((acquire_capability(of))) : mutex_{of} { mutex_.lock(); }
+  explicit scoped_lock_of(Mutex& mutex) __attribute__((acquire_capability(mutex))) : mutex_{mutex} { mutex_.lock(); }
   scoped_lock_of(scoped_lock_of const&) = delete;
   scoped_lock_of& operator=(scoped_lock_of const&) = delete;
   [[clang::release_capability]] ~scoped_lock_of() { mutex_.unlock(); }
@@ -50,7 +50,7 @@ using scoped_spin_lock = scoped_lock_of<guarded_spin_mutex>;
 /// Unlocks a held mutex for a scope.
 class [[clang::scoped_lockable]] scoped_unlock {
 public:
-  explicit scoped_unlock(guarded_mutex& held) __attribute__((release_capability(held))) : mutex_{held} {
+  explicit scoped_unlock(guarded_mutex& mutex) __attribute__((release_capability(mutex))) : mutex_{mutex} {
     mutex_.unlock();
   }
   scoped_unlock(scoped_unlock const&) = delete;

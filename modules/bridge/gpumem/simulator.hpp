@@ -66,7 +66,7 @@ struct options {
 /// Throws `error` if a real driver is loaded, or if the library is not found. If the library was preloaded, that one is
 /// used. Otherwise it is searched at GPUMEM_SIMULATOR_LIBRARY, beside the program, in ../lib, and where it was built or
 /// installed.
-void load(options const& how = {});
+void load(options const& options = {});
 
 /// Returns whether load() has succeeded in this process.
 [[nodiscard]] bool loaded() noexcept;
@@ -75,7 +75,7 @@ void load(options const& how = {});
 [[nodiscard]] bool available_real_device();
 
 /// Calls load() if there is no real device. Returns whether the simulated device is in use.
-bool auto_load(options const& how = {});
+bool auto_load(options const& options = {});
 
 /// Begins a new test in the same process: sets new options and a new random sequence, and removes all faults and
 /// counts. Pending work is dropped and counts as complete; a capture that is open ends. Findings that were not taken
@@ -85,7 +85,7 @@ bool auto_load(options const& how = {});
 /// the process ends. Memory counts against the new capacity. After sticky_error() gpumem can use its devices again;
 /// after a reset of a context by the driver (cuDevicePrimaryCtxReset) it cannot. Devices beyond the new number are
 /// hidden. Throws `error` if a host call waits or device work runs on another thread.
-void reset(options const& how = {});
+void reset(options const& options = {});
 
 /// Runs all work, makes the host see that it is complete, and restarts the random sequence with the seed `number`.
 void seed(std::uint64_t number);
@@ -363,8 +363,8 @@ public:
   }
   // Not a template, so that it is preferred to CCCL's, which knows only the type of the resource.
   friend gpumem::detail::accessibility get_property(checked const& self,
-                                                    cuda::mr::dynamic_accessibility_property told) {
-    return get_property(self.resource_, told);
+                                                    cuda::mr::dynamic_accessibility_property property) {
+    return get_property(self.resource_, property);
   }
 
 private:

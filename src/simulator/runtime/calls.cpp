@@ -46,8 +46,8 @@ CUresult enter_context(driver_table const& cu) noexcept {
 }
 
 cudaError_t refuse_kernel(char const* call) noexcept {
-  static std::atomic_flag told;
-  if (!told.test_and_set())
+  static std::atomic_flag reported;
+  if (!reported.test_and_set())
     std::fprintf(stderr,
                  "gpumem simulator: kernels do not run here: %s is refused. In its place, cudaLaunchHostFunc or "
                  "gpumem::simulator::work runs a function of the host on the stream.\n",
@@ -58,8 +58,8 @@ cudaError_t refuse_kernel(char const* call) noexcept {
 } // namespace simulated_runtime
 
 /// Called by each function `name` that is not simulated. The function's first call prints on stderr that it is not.
-extern "C" int gpumem_simulator_runtime_missing(char const* name, bool& told) {
-  if (!__atomic_exchange_n(&told, true, __ATOMIC_RELAXED))
+extern "C" int gpumem_simulator_runtime_missing(char const* name, bool& reported) {
+  if (!__atomic_exchange_n(&reported, true, __ATOMIC_RELAXED))
     std::fprintf(stderr, "gpumem simulator: %s is not simulated\n", name);
   return simulated_runtime::keep(cudaErrorNotSupported);
 }

@@ -63,12 +63,12 @@ cudaError_t refuse_kernel(char const* call) noexcept;
 inline CUdeviceptr address(void const* pointer) noexcept { return reinterpret_cast<CUdeviceptr>(pointer); }
 
 /// Converts a pointer from a type of the runtime to the driver's type with the same layout.
-template <class To, class From> To* as(From* given) noexcept {
+template <class To, class From> To* as(From* handle) noexcept {
   static_assert(sizeof(To) == sizeof(From));
-  return reinterpret_cast<To*>(given);
+  return reinterpret_cast<To*>(handle);
 }
-inline CUmemLocation location_of(cudaMemLocation const& given) noexcept {
-  return {static_cast<CUmemLocationType>(given.type), given.id};
+inline CUmemLocation location_of(cudaMemLocation const& location) noexcept {
+  return {static_cast<CUmemLocationType>(location.type), location.id};
 }
 
 } // namespace simulated_runtime

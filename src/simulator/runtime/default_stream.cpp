@@ -17,7 +17,7 @@ constexpr bool per_thread = true;
 constexpr bool per_thread = false;
 #endif
 
-CUstream on(cudaStream_t given) { return given == nullptr && per_thread ? CU_STREAM_PER_THREAD : given; }
+CUstream on(cudaStream_t stream) { return stream == nullptr && per_thread ? CU_STREAM_PER_THREAD : stream; }
 
 bool known(cudaMemcpyKind kind) { return kind >= cudaMemcpyHostToHost && kind <= cudaMemcpyDefault; }
 
@@ -41,69 +41,70 @@ struct callback {
 
 } // namespace
 
-cudaError_t cudaMemcpy(void* to, void const* from, size_t bytes, cudaMemcpyKind kind) {
+cudaError_t cudaMemcpy(void* target, void const* source, size_t bytes, cudaMemcpyKind kind) {
   if (!known(kind)) return keep(cudaErrorInvalidMemcpyDirection);
   return in_context([&](driver_table const& cu) {
-    if (!per_thread) return cu.cuMemcpy(address(to), address(from), bytes);
-    CUresult const result = cu.cuMemcpyAsync(address(to), address(from), bytes, CU_STREAM_PER_THREAD);
+    if (!per_thread) return cu.cuMemcpy(address(target), address(source), bytes);
+    CUresult const result = cu.cuMemcpyAsync(address(target), address(source), bytes, CU_STREAM_PER_THREAD);
     return result == CUDA_SUCCESS ? cu.cuStreamSynchronize(CU_STREAM_PER_THREAD) : result;
   });
 }
 
-cudaError_t cudaMemcpyAsync(void* to, void const* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void* target, void const* source, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (!known(kind)) return keep(cudaErrorInvalidMemcpyDirection);
-  return pass<&driver_table::cuMemcpyAsync>(address(to), address(from), bytes, on(stream));
+  return pass<&driver_table::cuMemcpyAsync>(address(target), address(source), bytes, on(stream));
 }
 
-cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, void const* from, size_t from_pitch, size_t width, size_t height,
-                         cudaMemcpyKind kind) {
+cudaError_t cudaMemcpy2D(void* target, size_t to_pitch, void const* source, size_t from_pitch, size_t width,
+                         size_t height, cudaMemcpyKind kind) {
   if (width > to_pitch || width > from_pitch) return keep(cudaErrorInvalidPitchValue);
   return for_rows(height, [&](size_t row) {
-    return cudaMemcpy(row_of(to, to_pitch, row), row_of(from, from_pitch, row), width, kind);
+    return cudaMemcpy(row_of(target, to_pitch, row), row_of(source, from_pitch, row), width, kind);
   });
 }
 
-cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, void const* from, size_t from_pitch, size_t width,
+cudaError_t cudaMemcpy2DAsync(void* target, size_t to_pitch, void const* source, size_t from_pitch, size_t width,
                               size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
   if (width > to_pitch || width > from_pitch) return keep(cudaErrorInvalidPitchValue);
   return for_rows(height, [&](size_t row) {
-    return cudaMemcpyAsync(row_of(to, to_pitch, row), row_of(from, from_pitch, row), width, kind, stream);
+    return cudaMemcpyAsync(row_of(target, to_pitch, row), row_of(source, from_pitch, row), width, kind, stream);
   });
 }
 
-cudaError_t cudaMemcpyBatchAsync(void* const* to, void const* const* from, size_t const* bytes, size_t count,
+cudaError_t cudaMemcpyBatchAsync(void* const* targets, void const* const* sources, size_t const* bytes, size_t count,
                                  cudaMemcpyAttributes* attributes, size_t* first_copies, size_t attribute_count,
                                  cudaStream_t stream) {
   return pass<&driver_table::cuMemcpyBatchAsync>(
-      as<CUdeviceptr>(const_cast<void**>(to)), as<CUdeviceptr>(const_cast<void const**>(from)),
+      as<CUdeviceptr>(const_cast<void**>(targets)), as<CUdeviceptr>(const_cast<void const**>(sources)),
       const_cast<size_t*>(bytes), count, as<CUmemcpyAttributes>(attributes), first_copies, attribute_count, on(stream));
 }
 
-cudaError_t cudaMemset(void* to, int value, size_t count) {
+cudaError_t cudaMemset(void* target, int value, size_t count) {
   return in_context([&](driver_table const& cu) {
     auto const byte = static_cast<unsigned char>(value);
-    return per_thread ? cu.cuMemsetD8Async(address(to), byte, count, CU_STREAM_PER_THREAD)
-                      : cu.cuMemsetD8(address(to), byte, count);
+    return per_thread ? cu.cuMemsetD8Async(address(target), byte, count, CU_STREAM_PER_THREAD)
+                      : cu.cuMemsetD8(address(target), byte, count);
   });
 }
 
-cudaError_t cudaMemsetAsync(void* to, int value, size_t count, cudaStream_t stream) {
-  return pass<&driver_table::cuMemsetD8Async>(address(to), static_cast<unsigned char>(value), count, on(stream));
+cudaError_t cudaMemsetAsync(void* target, int value, size_t count, cudaStream_t stream) {
+  return pass<&driver_table::cuMemsetD8Async>(address(target), static_cast<unsigned char>(value), count, on(stream));
 }
 
-cudaError_t cudaMemset2D(void* to, size_t pitch, int value, size_t width, size_t height) {
+cudaError_t cudaMemset2D(void* target, size_t pitch, int value, size_t width, size_t height) {
   if (width > pitch) return keep(cudaErrorInvalidPitchValue);
-  return for_rows(height, [&](size_t row) { return cudaMemset(row_of(to, pitch, row), value, width); });
+  return for_rows(height, [&](size_t row) { return cudaMemset(row_of(target, pitch, row), value, width); });
 }
 
-cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream) {
+cudaError_t cudaMemset2DAsync(void* target, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream) {
   if (width > pitch) return keep(cudaErrorInvalidPitchValue);
-  return for_rows(height, [&](size_t row) { return cudaMemsetAsync(row_of(to, pitch, row), value, width, stream); });
+  return for_rows(height,
+                  [&](size_t row) { return cudaMemsetAsync(row_of(target, pitch, row), value, width, stream); });
 }
 
-cudaError_t cudaMemPrefetchAsync(void const* pointer, size_t bytes, cudaMemLocation to, unsigned flags,
+cudaError_t cudaMemPrefetchAsync(void const* pointer, size_t bytes, cudaMemLocation location, unsigned flags,
                                  cudaStream_t stream) {
-  return pass<&driver_table::cuMemPrefetchAsync>(address(pointer), bytes, location_of(to), flags, on(stream));
+  return pass<&driver_table::cuMemPrefetchAsync>(address(pointer), bytes, location_of(location), flags, on(stream));
 }
 
 cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t stream) {
@@ -162,17 +163,17 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   return pass<&driver_table::cuStreamBeginCapture>(on(stream), static_cast<CUstreamCaptureMode>(mode));
 }
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* made) {
-  return pass<&driver_table::cuStreamEndCapture>(on(stream), made);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  return pass<&driver_table::cuStreamEndCapture>(on(stream), graph);
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   return pass<&driver_table::cuStreamIsCapturing>(on(stream), as<CUstreamCaptureStatus>(status));
 }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
-                                     cudaGraph_t* made, cudaGraphNode_t const** dependencies,
+                                     cudaGraph_t* graph, cudaGraphNode_t const** dependencies,
                                      cudaGraphEdgeData const** edges, size_t* count) {
   return pass<&driver_table::cuStreamGetCaptureInfo>(on(stream), as<CUstreamCaptureStatus>(status), as<cuuint64_t>(id),
-                                                     made, dependencies,
+                                                     graph, dependencies,
                                                      reinterpret_cast<CUgraphEdgeData const**>(edges), count);
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {

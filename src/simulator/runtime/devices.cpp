@@ -34,20 +34,20 @@ constexpr field fields[] = {
 #undef GPUMEM_RUNTIME_FIELD
 };
 
-CUresult describe(driver_table const& cu, cudaDeviceProp& all, CUdevice device) {
-  all = {};
+CUresult describe(driver_table const& cu, cudaDeviceProp& properties, CUdevice device) {
+  properties = {};
   CUuuid uuid;
-  CUresult result = cu.cuDeviceGetName(all.name, sizeof all.name, device);
+  CUresult result = cu.cuDeviceGetName(properties.name, sizeof properties.name, device);
   if (result == CUDA_SUCCESS) result = cu.cuDeviceGetUuid(&uuid, device);
-  if (result == CUDA_SUCCESS) result = cu.cuDeviceTotalMem(&all.totalGlobalMem, device);
+  if (result == CUDA_SUCCESS) result = cu.cuDeviceTotalMem(&properties.totalGlobalMem, device);
   if (result != CUDA_SUCCESS) return result;
-  static_assert(sizeof uuid == sizeof all.uuid);
-  std::memcpy(&all.uuid, &uuid, sizeof uuid);
+  static_assert(sizeof uuid == sizeof properties.uuid);
+  std::memcpy(&properties.uuid, &uuid, sizeof uuid);
   for (field const& each : fields) {
     int value;
     result = cu.cuDeviceGetAttribute(&value, each.attribute, device);
     if (result != CUDA_SUCCESS) return result;
-    each.set(all, value);
+    each.set(properties, value);
   }
   return CUDA_SUCCESS;
 }
@@ -59,8 +59,8 @@ CUresult current_device(driver_table const& cu, int* device) {
   return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED ? CUDA_SUCCESS : result;
 }
 
-CUresult primary_of(driver_table const& cu, int device, CUcontext* made) {
-  return cu.cuDevicePrimaryCtxRetain(made, device);
+CUresult primary_of(driver_table const& cu, int device, CUcontext* context) {
+  return cu.cuDevicePrimaryCtxRetain(context, device);
 }
 
 } // namespace
@@ -108,12 +108,12 @@ cudaError_t cudaSetDevice(int device) {
   });
 }
 
-cudaError_t cudaInitDevice(int device, unsigned flags, unsigned which) {
+cudaError_t cudaInitDevice(int device, unsigned flags, unsigned init_flags) {
   return without_context([&](driver_table const& cu) {
-    if ((which & ~unsigned{cudaInitDeviceFlagsAreValid}) != 0) return CUDA_ERROR_INVALID_VALUE;
+    if ((init_flags & ~unsigned{cudaInitDeviceFlagsAreValid}) != 0) return CUDA_ERROR_INVALID_VALUE;
     CUcontext made;
     CUresult const result = primary_of(cu, device, &made);
-    if (result != CUDA_SUCCESS || which == 0) return result;
+    if (result != CUDA_SUCCESS || init_flags == 0) return result;
     return cu.cuDevicePrimaryCtxSetFlags(device, flags);
   });
 }
@@ -135,9 +135,10 @@ cudaError_t cudaGetDeviceFlags(unsigned* flags) {
   });
 }
 
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* all, int device) {
-  return without_context(
-      [&](driver_table const& cu) { return all == nullptr ? CUDA_ERROR_INVALID_VALUE : describe(cu, *all, device); });
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  return without_context([&](driver_table const& cu) {
+    return properties == nullptr ? CUDA_ERROR_INVALID_VALUE : describe(cu, *properties, device);
+  });
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {

@@ -14,8 +14,8 @@ namespace {
 
 constexpr char const* file_name = "libgpumem_simulator_driver.so";
 
-void* refuse(char const* why) {
-  std::fprintf(stderr, "gpumem simulator: the simulated CUDA runtime has no driver: %s\n", why);
+void* refuse(char const* reason) {
+  std::fprintf(stderr, "gpumem simulator: the simulated CUDA runtime has no driver: %s\n", reason);
   return nullptr;
 }
 

@@ -4,12 +4,14 @@
 
 using namespace simulated_runtime;
 
-cudaError_t cudaStreamCreate(cudaStream_t* made) { return cudaStreamCreateWithPriority(made, cudaStreamDefault, 0); }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* made, unsigned flags) {
-  return cudaStreamCreateWithPriority(made, flags, 0);
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
 }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* made, unsigned flags, int priority) {
-  return pass<&driver_table::cuStreamCreateWithPriority>(made, flags, priority);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  return pass<&driver_table::cuStreamCreateWithPriority>(stream, flags, priority);
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { return pass<&driver_table::cuStreamDestroy>(stream); }
 
@@ -17,9 +19,9 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return pass<&driver_table::cuThreadExchangeStreamCaptureMode>(as<CUstreamCaptureMode>(mode));
 }
 
-cudaError_t cudaEventCreate(cudaEvent_t* made) { return cudaEventCreateWithFlags(made, cudaEventDefault); }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* made, unsigned flags) {
-  return pass<&driver_table::cuEventCreate>(made, flags);
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  return pass<&driver_table::cuEventCreate>(event, flags);
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return pass<&driver_table::cuEventDestroy>(event); }
 cudaError_t cudaEventQuery(cudaEvent_t event) { return pass<&driver_table::cuEventQuery>(event); }
@@ -28,11 +30,11 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
   return pass<&driver_table::cuEventElapsedTime>(milliseconds, start, end);
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long flags) {
-  return pass<&driver_table::cuGraphInstantiate>(made, graph, flags);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags) {
+  return pass<&driver_table::cuGraphInstantiate>(executable, graph, flags);
 }
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long flags) {
-  return pass<&driver_table::cuGraphInstantiate>(made, graph, flags);
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags) {
+  return pass<&driver_table::cuGraphInstantiate>(executable, graph, flags);
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
   return pass<&driver_table::cuGraphGetNodes>(graph, nodes, count);

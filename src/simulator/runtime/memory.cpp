@@ -74,53 +74,55 @@ cudaError_t cudaHostGetFlags(unsigned* flags, void* host) {
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) { return pass<&driver_table::cuMemGetInfo>(free, total); }
 
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* all, void const* pointer) {
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, void const* pointer) {
   return in_context([&](driver_table const& cu) {
-    if (all == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *all = {};
+    if (attributes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *attributes = {};
     unsigned type = 0;
     unsigned char managed = 0;
-    CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
-                                   CU_POINTER_ATTRIBUTE_HOST_POINTER};
-    void* places[] = {&type, &managed, &all->device, &all->devicePointer, &all->hostPointer};
-    CUresult const result = cu.cuPointerGetAttributes(std::size(which), which, places, address(pointer));
+    CUpointer_attribute queried_attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                                CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                                CU_POINTER_ATTRIBUTE_DEVICE_POINTER, CU_POINTER_ATTRIBUTE_HOST_POINTER};
+    void* places[] = {&type, &managed, &attributes->device, &attributes->devicePointer, &attributes->hostPointer};
+    CUresult const result =
+        cu.cuPointerGetAttributes(std::size(queried_attributes), queried_attributes, places, address(pointer));
     if (result != CUDA_SUCCESS) return result;
-    all->type = managed != 0                   ? cudaMemoryTypeManaged
-                : type == CU_MEMORYTYPE_HOST   ? cudaMemoryTypeHost
-                : type == CU_MEMORYTYPE_DEVICE ? cudaMemoryTypeDevice
-                                               : cudaMemoryTypeUnregistered;
-    if (all->type == cudaMemoryTypeUnregistered) all->hostPointer = const_cast<void*>(pointer);
+    attributes->type = managed != 0                   ? cudaMemoryTypeManaged
+                       : type == CU_MEMORYTYPE_HOST   ? cudaMemoryTypeHost
+                       : type == CU_MEMORYTYPE_DEVICE ? cudaMemoryTypeDevice
+                                                      : cudaMemoryTypeUnregistered;
+    if (attributes->type == cudaMemoryTypeUnregistered) attributes->hostPointer = const_cast<void*>(pointer);
     return CUDA_SUCCESS;
   });
 }
 
-cudaError_t cudaMemAdvise(void const* pointer, size_t bytes, cudaMemoryAdvise advice, cudaMemLocation to) {
-  return pass<&driver_table::cuMemAdvise>(address(pointer), bytes, static_cast<CUmem_advise>(advice), location_of(to));
+cudaError_t cudaMemAdvise(void const* pointer, size_t bytes, cudaMemoryAdvise advice, cudaMemLocation location) {
+  return pass<&driver_table::cuMemAdvise>(address(pointer), bytes, static_cast<CUmem_advise>(advice),
+                                          location_of(location));
 }
 
-cudaError_t cudaMemRangeGetAttribute(void* place, size_t size, cudaMemRangeAttribute which, void const* pointer,
+cudaError_t cudaMemRangeGetAttribute(void* place, size_t size, cudaMemRangeAttribute attribute, void const* pointer,
                                      size_t bytes) {
-  return pass<&driver_table::cuMemRangeGetAttribute>(place, size, static_cast<CUmem_range_attribute>(which),
+  return pass<&driver_table::cuMemRangeGetAttribute>(place, size, static_cast<CUmem_range_attribute>(attribute),
                                                      address(pointer), bytes);
 }
 
-cudaError_t cudaMemRangeGetAttributes(void** places, size_t* sizes, cudaMemRangeAttribute* which, size_t count,
+cudaError_t cudaMemRangeGetAttributes(void** places, size_t* sizes, cudaMemRangeAttribute* attributes, size_t count,
                                       void const* pointer, size_t bytes) {
-  return pass<&driver_table::cuMemRangeGetAttributes>(places, sizes, as<CUmem_range_attribute>(which), count,
+  return pass<&driver_table::cuMemRangeGetAttributes>(places, sizes, as<CUmem_range_attribute>(attributes), count,
                                                       address(pointer), bytes);
 }
 
-cudaError_t cudaMemcpyPeer(void* to, int to_device, void const* from, int from_device, size_t bytes) {
+cudaError_t cudaMemcpyPeer(void* target, int to_device, void const* source, int from_device, size_t bytes) {
   return between(to_device, from_device, [&](driver_table const& cu, CUcontext there, CUcontext here) {
-    return cu.cuMemcpyPeer(address(to), there, address(from), here, bytes);
+    return cu.cuMemcpyPeer(address(target), there, address(source), here, bytes);
   });
 }
 
-cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, void const* from, int from_device, size_t bytes,
+cudaError_t cudaMemcpyPeerAsync(void* target, int to_device, void const* source, int from_device, size_t bytes,
                                 cudaStream_t stream) {
   return between(to_device, from_device, [&](driver_table const& cu, CUcontext there, CUcontext here) {
-    return cu.cuMemcpyPeerAsync(address(to), there, address(from), here, bytes, stream);
+    return cu.cuMemcpyPeerAsync(address(target), there, address(source), here, bytes, stream);
   });
 }
 

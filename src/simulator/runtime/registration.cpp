@@ -36,8 +36,8 @@ unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, cudaStream_t) {
 }
 cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) { return keep(cudaErrorMissingConfiguration); }
 
-cudaError_t __cudaGetKernel(cudaKernel_t* made, void const* function) {
-  *made = static_cast<cudaKernel_t>(const_cast<void*>(function));
+cudaError_t __cudaGetKernel(cudaKernel_t* kernel, void const* function) {
+  *kernel = static_cast<cudaKernel_t>(const_cast<void*>(function));
   return cudaSuccess;
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) {
