@@ -87,7 +87,7 @@ private:
   friend CUresult detail::lost_error_of(int) noexcept;
   friend CUresult detail::interpret(int, CUresult) noexcept;
   friend bool detail::notice_reset(int) noexcept;
-  explicit device(detail::device_state& known) noexcept : state_{&known} {}
+  explicit device(detail::device_state& state) noexcept : state_{&state} {}
   bool was_reset() const noexcept;
   CUresult still_lost(CUresult error) const noexcept;
   static void throw_if_context_lost(CUcontext context, CUresult answer);
@@ -117,10 +117,10 @@ private:
 export class [[nodiscard]] device_guard {
 public:
   /// Throws cuda_error.
-  explicit device_guard(device which);
+  explicit device_guard(device device);
 
 private:
-  detail::context_guard here_;
+  detail::context_guard context_guard_;
 };
 
 } // namespace gpumem

@@ -122,13 +122,13 @@ enum class driver_function : unsigned { GPUMEM_DRIVER_FUNCTIONS(GPUMEM_DRIVER_IN
 
 // Counts a call of a driver function. There is one counter per function and thread index. Each has a single writer, so
 // that counting costs a load and a store.
-void count_driver_call(driver_function which) noexcept;
+void count_driver_call(driver_function function) noexcept;
 
 template <class Function> class driver_entry;
 
 template <class... Arguments> class driver_entry<CUresult(Arguments...)> {
 public:
-  explicit constexpr driver_entry(driver_function which) : which_{which} {}
+  explicit constexpr driver_entry(driver_function function) : number_{function} {}
   driver_entry(driver_entry const&) = delete;
   driver_entry& operator=(driver_entry const&) = delete;
 
@@ -136,14 +136,14 @@ public:
     if (!function_) [[unlikely]]
       return CUDA_ERROR_DEINITIALIZED;
     sync::schedule_point();
-    count_driver_call(which_);
+    count_driver_call(number_);
     return function_(arguments...);
   }
 
 private:
   friend class driver_loader;
   CUresult (*function_)(Arguments...) = nullptr;
-  driver_function which_;
+  driver_function number_;
 };
 } // namespace detail
 
@@ -182,13 +182,13 @@ export std::uint64_t driver_calls() noexcept;
 /// Returns the number of calls of the driver function of this name ("cuEventRecord"); 0 if gpumem never calls it.
 export std::uint64_t driver_calls(std::string_view name) noexcept;
 
-/// Throws cuda_error with the text `what`, unless the result is success.
-export void check(CUresult result, char const* what);
+/// Throws cuda_error with the text `call`, unless the result is success.
+export void check(CUresult result, char const* call);
 
-/// Throws cuda_error with the text `what`. After a sticky error the text also says that the process has to be
+/// Throws cuda_error with the text `call`. After a sticky error the text also says that the process has to be
 /// restarted. In a forked child (see `driver_alive`) the status is CUDA_ERROR_DEINITIALIZED, and the text gives the
 /// result as a number. To get its name would need a call that could wait for ever in the child.
-export [[noreturn]] void throw_cuda_error(CUresult result, char const* what);
+export [[noreturn]] void throw_cuda_error(CUresult result, char const* call);
 
 /// Returns whether the error is sticky: the context cannot be used any more.
 export bool is_sticky(CUresult error) noexcept;

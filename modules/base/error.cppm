@@ -17,10 +17,10 @@ using gpumem::outcome;
 using gpumem::to_string;
 
 namespace extend {
-/// Throws the exception that belongs to the outcome in `why`. exhausted and too_large: out_of_memory with the
+/// Throws the exception that belongs to the outcome in `failure`. exhausted and too_large: out_of_memory with the
 /// statistics `info`. device_lost and driver_error: cuda_error. invalid_argument: std::invalid_argument. All others:
 /// acquire_error.
-[[noreturn]] void throw_failure(failure const& why, out_of_memory_info const& info = {});
+[[noreturn]] void throw_failure(failure const& failure, out_of_memory_info const& info = {});
 
 } // namespace extend
 
@@ -36,7 +36,7 @@ inline constexpr char const* unidentified_stream = "a stream that cannot be iden
 // be converted into a failure and back. `where` is the resource or the call that the text names; null for none.
 export class rule_error final : public std::invalid_argument {
 public:
-  explicit rule_error(broken_rule rule, char const* where = nullptr);
+  explicit rule_error(broken_rule rule, char const* function = nullptr);
   broken_rule rule() const noexcept { return rule_; }
 
 private:
@@ -50,16 +50,18 @@ inline failure no_host_memory(std::size_t bytes) noexcept { return {outcome::exh
 /// Returns the failure of an attempt for which the process has no addresses, whether the driver or the option
 /// `address_space` bounds them. The device may have memory.
 inline failure no_addresses(outcome reason, std::size_t bytes) noexcept { return {reason, -2, bytes}; }
-inline bool is_no_addresses(failure const& why) noexcept {
-  return (why.reason == outcome::exhausted || why.reason == outcome::too_large) && why.code == -2;
+inline bool is_no_addresses(failure const& failure) noexcept {
+  return (failure.reason == outcome::exhausted || failure.reason == outcome::too_large) && failure.code == -2;
 }
 /// Returns whether a request that failed so may wait. It may not if the host has no memory, since no free ends that.
-inline bool may_wait_after(failure const& why) noexcept { return why.reason == outcome::exhausted && why.code != -1; }
+inline bool may_wait_after(failure const& failure) noexcept {
+  return failure.reason == outcome::exhausted && failure.code != -1;
+}
 
 // Throws a rule_error for the use of an object that was moved from. The text names the function `call`, unless that is
 // null.
 [[noreturn]] void throw_moved_from(char const* call = nullptr);
 // Does what throw_failure() does. The exception's text also names the resource, unless `resource` is null.
-[[noreturn]] void throw_failure_in(char const* resource, failure const& why, out_of_memory_info const& info = {});
+[[noreturn]] void throw_failure_in(char const* resource, failure const& failure, out_of_memory_info const& info = {});
 
 } // namespace gpumem::detail

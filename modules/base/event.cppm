@@ -19,7 +19,7 @@ struct stream_point {
   int device = -1;
 };
 // Returns the point at which the user recorded the event. Throws acquire_error if that was in a graph capture.
-stream_point point_of(event const& of);
+stream_point point_of(event const& event);
 } // namespace detail
 
 /// An event without timing. If it is recorded on one stream and another stream waits for it, every pool knows that
@@ -29,7 +29,7 @@ stream_point point_of(event const& of);
 export class event {
 public:
   /// Throws cuda_error. The first record() takes the CUDA event, from a pool of events.
-  explicit event(gpumem::device where);
+  explicit event(gpumem::device device);
   event(event&& other) noexcept;
   event& operator=(event&& other) noexcept;
   ~event();
@@ -38,12 +38,12 @@ public:
   /// captures a graph the event becomes a part of the graph. Only streams of that capture may then wait for it, and
   /// pools learn no order from it. If this throws, the earlier record stays. Throws cuda_error, std::bad_alloc. Throws
   /// acquire_error (capture_unsupported) on the legacy stream while a blocking stream captures.
-  void record(stream_ref on);
+  void record(stream_ref stream);
 
   /// Makes work enqueued on the stream from now on wait for the covered work. Does nothing if the event was never
   /// recorded. Throws cuda_error. Throws acquire_error (capture_unsupported) if the stream captures and the event was
   /// not recorded in this capture, since the driver would end the capture.
-  void make_wait(stream_ref waiting) const;
+  void make_wait(stream_ref waiting_stream) const;
 
   /// Returns whether the covered work is complete; true if the event was never recorded. Throws cuda_error on any error
   /// of the driver. Throws acquire_error (capture_unsupported) if the event was recorded in a graph capture.
@@ -63,7 +63,7 @@ private:
   friend detail::stream_point detail::point_of(event const&);
   void publish() const noexcept;
   void refuse_captured() const;
-  void refuse_other_capture(stream_key const& waiting) const;
+  void refuse_other_capture(stream_key const& waiting_key) const;
   // Returns null if the event was never recorded and its handle was not given out. Throws after a move from this
   // object.
   detail::pooled_event* pooled() const;
@@ -74,9 +74,9 @@ private:
   mutable std::atomic<detail::pooled_event*> event_{nullptr};
   bool valid_ = true;
   gpumem::device device_;
-  detail::stream_timeline* on_ = nullptr; // null: never recorded, or pools learn no order from the record
+  detail::stream_timeline* timeline_ = nullptr; // null: never recorded, or pools learn no order from the record
   epoch covers_ = 0;
-  detail::vector_clock before_;
+  detail::vector_clock order_before_record_;
   bool in_capture_ = false;
   std::uint64_t capture_ = 0; // id of the capture of the newest record
 };

@@ -28,9 +28,9 @@ private:
 /// already, for example after a try_lock() that succeeded.
 template <class Mutex> class [[clang::scoped_lockable]] scoped_lock {
 public:
-  inline explicit scoped_lock(Mutex& of) __attribute__((acquire_capability(of))) : mutex_{&of} { lock(); }
-  inline scoped_lock(Mutex& of, std::adopt_lock_t) noexcept __attribute__((requires_capability(of)))
-      : mutex_{&of}, holds_{true} {}
+  inline explicit scoped_lock(Mutex& mutex) __attribute__((acquire_capability(mutex))) : mutex_{&mutex} { lock(); }
+  inline scoped_lock(Mutex& mutex, std::adopt_lock_t) noexcept __attribute__((requires_capability(mutex)))
+      : mutex_{&mutex}, holds_{true} {}
   scoped_lock(scoped_lock const&) = delete;
   scoped_lock& operator=(scoped_lock const&) = delete;
   [[clang::release_capability]] inline ~scoped_lock() {
@@ -55,7 +55,7 @@ private:
 /// Unlocks a held mutex for a scope and locks it again at the end. For functions that are called with the mutex held.
 template <class Mutex> class [[clang::scoped_lockable]] scoped_unlock {
 public:
-  inline explicit scoped_unlock(Mutex& held) __attribute__((release_capability(held))) : mutex_{held} {
+  inline explicit scoped_unlock(Mutex& mutex) __attribute__((release_capability(mutex))) : mutex_{mutex} {
     mutex_.unlock();
   }
   scoped_unlock(scoped_unlock const&) = delete;

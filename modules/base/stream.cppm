@@ -15,7 +15,7 @@ export class allocation;
 namespace extend {
 export class holder;
 export class stream_key;
-export stream_key identify(stream_ref handle, device where);
+export stream_key identify(stream_ref handle, device device);
 export stream_key identify(stream_ref handle);
 /// All that the library knows of a stream; opaque.
 export using stream_timeline = detail::stream_timeline;
@@ -87,9 +87,9 @@ public:
   /// Returns how the request treats requests that wait.
   inline queueing queues() const noexcept { return queueing_; }
   /// Returns a copy of this key, with another treatment of requests that wait.
-  inline stream_key queueing_as(queueing how) const noexcept {
+  inline stream_key queueing_as(queueing queueing) const noexcept {
     auto key = *this;
-    key.queueing_ = how;
+    key.queueing_ = queueing;
     return key;
   }
   /// Returns whether the request is for a chunk of graph memory. The option `largest_block` of a pool bounds the blocks
@@ -103,11 +103,11 @@ public:
   }
   /// Returns the holder that counts the bytes of this call as its own; null if none does.
   inline holder* unit() const noexcept { return unit_; }
-  /// Returns a copy of this key for a call of `of`. If another holder counts the bytes already, the copy names that
+  /// Returns a copy of this key for a call of `unit`. If another holder counts the bytes already, the copy names that
   /// one.
-  inline stream_key for_unit(holder& of) const noexcept {
+  inline stream_key for_unit(holder& unit) const noexcept {
     auto key = *this;
-    if (!key.unit_) key.unit_ = &of;
+    if (!key.unit_) key.unit_ = &unit;
     return key;
   }
   /// Returns a copy of this key that names no holder, for calls of a resource on its own behalf.
@@ -176,7 +176,7 @@ private:
 /// is asked of all streams whether they capture. Handle 0 is a different stream for each device and calling thread.
 /// Throws cuda_error, and std::invalid_argument for a default handle while another device is current and for a stream
 /// object that was moved from. Any thread.
-export stream_key identify(stream_ref handle, device where);
+export stream_key identify(stream_ref handle, device device);
 
 /// Identifies a stream without a resource: a default handle means the default stream of the current device.
 export stream_key identify(stream_ref handle);
@@ -223,7 +223,7 @@ export void cover_frees(stream_ref stream);
 export class stream : public stream_ref {
 public:
   /// Throws cuda_error, std::bad_alloc. `priority` is the driver's stream priority: a lower number is more urgent.
-  explicit stream(gpumem::device where, int priority = 0);
+  explicit stream(gpumem::device device, int priority = 0);
   stream(stream&& other) noexcept;
   stream& operator=(stream&& other) noexcept;
   ~stream();
@@ -242,7 +242,7 @@ public:
 
   /// Makes work enqueued from now on wait for the event; does nothing if the event was never recorded. Throws
   /// cuda_error.
-  void wait(event const& happened);
+  void wait(event const& event);
   using stream_ref::wait;
 
   /// Begins a capture and makes it known to gpumem. Allocation on the stream fails until end_capture(), unless a

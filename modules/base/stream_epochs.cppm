@@ -187,7 +187,7 @@ private:
 
   inline recorded_event& at(std::size_t i) noexcept { return ring_[(first_ + i) % max_events]; }
   inline recorded_event const& at(std::size_t i) const noexcept { return ring_[(first_ + i) % max_events]; }
-  static bool complete(recorded_event const& one) noexcept;
+  static bool complete(recorded_event const& event) noexcept;
   // Takes a spare event of the ring; if it has none, takes one of the context. Returns null if there is none either.
   pooled_event* acquire() noexcept;
   void give_back(pooled_event* event) noexcept;

@@ -46,7 +46,7 @@ public:
   void set_priority(int priority) noexcept { priority_ = priority; }
   // Returns whether the stream captures, if the capture was begun through gpumem; only the driver knows of others.
   inline bool capturing() const noexcept { return capturing_.load(std::memory_order_relaxed); }
-  void set_capturing(bool on) noexcept { capturing_.store(on, std::memory_order_relaxed); }
+  void set_capturing(bool capturing) noexcept { capturing_.store(capturing, std::memory_order_relaxed); }
 
   // Returns the stream on which events are recorded for a call that got `caller_handle`: that handle, but for handle 0
   // the per-thread stream.

@@ -32,10 +32,10 @@ export class stream_order {
 public:
   // Returns whether work enqueued on the owner from now on comes after epoch `e` of the stream with that index.
   bool is_after(std::uint32_t index, epoch e) const;
-  // Notes that the owner now waits for an event that ended epoch `e` of the stream with that index. `before`: the
+  // Notes that the owner now waits for an event that ended epoch `e` of the stream with that index. `order`: the
   // snapshot() of that other stream when the event was recorded; the owner is ordered after these epochs too. Called
   // after the driver has accepted the wait.
-  void add(std::uint32_t index, epoch e, vector_clock const& before);
+  void add(std::uint32_t index, epoch e, vector_clock const& order);
   vector_clock snapshot() const;
   void clear() noexcept;
 
@@ -53,7 +53,7 @@ export enum class uncovered_memory : std::uint8_t { dead_streams = 1, closed_poo
 // The reasons that hold now, as a sum.
 inline constinit std::atomic<std::uint8_t> uncovered_memory_seen{0};
 // Notes that a reason holds, or holds no more.
-export void note_uncovered_memory(uncovered_memory of, bool much) noexcept;
+export void note_uncovered_memory(uncovered_memory memory, bool much) noexcept;
 // Called after the event that cover_request() requests was recorded; initially null.
 inline constinit std::atomic<void (*)() noexcept> on_requested_recorded{nullptr};
 
@@ -172,7 +172,7 @@ public:
   bool waitable(epoch e) const noexcept;
   // Makes the waiting stream wait for the precise event of the epoch, then publishes the order. Returns false if no
   // such event is open, if the waiting stream is handle 0, or on an error of the driver.
-  bool insert_wait(stream_timeline& waiting, CUstream caller_handle, epoch e) noexcept;
+  bool insert_wait(stream_timeline& waiting_timeline, CUstream caller_handle, epoch e) noexcept;
 
   // Makes spare events, so that records need no allocation; throws std::bad_alloc, cuda_error.
   inline void prepare() {

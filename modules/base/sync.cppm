@@ -31,19 +31,19 @@ using lock = scoped_lock<mutex>;
 /// for which they wait.
 class condition {
 public:
-  inline void wait(mutex& held) __attribute__((requires_capability(held))) {
-    wait_native(held, [this](auto& native) { native_.wait(native); });
+  inline void wait(mutex& mutex) __attribute__((requires_capability(mutex))) {
+    wait_native(mutex, [this](auto& native) { native_.wait(native); });
   }
-  inline void wait_until(mutex& held, time_point deadline) __attribute__((requires_capability(held))) {
-    wait_native(held, [this, deadline](auto& native) { native_.wait_until(native, deadline); });
+  inline void wait_until(mutex& mutex, time_point deadline) __attribute__((requires_capability(mutex))) {
+    wait_native(mutex, [this, deadline](auto& native) { native_.wait_until(native, deadline); });
   }
   inline void notify_one() noexcept { native_.notify_one(); }
   inline void notify_all() noexcept { native_.notify_all(); }
 
 private:
   // Lends the native lock to std::condition_variable, which is smaller and faster than std::condition_variable_any.
-  template <class Wait> void wait_native(mutex& held, Wait wait) {
-    std::unique_lock<std::mutex> native{held.native_, std::adopt_lock};
+  template <class Wait> void wait_native(mutex& mutex, Wait wait) {
+    std::unique_lock<std::mutex> native{mutex.native_, std::adopt_lock};
     wait(native);
     native.release();
   }
@@ -79,15 +79,15 @@ using spin_lock = scoped_lock<spin_mutex>;
 /// thread that calls notify_all() holds at least one of the mutexes that the waiting thread unlocks.
 class spin_condition {
 public:
-  /// `held` has locked one or several mutexes. Unlocks them, waits, and locks them again. Locks `mutex_` before it
+  /// `lock` has locked one or several mutexes. Unlocks them, waits, and locks them again. Locks `mutex_` before it
   /// unlocks them, so that no notification in between is lost.
-  template <class Locks> void wait(Locks& held) {
+  template <class Locks> void wait(Locks& lock) {
     {
       std::unique_lock inner{mutex_};
-      held.unlock();
+      lock.unlock();
       native_.wait(inner);
     }
-    held.lock();
+    lock.lock();
   }
   void notify_all() noexcept;
 
@@ -143,9 +143,9 @@ private:
 /// so that it costs less on the hottest paths.
 class [[clang::scoped_lockable]] biased_lock {
 public:
-  [[gnu::always_inline]] inline explicit biased_lock(biased_mutex& held) noexcept
-      __attribute__((acquire_capability(held)))
-      : held_{held} {
+  [[gnu::always_inline]] inline explicit biased_lock(biased_mutex& mutex) noexcept
+      __attribute__((acquire_capability(mutex)))
+      : held_{mutex} {
     held_.lock();
   }
   biased_lock(biased_lock const&) = delete;

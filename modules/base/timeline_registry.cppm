@@ -108,14 +108,14 @@ public:
   /// Returns the timeline of the last stream seen with this handle; if there is none, makes one without an id. This is
   /// for a stream that captures a graph: a query of its id would fail and end the capture. Throws std::bad_alloc,
   /// cuda_error.
-  stream_timeline& of_capturing(CUstream handle, device where);
+  stream_timeline& of_capturing(CUstream handle, device device);
   /// The table `seen_handles` has room for a fixed number of handles. If it had none for this handle, returns the
   /// timeline of the last stream seen with the handle; otherwise null.
   stream_timeline* find_beyond_table(CUstream handle) const noexcept;
   /// Returns the timeline of a default stream of the device, which must be current. All threads share the timeline of
   /// the legacy stream; those of the per-thread stream and of handle 0 belong to the calling thread. Throws
   /// std::bad_alloc, cuda_error.
-  stream_timeline& of_default(stream_kind kind, device where, CUstream handle, bool capturing = false);
+  stream_timeline& of_default(stream_kind kind, device device, CUstream handle, bool capturing = false);
   /// Records an event on each default stream of the calling thread that has frees after its last event. Only this
   /// thread can: on another thread, the same handle means another stream.
   static void cover_own_defaults() noexcept;
@@ -124,7 +124,7 @@ public:
   /// Returns the timeline of an own stream that is not in use and does not capture; makes a stream if there is none.
   /// A stream that was given back may still capture, since another stream may have begun the capture that it joined.
   /// Throws cuda_error, std::bad_alloc.
-  stream_timeline& acquire_own(device where, int priority);
+  stream_timeline& acquire_own(device device, int priority);
   void release_own(stream_timeline& timeline) noexcept;
   /// Adds or removes one promise of the owner that the stream lives. While there is a promise, the stream counts as
   /// adopted.
@@ -141,7 +141,7 @@ private:
   timeline_registry() = default;
   stream_timeline* find(CUstream handle) const noexcept __attribute__((requires_capability(mutex_)));
   void put(CUstream handle, stream_timeline& timeline) __attribute__((requires_capability(mutex_)));
-  void change_askers(int by) noexcept;
+  void change_askers(int change) noexcept;
   // Lets an own or adopted stream be found by its handle alone, unless each call asks. Otherwise hides it.
   void publish_owned(stream_timeline& timeline) noexcept __attribute__((requires_capability(mutex_)));
   static void end_thread() noexcept;

@@ -43,7 +43,7 @@ detail::device_state* device_state_of(int ordinal) {
     throw std::invalid_argument{"gpumem: there is no device " + std::to_string(ordinal) + "; the device count is " +
                                 std::to_string(count)};
   }
-  sync::lock const held{devices.mutex};
+  sync::lock const lock{devices.mutex};
   auto& state = devices.states[static_cast<std::size_t>(ordinal)];
   if (!state.known.load(std::memory_order_relaxed)) {
     check(driver().device_get(&state.handle, ordinal), "cuDeviceGet");
@@ -139,9 +139,9 @@ CUresult detail::interpret(int ordinal, CUresult answer) noexcept {
 bool detail::notice_reset(int ordinal) noexcept {
   auto* const known = known_state(ordinal);
   if (!known) return false;
-  device const where{*known};
-  if (!where.lost() && where.was_reset()) where.mark_lost(CUDA_ERROR_CONTEXT_IS_DESTROYED);
-  return where.lost();
+  device const device{*known};
+  if (!device.lost() && device.was_reset()) device.mark_lost(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  return device.lost();
 }
 
 int device::count() {
@@ -155,9 +155,9 @@ int device::count() {
 void device::throw_if_context_lost(CUcontext context, CUresult answer) {
   for (auto& state : devices.states) {
     if (!state.known.load(std::memory_order_acquire) || state.primary != context) continue;
-    device const where{state};
-    where.interpret(answer);
-    where.throw_if_lost();
+    device const device{state};
+    device.interpret(answer);
+    device.throw_if_lost();
   }
 }
 
@@ -185,8 +185,8 @@ detail::context_guard::~context_guard() {
   if (pushed_) driver().ctx_pop_current(&popped);
 }
 
-device_guard::device_guard(device which) : here_{is_current(which.context()) ? nullptr : which.context()} {
-  check(here_.result(), "cuCtxPushCurrent");
+device_guard::device_guard(device device) : context_guard_{is_current(device.context()) ? nullptr : device.context()} {
+  check(context_guard_.result(), "cuCtxPushCurrent");
 }
 
 } // namespace gpumem

@@ -87,7 +87,7 @@ void run_exit_functions() {
   for (auto& list = exits();;) {
     void (*function)() noexcept = nullptr;
     {
-      sync::scoped_lock const held{list.mutex};
+      sync::scoped_lock const lock{list.mutex};
       if (list.size > 0) function = list.functions[--list.size];
     }
     if (!function) break;
@@ -119,7 +119,7 @@ void prepare_fork() {
 // Has a text of its own. That of CCCL begins with the path of a source file.
 class described_error final : public cuda_error {
 public:
-  described_error(cuda_error const& made, std::string const& text) : cuda_error{made}, text_{text} {}
+  described_error(cuda_error const& error, std::string const& text) : cuda_error{error}, text_{text} {}
   char const* what() const noexcept override { return text_.what(); }
 
 private:
@@ -127,17 +127,17 @@ private:
 };
 
 // Returns CUDA's name of an error: that part of CCCL's text after the place in the source and before the last colon.
-std::string cuda_text(cuda_error const& made) {
-  std::string_view text = made.what();
+std::string cuda_text(cuda_error const& error) {
+  std::string_view text = error.what();
   if (text.starts_with(__FILE__)) text.remove_prefix(std::min(text.find(' ', std::size(__FILE__)) + 1, text.size()));
   return std::string{text.substr(0, text.rfind(':'))};
 }
 
 // Returns the text of an error. After a sticky error (one after which the device is lost), the text says that the
 // process has to be restarted.
-std::string describe_result(CUresult result, char const* what) {
-  auto const given = std::string{what};
-  auto const text = given.starts_with("gpumem: ") ? given : "gpumem: " + given;
+std::string describe_result(CUresult result, char const* call) {
+  auto const call_text = std::string{call};
+  auto const text = call_text.starts_with("gpumem: ") ? call_text : "gpumem: " + call_text;
   if (forked()) {
     return text + ": CUDA error " + std::to_string(result) +
            ": this process was forked after gpumem was used, so it cannot use gpumem";
@@ -151,23 +151,23 @@ std::string describe_result(CUresult result, char const* what) {
 
 } // namespace
 
-void count_driver_call(driver_function which) noexcept {
+void count_driver_call(driver_function function) noexcept {
   // A reference would be initialized at its first use. In a shared library its flag is a second variable to look up.
   thread_local constinit call_counters* own = nullptr;
   if (!own) [[unlikely]] {
     own = own_counters();
     if (!own) {
-      shared_counters.calls[static_cast<unsigned>(which)].fetch_add(1, std::memory_order_relaxed);
+      shared_counters.calls[static_cast<unsigned>(function)].fetch_add(1, std::memory_order_relaxed);
       return;
     }
   }
-  auto& counter = own->calls[static_cast<unsigned>(which)];
+  auto& counter = own->calls[static_cast<unsigned>(function)];
   counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
 void at_driver_exit(void (*function)() noexcept) {
   auto& list = exits();
-  sync::scoped_lock const held{list.mutex};
+  sync::scoped_lock const lock{list.mutex};
   if (list.size == list.functions.size()) std::abort(); // each part registers once, not once per object
   // Even without a driver, functions have to run at exit. If a driver is loaded later, its own exit handler would run
   // before the handler registered here. So the loader registers run_exit_functions() again, and that call runs first.
@@ -265,12 +265,12 @@ std::uint64_t driver_api::driver_calls(std::string_view name) noexcept {
   return sum;
 }
 
-void driver_api::check(CUresult result, char const* what) {
-  if (result != CUDA_SUCCESS) throw_cuda_error(result, what);
+void driver_api::check(CUresult result, char const* call) {
+  if (result != CUDA_SUCCESS) throw_cuda_error(result, call);
 }
 
-void driver_api::throw_cuda_error(CUresult result, char const* what) {
-  auto const text = detail::describe_result(result, what);
+void driver_api::throw_cuda_error(CUresult result, char const* call) {
+  auto const text = detail::describe_result(result, call);
   auto const* const made = detail::made_for_children.load(std::memory_order_acquire);
   if (made && detail::forked()) throw detail::described_error{*made, text};
   // If the host has no memory for the text, CCCL's constructor ends the process. This trial allocation throws

@@ -12,8 +12,8 @@ import :driver;
 
 namespace gpumem {
 
-void extend::throw_failure(failure const& why, out_of_memory_info const& info) {
-  detail::throw_failure_in(nullptr, why, info);
+void extend::throw_failure(failure const& failure, out_of_memory_info const& info) {
+  detail::throw_failure_in(nullptr, failure, info);
 }
 
 } // namespace gpumem
@@ -21,8 +21,8 @@ void extend::throw_failure(failure const& why, out_of_memory_info const& info) {
 namespace gpumem::detail {
 namespace {
 
-std::string text_in(char const* where, char const* what) {
-  return (where ? "gpumem: " + std::string{where} + ": " : std::string{"gpumem: "}) + what;
+std::string text_in(char const* function, char const* text) {
+  return (function ? "gpumem: " + std::string{function} + ": " : std::string{"gpumem: "}) + text;
 }
 
 } // namespace
@@ -41,8 +41,8 @@ char const* text_of(broken_rule rule) noexcept {
   }
 }
 
-rule_error::rule_error(broken_rule rule, char const* where)
-    : std::invalid_argument{text_in(where, text_of(rule))}, rule_{rule} {}
+rule_error::rule_error(broken_rule rule, char const* function)
+    : std::invalid_argument{text_in(function, text_of(rule))}, rule_{rule} {}
 
 failure failure_of(broken_rule rule, std::size_t bytes) noexcept {
   return {outcome::invalid_argument, static_cast<int>(rule), bytes};
@@ -54,22 +54,23 @@ failure failure_of(gpumem::out_of_memory const& thrown, std::size_t bytes) noexc
 
 void throw_moved_from(char const* call) { throw rule_error{broken_rule::moved_from, call}; }
 
-void throw_failure_in(char const* resource, failure const& why, out_of_memory_info const& info) {
-  switch (why.reason) {
+void throw_failure_in(char const* resource, failure const& failure, out_of_memory_info const& info) {
+  switch (failure.reason) {
   case outcome::exhausted:
   case outcome::too_large: {
     auto filled = info;
-    filled.requested = why.requested;
-    throw gpumem::out_of_memory{why.reason, filled, gpumem::out_of_memory::describe(why.reason, filled, resource)};
+    filled.requested = failure.requested;
+    throw gpumem::out_of_memory{failure.reason, filled,
+                                gpumem::out_of_memory::describe(failure.reason, filled, resource)};
   }
   case outcome::device_lost:
   case outcome::driver_error: {
-    auto const code = static_cast<CUresult>(why.code);
-    bool const dead = why.reason == outcome::driver_error && code == CUDA_ERROR_INVALID_HANDLE;
+    auto const code = static_cast<CUresult>(failure.code);
+    bool const dead = failure.reason == outcome::driver_error && code == CUDA_ERROR_INVALID_HANDLE;
     throw_cuda_error(code, text_in(resource, dead ? unidentified_stream : "the device refused memory").c_str());
   }
-  case outcome::invalid_argument: throw rule_error{static_cast<broken_rule>(why.code), resource};
-  default: throw acquire_error{why};
+  case outcome::invalid_argument: throw rule_error{static_cast<broken_rule>(failure.code), resource};
+  default: throw acquire_error{failure};
   }
 }
 

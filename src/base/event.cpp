@@ -28,20 +28,21 @@ bool spans_streams(detail::stream_timeline const& timeline) noexcept {
 
 } // namespace
 
-event::event(gpumem::device where) : device_{where} { where.require(); }
+event::event(gpumem::device device) : device_{device} { device.require(); }
 
 event::event(event&& other) noexcept
     : event_{other.event_.exchange(nullptr)}, valid_{std::exchange(other.valid_, false)}, device_{other.device_},
-      on_{std::exchange(other.on_, nullptr)}, covers_{other.covers_}, before_{std::move(other.before_)},
-      in_capture_{std::exchange(other.in_capture_, false)}, capture_{other.capture_} {}
+      timeline_{std::exchange(other.timeline_, nullptr)}, covers_{other.covers_},
+      order_before_record_{std::move(other.order_before_record_)}, in_capture_{std::exchange(other.in_capture_, false)},
+      capture_{other.capture_} {}
 
 event& event::operator=(event&& other) noexcept {
   event_ = other.event_.exchange(event_);
   std::swap(valid_, other.valid_);
   std::swap(device_, other.device_);
-  std::swap(on_, other.on_);
+  std::swap(timeline_, other.timeline_);
   std::swap(covers_, other.covers_);
-  std::swap(before_, other.before_);
+  std::swap(order_before_record_, other.order_before_record_);
   std::swap(in_capture_, other.in_capture_);
   std::swap(capture_, other.capture_);
   return *this;
@@ -77,30 +78,30 @@ void event::record(stream_ref stream) {
   bool const captured = detail::is_capturing(key.handle());
   if (captured && spans_streams(timeline)) refuse(); // the driver would end a capture of a blocking stream
   bool const tells = !captured && !spans_streams(timeline);
-  auto before = timeline.order().snapshot();
-  auto* const known = pooled();
-  auto* const used = known ? known : detail::take_event(device_.context());
+  auto order_at_record = timeline.order().snapshot();
+  auto* const pooled_event = pooled();
+  auto* const new_event = pooled_event ? pooled_event : detail::take_event(device_.context());
   auto const covers = timeline.epochs().advance();
-  auto const result = device_.interpret(driver().event_record(used->handle, key.handle()));
-  if (result != CUDA_SUCCESS && !known) detail::give_event(used); // it has the record of an earlier owner
+  auto const result = device_.interpret(driver().event_record(new_event->handle, key.handle()));
+  if (result != CUDA_SUCCESS && !pooled_event) detail::give_event(new_event); // it has the record of an earlier owner
   check(result, "cuEventRecord");
-  event_.store(used, std::memory_order_release);
-  on_ = tells ? &timeline : nullptr;
+  event_.store(new_event, std::memory_order_release);
+  timeline_ = tells ? &timeline : nullptr;
   covers_ = covers;
-  before_ = std::move(before);
+  order_before_record_ = std::move(order_at_record);
   in_capture_ = captured;
   capture_ = captured ? detail::id_of_capture(key.handle()) : 0;
 }
 
-void event::make_wait(stream_ref waiting) const {
+void event::make_wait(stream_ref waiting_stream) const {
   device_.throw_if_lost();
-  auto const key = identify(waiting, device_);
+  auto const key = identify(waiting_stream, device_);
   auto const recorded = handle();
   if (!recorded) return;
   check(detail::lost_error_of(key.timeline().device()), "cuStreamWaitEvent");
   refuse_other_capture(key);
   check(device_.interpret(driver().stream_wait_event(key.handle(), recorded, 0)), "cuStreamWaitEvent");
-  if (on_) key.timeline().order().add(on_->index(), covers_, before_);
+  if (timeline_) key.timeline().order().add(timeline_->index(), covers_, order_before_record_);
 }
 
 // Throws if the event was recorded in a capture. The driver would refuse the call too, but would also end the capture.
@@ -110,14 +111,14 @@ void event::refuse_captured() const {
 
 // Throws if the driver would refuse the wait of this stream and would end a capture: that of the stream or that in
 // which the event was recorded.
-void event::refuse_other_capture(stream_key const& waiting) const {
-  bool const captures = detail::is_capturing(waiting.handle()); // the timeline's own flag may be old
-  if (captures && (!in_capture_ || detail::id_of_capture(waiting.handle()) != capture_)) refuse();
-  if (in_capture_ && spans_streams(waiting.timeline())) refuse();
+void event::refuse_other_capture(stream_key const& waiting_key) const {
+  bool const captures = detail::is_capturing(waiting_key.handle()); // the timeline's own flag may be old
+  if (captures && (!in_capture_ || detail::id_of_capture(waiting_key.handle()) != capture_)) refuse();
+  if (in_capture_ && spans_streams(waiting_key.timeline())) refuse();
 }
 
 // Defined here and not in stream.cpp, because :event imports :stream.
-void stream::wait(event const& happened) { happened.make_wait(*this); }
+void stream::wait(event const& event) { event.make_wait(*this); }
 
 bool event::is_done() const {
   refuse_captured();
@@ -143,12 +144,12 @@ void event::synchronize() const {
 }
 
 void event::publish() const noexcept {
-  if (on_) on_->epochs().publish_completed(covers_);
+  if (timeline_) timeline_->epochs().publish_completed(covers_);
 }
 
-detail::stream_point detail::point_of(event const& of) {
-  of.refuse_captured();
-  return {of.handle(), of.on_, of.covers_, of.device_.ordinal()};
+detail::stream_point detail::point_of(event const& event) {
+  event.refuse_captured();
+  return {event.handle(), event.timeline_, event.covers_, event.device_.ordinal()};
 }
 
 } // namespace gpumem

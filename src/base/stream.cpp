@@ -44,17 +44,17 @@ void refuse_moved_from(CUstream handle) {
   if (handle == detail::moved_from_handle()) throw detail::rule_error{broken_rule::moved_from_stream};
 }
 
-void require_current(device where) {
-  if (device::current() != where) { throw detail::rule_error{broken_rule::other_device}; }
+void require_current(device home) {
+  if (device::current() != home) { throw detail::rule_error{broken_rule::other_device}; }
 }
 
-stream_timeline& foreign_timeline_of(CUstream handle, device where, bool capturing) {
+stream_timeline& foreign_timeline_of(CUstream handle, device device, bool capturing) {
   auto& all = timeline_registry::instance();
-  if (!is_default(handle)) return capturing ? all.of_capturing(handle, where) : all.of_handle(handle);
+  if (!is_default(handle)) return capturing ? all.of_capturing(handle, device) : all.of_handle(handle);
   auto const kind = handle == nullptr            ? stream_kind::null
                     : handle == CU_STREAM_LEGACY ? stream_kind::legacy
                                                  : stream_kind::per_thread;
-  return all.of_default(kind, where, handle, capturing);
+  return all.of_default(kind, device, handle, capturing);
 }
 
 // Returns whether a default stream captures, or another stream's capture forbids calls on it. Returns true on an error
@@ -134,18 +134,18 @@ stream_key stream_key::at_end_of_other(detail::stream_timeline& timeline, CUstre
 detail::stream_timeline* detail::find_seen_timeline(CUstream handle) noexcept try {
   if (is_default(handle) || !driver_alive()) return nullptr;
   auto const& ask = driver();
-  auto* found = seen_handles.find(handle);
-  if (!found) found = timeline_registry::instance().find_beyond_table(handle);
-  if (!found) return nullptr;
+  auto* known_handle = seen_handles.find(handle);
+  if (!known_handle) known_handle = timeline_registry::instance().find_beyond_table(handle);
+  if (!known_handle) return nullptr;
   auto status = CU_STREAM_CAPTURE_STATUS_NONE;
   bool const known = ask.stream_is_capturing(handle, &status) == CUDA_SUCCESS;
   if (!known || status != CU_STREAM_CAPTURE_STATUS_NONE) return nullptr; // to ask for the id would end the capture
   unsigned long long id = 0;
-  bool const sure = found->owns_handle(); // no other stream gets the handle of one that lives
-  if (!sure && (ask.stream_get_id(handle, &id) != CUDA_SUCCESS || found->id() != id)) return nullptr;
-  if (found->cover_request().raised()) [[unlikely]]
-    found->record_requested(handle);
-  return found;
+  bool const sure = known_handle->owns_handle(); // no other stream gets the handle of one that lives
+  if (!sure && (ask.stream_get_id(handle, &id) != CUDA_SUCCESS || known_handle->id() != id)) return nullptr;
+  if (known_handle->cover_request().raised()) [[unlikely]]
+    known_handle->record_requested(handle);
+  return known_handle;
 } catch (...) { // there is no driver
   return nullptr;
 }
@@ -171,13 +171,13 @@ bool detail::is_capturing(CUstream handle) {
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-stream_key extend::identify(stream_ref stream, device where) {
+stream_key extend::identify(stream_ref stream, device device) {
   auto const handle = resolve_default(stream.get());
   if (auto* const timeline = detail::find_owned_timeline(handle)) return stream_key::of(*timeline, handle);
   refuse_moved_from(handle);
-  if (is_default(handle)) require_current(where);
+  if (is_default(handle)) require_current(device);
   bool const capturing = detail::is_capturing(handle); // asked first, since to ask for the id would end a capture
-  auto& timeline = foreign_timeline_of(handle, where, capturing);
+  auto& timeline = foreign_timeline_of(handle, device, capturing);
   if (timeline.cover_request().raised() && !capturing) [[unlikely]]
     timeline.record_requested(handle);
   return {timeline, handle, true, capturing};
@@ -195,7 +195,7 @@ CUresult stream_key::wait_on_host() const noexcept {
   if (is_host()) return CUDA_SUCCESS;
   if (!has_handle_ && timeline_->is_mortal()) return CUDA_ERROR_NOT_READY;
   if (auto const loss = detail::lost_error_of(timeline_->device()); loss != CUDA_SUCCESS) return loss;
-  auto const seen = timeline_->epochs().advance();
+  auto const new_epoch = timeline_->epochs().advance();
   auto result = CUDA_SUCCESS;
   {
     detail::context_guard const here{timeline_->context()};
@@ -205,7 +205,7 @@ CUresult stream_key::wait_on_host() const noexcept {
     if (both) result = wait_outside_capture(CU_STREAM_PER_THREAD);
     if (result == CUDA_SUCCESS) result = wait_outside_capture(both ? CU_STREAM_LEGACY : handle_);
   }
-  if (result == CUDA_SUCCESS) timeline_->epochs().publish_completed(seen);
+  if (result == CUDA_SUCCESS) timeline_->epochs().publish_completed(new_epoch);
   return detail::interpret(timeline_->device(), result);
 }
 
@@ -223,8 +223,8 @@ void cover_frees(stream_ref stream) {
 stream::stream(detail::stream_timeline& timeline, bool owned) noexcept
     : stream_ref{timeline.handle()}, timeline_{&timeline}, owned_{owned} {}
 
-stream::stream(gpumem::device where, int priority)
-    : stream{timeline_registry::instance().acquire_own(where, priority), true} {
+stream::stream(gpumem::device device, int priority)
+    : stream{timeline_registry::instance().acquire_own(device, priority), true} {
   timeline_->prepare();
 }
 

@@ -108,7 +108,7 @@ pooled_event* create_event(CUcontext context, bool reused = true) {
 
 int count_spare_events(CUcontext context, int enough) noexcept {
   auto& store = events();
-  sync::lock const held{store.mutex};
+  sync::lock const lock{store.mutex};
   int found = 0;
   for (auto const* event = store.spare; event && found < enough; event = event->next)
     found += event->context == context;
@@ -119,7 +119,7 @@ int count_spare_events(CUcontext context, int enough) noexcept {
 
 pooled_event* take_spare_event(CUcontext context) noexcept {
   auto& store = events();
-  sync::lock const held{store.mutex};
+  sync::lock const lock{store.mutex};
   for (auto** link = &store.spare; *link; link = &(*link)->next) {
     if ((*link)->context != context) continue;
     auto* const event = *link;
@@ -145,7 +145,7 @@ void give_event(pooled_event* event) noexcept {
     return;
   }
   auto& store = events();
-  sync::lock const held{store.mutex};
+  sync::lock const lock{store.mutex};
   event->next = store.spare;
   store.spare = event;
   store.count_one(1);
@@ -179,9 +179,9 @@ epoch event_ring::record(CUstream caller_handle, bool precise, request_flag& req
   // is dropped, and a stream that still needs one requests it again. With the request kept, each free of the stream
   // would call this function, and no freed block would stay in the thread cache, until the work ends.
   bool const full = size_ == max_events;
-  auto const on = stream_.recorded_on(caller_handle);
+  auto const recording_stream = stream_.recorded_on(caller_handle);
   if (full) request.drop();
-  if (full || stream_.captures(on)) {
+  if (full || stream_.captures(recording_stream)) {
     give_back(event);
     return 0;
   }
@@ -189,8 +189,8 @@ epoch event_ring::record(CUstream caller_handle, bool precise, request_flag& req
   auto const closed = epochs_.close(precise);
   // Another thread may have begun a capture on the stream meanwhile. The event then belongs to the capture, and a query
   // of the event would end the capture.
-  auto const result = interpret(stream_.device(), driver().event_record(event->handle, on));
-  if (result != CUDA_SUCCESS || stream_.captures(on)) {
+  auto const result = interpret(stream_.device(), driver().event_record(event->handle, recording_stream));
+  if (result != CUDA_SUCCESS || stream_.captures(recording_stream)) {
     epochs_.not_covered(closed);
     give_back(event);
     return 0;
@@ -214,22 +214,22 @@ std::optional<sync::time_point> event_ring::open_since() const noexcept {
   return size_ > 0 ? std::optional{at(0).recorded} : std::nullopt;
 }
 
-bool event_ring::complete(recorded_event const& one) noexcept {
-  return driver().event_query(one.event->handle) == CUDA_SUCCESS;
+bool event_ring::complete(recorded_event const& event) noexcept {
+  return driver().event_query(event.event->handle) == CUDA_SUCCESS;
 }
 
 // A stream completes its events in order: if the oldest one is complete, queries the newest one. If that one is
 // complete too, all between are.
 void event_ring::retire_completed(epoch in_last) noexcept {
-  std::size_t done = 0;
-  epoch seen = 0;
+  std::size_t complete_events = 0;
+  epoch newest_complete = 0;
   bool captured = false;
-  for (; done < size_; ++done) {
-    auto const result = driver().event_query(at(done).event->handle);
-    if (result == CUDA_SUCCESS) seen = at(done).covers;
-    if (result == CUDA_SUCCESS && done == 0 && size_ > 2 && complete(at(size_ - 1))) {
-      seen = newest();
-      done = size_;
+  for (; complete_events < size_; ++complete_events) {
+    auto const result = driver().event_query(at(complete_events).event->handle);
+    if (result == CUDA_SUCCESS) newest_complete = at(complete_events).covers;
+    if (result == CUDA_SUCCESS && complete_events == 0 && size_ > 2 && complete(at(size_ - 1))) {
+      newest_complete = newest();
+      complete_events = size_;
       break;
     }
     // The event belongs to a capture that began and ended during its record, so it covers nothing.
@@ -239,20 +239,20 @@ void event_ring::retire_completed(epoch in_last) noexcept {
     interpret(stream_.device(), result);
     break;
   }
-  if (done == 0) return;
-  epochs_.publish_completed(seen);
-  for (std::size_t i = 0; i < done; ++i) give_back(at(i).event);
-  first_ = (first_ + done) % max_events;
-  size_ -= done;
+  if (complete_events == 0) return;
+  epochs_.publish_completed(newest_complete);
+  for (std::size_t i = 0; i < complete_events; ++i) give_back(at(i).event);
+  first_ = (first_ + complete_events) % max_events;
+  size_ -= complete_events;
   if (captured) epochs_.lose_event(std::max(newest(), in_last));
 }
 
 epoch last_event::record(CUstream caller_handle, epoch in_ring) noexcept {
-  auto const on = stream_.recorded_on(caller_handle);
-  if (!event_ || stream_.captures(on)) return 0;
+  auto const recording_stream = stream_.recorded_on(caller_handle);
+  if (!event_ || stream_.captures(recording_stream)) return 0;
   auto const closed = epochs_.close();
-  auto const result = interpret(stream_.device(), driver().event_record(event_->handle, on));
-  if (result != CUDA_SUCCESS || stream_.captures(on)) {
+  auto const result = interpret(stream_.device(), driver().event_record(event_->handle, recording_stream));
+  if (result != CUDA_SUCCESS || stream_.captures(recording_stream)) {
     epochs_.not_covered(closed);
     // If the record succeeded, another thread has begun a capture meanwhile, and the event belongs to that capture now.
     // If the record failed, the event still covers the frees that it covered before.

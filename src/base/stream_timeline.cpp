@@ -43,23 +43,23 @@ void vector_clock::join(vector_clock const& other) {
 }
 
 bool stream_order::is_after(std::uint32_t index, epoch e) const {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   return clock_.at(index) >= e;
 }
 
-void stream_order::add(std::uint32_t index, epoch e, vector_clock const& before) {
-  sync::lock const held{mutex_};
-  clock_.join(before);
+void stream_order::add(std::uint32_t index, epoch e, vector_clock const& order) {
+  sync::lock const lock{mutex_};
+  clock_.join(order);
   clock_.raise(index, e);
 }
 
 vector_clock stream_order::snapshot() const {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   return clock_;
 }
 
 void stream_order::clear() noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   clock_ = {};
 }
 
@@ -71,7 +71,7 @@ stream_timeline::stream_timeline(stream_kind kind, std::uint32_t index, std::uin
 
 void stream_timeline::adopt(bool promised) noexcept {
   if (kind() == stream_kind::own) return;
-  sync::lock const held{events_mutex_}; // so no thread uses the handle in record() while the promise ends
+  sync::lock const lock{events_mutex_}; // so no thread uses the handle in record() while the promise ends
   change_promises(promised);
 }
 
@@ -82,7 +82,7 @@ bool stream_timeline::ordered_after(stream_timeline const& other, epoch e) const
 epoch stream_timeline::record(CUstream handle, bool precise, bool promised) noexcept {
   if (kind() == stream_kind::host || !is_usable()) return 0;
   relaxed_capture const relaxed;
-  sync::lock const held{events_mutex_};
+  sync::lock const lock{events_mutex_};
   if (promised && !owns_handle()) return 0;
   auto const covers = ring_.record(handle, precise, event_request_, last_.open_epoch());
   if (!ring_.has_spare()) prepared_.store(false, std::memory_order_relaxed);
@@ -90,25 +90,25 @@ epoch stream_timeline::record(CUstream handle, bool precise, bool promised) noex
 }
 
 bool stream_timeline::waitable(epoch e) const noexcept {
-  sync::lock const held{events_mutex_};
+  sync::lock const lock{events_mutex_};
   return ring_.find_waitable(e) != nullptr;
 }
 
 bool stream_timeline::has_event() const noexcept {
-  sync::lock const held{events_mutex_};
+  sync::lock const lock{events_mutex_};
   return ring_.open_since() || last_.open_since();
 }
 
 std::optional<sync::time_point> stream_timeline::poll() noexcept {
   if (!is_usable()) return std::nullopt;
   if (!events_mutex_.try_lock()) return std::nullopt;
-  sync::lock const held{events_mutex_, std::adopt_lock};
-  auto const before = ring_.open_since();
-  if ((!before && !last_.open_since()) || was_reset()) return std::nullopt;
+  sync::lock const lock{events_mutex_, std::adopt_lock};
+  auto const open_epoch = ring_.open_since();
+  if ((!open_epoch && !last_.open_since()) || was_reset()) return std::nullopt;
   relaxed_capture const relaxed;
   // A recent event says nothing about the stream's work: even a stream without work takes 2 us to complete one.
   auto const long_ago = sync::now() - tuning::behind_after;
-  bool const tells = before && *before < long_ago;
+  bool const tells = open_epoch && *open_epoch < long_ago;
   ring_.retire_completed(last_.open_epoch());
   last_.poll(ring_.newest());
   auto const in_ring = ring_.open_since();
@@ -119,18 +119,19 @@ std::optional<sync::time_point> stream_timeline::poll() noexcept {
 
 // Returns false if the waiting stream is known only by handle 0 (kind null): the driver would make the legacy stream
 // wait, which is a barrier between all blocking streams.
-bool stream_timeline::insert_wait(stream_timeline& waiting, CUstream caller_handle, epoch e) noexcept {
-  if (waiting.kind() == stream_kind::null || !is_usable() || !waiting.is_usable()) return false;
+bool stream_timeline::insert_wait(stream_timeline& waiting_timeline, CUstream caller_handle, epoch e) noexcept {
+  if (waiting_timeline.kind() == stream_kind::null || !is_usable() || !waiting_timeline.is_usable()) return false;
   {
-    sync::lock const held{events_mutex_};
+    sync::lock const lock{events_mutex_};
     auto* const event = ring_.find_waitable(e);
     if (!event) return false;
     relaxed_capture const relaxed;
-    if (waiting.captures(caller_handle)) return false; // the wait would end a capture that was begun on the handle
+    if (waiting_timeline.captures(caller_handle))
+      return false; // the wait would end a capture that was begun on the handle
     if (driver().stream_wait_event(caller_handle, event, 0) != CUDA_SUCCESS) return false;
   }
   try {
-    waiting.order_.add(index(), e, {});
+    waiting_timeline.order_.add(index(), e, {});
   } catch (...) {
     return false; // the driver has the wait; only the note of the order is lost
   }
@@ -165,8 +166,8 @@ void query_legacy(stream_timeline& legacy) noexcept {
 
 } // namespace
 
-void note_uncovered_memory(uncovered_memory of, bool much) noexcept {
-  auto const bit = static_cast<std::uint8_t>(of);
+void note_uncovered_memory(uncovered_memory memory, bool much) noexcept {
+  auto const bit = static_cast<std::uint8_t>(memory);
   if (much) {
     uncovered_memory_seen.fetch_or(bit, std::memory_order_relaxed);
   } else {
@@ -178,7 +179,7 @@ epoch stream_timeline::end_use_with_event(epoch e, std::optional<CUstream> calle
   if (auto const covers = final_epoch_.load(std::memory_order_acquire)) return covers;
   epochs_.count_uncovered(bytes);
   if (!caller_handle || !is_usable()) return e;
-  sync::lock const held{events_mutex_};
+  sync::lock const lock{events_mutex_};
   auto const recorded = last_.record(*caller_handle, ring_.newest());
   return recorded ? recorded : e;
 }
@@ -214,7 +215,7 @@ bool stream_timeline::record_last_event(CUstream caller_handle, bool final) noex
   if (!is_usable()) return false;
   context_guard const here{context()};
   if (here.result() != CUDA_SUCCESS) return false;
-  sync::lock const held{events_mutex_};
+  sync::lock const lock{events_mutex_};
   auto const covers = last_.record(caller_handle, ring_.newest());
   if (covers && final) {
     final_epoch_.store(covers, std::memory_order_release);

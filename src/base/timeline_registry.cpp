@@ -36,19 +36,19 @@ inline constexpr std::size_t max_stranded = 64, max_stranded_bytes = std::size_t
 
 stream_timeline& timeline_store::take(stream_kind kind, std::uint64_t id, int device, CUcontext context,
                                       CUstream handle) {
-  auto* found = take_dead(context);
-  if (!found) {
+  auto* timeline = take_dead(context);
+  if (!timeline) {
     try {
       auto& made = make(kind, id, device, context, handle, true);
       make_spares(device, context);
       return made;
     } catch (...) {
-      found = take_spare(context);
-      if (!found) throw;
+      timeline = take_spare(context);
+      if (!timeline) throw;
     }
   }
-  found->rebind(kind, id, handle);
-  return *found;
+  timeline->rebind(kind, id, handle);
+  return *timeline;
 }
 
 stream_timeline& timeline_store::make(stream_kind kind, std::uint64_t id, int device, CUcontext context,
@@ -152,7 +152,7 @@ void timeline_registry::put(CUstream handle, stream_timeline& timeline) {
 
 stream_timeline* timeline_registry::find_beyond_table(CUstream handle) const noexcept {
   if (!any_others_.load(std::memory_order_acquire)) return nullptr;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto const found = others_.find(handle);
   return found == others_.end() ? nullptr : found->second;
 }
@@ -160,33 +160,35 @@ stream_timeline* timeline_registry::find_beyond_table(CUstream handle) const noe
 // The driver is not asked for the id of a stream that lives, since no other stream gets its handle.
 stream_timeline& timeline_registry::of_handle(CUstream handle) {
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     if (auto* const found = find(handle); found && found->owns_handle()) return *found;
   }
   auto const id = id_of(handle);
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     if (auto* const found = find(handle); found && found->id() == id) return *found;
   }
   CUcontext context = nullptr;
   check(driver().stream_get_ctx(handle, &context), "cuStreamGetCtx");
   auto const device = device_of_context(context);
-  sync::lock const held{mutex_};
-  auto* const before = find(handle);
-  if (before && before->id() == id) return *before;                  // another thread was faster
-  if (before && before->id() == 0 && before->context() == context) { // seen only in captures so far
-    before->name(id);
-    return *before;
+  sync::lock const lock{mutex_};
+  auto* const handle_timeline = find(handle);
+  if (handle_timeline && handle_timeline->id() == id) return *handle_timeline; // another thread was faster
+  if (handle_timeline && handle_timeline->id() == 0 &&
+      handle_timeline->context() == context) { // seen only in captures so far
+    handle_timeline->name(id);
+    return *handle_timeline;
   }
-  // If `before` is not null, the handle belonged to a stream that was destroyed. If all work of that stream is
+  // If `handle_timeline` is not null, the handle belonged to a stream that was destroyed. If all work of that stream is
   // complete, as is usual, the new stream takes over its timeline.
-  if (before && before->context() == context && before->kind() == stream_kind::foreign && before->is_reusable()) {
-    before->rebind(stream_kind::foreign, id, handle);
-    return *before;
+  if (handle_timeline && handle_timeline->context() == context && handle_timeline->kind() == stream_kind::foreign &&
+      handle_timeline->is_reusable()) {
+    handle_timeline->rebind(stream_kind::foreign, id, handle);
+    return *handle_timeline;
   }
   auto& timeline = store_.take(stream_kind::foreign, id, device, context, handle);
   put(handle, timeline);
-  if (before) store_.retire(*before);
+  if (handle_timeline) store_.retire(*handle_timeline);
   return timeline;
 }
 
@@ -194,37 +196,37 @@ stream_timeline& timeline_registry::of_handle(CUstream handle) {
 // id. That does no harm: the work of a capturing stream belongs to the graph, so the timeline only tells which calls
 // belong to one stream. A timeline without an id gets that of the stream that the next call outside a capture is given
 // with the handle.
-stream_timeline& timeline_registry::of_capturing(CUstream handle, device where) {
+stream_timeline& timeline_registry::of_capturing(CUstream handle, device device) {
   auto const capture = id_of_capture(handle);
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto* found = find(handle);
   if (!found) {
-    found = &store_.take(stream_kind::foreign, 0, where.ordinal(), where.context(), handle);
+    found = &store_.take(stream_kind::foreign, 0, device.ordinal(), device.context(), handle);
     put(handle, *found);
   }
   if (capture != 0) found->enter_capture(capture);
   return *found;
 }
 
-stream_timeline& timeline_registry::of_default(stream_kind kind, device where, CUstream handle, bool capturing) {
-  auto const device = static_cast<std::size_t>(where.ordinal());
+stream_timeline& timeline_registry::of_default(stream_kind kind, device home, CUstream handle, bool capturing) {
+  auto const device = static_cast<std::size_t>(home.ordinal());
   if (kind == stream_kind::legacy) {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     if (legacy_.size() <= device) legacy_.resize(device + 1);
-    if (!legacy_[device]) legacy_[device] = &store_.make(kind, 0, where.ordinal(), where.context(), handle, false);
+    if (!legacy_[device]) legacy_[device] = &store_.make(kind, 0, home.ordinal(), home.context(), handle, false);
     return *legacy_[device];
   }
   auto const id = kind == stream_kind::per_thread && !capturing ? id_of(handle) : 0;
   for (auto* each = own_defaults.first(); each; each = each->links_.next) {
-    if (each->kind() != kind || each->device() != where.ordinal()) continue;
+    if (each->kind() != kind || each->device() != home.ordinal()) continue;
     if (each->id() == 0) each->name(id); // seen only in captures so far
     if (each->id() == id || capturing) return *each;
   }
   // The destructor of a thread_local object may use a default stream after end_thread() has run. Then this registers
   // end_thread() again.
   if (own_defaults.empty()) sync::at_thread_exit(end_thread);
-  sync::lock const held{mutex_};
-  auto& timeline = store_.take(kind, id, where.ordinal(), where.context(), handle);
+  sync::lock const lock{mutex_};
+  auto& timeline = store_.take(kind, id, home.ordinal(), home.context(), handle);
   own_defaults.push_front(timeline);
   return timeline;
 }
@@ -247,26 +249,26 @@ bool timeline_registry::is_own_default(stream_timeline const& timeline) noexcept
 void timeline_registry::end_thread() noexcept {
   auto list = std::exchange(own_defaults, {});
   if (forked() || !driver_alive()) return;
-  auto& all = instance();
+  auto& registry = instance();
   while (!list.empty()) {
     auto& ended = *list.first();
     list.remove(ended);
     bool const wanted = ended.cover_request().raised();
     ended.record_last_event(CU_STREAM_PER_THREAD, true);
     {
-      sync::lock const held{all.mutex_};
-      all.store_.retire(ended);
+      sync::lock const lock{registry.mutex_};
+      registry.store_.retire(ended);
     }
     if (auto* const tell = on_requested_recorded.load(std::memory_order_acquire); wanted && tell) tell();
   }
 }
 
-stream_timeline& timeline_registry::acquire_own(device where, int priority) {
-  where.require();
+stream_timeline& timeline_registry::acquire_own(device device, int priority) {
+  device.require();
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     auto const found = std::ranges::find_if(idle_, [&](stream_timeline const* each) {
-      return each->device() == where.ordinal() && each->priority() == priority && is_free_of_capture(*each);
+      return each->device() == device.ordinal() && each->priority() == priority && is_free_of_capture(*each);
     });
     if (found != idle_.end()) {
       auto* const timeline = *found;
@@ -278,15 +280,15 @@ stream_timeline& timeline_registry::acquire_own(device where, int priority) {
   }
   CUstream handle = nullptr;
   {
-    device_guard const scope{where};
+    device_guard const scope{device};
     check(driver().stream_create_with_priority(&handle, CU_STREAM_NON_BLOCKING, priority), "cuStreamCreate");
   }
   try {
     auto const id = id_of(handle);
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     idle_.reserve(store_.timelines().size() + 1); // so that release_own() cannot fail
     auto* const before = find(handle);
-    auto& timeline = store_.make(stream_kind::own, id, where.ordinal(), where.context(), handle, false);
+    auto& timeline = store_.make(stream_kind::own, id, device.ordinal(), device.context(), handle, false);
     timeline.set_priority(priority);
     put(handle, timeline);
     publish_owned(timeline);
@@ -299,12 +301,12 @@ stream_timeline& timeline_registry::acquire_own(device where, int priority) {
 }
 
 void timeline_registry::release_own(stream_timeline& timeline) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   idle_.push_back(&timeline);
 }
 
 void timeline_registry::adopt(stream_timeline& timeline, bool promised) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   timeline.adopt(promised);
   publish_owned(timeline);
 }
@@ -314,10 +316,10 @@ void timeline_registry::publish_owned(stream_timeline& timeline) noexcept {
   owned_handles.put(timeline.handle(), found_by_handle ? &timeline : nullptr);
 }
 
-void timeline_registry::change_askers(int by) noexcept {
+void timeline_registry::change_askers(int change) noexcept {
   if (forked()) return;
-  sync::lock const held{mutex_};
-  askers_ += by;
+  sync::lock const lock{mutex_};
+  askers_ += change;
   bool const hidden = askers_ > 0;
   if (owned_handles_hidden.exchange(hidden, std::memory_order_relaxed) == hidden) return;
   for (auto const& each : store_.timelines()) {
@@ -327,7 +329,7 @@ void timeline_registry::change_askers(int by) noexcept {
 }
 
 std::size_t timeline_registry::size() const noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   return store_.timelines().size();
 }
 

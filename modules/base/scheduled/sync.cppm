@@ -47,8 +47,8 @@ using lock = scoped_lock<mutex>;
 
 class condition {
 public:
-  void wait(mutex& held) __attribute__((requires_capability(held)));
-  void wait_until(mutex& held, time_point deadline) __attribute__((requires_capability(held)));
+  void wait(mutex& mutex) __attribute__((requires_capability(mutex)));
+  void wait_until(mutex& mutex, time_point deadline) __attribute__((requires_capability(mutex)));
   void notify_one() noexcept;
   void notify_all() noexcept;
 
@@ -63,11 +63,11 @@ using spin_lock = lock;
 
 class spin_condition {
 public:
-  template <class Locks> void wait(Locks& held) {
+  template <class Locks> void wait(Locks& lock) {
     auto const ticket = ++tickets_;
-    held.unlock();
+    lock.unlock();
     wait_for(ticket);
-    held.lock();
+    lock.lock();
   }
   void notify_all() noexcept { served_ = tickets_; }
 

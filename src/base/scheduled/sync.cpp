@@ -134,21 +134,21 @@ participant* pick(participant const* holder) {
 }
 
 // Passes the baton on and returns when it comes back.
-void pass(participant& from) {
+void pass(participant& participant) {
   auto& b = the_baton();
   if (!find_candidates()) report_deadlock();
-  auto* const next = b.candidates.size() == 1 ? b.candidates[0] : pick(&from);
-  if (next == &from) return;
+  auto* const next = b.candidates.size() == 1 ? b.candidates[0] : pick(&participant);
+  if (next == &participant) return;
   ++b.switches;
   next->give();
-  from.take();
+  participant.take();
 }
 
-void wait_for(std::function<bool()> const& ready, char const* what, time_point deadline = no_deadline) {
+void wait_for(std::function<bool()> const& ready, char const* text, time_point deadline = no_deadline) {
   auto& me = own();
   me.ready = &ready;
   me.deadline = deadline;
-  me.waits_for = what;
+  me.waits_for = text;
   pass(me);
   me.ready = nullptr;
   me.deadline = no_deadline;
@@ -196,15 +196,15 @@ void mutex::assert_held() const noexcept {
   if (!locked_) std::abort();
 }
 
-void condition::wait(mutex& held) { wait_until(held, no_deadline); }
+void condition::wait(mutex& mutex) { wait_until(mutex, no_deadline); }
 
-void condition::wait_until(mutex& held, time_point deadline) {
+void condition::wait_until(mutex& mutex, time_point deadline) {
   auto const ticket = ++tickets_;
-  held.locked_ = false;
-  wait_for([this, ticket, &held] { return served_ >= ticket && !held.locked_; }, "a condition", deadline);
+  mutex.locked_ = false;
+  wait_for([this, ticket, &mutex] { return served_ >= ticket && !mutex.locked_; }, "a condition", deadline);
   served_ = std::max(served_, std::min(ticket, tickets_));
-  if (held.locked_) wait_for([&held] { return !held.locked_; }, "a mutex after a condition");
-  held.locked_ = true;
+  if (mutex.locked_) wait_for([&mutex] { return !mutex.locked_; }, "a mutex after a condition");
+  mutex.locked_ = true;
 }
 
 void condition::notify_one() noexcept {
@@ -277,8 +277,8 @@ namespace {
 result run_all(std::vector<std::function<void()>>& bodies) {
   auto& b = sync::the_baton();
   sync::own();
-  cpu_set_t before, one;
-  bool const pinned = sched_getaffinity(0, sizeof before, &before) == 0;
+  cpu_set_t previous_cpus, one;
+  bool const pinned = sched_getaffinity(0, sizeof previous_cpus, &previous_cpus) == 0;
   CPU_ZERO(&one);
   CPU_SET(sched_getcpu(), &one);
   if (pinned) sched_setaffinity(0, sizeof one, &one);
@@ -295,7 +295,7 @@ result run_all(std::vector<std::function<void()>>& bodies) {
   }
   sync::wait_for([&running] { return running == 0; }, "its threads to finish");
   for (auto& thread : threads) thread.join();
-  if (pinned) sched_setaffinity(0, sizeof before, &before);
+  if (pinned) sched_setaffinity(0, sizeof previous_cpus, &previous_cpus);
   return {b.marks - marks, b.switches - switches};
 }
 
