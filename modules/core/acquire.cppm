@@ -68,19 +68,20 @@ struct request {
 // A request has one part for each block that it asks for. This class holds all parts after the first one.
 template <std::size_t N> class further_parts {
 public:
-  further_parts(services_handle from, std::array<block_request, N> const& what) noexcept
-      : further_parts{from, what, std::make_index_sequence<N>{}} {}
+  further_parts(services_handle services, std::array<block_request, N> const& requests) noexcept
+      : further_parts{services, requests, std::make_index_sequence<N>{}} {}
   std::span<request_part> all() noexcept { return parts_; }
   std::optional<failure> const& wrong() const noexcept { return wrong_; }
 
 private:
   template <std::size_t... I>
-  further_parts(services_handle from, std::array<block_request, N> const& what, std::index_sequence<I...>) noexcept
-      : parts_{part_of(from, what[I])...} {}
-  request_part part_of(services_handle from, block_request const& what) noexcept {
-    auto const key = try_identify(what.stream, from, what.bytes);
+  further_parts(services_handle services, std::array<block_request, N> const& requests,
+                std::index_sequence<I...>) noexcept
+      : parts_{part_of(services, requests[I])...} {}
+  request_part part_of(services_handle services, block_request const& request) noexcept {
+    auto const key = try_identify(request.stream, services, request.bytes);
     if (!key) wrong_ = key.error();
-    return {key ? *key : stream_key::host(), what.bytes, what.alignment};
+    return {key ? *key : stream_key::host(), request.bytes, request.alignment};
   }
   std::optional<failure> wrong_;
   std::array<request_part, N> parts_;
@@ -103,25 +104,25 @@ public:
   // Tries to allocate immediately. Returns false if the request must wait and the resource lets requests wait;
   // refused() then returns true. Also returns false if it cannot try: for 0 bytes, a request for a turn, or a resource
   // of another library.
-  inline bool try_now(request const& what) noexcept {
-    auto const& table = *what.from.table;
-    if (!table.try_allocate_behind || what.asks_for_turn || what.bytes == 0) return false;
-    granted_ =
-        table.try_allocate_behind(what.from.state, what.stream, what.bytes, what.options.alignment, &stream_, why_);
-    refused_ = !granted_ && why_.reason == outcome::exhausted && table.admit;
+  inline bool try_now(request const& request) noexcept {
+    auto const& table = *request.from.table;
+    if (!table.try_allocate_behind || request.asks_for_turn || request.bytes == 0) return false;
+    granted_ = table.try_allocate_behind(request.from.state, request.stream, request.bytes, request.options.alignment,
+                                         &stream_, failure_);
+    refused_ = !granted_ && failure_.reason == outcome::exhausted && table.admit;
     return !refused_;
   }
   inline bool refused() const noexcept { return refused_; }
   // Returns whether memory was granted and not taken yet.
   inline bool holds() const noexcept { return granted_ != nullptr; }
-  inline failure const& why() const noexcept { return why_; }
-  inline allocation take(request const& what) noexcept {
-    return {what.from, *stream_, std::exchange(granted_, nullptr), what.bytes, what.options.alignment};
+  inline failure const& why() const noexcept { return failure_; }
+  inline allocation take(request const& request) noexcept {
+    return {request.from, *stream_, std::exchange(granted_, nullptr), request.bytes, request.options.alignment};
   }
 
 private:
   void* granted_ = nullptr;
-  failure why_{};
+  failure failure_{};
   std::optional<stream_key> stream_;
   bool refused_ = false;
 };
@@ -130,11 +131,11 @@ private:
 // in the resource's list. Immovable. A request that waits in that list is *parked*.
 class request_operation : public waiter {
 public:
-  explicit request_operation(request const& what, std::span<request_part> more = {},
+  explicit request_operation(request const& request, std::span<request_part> more = {},
                              std::optional<failure> const& wrong = {}) noexcept
-      : request_operation{what,
-                          what.asks_for_turn ? expected<stream_key, failure>{stream_key::host()}
-                                             : try_identify(what.stream, what.from, what.bytes),
+      : request_operation{request,
+                          request.asks_for_turn ? expected<stream_key, failure>{stream_key::host()}
+                                                : try_identify(request.stream, request.from, request.bytes),
                           more} {
     if (wrong) complete(unexpected<failure>{*wrong});
   }
@@ -144,8 +145,8 @@ protected:
 
   // Tries to allocate immediately. Returns false if the request must wait and the resource lets requests wait. If
   // `may_wait`, the attempt may wait on the host, for a bounded time, for freed memory that work on streams still uses.
-  // `how` tells how the attempt treats other requests that wait.
-  bool try_now(bool may_wait = false, queueing how = queueing::behind) noexcept;
+  // `place_in_queue` tells how the attempt treats other requests that wait.
+  bool try_now(bool may_wait = false, queueing place_in_queue = queueing::behind) noexcept;
   // Parks the request. Returns false if the resource answered it in this call. A request on a capturing stream is not
   // parked: it ends without memory, and park() returns false. When park() returns true, another thread may already have
   // destroyed the operation.
@@ -155,12 +156,12 @@ protected:
   // another thread may already have destroyed the operation.
   bool answered() noexcept { return is_complete() || !park_again(); }
   // Returns whether the resource can let requests wait.
-  bool can_wait() const noexcept { return from_.table->admit != nullptr; }
+  bool can_wait() const noexcept { return services_.table->admit != nullptr; }
   // Withdraws the request from the resource. Returns true if it was still parked.
   bool cancel_waiter() noexcept;
-  // Called at a stop or at the deadline. If the request is still parked, answers it with `why`. Only the first call
+  // Called at a stop or at the deadline. If the request is still parked, answers it with `reason`. Only the first call
   // counts.
-  void cancel(outcome why) noexcept;
+  void cancel(outcome reason) noexcept;
   // Returns whether a stop ended the request; if so, removes that answer.
   bool take_stopped() noexcept;
   // Returns the answer and removes it. take_or_throw() throws the exception that belongs to a failure.
@@ -182,16 +183,16 @@ protected:
   bool is_late(sync::time_point deadline) noexcept;
 
 private:
-  request_operation(request const& what, expected<stream_key, failure> const& key,
+  request_operation(request const& request, expected<stream_key, failure> const& key,
                     std::span<request_part> more) noexcept;
 
-  expected<void*, failure> try_part(request_part const& one, bool may_wait, queueing how) noexcept;
-  expected<void*, failure> try_parts(bool may_wait, queueing how) noexcept;
+  expected<void*, failure> try_part(request_part const& part, bool may_wait, queueing queueing) noexcept;
+  expected<void*, failure> try_parts(bool may_wait, queueing queueing) noexcept;
   bool park_again() noexcept;
   // Returns whether the stream of a part was capturing when the request began.
   bool captures() noexcept;
 
-  services_handle from_;
+  services_handle services_;
   sync::time_point deadline_;
   bool parked_ = false;
   bool cancelled_ = false; // set by cancel()
@@ -207,8 +208,8 @@ public:
   using request_operation::take_or_throw;
   // Waits until the request is answered.
   void wait();
-  // Waits until the request is answered, at most until `when` or the request's deadline, whichever is earlier.
-  void wait_until(sync::time_point when) noexcept;
+  // Waits until the request is answered, at most until `deadline` or the request's deadline, whichever is earlier.
+  void wait_until(sync::time_point deadline) noexcept;
   // Tries once; gets memory only if no other request waits.
   void only_now() noexcept;
   // Like `allocate` of a resource: if no memory can be used immediately, waits on the host, for a bounded time, for
@@ -227,8 +228,9 @@ private:
 // A request for whose answer a suspended coroutine waits. It is a timer that expires at the deadline.
 class suspended_operation : public request_operation, public suspension, private timer {
 public:
-  suspended_operation(request const& what, std::span<request_part> more, std::optional<failure> const& wrong) noexcept
-      : request_operation{what, more, wrong}, suspension{what.options.resume_on} {}
+  suspended_operation(request const& request, std::span<request_part> more,
+                      std::optional<failure> const& wrong) noexcept
+      : request_operation{request, more, wrong}, suspension{request.options.resume_on} {}
 
 protected:
   ~suspended_operation() = default;
@@ -254,8 +256,9 @@ private:
 template <stoppable_token Token, std::size_t N>
 class waiting_operation final : private further_parts<N - 1>, public suspended_operation {
 public:
-  waiting_operation(request const& what, std::array<block_request, N - 1> const& more, Token const& token) noexcept
-      : further_parts<N - 1>{what.from, more}, suspended_operation{what, this->all(), this->wrong()}, token_{token} {}
+  waiting_operation(request const& request, std::array<block_request, N - 1> const& more, Token const& token) noexcept
+      : further_parts<N - 1>{request.from, more}, suspended_operation{request, this->all(), this->wrong()},
+        token_{token} {}
   ~waiting_operation() {
     forget_cancellers();
     this->cancel_and_release();
@@ -327,15 +330,15 @@ public:
   acquire_operation(acquire_operation const&) = delete;
   acquire_operation& operator=(acquire_operation const&) = delete;
   ~acquire_operation() {
-    if (first_.holds()) static_cast<void>(first_.take(what_)); // frees the memory
+    if (first_.holds()) static_cast<void>(first_.take(request_)); // frees the memory
   }
 
   /// Tries to get memory immediately. Returns true, and the coroutine does not suspend, if the request was granted or
   /// failed.
   bool await_ready() noexcept {
     bool const stopped = token_.stop_requested();
-    if (N == 1 && !stopped && first_.try_now(what_)) return true;
-    auto& operation = waiting_.emplace(what_, more_, token_);
+    if (N == 1 && !stopped && first_.try_now(request_)) return true;
+    auto& operation = waiting_.emplace(request_, more_, token_);
     if (!stopped) return !first_.refused() && operation.try_now();
     operation.stop();
     return false; // await_suspend() tells the promise of the stop
@@ -356,18 +359,18 @@ public:
   /// Returns the memory. Throws as acquire_awaitable says.
   acquired_t<N> await_resume() {
     if constexpr (N == 1) {
-      if (first_.holds()) return first_.take(what_);
-      if (!waiting_) detail::throw_failure_of(what_.from, what_.stream.get(), first_.why());
+      if (first_.holds()) return first_.take(request_);
+      if (!waiting_) detail::throw_failure_of(request_.from, request_.stream.get(), first_.why());
     }
     return waiting_->finish();
   }
 
 private:
   friend class acquire_awaitable<Token, N>;
-  acquire_operation(detail::request const& what, std::array<block_request, N - 1> const& more, Token token) noexcept
-      : what_{what}, more_{more}, token_{std::move(token)} {}
+  acquire_operation(detail::request const& request, std::array<block_request, N - 1> const& more, Token token) noexcept
+      : request_{request}, more_{more}, token_{std::move(token)} {}
 
-  detail::request what_;
+  detail::request request_;
   [[no_unique_address]] std::array<block_request, N - 1> more_;
   [[no_unique_address]] Token token_;
   detail::first_attempt first_;
@@ -391,15 +394,15 @@ public:
   using value_type = acquired_t<N>;
 
   /// Begins the request.
-  acquire_operation<Token, N> operator co_await() const noexcept { return {what_, more_, token_}; }
+  acquire_operation<Token, N> operator co_await() const noexcept { return {request_, more_, token_}; }
 
   /// Returns memory that is free now, or the failure. While other requests wait, the failure is outcome::exhausted.
   /// Does not wait, does not throw.
   [[nodiscard]] expected<value_type, failure> try_now() const noexcept {
     if constexpr (N == 1) {
       detail::first_attempt first;
-      if (first.try_now(what_) || first.refused()) {
-        if (first.holds()) return first.take(what_);
+      if (first.try_now(request_) || first.refused()) {
+        if (first.holds()) return first.take(request_);
         return unexpected<failure>{first.why()};
       }
     }
@@ -409,8 +412,8 @@ public:
   /// Waits on the calling thread for the memory, at most until the deadline. Throws like `co_await`; ignores the stop
   /// token. Must not be called on the library thread, which may have to answer the request.
   [[nodiscard]] value_type wait() const {
-    detail::further_parts<N - 1> parts{what_.from, more_};
-    detail::blocking_operation operation{what_, parts.all(), parts.wrong()};
+    detail::further_parts<N - 1> parts{request_.from, more_};
+    detail::blocking_operation operation{request_, parts.all(), parts.wrong()};
     operation.wait();
     if constexpr (N == 1) {
       return operation.take_or_throw();
@@ -421,21 +424,21 @@ public:
     }
   }
 
-  /// Waits on the calling thread for the memory, at most until `when` or the request's deadline, whichever is earlier.
-  /// Returns the memory or the failure: outcome::deadline if the request has not been answered by then. Ignores the
-  /// stop token. Must not be called on the library thread.
-  [[nodiscard]] expected<value_type, failure> wait_until(sync::time_point when) const noexcept {
-    return answered([when](auto& operation) { operation.wait_until(when); });
+  /// Waits on the calling thread for the memory, at most until `deadline` or the request's deadline, whichever is
+  /// earlier. Returns the memory or the failure: outcome::deadline if the request has not been answered by then.
+  /// Ignores the stop token. Must not be called on the library thread.
+  [[nodiscard]] expected<value_type, failure> wait_until(sync::time_point deadline) const noexcept {
+    return answered([deadline](auto& operation) { operation.wait_until(deadline); });
   }
 
 private:
   friend struct detail::awaitable_request;
-  acquire_awaitable(detail::request what, std::array<block_request, N - 1> const& more, Token token) noexcept
-      : what_{what}, more_{more}, token_{std::move(token)} {}
+  acquire_awaitable(detail::request request, std::array<block_request, N - 1> const& more, Token token) noexcept
+      : request_{request}, more_{more}, token_{std::move(token)} {}
 
   template <class Answer> expected<value_type, failure> answered(Answer answer) const noexcept {
-    detail::further_parts<N - 1> parts{what_.from, more_};
-    detail::blocking_operation operation{what_, parts.all(), parts.wrong()};
+    detail::further_parts<N - 1> parts{request_.from, more_};
+    detail::blocking_operation operation{request_, parts.all(), parts.wrong()};
     answer(operation);
     if constexpr (N == 1) {
       return operation.take();
@@ -446,7 +449,7 @@ private:
     }
   }
 
-  detail::request what_;
+  detail::request request_;
   [[no_unique_address]] std::array<block_request, N - 1> more_;
   Token token_;
 };
@@ -456,9 +459,9 @@ namespace detail {
 // Makes an awaitable of a request, for functions that are no friends of acquire_awaitable.
 struct awaitable_request {
   template <class Token, std::size_t N = 1>
-  static acquire_awaitable<Token, N> of(request const& what, std::array<block_request, N - 1> const& more,
+  static acquire_awaitable<Token, N> of(request const& request, std::array<block_request, N - 1> const& more,
                                         Token token) noexcept {
-    return {what, more, std::move(token)};
+    return {request, more, std::move(token)};
   }
 };
 

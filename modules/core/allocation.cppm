@@ -21,15 +21,15 @@ public:
 
 private:
   friend class allocation;
-  // `happened` is an event made for `used_device`. The destructor records it on the stream `used`.
-  scoped_use(stream_ref home, device home_device, stream_ref used, device used_device, event happened) noexcept
-      : home_{home}, used_{used}, home_device_{home_device}, used_device_{used_device}, happened_{std::move(happened)} {
-  }
+  // `last_use` is an event made for `used_device`. The destructor records it on the stream `used_stream`.
+  scoped_use(stream_ref home, device home_device, stream_ref used_stream, device used_device, event last_use) noexcept
+      : home_{home}, used_{used_stream}, home_device_{home_device}, used_device_{used_device},
+        use_event_{std::move(last_use)} {}
   stream_ref home_;
   stream_ref used_;
   device home_device_;
   device used_device_;
-  event happened_;
+  event use_event_;
 };
 
 /// Owns a block: move-only, 48 bytes. It keeps the resource's internal state alive, even after all resource objects
@@ -43,12 +43,12 @@ private:
 export class [[nodiscard]] allocation {
 public:
   allocation() noexcept = default;
-  /// Takes over a block that the resource behind `from` has allocated and counts as live. `from` names the resource's
-  /// functions and state.
-  inline allocation(services_handle from, stream_key const& stream, void* data, std::size_t bytes,
+  /// Takes over a block that the resource behind `services` has allocated and counts as live. `services` names the
+  /// resource's functions and state.
+  inline allocation(services_handle services, stream_key const& stream, void* data, std::size_t bytes,
                     std::size_t alignment) noexcept
-      : data_{data}, bytes_{bytes}, alignment_log2_{static_cast<unsigned>(std::countr_zero(alignment))}, from_{from},
-        timeline_{&stream.timeline()}, stream_{stream.handle()} {
+      : data_{data}, bytes_{bytes}, alignment_log2_{static_cast<unsigned>(std::countr_zero(alignment))},
+        from_{services}, timeline_{&stream.timeline()}, stream_{stream.handle()} {
     if (data_) hold();
   }
   allocation(allocation&& other) noexcept { swap(other); }

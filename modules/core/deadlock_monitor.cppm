@@ -39,10 +39,10 @@ public:
   protected:
     ~visitor() = default;
   };
-  /// Shows the state to `to`; does nothing if no request without a turn waits. Calls no function of a user.
-  virtual void show(visitor& to) noexcept = 0;
+  /// Shows the state to `visitor`; does nothing if no request without a turn waits. Calls no function of a user.
+  virtual void show(visitor& visitor) noexcept = 0;
   /// Unlinks a request that has no turn, because it ends without memory. Called inside show().
-  virtual void end_wait(waiter& item, woken_waiters& woken) noexcept = 0;
+  virtual void end_wait(waiter& item, woken_waiters& waiters) noexcept = 0;
 
 protected:
   ~waiting_place() = default;
@@ -75,8 +75,8 @@ public:
   static deadlock_monitor& get() noexcept;
 
   /// The caller of add() and remove() holds no lock of a place. In a forked child these calls do nothing.
-  void add(waiting_place& at) noexcept;
-  void remove(waiting_place& at) noexcept;
+  void add(waiting_place& place) noexcept;
+  void remove(waiting_place& place) noexcept;
   void add(holder& unit) noexcept;
   void remove(holder& unit) noexcept;
 
@@ -88,12 +88,12 @@ public:
   /// Calls `f(holder, bytes, waits)` for each holder that has memory at the place, its own or that of nested holders,
   /// under the lock of the monitor. `bytes` are its own. `waits`: a request of it is parked without a turn, at any
   /// place.
-  template <class F> void visit(waiting_place const& at, F f) {
-    sync::lock const held{mutex_};
+  template <class F> void visit(waiting_place const& place, F f) {
+    sync::lock const lock{mutex_};
     note_parked(false);
     for (auto* each = holders_.first(); each; each = each->links_.next) {
-      auto const bytes = bytes_at(*each, at);
-      if (bytes > 0 || (each->nested() > 0 && is_at(*each, at))) f(*each, bytes, each->parked_);
+      auto const bytes = bytes_at(*each, place);
+      if (bytes > 0 || (each->nested() > 0 && is_at(*each, place))) f(*each, bytes, each->parked_);
     }
   }
 
@@ -106,7 +106,7 @@ public:
   };
   /// Returns the requests that wait at other places, for holders whose memory lies at this place: for example at a
   /// limiting_adaptor over a pool. Throws std::bad_alloc.
-  std::vector<parked_request> parked_before(waiting_place const& at);
+  std::vector<parked_request> parked_before(waiting_place const& place);
 
 private:
   // The requests that one call of end_some() ends, and those that got a turn. The destructor calls functions of users,
@@ -130,24 +130,24 @@ private:
   template <class F> void change(F f) noexcept;
 
   // Called with the lock held.
-  template <class F> static void show(waiting_place& at, F f) noexcept;
+  template <class F> static void show(waiting_place& place, F f) noexcept;
   template <class F> void each_place(F f) noexcept __attribute__((requires_capability(mutex_)));
   template <class F> void each_holder(F f) noexcept __attribute__((requires_capability(mutex_)));
   bool begin_look() noexcept __attribute__((requires_capability(mutex_)));
   void note_parked(bool at_blocked) noexcept __attribute__((requires_capability(mutex_)));
-  void preempt_for_first(ends& to) noexcept __attribute__((requires_capability(mutex_)));
+  void preempt_for_first(ends& ends) noexcept __attribute__((requires_capability(mutex_)));
   bool find_blocked() noexcept __attribute__((requires_capability(mutex_)));
   void add_held_up() noexcept __attribute__((requires_capability(mutex_)));
-  void end_blocked(ends& to) noexcept __attribute__((requires_capability(mutex_)));
-  void end_stalled(ends& to) noexcept __attribute__((requires_capability(mutex_)));
+  void end_blocked(ends& ends) noexcept __attribute__((requires_capability(mutex_)));
+  void end_stalled(ends& ends) noexcept __attribute__((requires_capability(mutex_)));
   bool is_as_seen() noexcept __attribute__((requires_capability(mutex_)));
-  yielding find_yielding(waiting_place const& at, waiter const& first) noexcept
+  yielding find_yielding(waiting_place const& place, waiter const& first) noexcept
       __attribute__((requires_capability(mutex_)));
   void note_coming() noexcept __attribute__((requires_capability(mutex_)));
-  void preempt(holder* chosen, ends& to) noexcept __attribute__((requires_capability(mutex_)));
-  static bool is_held_up(waiting_place const& at, place_state const& state) noexcept;
-  static bool is_at(holder const& of, waiting_place const& at) noexcept;
-  static std::size_t bytes_at(holder const& of, waiting_place const& at) noexcept;
+  void preempt(holder* victim, ends& ends) noexcept __attribute__((requires_capability(mutex_)));
+  static bool is_held_up(waiting_place const& place, place_state const& state) noexcept;
+  static bool is_at(holder const& unit, waiting_place const& place) noexcept;
+  static std::size_t bytes_at(holder const& unit, waiting_place const& place) noexcept;
 
   sync::mutex mutex_;
   intrusive_list<waiting_place> places_ __attribute__((guarded_by(mutex_)));

@@ -126,10 +126,10 @@ public:
   /// Does what thread_executor::stop_within() does.
   bool stop_within(sync::duration bound) noexcept;
 
-  /// start() makes the thread run the timer at `when`. After cancel() the timer does not run: cancel() waits for an
+  /// start() makes the thread run the timer at `deadline`. After cancel() the timer does not run: cancel() waits for an
   /// expire() in progress, unless the thread itself calls it. try_cancel() does not wait, and returns false if the
   /// timer's expire() has begun.
-  void start(timer& item, sync::time_point when) noexcept;
+  void start(timer& item, sync::time_point deadline) noexcept;
   void cancel(timer& item) noexcept;
   bool try_cancel(timer& item) noexcept;
 
@@ -261,15 +261,15 @@ namespace extend {
 export class executor_job {
 public:
   /// Runs the first item. Any thread.
-  void operator()() const noexcept { from_->run_one(); }
+  void operator()() const noexcept { queue_->run_one(); }
 
 private:
   template <class Post>
     requires std::invocable<Post&, executor_job>
   friend class gpumem::executor_adaptor;
-  explicit executor_job(std::shared_ptr<detail::adapted_queue> from) noexcept : from_{std::move(from)} {}
+  explicit executor_job(std::shared_ptr<detail::adapted_queue> queue) noexcept : queue_{std::move(queue)} {}
 
-  std::shared_ptr<detail::adapted_queue> from_;
+  std::shared_ptr<detail::adapted_queue> queue_;
 };
 } // namespace extend
 

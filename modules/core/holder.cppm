@@ -39,16 +39,16 @@ public:
 
   /// Returns the parent; null if this holder is not nested.
   inline holder* parent() const noexcept { return parent_; }
-  /// Makes `of` the parent, unless there is one already. Called during holder_event::begins. The parent must live as
+  /// Makes `unit` the parent, unless there is one already. Called during holder_event::begins. The parent must live as
   /// long as this holder.
-  void set_parent(holder& of) noexcept;
+  void set_parent(holder& unit) noexcept;
   /// Returns whether this holder is `work` or nested in it.
   bool is_part_of(holder const& work) const noexcept;
   /// Returns the holder of the whole work: the last parent.
   holder const& whole() const noexcept;
 
   /// Returns the requested bytes that the holder was granted and has not freed yet, with those of nested holders.
-  inline std::size_t held() const noexcept { return own_.load(std::memory_order_relaxed) + nested(); }
+  inline std::size_t held() const noexcept { return own_bytes_.load(std::memory_order_relaxed) + nested(); }
   /// Returns those bytes of held() that nested holders hold.
   inline std::size_t nested() const noexcept { return nested_.load(std::memory_order_relaxed); }
 
@@ -83,7 +83,7 @@ public:
   static bool any_marked() noexcept;
 
   /// Called during holder_event::begins by a resource in which requests can wait: the memory of this holder lies there.
-  void add_place(detail::waiting_place& at) noexcept;
+  void add_place(detail::waiting_place& place) noexcept;
   /// Called during holder_event::begins by a resource that sends each request to one of several others, its branches.
   /// Calls `f(number)` for each branch; `f` passes the event on to it. The holder then has a count of bytes for each
   /// branch, which the resource changes by count_at().
@@ -109,7 +109,7 @@ protected:
   /// own, and for all others they are bytes of a nested holder. A resource counts bytes as live before a holder does,
   /// and stops after it. So no resource has fewer live bytes than its holders count.
   void count_bytes(stream_key const& key, std::ptrdiff_t change) noexcept {
-    (key.unit() == this ? own_ : nested_).fetch_add(static_cast<std::size_t>(change), std::memory_order_relaxed);
+    (key.unit() == this ? own_bytes_ : nested_).fetch_add(static_cast<std::size_t>(change), std::memory_order_relaxed);
   }
 
 private:
@@ -132,11 +132,11 @@ private:
   int const priority_;
   std::uint64_t age_;
   holder* parent_ = nullptr;
-  counter own_{0}, nested_{0};
-  counter const* counted_ = &own_; // the bytes at the places that are added now
-  std::vector<place> places_;      // written only during holder_event::begins
-  std::vector<branches> branches_; // written only during holder_event::begins
-  bool incomplete_ = false;        // the host had no memory for all places
+  counter own_bytes_{0}, nested_{0};
+  counter const* counted_ = &own_bytes_; // the bytes at the places that are added now
+  std::vector<place> places_;            // written only during holder_event::begins
+  std::vector<branches> branches_;       // written only during holder_event::begins
+  bool incomplete_ = false;              // the host had no memory for all places
   std::atomic<int> rollbacks_{0}, marks_{0};
   std::atomic<std::size_t> need_{0};
 

@@ -53,7 +53,7 @@ char const* to_string(misuse::kind value) noexcept;
 
 /// Writes the text that the default handler prints: one line, and one more for each record of the history. Writes at
 /// most `room` bytes, including the terminating 0.
-void describe(misuse const& what, char* into, std::size_t room) noexcept;
+void describe(misuse const& misuse, char* buffer, std::size_t room) noexcept;
 
 /// A function to which gpumem reports errors of the caller. gpumem calls it on the thread that makes or finds the
 /// error. It holds no lock, so the handler may allocate, free and read statistics. The handler must not throw. If it
@@ -66,7 +66,7 @@ misuse_handler set_misuse_handler(misuse_handler handler) noexcept;
 
 namespace extend {
 /// Calls the misuse handler of the process.
-void report_misuse(misuse const& what) noexcept;
+void report_misuse(misuse const& misuse) noexcept;
 } // namespace extend
 
 namespace detail {
@@ -74,7 +74,7 @@ namespace detail {
 /// has done nothing: the block is still live.
 inline constinit thread_local unsigned refused_calls = 0;
 /// Returns whether the misuse was found later, by a call that itself is right.
-bool found_later(misuse::kind what) noexcept;
+bool found_later(misuse::kind kind) noexcept;
 
 /// A misuse that is found under a lock. The destructor reports it, so that the handler runs without the lock if this
 /// object is constructed before the lock is taken.
@@ -84,12 +84,12 @@ public:
   late_misuse(late_misuse const&) = delete;
   late_misuse& operator=(late_misuse const&) = delete;
   ~late_misuse() {
-    if (found_) extend::report_misuse(*found_);
+    if (misuse_) extend::report_misuse(*misuse_);
   }
-  void set(misuse const& found) noexcept { found_ = found; }
+  void set(misuse const& misuse) noexcept { misuse_ = misuse; }
 
 private:
-  std::optional<misuse> found_;
+  std::optional<misuse> misuse_;
 };
 } // namespace detail
 

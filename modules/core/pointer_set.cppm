@@ -31,7 +31,7 @@ public:
     return count_.load(std::memory_order_acquire) != 0 ? take_locked(pointer) : record{};
   }
   /// Inserts a pointer again that take() has taken out. Allocates no host memory. Does nothing for an empty record.
-  void put_back(record taken) noexcept;
+  void put_back(record record) noexcept;
 
   bool contains(void const* pointer) noexcept;
 

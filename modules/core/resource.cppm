@@ -21,7 +21,7 @@ namespace detail {
 // Returns false while the process exits, and in a forked child (see `driver_alive`): frees then do nothing.
 inline bool may_free() noexcept { return driver_alive(); }
 // Reports a free on a stream that could not be identified. `resource` is the resource's name, or null.
-void report_bad_stream(char const* resource, void* pointer, failure const& why) noexcept;
+void report_bad_stream(char const* resource, void* pointer, failure const& failure) noexcept;
 
 // Frees a block of the state in the order of the stream. The caller does not know the block's size.
 template <class State> void deallocate_unsized(State& state, stream_ref stream, void* pointer) noexcept {

@@ -126,17 +126,17 @@ inline constexpr bool serves_captures = capturing_state<S> || requires { require
 // The checks of each request. They are made once, in the call of the user; upstreams do not repeat them.
 // plain_request() returns whether all is right and the stream does not capture. explain_request() is the slow form: it
 // returns the failure, if there is one. With `may_capture` a capturing stream is no failure.
-expected<void*, failure> explain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
+expected<void*, failure> explain_request(stream_key const& key, std::optional<device> device, std::size_t bytes,
                                          std::size_t alignment, bool may_capture = false) noexcept;
-inline bool plain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
+inline bool plain_request(stream_key const& key, std::optional<device> device, std::size_t bytes,
                           std::size_t alignment) noexcept {
   return std::has_single_bit(alignment) && bytes <= PTRDIFF_MAX && alignment <= PTRDIFF_MAX - bytes && driver_alive() &&
-         !(where && where->lost()) && !key.capturing();
+         !(device && device->lost()) && !key.capturing();
 }
-inline expected<void*, failure> checked_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
+inline expected<void*, failure> checked_request(stream_key const& key, std::optional<device> device, std::size_t bytes,
                                                 std::size_t alignment, bool may_capture = false) noexcept {
-  if (plain_request(key, where, bytes, alignment)) return nullptr;
-  return explain_request(key, where, bytes, alignment, may_capture);
+  if (plain_request(key, device, bytes, alignment)) return nullptr;
+  return explain_request(key, device, bytes, alignment, may_capture);
 }
 
 // If the key's stream is capturing and the state has `allocate_in_capture`, calls that; otherwise calls `try_allocate`.
@@ -154,30 +154,31 @@ allocate_keyed(S& state, stream_key const& key, std::size_t bytes, std::size_t a
   return state.try_allocate(key, bytes, alignment);
 }
 // Returns the key of a stream that find_owned_timeline() does not find, or the failure.
-expected<stream_key, failure> identify_other(stream_ref stream, std::optional<device> where,
+expected<stream_key, failure> identify_other(stream_ref stream, std::optional<device> device,
                                              std::size_t bytes) noexcept;
 // Returns the key of a stream for a free. Since a free must not fail, this waits for the stream and returns the host's
 // key if the host has no memory to keep track of the stream.
-expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> where,
+expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> device,
                                                 std::size_t bytes) noexcept;
-inline expected<stream_key, failure> try_identify(stream_ref stream, std::optional<device> where,
+inline expected<stream_key, failure> try_identify(stream_ref stream, std::optional<device> device,
                                                   std::size_t bytes) noexcept {
   if (auto* const timeline = find_owned_timeline(stream.get())) return stream_key::of(*timeline, stream.get());
-  return identify_other(stream, where, bytes);
+  return identify_other(stream, device, bytes);
 }
-expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept;
-// Adds the figures of `one` to `sum`. The longest wait and the largest free range become the larger of both. Does not
-// change the limits and peaks of `sum`.
-void add_statistics(statistics& sum, statistics const& one) noexcept;
+expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& services,
+                                           std::size_t bytes) noexcept;
+// Adds the figures of `statistics` to `sum`. The longest wait and the largest free range become the larger of both.
+// Does not change the limits and peaks of `sum`.
+void add_statistics(statistics& sum, statistics const& statistics) noexcept;
 // Returns the statistics of the resource; none if it keeps none.
-inline std::optional<statistics> statistics_from(services_handle const& from) {
+inline std::optional<statistics> statistics_from(services_handle const& services) {
   statistics seen;
-  if (!from.table->read_statistics(from.state, seen)) return std::nullopt;
+  if (!services.table->read_statistics(services.state, seen)) return std::nullopt;
   return seen;
 }
 // Returns whether work of the stream may use the resource's memory.
-inline bool serves_stream(services_handle const& of, stream_key const& key) noexcept {
-  return !of.table->serves_stream || of.table->serves_stream(of.state, &key);
+inline bool serves_stream(services_handle const& services, stream_key const& key) noexcept {
+  return !services.table->serves_stream || services.table->serves_stream(services.state, &key);
 }
 // Returns the name of a state or of a resource for messages; null if it has none.
 template <class S> char const* name_of(S& state) noexcept {
@@ -188,21 +189,21 @@ template <class S> char const* name_of(S& state) noexcept {
   }
   return nullptr;
 }
-inline char const* name_of(services_handle const& from) noexcept {
-  return from.table->name ? from.table->name(from.state) : nullptr;
+inline char const* name_of(services_handle const& services) noexcept {
+  return services.table->name ? services.table->name(services.state) : nullptr;
 }
 // Returns the failure that belongs to the exception being handled.
 failure current_failure(std::size_t bytes) noexcept;
 
 // Throws the exception that belongs to the failure; out_of_memory carries the resource's statistics.
-[[noreturn]] void throw_failure_of(services_handle const& from, CUstream stream, failure const& why);
+[[noreturn]] void throw_failure_of(services_handle const& services, CUstream stream, failure const& failure);
 
 // Returns the current device's ordinal; -1 without a driver.
 int current_ordinal() noexcept;
 // Returns the device of the resource's memory, if it has one. Throws cuda_error.
-std::optional<device> device_of(services_handle const& from);
+std::optional<device> device_of(services_handle const& services);
 // Returns the device's ordinal; -1 without a device.
-inline int ordinal_of(std::optional<device> where) noexcept { return where ? where->ordinal() : -1; }
+inline int ordinal_of(std::optional<device> device) noexcept { return device ? device->ordinal() : -1; }
 
 template <class Allocate> expected<void*, failure> allocate_external(Allocate allocate, std::size_t bytes) noexcept {
   try {
@@ -259,13 +260,13 @@ template <class Type, resource_state S> constexpr services_table make_table() no
     return allocate_outermost(*static_cast<S*>(s), stream, n, a, as_it_is);
   };
   table.try_allocate_behind = [](void* s, stream_ref stream, std::size_t n, std::size_t a, void* used,
-                                 failure& why) noexcept -> void* {
+                                 failure& failure) noexcept -> void* {
     auto const result = allocate_outermost(*static_cast<S*>(s), stream, n, a, [used](stream_key const& key) noexcept {
       *static_cast<std::optional<stream_key>*>(used) = key;
       return key.queueing_as(queueing::behind);
     });
     if (result) return *result;
-    why = result.error();
+    failure = result.error();
     return nullptr;
   };
   table.try_allocate_keyed = [](void* s, void const* key, std::size_t n, std::size_t a) noexcept {
@@ -413,9 +414,11 @@ template <class R> services_handle services_of_upstream(R& upstream) {
   return found;
 }
 // Returns what holds for the memory of the resource.
-inline memory_traits traits_of_services(services_handle const& from) noexcept { return from.table->traits(from.state); }
-// Returns whether host and devices can access memory with the traits `one` wherever they can access `other`.
-bool has_access_of(memory_traits const& one, memory_traits const& other) noexcept;
+inline memory_traits traits_of_services(services_handle const& services) noexcept {
+  return services.table->traits(services.state);
+}
+// Returns whether host and devices can access memory with the traits `traits` wherever they can access `other`.
+bool has_access_of(memory_traits const& traits, memory_traits const& other) noexcept;
 // Returns what holds for the memory of a resource, also if its type is erased.
 template <class R> memory_traits traits_of_resource(R& resource) noexcept {
   return traits_of_services(services_of(resource));

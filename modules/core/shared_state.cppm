@@ -94,7 +94,7 @@ private:
     flag_lock const held{mine.busy};
     return mine.add(change);
   }
-  void fold(slot& from) noexcept;
+  void fold(slot& slot) noexcept;
   void drop_folded() noexcept;
 
   std::atomic<std::int64_t> handles_{0};

@@ -81,7 +81,7 @@ concept stoppable_promise = requires(Promise& promise) {
 // No lock here makes it safe to destroy a coroutine that an executor has begun to resume on another thread.
 class suspension : public work_item {
 public:
-  explicit suspension(executor* where) noexcept : executor_{where} {}
+  explicit suspension(executor* executor) noexcept : executor_{executor} {}
 
 protected:
   ~suspension() = default;

@@ -8,7 +8,7 @@ namespace gpumem::detail {
 
 export class timer;
 export class timer_heap;
-export void start_timer(timer& item, sync::time_point when);
+export void start_timer(timer& item, sync::time_point deadline);
 export void cancel_timer(timer& item) noexcept;
 export bool try_cancel_timer(timer& item) noexcept;
 
@@ -28,10 +28,10 @@ protected:
 
 private:
   friend class timer_heap;
-  friend void start_timer(timer& item, sync::time_point when);
+  friend void start_timer(timer& item, sync::time_point deadline);
   friend void cancel_timer(timer& item) noexcept;
 
-  sync::time_point when_{};
+  sync::time_point deadline_{};
   std::uint64_t number_ = 0; // in the order of start
   timer* child_ = nullptr;
   timer* next_ = nullptr;     // the next child of the same parent
@@ -46,12 +46,12 @@ private:
 export class timer_heap {
 public:
   /// Adds a timer, which must be in no heap.
-  void insert(timer& item, sync::time_point when) noexcept;
+  void insert(timer& item, sync::time_point deadline) noexcept;
   /// Removes the timer. Returns false if it is not in the heap.
   bool remove(timer& item) noexcept;
   /// Returns the earliest timer; null if there is none.
   timer* first() const noexcept { return root_; }
-  static sync::time_point moment_of(timer const& item) noexcept { return item.when_; }
+  static sync::time_point moment_of(timer const& item) noexcept { return item.deadline_; }
 
 private:
   static bool before(timer const& a, timer const& b) noexcept;
@@ -62,10 +62,11 @@ private:
   std::uint64_t started_ = 0;
 };
 
-/// Runs the timer on the library thread at `when`, or soon if that has passed. The timer must not be started already.
-/// No other thread may start it at the same time; its own expire() may start it again. Throws std::system_error or
-/// std::bad_alloc if the library thread cannot be started, cuda_error in a forked child. Any thread.
-void start_timer(timer& item, sync::time_point when);
+/// Runs the timer on the library thread at `deadline`, or soon if that has passed. The timer must not be started
+/// already. No other thread may start it at the same time; its own expire() may start it again. Throws
+/// std::system_error or std::bad_alloc if the library thread cannot be started, cuda_error in a forked child. Any
+/// thread.
+void start_timer(timer& item, sync::time_point deadline);
 
 void cancel_started(timer& item) noexcept;
 

@@ -59,11 +59,11 @@ public:
   template <class Allocate, class Deallocate>
   expected<void*, failure> allocate_parts(Allocate allocate, Deallocate deallocate) noexcept {
     for (std::size_t i = 0; i < parts(); ++i) {
-      auto& one = part(i);
-      if (one.bytes == 0) continue;
-      auto const result = allocate(std::as_const(one));
+      auto& this_part = part(i);
+      if (this_part.bytes == 0) continue;
+      auto const result = allocate(std::as_const(this_part));
       if (result) {
-        one.pointer = *result;
+        this_part.pointer = *result;
         continue;
       }
       while (i-- > 0) {
@@ -129,7 +129,7 @@ public:
   /// is parked.
   inline class holder* holder() const noexcept { return holder_; }
   /// Sets the holder and takes its priority. Does nothing if the request has a holder already.
-  void set_holder(class holder& of) noexcept;
+  void set_holder(class holder& unit) noexcept;
   /// Returns the key of a part for calls of resources: that of its stream, with the request's holder.
   friend inline stream_key key_of(waiter const& item, request_part const& part) noexcept {
     return item.holder_ ? part.stream.for_unit(*item.holder_) : part.stream;
@@ -147,7 +147,7 @@ public:
   /// Answers a parked request. The memory is valid in the order of the waiter's stream once the operation has resumed.
   void grant(void* pointer) noexcept;
   /// Ends a parked request without memory.
-  void refuse(failure const& why) noexcept;
+  void refuse(failure const& failure) noexcept;
 
   /// Tells a parked request that it has a turn: the operation calls admit() again where it resumes.
   void wake() noexcept { on_complete(); }
@@ -160,14 +160,14 @@ public:
   /// adds nothing, if the host has no memory: the adaptor then refuses the request.
   bool add_hook(grant_hook& hook) noexcept;
 
-  /// Returns whether the request has passed the adaptor whose hook is `by`. That adaptor has let it go on to the
+  /// Returns whether the request has passed the adaptor whose hook is `hook`. That adaptor has let it go on to the
   /// upstream, and also passes each repeated call of admit() on. The request then waits only in the upstream. An
   /// adaptor with a queue calls this, mark_passed() and clear_passed() under the lock of the queue.
-  bool has_passed(grant_hook const& by) const noexcept;
+  bool has_passed(grant_hook const& hook) const noexcept;
   /// Notes that the request has passed the adaptor, which has added its hook before.
-  void mark_passed(grant_hook const& by) noexcept;
+  void mark_passed(grant_hook const& hook) noexcept;
   /// Takes mark_passed() back. Returns false if the request has not passed the adaptor.
-  bool clear_passed(grant_hook const& by) noexcept;
+  bool clear_passed(grant_hook const& hook) noexcept;
 
   /// Calls `f(hook)` for the hook of each adaptor that the request has passed. The caller holds the lock of the
   /// resource in which the request waits.
@@ -195,10 +195,10 @@ protected:
   /// Makes the operation resume. The caller must not touch the waiter afterwards.
   virtual void on_complete() noexcept = 0;
 
-  /// Cancels the request for the reason `why`. Returns false if it was cancelled before: the first reason counts.
-  bool set_cancelled(outcome why) noexcept {
+  /// Cancels the request for the reason `reason`. Returns false if it was cancelled before: the first reason counts.
+  bool set_cancelled(outcome reason) noexcept {
     auto before = outcome::exhausted;
-    return refusal_.compare_exchange_strong(before, why, std::memory_order_acq_rel);
+    return refusal_.compare_exchange_strong(before, reason, std::memory_order_acq_rel);
   }
   inline bool is_complete() const noexcept { return complete_; }
   inline bool was_stopped() const noexcept {
@@ -224,7 +224,7 @@ private:
     std::atomic<passage*> next{nullptr};
   };
   static constexpr std::size_t places = 8;
-  passage* find(grant_hook const& by) const noexcept;
+  passage* find(grant_hook const& hook) const noexcept;
   passage* make_passage(grant_hook& hook) noexcept;
 
   class holder* holder_ = nullptr;
@@ -279,7 +279,7 @@ private:
 export class ended_waiters {
 public:
   /// Each waiter ends with this outcome.
-  explicit ended_waiters(outcome why) noexcept : why_{why} {}
+  explicit ended_waiters(outcome reason) noexcept : reason_{reason} {}
   ended_waiters(ended_waiters const&) = delete;
   ended_waiters& operator=(ended_waiters const&) = delete;
   ~ended_waiters();
@@ -289,7 +289,7 @@ public:
   inline bool empty() const noexcept { return first_ == nullptr; }
 
 private:
-  outcome const why_;
+  outcome const reason_;
   waiter* first_ = nullptr;
   waiter** end_ = &first_;
 };
@@ -340,8 +340,8 @@ public:
   static inline std::size_t bytes_aside(waiter const& item) noexcept { return item.turn_; }
   /// Returns the age of the waiter, which is parked: that of its holder, or a later number if it has none.
   static inline std::uint64_t age_of(waiter const& item) noexcept { return item.age_; }
-  /// Returns whether `one` goes before `other` because of its priority and age.
-  static bool goes_first(waiter const& one, waiter const& other) noexcept;
+  /// Returns whether `item` goes before `other` because of its priority and age.
+  static bool goes_first(waiter const& item, waiter const& other) noexcept;
   /// Returns a number that grows with each change of the list and of turns.
   inline std::uint64_t changes() const noexcept { return changes_; }
   /// Returns the time at which the waiter was parked.
@@ -374,9 +374,9 @@ public:
   inline bool may_be_overtaken() const noexcept {
     return exclusive_ == 0 && (!first_waiting_ || (max_overtakes_ > 0 && blocked_ == 0));
   }
-  /// Notes that `by` has overtaken each request that has no turn and stands before it in the list. Null: a request that
-  /// is not parked has overtaken all requests without a turn.
-  void count_overtaking(waiter const* by = nullptr) noexcept;
+  /// Notes that `overtaker` has overtaken each request that has no turn and stands before it in the list. Null: a
+  /// request that is not parked has overtaken all requests without a turn.
+  void count_overtaking(waiter const* overtaker = nullptr) noexcept;
 
 private:
   static std::uint64_t height(waiter const& item) noexcept;

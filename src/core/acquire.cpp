@@ -23,11 +23,11 @@ import :waiter;
 
 namespace gpumem::detail {
 
-request_operation::request_operation(request const& what, expected<stream_key, failure> const& key,
+request_operation::request_operation(request const& request, expected<stream_key, failure> const& key,
                                      std::span<request_part> more) noexcept
-    : waiter{key ? *key : stream_key::host(), what.bytes, what.options.alignment, what.options.priority, more},
-      from_{what.from}, deadline_{what.options.deadline} {
-  if (what.asks_for_turn) ask_for_turn();
+    : waiter{key ? *key : stream_key::host(), request.bytes, request.options.alignment, request.options.priority, more},
+      services_{request.from}, deadline_{request.options.deadline} {
+  if (request.asks_for_turn) ask_for_turn();
   if (bytes() == 0) {
     complete(nullptr);
   } else if (!key) {
@@ -35,43 +35,43 @@ request_operation::request_operation(request const& what, expected<stream_key, f
   }
 }
 
-bool request_operation::try_now(bool may_wait, queueing how) noexcept {
+bool request_operation::try_now(bool may_wait, queueing queueing) noexcept {
   if (is_complete()) return true;
   if (asks_for_turn()) {
     if (can_wait()) return false;
     complete(nullptr);
     return true;
   }
-  auto const result = has_parts() ? try_parts(may_wait, how) : try_part(part(0), may_wait, how);
+  auto const result = has_parts() ? try_parts(may_wait, queueing) : try_part(part(0), may_wait, queueing);
   if (!result && result.error().reason == outcome::exhausted && can_wait()) return false;
   complete(result);
   return true;
 }
 
 [[gnu::always_inline]] inline expected<void*, failure>
-request_operation::try_part(request_part const& one, bool may_wait, queueing how) noexcept {
-  auto const key = one.stream.waiting(may_wait).queueing_as(how);
+request_operation::try_part(request_part const& part, bool may_wait, queueing queueing) noexcept {
+  auto const key = part.stream.waiting(may_wait).queueing_as(queueing);
   expected<void*, failure> checked = nullptr;
   try {
     // `true` accepts a capturing stream: the resource decides about it.
-    checked = checked_request(key, device_of(from_), one.bytes, one.alignment, true);
-  } catch (...) { checked = unexpected<failure>{current_failure(one.bytes)}; }
+    checked = checked_request(key, device_of(services_), part.bytes, part.alignment, true);
+  } catch (...) { checked = unexpected<failure>{current_failure(part.bytes)}; }
   if (!checked) return checked;
-  return from_.table->try_allocate_keyed(from_.state, &key, one.bytes, one.alignment);
+  return services_.table->try_allocate_keyed(services_.state, &key, part.bytes, part.alignment);
 }
 
-expected<void*, failure> request_operation::try_parts(bool may_wait, queueing how) noexcept {
-  return allocate_parts([&](request_part const& one) { return try_part(one, may_wait, how); },
+expected<void*, failure> request_operation::try_parts(bool may_wait, queueing queueing) noexcept {
+  return allocate_parts([&](request_part const& one) { return try_part(one, may_wait, queueing); },
                         [this](request_part const& one) {
-                          from_.table->deallocate_keyed(from_.state, &one.stream, one.pointer, one.bytes,
-                                                        one.alignment);
+                          services_.table->deallocate_keyed(services_.state, &one.stream, one.pointer, one.bytes,
+                                                            one.alignment);
                         });
 }
 
 bool request_operation::captures() noexcept {
-  bool any = false;
-  for (std::size_t i = 0; i < parts(); ++i) any = any || part(i).stream.capturing();
-  return any;
+  bool captures = false;
+  for (std::size_t i = 0; i < parts(); ++i) captures = captures || part(i).stream.capturing();
+  return captures;
 }
 
 // A capture cannot wait: the work that frees the memory may run only after the capture has ended.
@@ -80,7 +80,7 @@ bool request_operation::park() noexcept {
     complete(unexpected<failure>{failure{refusal(), 0, bytes()}});
     return false;
   }
-  auto const from = from_;
+  auto const from = services_;
   parked_ = true;
   if (from.table->admit(from.state, static_cast<waiter*>(this))) return true;
   parked_ = false;
@@ -89,15 +89,15 @@ bool request_operation::park() noexcept {
 }
 
 bool request_operation::cancel_waiter() noexcept {
-  return from_.table->cancel_waiter && from_.table->cancel_waiter(from_.state, static_cast<waiter*>(this));
+  return services_.table->cancel_waiter && services_.table->cancel_waiter(services_.state, static_cast<waiter*>(this));
 }
 
-void request_operation::cancel(outcome why) noexcept {
-  if (forked() || !set_cancelled(why)) return;
+void request_operation::cancel(outcome reason) noexcept {
+  if (forked() || !set_cancelled(reason)) return;
   if (!cancel_waiter()) return;
   clear_hooks(); // so refuse() calls no adaptors: cancel_waiter() has told them of the end
   cancelled_ = true;
-  refuse(failure{why, 0, bytes()});
+  refuse(failure{reason, 0, bytes()});
 }
 
 bool request_operation::is_late(sync::time_point deadline) noexcept {
@@ -137,7 +137,7 @@ expected<allocation, failure> request_operation::take() noexcept {
   auto const result = take_result();
   parked_ = false;
   if (!result) return unexpected<failure>{result.error()};
-  return allocation{from_, stream(), *result, *result ? bytes() : 0, alignment()};
+  return allocation{services_, stream(), *result, *result ? bytes() : 0, alignment()};
 }
 
 std::optional<failure> request_operation::take_into(std::span<allocation> places) noexcept {
@@ -146,13 +146,13 @@ std::optional<failure> request_operation::take_into(std::span<allocation> places
   if (!result) return result.error();
   for (std::size_t i = 0; i < places.size(); ++i) {
     auto const& one = part(i);
-    places[i] = allocation{from_, one.stream, one.pointer, one.pointer ? one.bytes : 0, one.alignment};
+    places[i] = allocation{services_, one.stream, one.pointer, one.pointer ? one.bytes : 0, one.alignment};
   }
   return std::nullopt;
 }
 
 void request_operation::take_into_or_throw(std::span<allocation> places) {
-  if (auto const why = take_into(places)) throw_failure_of(from_, stream().handle(), *why);
+  if (auto const why = take_into(places)) throw_failure_of(services_, stream().handle(), *why);
 }
 
 void request_operation::return_memory() noexcept {
@@ -160,7 +160,7 @@ void request_operation::return_memory() noexcept {
   parked_ = false;
   for (std::size_t i = 0; result && i < parts(); ++i) {
     auto const& one = part(i);
-    allocation{from_, one.stream, one.pointer, one.bytes, one.alignment}.reset();
+    allocation{services_, one.stream, one.pointer, one.bytes, one.alignment}.reset();
   }
 }
 
@@ -174,7 +174,7 @@ bool request_operation::take_stopped() noexcept {
 allocation request_operation::take_or_throw() {
   auto result = take();
   if (result) return std::move(*result);
-  throw_failure_of(from_, stream().handle(), result.error());
+  throw_failure_of(services_, stream().handle(), result.error());
 }
 
 // If the resource lets requests wait, the first attempt does not wait on the host. If it fails, the request waits in
@@ -183,14 +183,14 @@ void blocking_operation::wait() {
   if (!try_now(!can_wait())) wait_parked(deadline());
 }
 
-void blocking_operation::wait_until(sync::time_point when) noexcept {
-  if (!try_now()) wait_parked(std::min(when, deadline()));
+void blocking_operation::wait_until(sync::time_point time) noexcept {
+  if (!try_now()) wait_parked(std::min(time, deadline()));
 }
 
 void blocking_operation::wait_parked(sync::time_point deadline) {
   if (is_late(deadline) || !park()) return;
   do {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     while (!done_ && sync::now() < deadline) wake_.wait_until(mutex_, deadline);
     if (!done_) {
       sync::scoped_unlock const meanwhile{mutex_};
@@ -208,7 +208,7 @@ void blocking_operation::sleep() {
 
 // Notifies under the lock: so the waiting thread cannot return and destroy the condition before this call has ended.
 void blocking_operation::on_complete() noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   done_ = true;
   wake_.notify_one();
 }

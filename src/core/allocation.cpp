@@ -22,11 +22,11 @@ namespace {
 
 // Waits on the host for the stream's work. Throws nothing: if the driver cannot wait for the stream, the stream runs no
 // work any more.
-void wait_for(stream_ref used, device where) noexcept {
-  if (where.lost()) return;
+void wait_for(stream_ref used_stream, device device) noexcept {
+  if (device.lost()) return;
   try {
-    device_guard const scope{where};
-    identify(used, where).wait_on_host();
+    device_guard const scope{device};
+    identify(used_stream, device).wait_on_host();
   } catch (...) {
     // The handle is dead, or the device is lost.
   }
@@ -37,14 +37,14 @@ void wait_for(stream_ref used, device where) noexcept {
 // Each stream's device is made current. Otherwise the handle of a default stream would mean the default stream of
 // another device.
 scoped_use::~scoped_use() {
-  if (!happened_.valid() || !driver_alive()) return;
+  if (!use_event_.valid() || !driver_alive()) return;
   try {
     {
       device_guard const scope{used_device_};
-      happened_.record(used_);
+      use_event_.record(used_);
     }
     device_guard const scope{home_device_};
-    happened_.make_wait(home_);
+    use_event_.make_wait(home_);
   } catch (...) {
     // No event could order the streams: the device is lost, a handle is dead, or both are default streams of different
     // devices. The only order left is to wait for the used stream on the host.
@@ -110,18 +110,18 @@ scoped_use allocation::use_on(stream_ref stream) const { return order_on(user(st
 
 scoped_use allocation::order_on(stream_key const& user, stream_ref stream) const {
   device const used{user.timeline().device()}, home{timeline_->device()};
-  event happened{home};
-  happened.record(this->stream());
-  happened.make_wait(stream);
-  if (used != home) happened = event{used};
-  return {this->stream(), home, stream, used, std::move(happened)};
+  event last_use{home};
+  last_use.record(this->stream());
+  last_use.make_wait(stream);
+  if (used != home) last_use = event{used};
+  return {this->stream(), home, stream, used, std::move(last_use)};
 }
 
 void allocation::set_stream(stream_ref stream) {
   auto const key = user(stream);
-  event happened{device{timeline_->device()}};
-  happened.record(this->stream());
-  happened.make_wait(stream);
+  event last_use{device{timeline_->device()}};
+  last_use.record(this->stream());
+  last_use.make_wait(stream);
   drop();
   timeline_ = &key.timeline();
   stream_ = key.handle();

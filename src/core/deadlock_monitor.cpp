@@ -40,7 +40,7 @@ rank rank_of(waiter const& item) noexcept { return {item.priority(), waiter_list
 bool holds_memory(waiter const& item) noexcept {
   bool holds = false;
   for (auto const* unit = item.holder(); unit; unit = unit->parent()) holds = holds || unit->held() > 0;
-  item.visit_passed([&](grant_hook& by) { holds = holds || by.place(); });
+  item.visit_passed([&](grant_hook& hook) { holds = holds || hook.place(); });
   return holds;
 }
 
@@ -64,16 +64,16 @@ deadlock_monitor& deadlock_monitor::get() noexcept {
 
 template <class F> void deadlock_monitor::change(F f) noexcept {
   if (forked()) return;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   f();
 }
 
-void deadlock_monitor::add(waiting_place& at) noexcept {
-  change([&] { mutex_.assert_held(), places_.push_back(at); });
+void deadlock_monitor::add(waiting_place& place) noexcept {
+  change([&] { mutex_.assert_held(), places_.push_back(place); });
 }
 
-void deadlock_monitor::remove(waiting_place& at) noexcept {
-  change([&] { mutex_.assert_held(), places_.remove(at); });
+void deadlock_monitor::remove(waiting_place& place) noexcept {
+  change([&] { mutex_.assert_held(), places_.remove(place); });
 }
 
 void deadlock_monitor::add(holder& unit) noexcept {
@@ -103,7 +103,7 @@ void deadlock_monitor::look() noexcept {
 // Returns whether it has ended a request.
 bool deadlock_monitor::end_some() noexcept {
   ends now;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   if (!begin_look()) return false;
   note_parked(false);
   preempt(nullptr, now);
@@ -113,7 +113,7 @@ bool deadlock_monitor::end_some() noexcept {
   return now.any();
 }
 
-template <class F> void deadlock_monitor::show(waiting_place& at, F f) noexcept {
+template <class F> void deadlock_monitor::show(waiting_place& place, F f) noexcept {
   class calling final : public waiting_place::visitor {
   public:
     explicit calling(F& f) noexcept : f_{f} {}
@@ -123,7 +123,7 @@ template <class F> void deadlock_monitor::show(waiting_place& at, F f) noexcept 
     F& f_;
   };
   calling to{f};
-  at.show(to);
+  place.show(to);
 }
 
 template <class F> void deadlock_monitor::each_place(F f) noexcept {
@@ -135,21 +135,21 @@ template <class F> void deadlock_monitor::each_holder(F f) noexcept {
 }
 
 // No host memory is allocated under the locks of the places.
-std::vector<deadlock_monitor::parked_request> deadlock_monitor::parked_before(waiting_place const& at) {
+std::vector<deadlock_monitor::parked_request> deadlock_monitor::parked_before(waiting_place const& place) {
   struct seen {
     holder const* of;
     std::size_t bytes;
     int priority;
     sync::time_point since;
   };
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto const each_request = [&](auto f) {
     mutex_.assert_held();
     each_place([&](waiting_place& other) {
-      if (&other == &at) return;
+      if (&other == &place) return;
       show(other, [&](place_state const& state) {
         for (auto* item = state.queue.first(); item; item = waiter_list::after(*item))
-          if (item->holder() && is_at(*item->holder(), at)) f(*item);
+          if (item->holder() && is_at(*item->holder(), place)) f(*item);
       });
     });
   };
@@ -166,63 +166,63 @@ std::vector<deadlock_monitor::parked_request> deadlock_monitor::parked_before(wa
   return result;
 }
 
-bool deadlock_monitor::is_at(holder const& of, waiting_place const& at) noexcept {
-  return std::ranges::any_of(of.places_, [&](auto const& each) { return each.at == &at; });
+bool deadlock_monitor::is_at(holder const& unit, waiting_place const& place) noexcept {
+  return std::ranges::any_of(unit.places_, [&](auto const& each) { return each.at == &place; });
 }
 
-std::size_t deadlock_monitor::bytes_at(holder const& of, waiting_place const& at) noexcept {
+std::size_t deadlock_monitor::bytes_at(holder const& unit, waiting_place const& place) noexcept {
   std::size_t sum = 0;
-  for (auto const& each : of.places_) sum += each.at == &at ? each.bytes->load(std::memory_order_relaxed) : 0;
+  for (auto const& each : unit.places_) sum += each.at == &place ? each.bytes->load(std::memory_order_relaxed) : 0;
   return sum;
 }
 
 // Notes the state of each queue. Returns false if no request has to end, because no work waits and no place has
 // stalled.
 bool deadlock_monitor::begin_look() noexcept {
-  bool any = false, waits = false;
-  each_place([&](waiting_place& at) {
-    at.blocked_ = false;
-    show(at, [&](place_state const& state) {
-      at.blocked_ = waits = true;
-      at.seen_ = state.queue.changes();
-      any = any || state.queue.has_holders() || state.has_stalled;
+  bool found_place = false, waits = false;
+  each_place([&](waiting_place& place) {
+    place.blocked_ = false;
+    show(place, [&](place_state const& state) {
+      place.blocked_ = waits = true;
+      place.seen_ = state.queue.changes();
+      found_place = found_place || state.queue.has_holders() || state.has_stalled;
     });
   });
-  return any || (waits && holder::any_marked());
+  return found_place || (waits && holder::any_marked());
 }
 
 // Notes for each holder whether a request of it or of a nested one is parked without a turn; `at_blocked`: at a place
 // that is blocked. Adds up the bytes that are set aside for such requests at places that they have passed.
 void deadlock_monitor::note_parked(bool at_blocked) noexcept {
   each_holder([](holder& unit) { unit.parked_ = false; });
-  each_place([](waiting_place& at) { at.held_up_ = 0; });
-  each_place([&](waiting_place& at) {
-    if (at_blocked && !at.blocked_) return;
-    show(at, [&](place_state const& state) {
+  each_place([](waiting_place& place) { place.held_up_ = 0; });
+  each_place([&](waiting_place& place) {
+    if (at_blocked && !place.blocked_) return;
+    show(place, [&](place_state const& state) {
       for (auto* item = state.queue.first(); item; item = waiter_list::after(*item)) {
         if (waiter_list::has_turn(*item)) continue;
         for (auto* unit = item->holder(); unit; unit = unit->parent()) unit->parked_ = true;
-        item->visit_passed([&](grant_hook& by) {
-          if (auto* const passed = by.place()) passed->held_up_ += item->bytes();
+        item->visit_passed([&](grant_hook& hook) {
+          if (auto* const passed = hook.place()) passed->held_up_ += item->bytes();
         });
       }
     });
   });
 }
 
-// Ends all requests of `chosen`, and those of work that was preempted before. If one of them went on waiting, the other
+// Ends all requests of `victim`, and those of work that was preempted before. If one of them went on waiting, the other
 // parts of the work could not end, and the work could not be rolled back.
-void deadlock_monitor::preempt(holder* chosen, ends& to) noexcept {
-  each_place([&](waiting_place& at) {
-    show(at, [&](place_state const& state) {
+void deadlock_monitor::preempt(holder* victim, ends& ends) noexcept {
+  each_place([&](waiting_place& place) {
+    show(place, [&](place_state const& state) {
       for (auto *item = state.queue.first(), *next = item; item; item = next) {
         next = waiter_list::after(*item);
         auto* const unit = item->holder();
         if (!unit || waiter_list::has_turn(*item)) continue;
-        auto* const work = chosen && unit->is_part_of(*chosen) ? chosen : unit->gives_way_with();
+        auto* const work = victim && unit->is_part_of(*victim) ? victim : unit->gives_way_with();
         if (!work) continue;
-        at.end_wait(*item, to.woken);
-        to.preempted.add(*item);
+        place.end_wait(*item, ends.woken);
+        ends.preempted.add(*item);
         work->preempt(item->bytes());
       }
     });
@@ -240,62 +240,62 @@ void deadlock_monitor::note_coming() noexcept {
   });
 }
 
-deadlock_monitor::yielding deadlock_monitor::find_yielding(waiting_place const& at, waiter const& first) noexcept {
-  yielding found;
-  auto const* const own = first.holder() ? &first.holder()->whole() : nullptr;
+deadlock_monitor::yielding deadlock_monitor::find_yielding(waiting_place const& place, waiter const& first) noexcept {
+  yielding holders;
+  auto const* const own_holder = first.holder() ? &first.holder()->whole() : nullptr;
   each_holder([&](holder& unit) {
-    for (auto const& each : unit.places_) found.coming += each.at == &at ? each.coming : 0;
-    auto const bytes = bytes_at(unit, at);
+    for (auto const& each : unit.places_) holders.coming += each.at == &place ? each.coming : 0;
+    auto const bytes = bytes_at(unit, place);
     if (bytes == 0 || unit.gives_way_with()) return;
     auto* const work = unit.rolls_back_with();
     bool const asks = work && work->parked_;
-    if (!asks || &work->whole() == own || !rank_of(*work).goes_after(rank_of(first))) return;
-    found.held += bytes;
-    if (!found.last || rank_of(*work).goes_after(rank_of(*found.last))) found.last = work;
+    if (!asks || &work->whole() == own_holder || !rank_of(*work).goes_after(rank_of(first))) return;
+    holders.held += bytes;
+    if (!holders.last || rank_of(*work).goes_after(rank_of(*holders.last))) holders.last = work;
   });
-  return found;
+  return holders;
 }
 
 // If enough bytes are free but the first request was refused, the free bytes lie in pieces and do not count.
-void deadlock_monitor::preempt_for_first(ends& to) noexcept {
-  each_place([&](waiting_place& at) {
+void deadlock_monitor::preempt_for_first(ends& ends) noexcept {
+  each_place([&](waiting_place& place) {
     mutex_.assert_held();
-    if (to.any()) return;
+    if (ends.any()) return;
     holder* work = nullptr;
-    show(at, [&](place_state const& state) {
+    show(place, [&](place_state const& state) {
       mutex_.assert_held();
       if (state.may_go_on) return;
-      auto const yields = find_yielding(at, *state.queue.next_waiting());
+      auto const yields = find_yielding(place, *state.queue.next_waiting());
       auto const coming = yields.coming + (state.fits ? 0 : state.headroom);
       bool const enough = state.needed <= state.headroom + yields.coming + yields.held;
       if (yields.last && state.needed > coming && enough) work = yields.last;
     });
-    if (work) preempt(work, to);
+    if (work) preempt(work, ends);
   });
 }
 
 // Returns whether the bytes in use are all held by work that waits, and nothing else can give memory.
-bool deadlock_monitor::is_held_up(waiting_place const& at, place_state const& state) noexcept {
-  bool const all = at.held_up_ == state.in_use;
-  return all && at.held_up_ > 0 && state.queue.set_aside() == 0 && !state.may_go_on;
+bool deadlock_monitor::is_held_up(waiting_place const& place, place_state const& state) noexcept {
+  bool const all = place.held_up_ == state.in_use;
+  return all && place.held_up_ > 0 && state.queue.set_aside() == 0 && !state.may_go_on;
 }
 
 // Leaves out places until the rest are blocked. Returns whether any is.
 bool deadlock_monitor::find_blocked() noexcept {
-  bool any = true;
-  for (bool changed = true; changed && any;) {
-    changed = any = false;
+  bool found_place = true;
+  for (bool changed = true; changed && found_place;) {
+    changed = found_place = false;
     note_parked(true);
     add_held_up();
-    each_place([&](waiting_place& at) {
-      if (!at.blocked_) return;
-      at.blocked_ = false;
-      show(at, [&](place_state const& state) { at.blocked_ = is_held_up(at, state); });
-      any = any || at.blocked_;
-      changed = changed || !at.blocked_;
+    each_place([&](waiting_place& place) {
+      if (!place.blocked_) return;
+      place.blocked_ = false;
+      show(place, [&](place_state const& state) { place.blocked_ = is_held_up(place, state); });
+      found_place = found_place || place.blocked_;
+      changed = changed || !place.blocked_;
     });
   }
-  return any;
+  return found_place;
 }
 
 // Adds up the bytes of the holders that wait, at each place.
@@ -310,10 +310,12 @@ void deadlock_monitor::add_held_up() noexcept {
 // is still blocked: then work that waits had no turn, and has neither got nor freed memory.
 bool deadlock_monitor::is_as_seen() noexcept {
   bool same = true;
-  each_place([&](waiting_place& at) {
-    if (!at.blocked_) return;
+  each_place([&](waiting_place& place) {
+    if (!place.blocked_) return;
     bool this_one = false;
-    show(at, [&](place_state const& state) { this_one = state.queue.changes() == at.seen_ && is_held_up(at, state); });
+    show(place, [&](place_state const& state) {
+      this_one = state.queue.changes() == place.seen_ && is_held_up(place, state);
+    });
     same = same && this_one;
   });
   return same;
@@ -321,54 +323,54 @@ bool deadlock_monitor::is_as_seen() noexcept {
 
 // Preempts the youngest work that can be rolled back for an older request. Otherwise the youngest request whose work
 // holds memory ends as stalled; if there is none, a first request.
-void deadlock_monitor::end_blocked(ends& to) noexcept {
+void deadlock_monitor::end_blocked(ends& ends) noexcept {
   holder* work = nullptr;
   waiter* last = nullptr;
-  waiting_place* where = nullptr;
+  waiting_place* place_of_victim = nullptr;
   rank youngest{};
   bool holds = false;
-  each_place([&](waiting_place& at) {
-    if (!at.blocked_) return;
-    show(at, [&](place_state const& state) {
+  each_place([&](waiting_place& place) {
+    if (!place.blocked_) return;
+    show(place, [&](place_state const& state) {
       mutex_.assert_held();
       auto& first = *state.queue.next_waiting();
-      auto* const yields = find_yielding(at, first).last;
+      auto* const yields = find_yielding(place, first).last;
       if (yields && (!work || rank_of(*yields).goes_after(rank_of(*work)))) work = yields;
       auto* const with_memory = last_with_memory(state.queue);
       auto& one = with_memory ? *with_memory : first;
       bool const better = !last || (with_memory && (!holds || rank_of(one).goes_after(youngest)));
       if (!better) return;
-      last = &one, where = &at, youngest = rank_of(one), holds = with_memory != nullptr;
+      last = &one, place_of_victim = &place, youngest = rank_of(one), holds = with_memory != nullptr;
     });
   });
   if (!is_as_seen()) return;
-  if (work) return preempt(work, to);
-  show(*where, [&](place_state const& state) {
-    if (state.queue.changes() != where->seen_) return; // the request may be gone
-    where->end_wait(*last, to.woken);
-    to.stalled.add(*last);
+  if (work) return preempt(work, ends);
+  show(*place_of_victim, [&](place_state const& state) {
+    if (state.queue.changes() != place_of_victim->seen_) return; // the request may be gone
+    place_of_victim->end_wait(*last, ends.woken);
+    ends.stalled.add(*last);
   });
 }
 
 // Ends a request at a place where nothing was granted or freed for a long time.
-void deadlock_monitor::end_stalled(ends& to) noexcept {
+void deadlock_monitor::end_stalled(ends& ends) noexcept {
   note_parked(false);
-  each_place([&](waiting_place& at) {
+  each_place([&](waiting_place& place) {
     mutex_.assert_held();
-    if (to.any()) return;
+    if (ends.any()) return;
     holder* work = nullptr;
-    show(at, [&](place_state const& state) {
+    show(place, [&](place_state const& state) {
       mutex_.assert_held();
       if (!state.has_stalled || state.may_go_on || state.queue.set_aside() > 0) return;
       auto& first = *state.queue.next_waiting();
-      work = find_yielding(at, first).last;
+      work = find_yielding(place, first).last;
       if (work) return;
       auto* const last = last_with_memory(state.queue);
       auto& one = last ? *last : first;
-      at.end_wait(one, to.woken);
-      to.stalled.add(one);
+      place.end_wait(one, ends.woken);
+      ends.stalled.add(one);
     });
-    if (work) preempt(work, to);
+    if (work) preempt(work, ends);
   });
 }
 

@@ -40,13 +40,13 @@ bool work_queue::remove(work_item& item) noexcept {
 
 void inline_executor::post(work_item& item) noexcept {
   if (detail::forked()) return;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   queue_.push(item);
 }
 
 bool inline_executor::try_cancel(work_item& item) noexcept {
   if (detail::forked()) return false;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   return queue_.remove(item);
 }
 
@@ -63,7 +63,7 @@ void inline_executor::flush() noexcept {
   for (;;) {
     work_item* item = nullptr;
     {
-      sync::lock const held{mutex_};
+      sync::lock const lock{mutex_};
       item = queue_.pop();
     }
     if (!item) break;
@@ -95,7 +95,7 @@ bool thread_executor::stop_within(sync::duration bound) noexcept { return thread
 
 detail::executor_thread::~executor_thread() {
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     stopping_ = true;
     wake_.notify_one();
   }
@@ -105,20 +105,20 @@ detail::executor_thread::~executor_thread() {
 // Notifies under the lock: once the lock is free, the item may run and the owner of the item may destroy the executor.
 void detail::executor_thread::post(work_item& item) noexcept {
   if (forked()) return;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   queue_.push(item);
   wake_.notify_one();
 }
 
 bool detail::executor_thread::try_cancel(work_item& item) noexcept {
   if (forked()) return false;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   return queue_.remove(item);
 }
 
 bool detail::executor_thread::stop_within(sync::duration bound) noexcept {
   if (forked()) return false;
-  sync::lock held{mutex_};
+  sync::lock lock{mutex_};
   stopped_within_ = true;
   wake_.notify_one();
   auto const deadline = sync::now() + (running_on == this ? sync::duration::zero() : bound);
@@ -126,19 +126,19 @@ bool detail::executor_thread::stop_within(sync::duration bound) noexcept {
   detached_ = !ended_;
   over_.notify_all();
   if (detached_) return false;
-  held.unlock();
+  lock.unlock();
   thread_.join();
   return true;
 }
 
-void detail::executor_thread::start(timer& item, sync::time_point when) noexcept {
-  sync::lock const held{mutex_};
-  timers_.insert(item, when);
+void detail::executor_thread::start(timer& item, sync::time_point deadline) noexcept {
+  sync::lock const lock{mutex_};
+  timers_.insert(item, deadline);
   if (timers_.first() == &item) wake_.notify_one();
 }
 
 void detail::executor_thread::cancel(timer& item) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   timers_.remove(item);
   if (expiring_ != &item) return;
   if (running_on == this) {
@@ -149,7 +149,7 @@ void detail::executor_thread::cancel(timer& item) noexcept {
 }
 
 bool detail::executor_thread::try_cancel(timer& item) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   return timers_.remove(item);
 }
 
@@ -164,7 +164,7 @@ struct end_mark final : work_item {
 void detail::executor_thread::run(char const* name) {
   pthread_setname_np(pthread_self(), name);
   running_on = this;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   while (!stopped_within_) {
     // Each round runs one timer, then the items that are queued at that moment. So timers and items cannot keep each
     // other from running, even if a timer is always due or each item posts another one.
@@ -236,7 +236,7 @@ detail::executor_thread& started_library_thread() {
   detail::throw_if_child();
   auto& library = the_library_thread();
   if (auto* const running = library.running.load(std::memory_order_acquire)) return *running;
-  sync::lock const held{library.mutex};
+  sync::lock const lock{library.mutex};
   if (auto* const running = library.running.load(std::memory_order_acquire)) return *running;
   auto* const started = make_thread("gpumem-library").release();
   library.running.store(started, std::memory_order_release);
@@ -251,10 +251,10 @@ detail::executor_thread* detail::running_library_thread() noexcept {
   return the_library_thread().running.load(std::memory_order_acquire);
 }
 
-void detail::start_timer(timer& item, sync::time_point when) {
+void detail::start_timer(timer& item, sync::time_point deadline) {
   auto& thread = started_library_thread();
   item.started_ = true; // set first: the started timer may expire and be destroyed immediately
-  thread.start(item, when);
+  thread.start(item, deadline);
 }
 
 void detail::cancel_started(timer& item) noexcept {
@@ -322,7 +322,7 @@ thread_pool_executor::state::state(std::size_t threads) {
 
 void thread_pool_executor::state::stop() noexcept {
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     stopping_ = true;
     wake_.notify_all();
   }
@@ -331,7 +331,7 @@ void thread_pool_executor::state::stop() noexcept {
 
 // Notifies under the lock: once the lock is free, the item may run and the owner of the item may destroy the executor.
 void thread_pool_executor::state::post(work_item& item) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   queue_.push(item);
   wake_one();
 }
@@ -345,13 +345,13 @@ void thread_pool_executor::state::wake_one() noexcept {
 }
 
 bool thread_pool_executor::state::try_cancel(work_item& item) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   return queue_.remove(item);
 }
 
 void thread_pool_executor::state::run() {
   pthread_setname_np(pthread_self(), "gpumem-worker");
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   for (;;) {
     while (queue_.empty() && !stopping_) {
       ++sleeping_;
@@ -377,14 +377,14 @@ thread_local adapted_call const* innermost = nullptr;
 
 adapted_call::adapted_call(adapted_queue& queue, work_item& item) noexcept
     : queue_{queue}, outer_{std::exchange(innermost, this)} {
-  sync::lock const held{queue_.mutex_};
+  sync::lock const lock{queue_.mutex_};
   ++queue_.calls_;
   queue_.queue_.push(item);
 }
 
 adapted_call::~adapted_call() {
   innermost = outer_;
-  sync::lock const held{queue_.mutex_};
+  sync::lock const lock{queue_.mutex_};
   --queue_.calls_;
   queue_.call_ended_.notify_all();
 }
@@ -403,14 +403,14 @@ adapted_queue::adapted_queue() {
 bool adapted_queue::wait_for_calls() noexcept {
   if (forked()) return false; // the parent's threads do not exist here, so their calls never end
   auto const own = adapted_call::count_own(*this);
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   while (calls_ > own) call_ended_.wait(mutex_);
   return own == 0;
 }
 
 bool adapted_queue::remove(work_item& item) noexcept {
   if (forked()) return false;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   return queue_.remove(item);
 }
 
@@ -418,7 +418,7 @@ bool adapted_queue::run_one() noexcept {
   if (forked()) return false;
   work_item* item = nullptr;
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     item = queue_.pop();
   }
   if (item) item->resume();
@@ -426,7 +426,7 @@ bool adapted_queue::run_one() noexcept {
 }
 
 void adapted_queue::rescue(std::shared_ptr<adapted_queue> self) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   if (rescuer_.keeps) return; // the rescuer, the item that runs all queued items, is posted already
   rescuer_.keeps = std::move(self);
   default_executor().post(rescuer_);
@@ -434,12 +434,12 @@ void adapted_queue::rescue(std::shared_ptr<adapted_queue> self) noexcept {
 
 // Clears `keeps` before it runs items, so that a later rescue() posts the rescuer again.
 void adapted_queue::rescuer::resume() noexcept {
-  std::shared_ptr<adapted_queue> from;
+  std::shared_ptr<adapted_queue> queue;
   {
-    sync::lock const held{keeps->mutex_};
-    from.swap(keeps);
+    sync::lock const lock{keeps->mutex_};
+    queue.swap(keeps);
   }
-  while (from->run_one()) {}
+  while (queue->run_one()) {}
 }
 
 } // namespace gpumem::detail

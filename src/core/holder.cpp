@@ -22,10 +22,10 @@ constinit std::atomic<int> marked{0};
 std::uint64_t holder::next_age() noexcept { return last_age.fetch_add(1, std::memory_order_relaxed) + 1; }
 
 // A part of old work is old, too: otherwise it would give way to work that is younger than the whole.
-void holder::set_parent(holder& of) noexcept {
+void holder::set_parent(holder& unit) noexcept {
   if (parent_) return;
-  parent_ = &of;
-  age_ = of.age_;
+  parent_ = &unit;
+  age_ = unit.age_;
 }
 
 bool holder::is_part_of(holder const& work) const noexcept {
@@ -68,11 +68,11 @@ void holder::unmark() noexcept {
 
 bool holder::any_marked() noexcept { return marked.load(std::memory_order_relaxed) > 0; }
 
-void holder::add_place(detail::waiting_place& at) noexcept {
-  auto const same = [&](place const& each) { return each.at == &at && each.bytes == counted_; };
+void holder::add_place(detail::waiting_place& new_place) noexcept {
+  auto const same = [&](place const& each) { return each.at == &new_place && each.bytes == counted_; };
   if (std::ranges::any_of(places_, same)) return;
   try {
-    places_.push_back({&at, counted_});
+    places_.push_back({&new_place, counted_});
   } catch (std::bad_alloc const&) { incomplete_ = true; }
 }
 

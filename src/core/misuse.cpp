@@ -17,7 +17,7 @@ namespace {
 // Appends text to a buffer; text that does not fit is cut off.
 class text {
 public:
-  text(char* into, std::size_t room) noexcept : at_{into}, room_{room} {
+  text(char* buffer, std::size_t room) noexcept : at_{buffer}, room_{room} {
     if (room_) *at_ = '\0';
   }
   template <class... Values> void add(char const* format, Values... values) noexcept {
@@ -69,8 +69,8 @@ char const* to_string(misuse::kind value) noexcept {
   return "an unknown misuse";
 }
 
-void describe(misuse const& m, char* into, std::size_t room) noexcept {
-  text line{into, room};
+void describe(misuse const& m, char* buffer, std::size_t room) noexcept {
+  text line{buffer, room};
   line.add("gpumem: %s: %s: pointer %p", m.resource, to_string(m.what), m.pointer);
   if (m.overwritten) {
     line.add(", %zu bytes overwritten, the nearest at offset %td", m.overwritten, m.offset);
@@ -86,13 +86,13 @@ misuse_handler set_misuse_handler(misuse_handler handler) noexcept {
   return current_handler.exchange(handler ? handler : print_and_abort);
 }
 
-bool detail::found_later(misuse::kind what) noexcept {
-  return what == misuse::kind::overrun || what == misuse::kind::underrun || what == misuse::kind::use_after_free;
+bool detail::found_later(misuse::kind kind) noexcept {
+  return kind == misuse::kind::overrun || kind == misuse::kind::underrun || kind == misuse::kind::use_after_free;
 }
 
-void extend::report_misuse(misuse const& what) noexcept {
-  if (!detail::found_later(what.what)) ++detail::refused_calls;
-  current_handler.load()(what);
+void extend::report_misuse(misuse const& misuse) noexcept {
+  if (!detail::found_later(misuse.what)) ++detail::refused_calls;
+  current_handler.load()(misuse);
 }
 
 } // namespace gpumem

@@ -21,7 +21,7 @@ void pointer_set::reserve(std::size_t count) {
 }
 
 bool pointer_set::insert(void const* pointer) noexcept try {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   reserve(pointers_.size() + spare_.size() + 1);
   pointers_.insert(pointer);
   count_.store(pointers_.size(), std::memory_order_release);
@@ -34,7 +34,7 @@ bool pointer_set::prepare(std::size_t count) noexcept try {
     set one{nullptr};
     each = one.extract(one.begin());
   }
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   reserve(pointers_.size() + spare_.size() + count);
   spare_.reserve(spare_.size() + count);
   for (auto& each : made) spare_.push_back(std::move(each));
@@ -42,7 +42,7 @@ bool pointer_set::prepare(std::size_t count) noexcept try {
 } catch (std::bad_alloc const&) { return false; }
 
 void pointer_set::insert_prepared(void const* pointer) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto node = std::move(spare_.back());
   spare_.pop_back();
   node.value() = pointer;
@@ -51,27 +51,27 @@ void pointer_set::insert_prepared(void const* pointer) noexcept {
 }
 
 void pointer_set::cancel(std::size_t count) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   spare_.resize(spare_.size() - count);
 }
 
 bool pointer_set::contains(void const* pointer) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   return pointers_.contains(pointer);
 }
 
 pointer_set::record pointer_set::take_locked(void const* pointer) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto taken = pointers_.extract(pointer);
   count_.store(pointers_.size(), std::memory_order_release);
   return taken;
 }
 
 // The table has room: extract() does not shrink it, and every insertion makes room for itself.
-void pointer_set::put_back(record taken) noexcept {
-  if (!taken) return;
-  sync::lock const held{mutex_};
-  pointers_.insert(std::move(taken));
+void pointer_set::put_back(record record) noexcept {
+  if (!record) return;
+  sync::lock const lock{mutex_};
+  pointers_.insert(std::move(record));
   count_.store(pointers_.size(), std::memory_order_release);
 }
 

@@ -10,13 +10,13 @@ import :services;
 
 namespace gpumem::detail {
 
-void report_bad_stream(char const* resource, void* pointer, failure const& why) noexcept {
+void report_bad_stream(char const* resource, void* pointer, failure const& failure) noexcept {
   auto what = misuse::kind::bad_stream;
-  if (why.reason == outcome::invalid_argument) {
-    bool const moved = why.code == static_cast<int>(broken_rule::moved_from_stream);
+  if (failure.reason == outcome::invalid_argument) {
+    bool const moved = failure.code == static_cast<int>(broken_rule::moved_from_stream);
     what = moved ? misuse::kind::moved_from_stream : misuse::kind::other_device;
   }
-  report_misuse({what, pointer, why.requested, 0, 0, resource ? resource : "gpumem resource"});
+  report_misuse({what, pointer, failure.requested, 0, 0, resource ? resource : "gpumem resource"});
 }
 
 void report_moved_from(void* pointer, std::size_t bytes) noexcept {

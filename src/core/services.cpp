@@ -18,7 +18,7 @@ import :stream;
 
 namespace gpumem::detail {
 
-expected<void*, failure> explain_request(stream_key const& key, std::optional<device> where, std::size_t bytes,
+expected<void*, failure> explain_request(stream_key const& key, std::optional<device> device, std::size_t bytes,
                                          std::size_t alignment, bool may_capture) noexcept {
   auto const refuse = [bytes](outcome what, int code = 0) {
     return expected<void*, failure>{unexpect, failure{what, code, bytes}};
@@ -26,110 +26,111 @@ expected<void*, failure> explain_request(stream_key const& key, std::optional<de
   if (!std::has_single_bit(alignment)) return unexpected<failure>{failure_of(broken_rule::alignment, bytes)};
   if (bytes > PTRDIFF_MAX || alignment > PTRDIFF_MAX - bytes) return refuse(outcome::too_large);
   if (!driver_alive()) return refuse(outcome::device_lost, CUDA_ERROR_DEINITIALIZED);
-  if (where && where->lost()) return refuse(outcome::device_lost, where->lost_error());
+  if (device && device->lost()) return refuse(outcome::device_lost, device->lost_error());
   if (key.capturing() && !may_capture) return refuse(outcome::capture_unsupported);
   return nullptr;
 }
 
 namespace {
 
-// Returns outcome::device_lost if the error of `why` means that the device is lost; otherwise `why`.
-failure lost_or(failure const& why, device where) noexcept {
-  auto const code = where.interpret(static_cast<CUresult>(why.code));
-  return where.lost() ? failure{outcome::device_lost, code, why.requested} : why;
+// Returns outcome::device_lost if the error of `error` means that the device is lost; otherwise `error`.
+failure lost_or(failure const& error, device device) noexcept {
+  auto const code = device.interpret(static_cast<CUresult>(error.code));
+  return device.lost() ? failure{outcome::device_lost, code, error.requested} : error;
 }
 
 } // namespace
 
-expected<stream_key, failure> identify_other(stream_ref stream, std::optional<device> where,
+expected<stream_key, failure> identify_other(stream_ref stream, std::optional<device> device,
                                              std::size_t bytes) noexcept {
   if (!driver_alive()) return unexpected<failure>{failure{outcome::device_lost, CUDA_ERROR_DEINITIALIZED, bytes}};
   try {
-    return where ? identify(stream, *where) : identify(stream);
+    return device ? identify(stream, *device) : identify(stream);
   } catch (...) {
     auto const why = current_failure(bytes);
-    if (!where || why.code == 0) return unexpected<failure>{why};
-    return unexpected<failure>{lost_or(why, *where)};
+    if (!device || why.code == 0) return unexpected<failure>{why};
+    return unexpected<failure>{lost_or(why, *device)};
   }
 }
 
 // If the stream has no timeline and the host has no memory for one, this waits for the stream. A capturing stream
 // cannot be waited for. In that case memory that is freed with the returned key stays in use for ever, which is the
 // only safe answer.
-expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> where,
+expected<stream_key, failure> identify_for_free(stream_ref stream, std::optional<device> device,
                                                 std::size_t bytes) noexcept {
-  auto const key = identify_other(stream, where, bytes);
+  auto const key = identify_other(stream, device, bytes);
   if (key || key.error().reason != outcome::exhausted) return key;
   return wait_without_identity(stream.get());
 }
 
-expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& from, std::size_t bytes) noexcept {
+expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& services,
+                                           std::size_t bytes) noexcept {
   try {
-    return try_identify(stream, device_of(from), bytes);
+    return try_identify(stream, device_of(services), bytes);
   } catch (...) { return unexpected<failure>{current_failure(bytes)}; }
 }
 
-void add_statistics(statistics& sum, statistics const& one) noexcept {
-  sum.live += one.live;
-  sum.allocated += one.allocated;
-  sum.cached += one.cached;
-  sum.reserved += one.reserved;
-  sum.reserved_in_all += one.reserved_in_all;
-  sum.shards += one.shards;
-  sum.lent += one.lent;
-  sum.free += one.free;
-  sum.free_ranges += one.free_ranges;
-  sum.free_in_use += one.free_in_use;
-  sum.quarantined += one.quarantined;
-  sum.allocations += one.allocations;
-  sum.frees += one.frees;
-  sum.failures += one.failures;
-  sum.waiting += one.waiting;
-  sum.waiting_bytes += one.waiting_bytes;
-  sum.oldest_wait_ns = std::max(sum.oldest_wait_ns, one.oldest_wait_ns);
-  sum.largest_free = std::max(sum.largest_free, one.largest_free);
+void add_statistics(statistics& sum, statistics const& statistics) noexcept {
+  sum.live += statistics.live;
+  sum.allocated += statistics.allocated;
+  sum.cached += statistics.cached;
+  sum.reserved += statistics.reserved;
+  sum.reserved_in_all += statistics.reserved_in_all;
+  sum.shards += statistics.shards;
+  sum.lent += statistics.lent;
+  sum.free += statistics.free;
+  sum.free_ranges += statistics.free_ranges;
+  sum.free_in_use += statistics.free_in_use;
+  sum.quarantined += statistics.quarantined;
+  sum.allocations += statistics.allocations;
+  sum.frees += statistics.frees;
+  sum.failures += statistics.failures;
+  sum.waiting += statistics.waiting;
+  sum.waiting_bytes += statistics.waiting_bytes;
+  sum.oldest_wait_ns = std::max(sum.oldest_wait_ns, statistics.oldest_wait_ns);
+  sum.largest_free = std::max(sum.largest_free, statistics.largest_free);
 }
 
-void throw_failure_of(services_handle const& from, CUstream stream, failure const& why) {
-  auto const* const name = name_of(from);
-  if (why.reason != outcome::exhausted && why.reason != outcome::too_large) throw_failure_in(name, why);
-  auto const f = statistics_from(from).value_or(statistics{});
-  out_of_memory_info facts{.requested = why.requested,
+void throw_failure_of(services_handle const& services, CUstream stream, failure const& failure) {
+  auto const* const name = name_of(services);
+  if (failure.reason != outcome::exhausted && failure.reason != outcome::too_large) throw_failure_in(name, failure);
+  auto const f = statistics_from(services).value_or(statistics{});
+  out_of_memory_info facts{.requested = failure.requested,
                            .live = f.live,
                            .reserved = f.reserved,
                            .largest_free = f.largest_free,
                            .limit = f.limit,
-                           .device = from.table->device(from.state),
+                           .device = services.table->device(services.state),
                            .free = f.free,
                            .free_ranges = f.free_ranges,
                            .free_in_use = f.free_in_use,
                            .in_use_streams = f.in_use_streams,
                            .quarantined = f.quarantined,
                            .largest_block = f.largest_block,
-                           .no_addresses = is_no_addresses(why)};
+                           .no_addresses = is_no_addresses(failure)};
   try {
-    device const where{facts.device};
+    device const device{facts.device};
     relaxed_capture const relaxed; // the calls below must not end a capture
-    if (auto const key = try_identify(stream_ref{stream}, where, why.requested)) facts.stream = key->id();
-    auto const memory = where.memory();
+    if (auto const key = try_identify(stream_ref{stream}, device, failure.requested)) facts.stream = key->id();
+    auto const memory = device.memory();
     facts.device_free = memory.free;
     facts.device_total = memory.total;
-    facts.no_addresses = facts.no_addresses && memory.free >= why.requested;
+    facts.no_addresses = facts.no_addresses && memory.free >= failure.requested;
   } catch (...) {
     facts.device = -1; // these figures are optional; the failure must be thrown in any case
   }
-  throw_failure_in(name, why, facts);
+  throw_failure_in(name, failure, facts);
 }
 
-std::optional<device> device_of(services_handle const& from) {
-  auto const ordinal = from.table->device(from.state);
+std::optional<device> device_of(services_handle const& services) {
+  auto const ordinal = services.table->device(services.state);
   if (ordinal < 0) return std::nullopt;
   return device{ordinal};
 }
 
-bool has_access_of(memory_traits const& one, memory_traits const& other) noexcept {
-  if (other.host_accessible && !one.host_accessible) return false;
-  return one.device_accessible || !other.device_accessible;
+bool has_access_of(memory_traits const& traits, memory_traits const& other) noexcept {
+  if (other.host_accessible && !traits.host_accessible) return false;
+  return traits.device_accessible || !other.device_accessible;
 }
 
 int current_ordinal() noexcept {

@@ -22,9 +22,9 @@ void shared_state::drop_folded() noexcept {
 }
 
 // The count of a slot is negative if its thread freed blocks that other threads had allocated.
-void shared_state::fold(slot& from) noexcept {
-  from.folded = true;
-  remaining_.fetch_add(from.live, std::memory_order_relaxed);
+void shared_state::fold(slot& slot) noexcept {
+  slot.folded = true;
+  remaining_.fetch_add(slot.live, std::memory_order_relaxed);
 }
 
 // Does nothing in a forked child: a slot may be locked there for ever, and the memory belongs to the parent.

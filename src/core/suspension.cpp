@@ -55,7 +55,7 @@ void suspension::post() noexcept {
   bool const needs_flush = where->needs_flush(); // asked first: after the post the executor may be destroyed
   {
     auto& mine = gates().at(gate_);
-    sync::lock const held{mine.mutex};
+    sync::lock const lock{mine.mutex};
     posted_ = true;
     where->post(*this);
     mine.posted.notify_all();
@@ -65,14 +65,14 @@ void suspension::post() noexcept {
 
 // The thread that posts the operation holds the gate's lock. So once this function has the lock, the post is over.
 void suspension::await_post() noexcept {
-  sync::lock const held{gates().at(gate_).mutex};
+  sync::lock const lock{gates().at(gate_).mutex};
   posted_ = false;
 }
 
 void suspension::take_back() noexcept {
   {
     auto& mine = gates().at(gate_);
-    sync::lock held{mine.mutex};
+    sync::lock lock{mine.mutex};
     while (!posted_) mine.posted.wait(mine.mutex);
   }
   executor_->try_cancel(*this);

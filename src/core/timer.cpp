@@ -9,8 +9,8 @@ import :sync;
 
 namespace gpumem::detail {
 
-void timer_heap::insert(timer& item, sync::time_point when) noexcept {
-  item.when_ = when;
+void timer_heap::insert(timer& item, sync::time_point deadline) noexcept {
+  item.deadline_ = deadline;
   item.number_ = started_++;
   item.waits_ = true;
   item.child_ = nullptr;
@@ -32,7 +32,7 @@ bool timer_heap::remove(timer& item) noexcept {
 }
 
 bool timer_heap::before(timer const& a, timer const& b) noexcept {
-  return a.when_ == b.when_ ? a.number_ < b.number_ : a.when_ < b.when_;
+  return a.deadline_ == b.deadline_ ? a.number_ < b.number_ : a.deadline_ < b.deadline_;
 }
 
 // The later of two roots becomes the first child of the other root.

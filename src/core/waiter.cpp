@@ -29,10 +29,10 @@ request_parts::request_parts(stream_key const& stream, std::size_t bytes, std::s
 
 // Keeps the first holder: that of the outermost scope, which counts the bytes as its own. A request that asks again
 // writes nothing here, since other threads may be reading the holder.
-void waiter::set_holder(class holder& of) noexcept {
+void waiter::set_holder(class holder& unit) noexcept {
   if (holder_) return;
-  holder_ = &of;
-  priority_ = of.priority();
+  holder_ = &unit;
+  priority_ = unit.priority();
 }
 
 void waiter::complete(expected<void*, failure> result) noexcept {
@@ -57,8 +57,8 @@ void waiter::grant(void* pointer) noexcept {
   on_complete();
 }
 
-void waiter::refuse(failure const& why) noexcept {
-  complete(unexpected<failure>{why});
+void waiter::refuse(failure const& error) noexcept {
+  complete(unexpected<failure>{error});
   on_complete();
 }
 
@@ -71,9 +71,9 @@ waiter::~waiter() {
   }
 }
 
-waiter::passage* waiter::find(grant_hook const& by) const noexcept {
+waiter::passage* waiter::find(grant_hook const& hook) const noexcept {
   auto* at = first_passage_.load(std::memory_order_acquire);
-  while (at && at->hook != &by) at = at->next.load(std::memory_order_acquire);
+  while (at && at->hook != &hook) at = at->next.load(std::memory_order_acquire);
   return at;
 }
 
@@ -101,17 +101,17 @@ void waiter::clear_hooks() noexcept {
   for (; innermost_; innermost_ = innermost_->outer) innermost_->added = false;
 }
 
-bool waiter::has_passed(grant_hook const& by) const noexcept {
-  auto const* const mine = find(by);
+bool waiter::has_passed(grant_hook const& hook) const noexcept {
+  auto const* const mine = find(hook);
   return mine && mine->passed.load(std::memory_order_relaxed);
 }
 
-void waiter::mark_passed(grant_hook const& by) noexcept {
-  if (auto* const mine = find(by)) mine->passed.store(true, std::memory_order_relaxed);
+void waiter::mark_passed(grant_hook const& hook) noexcept {
+  if (auto* const mine = find(hook)) mine->passed.store(true, std::memory_order_relaxed);
 }
 
-bool waiter::clear_passed(grant_hook const& by) noexcept {
-  auto* const mine = find(by);
+bool waiter::clear_passed(grant_hook const& hook) noexcept {
+  auto* const mine = find(hook);
   return mine && mine->passed.exchange(false, std::memory_order_relaxed);
 }
 
@@ -182,17 +182,17 @@ void waiter_list::end_turn(waiter& item, bool in_vain) noexcept {
   add_waiting(item);
 }
 
-// Counts one overtaking for each request that should go before `by` (null: for each request). Each request is counted
-// at most `max_overtakes` times, which bounds the time of all these walks together.
-void waiter_list::count_overtaking(waiter const* by) noexcept {
-  for (auto* at = first_waiting_; at && (!by || goes_first(*at, *by)); at = at->links_.next) {
+// Counts one overtaking for each request that should go before `overtaker` (null: for each request). Each request is
+// counted at most `max_overtakes` times, which bounds the time of all these walks together.
+void waiter_list::count_overtaking(waiter const* overtaker) noexcept {
+  for (auto* at = first_waiting_; at && (!overtaker || goes_first(*at, *overtaker)); at = at->links_.next) {
     if (!has_turn(*at) && ++at->overtaken_ == max_overtakes_) ++blocked_;
   }
 }
 
-bool waiter_list::goes_first(waiter const& one, waiter const& other) noexcept {
-  if (one.priority_ != other.priority_) return one.priority_ > other.priority_;
-  return one.age_ != other.age_ ? one.age_ < other.age_ : one.number_ < other.number_;
+bool waiter_list::goes_first(waiter const& item, waiter const& other) noexcept {
+  if (item.priority_ != other.priority_) return item.priority_ > other.priority_;
+  return item.age_ != other.age_ ? item.age_ < other.age_ : item.number_ < other.number_;
 }
 
 // Returns the height of a request in the tree: a random number, so that the tree stays flat in whatever order requests
@@ -284,7 +284,7 @@ void ended_waiters::add(waiter& item) noexcept {
 ended_waiters::~ended_waiters() {
   while (auto* const item = first_) {
     first_ = item->next_woken_;
-    item->refuse(failure{why_, 0, item->bytes()});
+    item->refuse(failure{reason_, 0, item->bytes()});
   }
 }
 
