@@ -36,8 +36,8 @@ public:
 
   /// Throws std::invalid_argument for options that contradict each other, and out_of_memory. Throws cuda_error, with
   /// CUDA_ERROR_NOT_SUPPORTED if the device does not support such pools.
-  explicit async_resource(gpumem::device where = gpumem::device{0}, async_options options = {})
-      : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::device, where, std::move(options)}} {}
+  explicit async_resource(gpumem::device device = gpumem::device{0}, async_options options = {})
+      : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::device, device, std::move(options)}} {}
 
   /// Makes the pool the device's current one. In the whole process, cuMemAllocAsync and cudaMallocAsync then allocate
   /// from it, since they name no pool. The statistics' live bytes do not count such blocks; allocated and reserved
@@ -51,7 +51,7 @@ public:
 
 /// Makes the device's default driver pool its current one again. Changes no pools or blocks. Throws cuda_error. Any
 /// thread.
-export void reset_current_pool(device where);
+export void reset_current_pool(device device);
 
 static_assert(mr::resource_with<async_resource, mr::device_accessible>);
 
@@ -69,17 +69,17 @@ public:
   static constexpr bool stream_ordered = true;
 
   /// Uses the device's default pool. Throws std::invalid_argument and cuda_error.
-  explicit async_resource_view(gpumem::device where = gpumem::device{0})
-      : async_resource_view{detail::default_driver_pool(where)} {}
+  explicit async_resource_view(gpumem::device device = gpumem::device{0})
+      : async_resource_view{detail::default_driver_pool(device)} {}
 
-  /// Uses the pool whose handle is `pool`; its memory must lie on the device `where`. Throws std::invalid_argument for
+  /// Uses the pool whose handle is `pool`; its memory must lie on `device`. Throws std::invalid_argument for
   /// a null handle, and cuda_error.
-  async_resource_view(CUmemoryPool pool, gpumem::device where)
-      : async_resource_view{detail::foreign_driver_pool(pool, where)} {}
+  async_resource_view(CUmemoryPool pool, gpumem::device device)
+      : async_resource_view{detail::foreign_driver_pool(pool, device)} {}
 
   /// Returns a view of the pool that cuMemAllocAsync uses on the device now. Throws std::invalid_argument, cuda_error.
-  static async_resource_view current(gpumem::device where) {
-    return async_resource_view{detail::current_driver_pool(where)};
+  static async_resource_view current(gpumem::device device) {
+    return async_resource_view{detail::current_driver_pool(device)};
   }
 
   friend bool operator==(async_resource_view const& a, async_resource_view const& b) noexcept {
@@ -111,13 +111,13 @@ public:
   static constexpr bool stream_ordered = false;
 
   /// Uses the default pool. Throws std::invalid_argument, and cuda_error if the driver has none.
-  explicit async_managed_resource_view(gpumem::device where = gpumem::device{0})
-      : async_managed_resource_view{detail::default_driver_pool(detail::driver_pool_kind::managed, where)} {}
+  explicit async_managed_resource_view(gpumem::device device = gpumem::device{0})
+      : async_managed_resource_view{detail::default_driver_pool(detail::driver_pool_kind::managed, device)} {}
 
   /// Uses the pool of this handle. The host and the device must be able to access its memory. Throws
   /// std::invalid_argument for a null handle, and cuda_error.
-  async_managed_resource_view(CUmemoryPool pool, gpumem::device where)
-      : async_managed_resource_view{detail::foreign_driver_pool(pool, where, true)} {}
+  async_managed_resource_view(CUmemoryPool pool, gpumem::device device)
+      : async_managed_resource_view{detail::foreign_driver_pool(pool, device, true)} {}
 
   friend bool operator==(async_managed_resource_view const& a, async_managed_resource_view const& b) noexcept {
     return a.state_ == b.state_;
@@ -148,13 +148,13 @@ public:
   static constexpr bool stream_ordered = false;
 
   /// Uses the default pool. Throws std::invalid_argument, and cuda_error if the driver has none.
-  explicit async_pinned_resource_view(gpumem::device where = gpumem::device{0})
-      : async_pinned_resource_view{detail::default_driver_pool(detail::driver_pool_kind::pinned, where)} {}
+  explicit async_pinned_resource_view(gpumem::device device = gpumem::device{0})
+      : async_pinned_resource_view{detail::default_driver_pool(detail::driver_pool_kind::pinned, device)} {}
 
-  /// Uses the pool whose handle is `pool`. The host and the device `where` must be able to access its memory. Throws
+  /// Uses the pool whose handle is `pool`. The host and `device` must be able to access its memory. Throws
   /// std::invalid_argument for a null handle, and cuda_error.
-  async_pinned_resource_view(CUmemoryPool pool, gpumem::device where)
-      : async_pinned_resource_view{detail::foreign_driver_pool(pool, where, true)} {}
+  async_pinned_resource_view(CUmemoryPool pool, gpumem::device device)
+      : async_pinned_resource_view{detail::foreign_driver_pool(pool, device, true)} {}
 
   friend bool operator==(async_pinned_resource_view const& a, async_pinned_resource_view const& b) noexcept {
     return a.state_ == b.state_;
@@ -185,8 +185,8 @@ public:
 
   /// Throws std::invalid_argument for options that contradict each other, and out_of_memory. Throws cuda_error if the
   /// device or the driver does not support such pools.
-  explicit async_managed_resource(gpumem::device where = gpumem::device{0}, async_options options = {})
-      : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::managed, where, std::move(options)}} {}
+  explicit async_managed_resource(gpumem::device device = gpumem::device{0}, async_options options = {})
+      : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::managed, device, std::move(options)}} {}
 };
 
 static_assert(mr::resource_with<async_managed_resource, mr::device_accessible, mr::host_accessible>);
@@ -206,8 +206,8 @@ public:
 
   /// Throws std::invalid_argument for options that contradict each other, and out_of_memory. Throws cuda_error if the
   /// device or the driver does not support such pools.
-  explicit async_pinned_resource(gpumem::device where = gpumem::device{0}, async_options options = {})
-      : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::pinned, where, std::move(options)}} {}
+  explicit async_pinned_resource(gpumem::device device = gpumem::device{0}, async_options options = {})
+      : owned_driver_pool{new detail::async_state{detail::driver_pool_kind::pinned, device, std::move(options)}} {}
 };
 
 static_assert(mr::resource_with<async_pinned_resource, mr::device_accessible, mr::host_accessible>);

@@ -24,7 +24,7 @@ namespace detail {
 // the handles that refer to it. The state is deleted when neither a block nor a handle is left.
 class callback_state final : public source_state, public shared_state {
 public:
-  callback_state(class device where, callback_allocate allocate, callback_deallocate deallocate);
+  callback_state(class device device, callback_allocate allocate, callback_deallocate deallocate);
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
@@ -40,8 +40,8 @@ private:
   void mark_lost(stream_key const& key, CUresult error) noexcept override;
 
   expected<void*, failure> allocate_ready(std::size_t bytes, std::size_t alignment) noexcept;
-  expected<void*, failure> call_allocate(stream_ref on, std::size_t bytes, std::size_t alignment) noexcept;
-  void call_deallocate(stream_ref on, block const& returned) noexcept;
+  expected<void*, failure> call_allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept;
+  void call_deallocate(stream_ref stream, block const& returned) noexcept;
 
   class device const where_;
   stream own_; // for calls that have no stream of the caller
@@ -82,8 +82,8 @@ public:
   static constexpr bool stream_ordered = true;
 
   /// Throws std::invalid_argument if a function is empty, std::bad_alloc, cuda_error.
-  callback_resource(gpumem::device where, callback_allocate allocate, callback_deallocate deallocate)
-      : state_{new detail::callback_state{where, std::move(allocate), std::move(deallocate)}} {}
+  callback_resource(gpumem::device device, callback_allocate allocate, callback_deallocate deallocate)
+      : state_{new detail::callback_state{device, std::move(allocate), std::move(deallocate)}} {}
 
   /// Returns how many exceptions of the deallocating function were dropped. Any thread.
   std::uint64_t dropped_exceptions() const { return state_->dropped_exceptions(); }

@@ -22,10 +22,10 @@ struct driver_memory {
 // Makes a driver call while the device is current, and returns its result. If the device was reset or is lost, or in a
 // forked child, does not make the call and returns the error for that state. The call belongs to no graph. Nevertheless
 // it would invalidate a global-mode graph capture of another thread; relaxed_capture prevents that.
-template <class Call> CUresult call_on(class device where, Call call) noexcept {
+template <class Call> CUresult call_on(class device device, Call call) noexcept {
   try {
-    where.require();
-    device_guard const scope{where};
+    device.require();
+    device_guard const scope{device};
     relaxed_capture const mode;
     return call();
   } catch (cuda_error const& e) { return static_cast<CUresult>(e.status()); }
@@ -34,8 +34,8 @@ template <class Call> CUresult call_on(class device where, Call call) noexcept {
 // One object per kind of memory and device. Never destroyed: the resources are values that point to it.
 class device_source final : public source_state {
 public:
-  device_source(driver_memory const& kind, class device where) noexcept;
-  static device_source& of(driver_memory const& kind, class device where);
+  device_source(driver_memory const& kind, class device device) noexcept;
+  static device_source& of(driver_memory const& kind, class device device);
   // Returns whether `pointer` and `bytes` are a whole live block of any device_source: one allocation of the driver.
   static bool any_has_block(void* pointer, std::size_t bytes) noexcept;
   class device where() noexcept { return device_; }
@@ -55,7 +55,7 @@ private:
 namespace gpumem {
 
 namespace detail {
-device_source& cuda_source(device where);
+device_source& cuda_source(device device);
 } // namespace detail
 
 /// Calls cuMemAlloc and cuMemFree on one device. The memory may be used on every stream immediately. A call takes tens
@@ -77,7 +77,7 @@ public:
   static constexpr bool stream_ordered = false;
 
   /// Throws std::invalid_argument if the device does not exist, and cuda_error.
-  explicit cuda_resource(gpumem::device where = gpumem::device{0}) : state_{&detail::cuda_source(where)} {}
+  explicit cuda_resource(gpumem::device device = gpumem::device{0}) : state_{&detail::cuda_source(device)} {}
 
   friend bool operator==(cuda_resource const& a, cuda_resource const& b) noexcept { return a.state_ == b.state_; }
 
@@ -90,7 +90,7 @@ private:
 static_assert(mr::resource_with<cuda_resource, mr::device_accessible>);
 
 namespace detail {
-device_source& managed_source(device where);
+device_source& managed_source(device device);
 } // namespace detail
 
 /// Managed memory, attached to all streams: it has the same address for the host and all devices. Its pages move to the
@@ -111,7 +111,7 @@ public:
   static constexpr bool stream_ordered = false;
 
   /// Throws std::invalid_argument if the device does not exist, and cuda_error.
-  explicit managed_resource(gpumem::device where = gpumem::device{0}) : state_{&detail::managed_source(where)} {}
+  explicit managed_resource(gpumem::device device = gpumem::device{0}) : state_{&detail::managed_source(device)} {}
 
   friend bool operator==(managed_resource const& a, managed_resource const& b) noexcept { return a.state_ == b.state_; }
 
@@ -124,7 +124,7 @@ private:
 static_assert(mr::resource_with<managed_resource, mr::device_accessible, mr::host_accessible>);
 
 namespace detail {
-device_source& pinned_source(device where);
+device_source& pinned_source(device device);
 } // namespace detail
 
 /// Page-locked host memory, portable and mapped: every device can access it at the same address, and copies from and to
@@ -145,7 +145,7 @@ public:
 
   /// Allocates in the device's primary context. Throws std::invalid_argument if the device does not exist, and
   /// cuda_error.
-  explicit pinned_resource(gpumem::device where = gpumem::device{0}) : state_{&detail::pinned_source(where)} {}
+  explicit pinned_resource(gpumem::device device = gpumem::device{0}) : state_{&detail::pinned_source(device)} {}
 
   friend bool operator==(pinned_resource const& a, pinned_resource const& b) noexcept { return a.state_ == b.state_; }
 

@@ -72,14 +72,14 @@ struct driver_pool {
 };
 
 // Creates a pool with the options. Throws cuda_error, out_of_memory, std::invalid_argument; then no pool remains.
-driver_pool make_driver_pool(driver_pool_kind kind, class device where, async_options const& options);
-driver_pool default_driver_pool(class device where);
+driver_pool make_driver_pool(driver_pool_kind kind, class device device, async_options const& options);
+driver_pool default_driver_pool(class device device);
 // Returns the default pool of managed or of pinned memory and gives the device access to the pool. Throws cuda_error if
 // the driver has no such pool.
-driver_pool default_driver_pool(driver_pool_kind kind, class device where);
-driver_pool current_driver_pool(class device where);
+driver_pool default_driver_pool(driver_pool_kind kind, class device device);
+driver_pool current_driver_pool(class device device);
 void set_current_driver_pool(driver_pool const& pool);
-driver_pool foreign_driver_pool(CUmemoryPool handle, class device where, bool host_ready = false);
+driver_pool foreign_driver_pool(CUmemoryPool handle, class device device, bool host_ready = false);
 
 // Allocates and frees in stream order. For handle 0, which means the legacy or the per-thread stream, the driver gets
 // the legacy stream: the legacy stream is ordered with both. If a free on a foreign stream does not get the stream's
@@ -135,7 +135,7 @@ private:
 // destroyed before the pool. So each free on them records an event of the pool, with which the destructor synchronizes.
 class async_state final : public driver_pool_state, public shared_state {
 public:
-  async_state(driver_pool_kind kind, class device where, async_options options);
+  async_state(driver_pool_kind kind, class device device, async_options options);
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
@@ -151,7 +151,7 @@ private:
     bool kept = false;
     ~owned_pool();
   };
-  async_state(driver_pool_kind kind, owned_pool made, async_options options);
+  async_state(driver_pool_kind kind, owned_pool pool, async_options options);
   ~async_state() override;
 
   // The newest free on one stream.
@@ -163,7 +163,7 @@ private:
 
   void freed_in_order(stream_key const& key) noexcept override;
   // Records the event of a stream after a free. Throws cuda_error, std::bad_alloc.
-  void record_free(freed_stream& freed, stream_key const& key, CUstream on)
+  void record_free(freed_stream& freed_stream, stream_key const& key, CUstream handle)
       __attribute__((requires_capability(frees_mutex_)));
   // Waits on the host for all frees. Returns false if a free has no event, or if a wait was refused because of a
   // capture or a lost device.

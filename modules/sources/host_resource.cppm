@@ -65,9 +65,9 @@ namespace detail {
 // One object per device and headroom, never destroyed: the resources are values that point to it.
 class system_source final : public source_state {
 public:
-  system_source(class device where, std::size_t headroom) noexcept;
+  system_source(class device device, std::size_t headroom) noexcept;
   // Throws cuda_error with CUDA_ERROR_NOT_SUPPORTED if the device cannot access the memory.
-  static system_source& of(class device where, std::size_t headroom);
+  static system_source& of(class device device, std::size_t headroom);
   class device where() noexcept { return device_; }
   std::size_t headroom() const noexcept { return headroom_; }
 
@@ -109,11 +109,11 @@ public:
 
   /// Throws std::invalid_argument if the device does not exist. Throws cuda_error, with CUDA_ERROR_NOT_SUPPORTED if the
   /// device cannot access the memory.
-  explicit system_resource(gpumem::device where = gpumem::device{0}, system_options options = {})
-      : state_{&detail::system_source::of(where, options.headroom)} {}
+  explicit system_resource(gpumem::device device = gpumem::device{0}, system_options options = {})
+      : state_{&detail::system_source::of(device, options.headroom)} {}
 
   /// Returns whether the device can access the memory; false if the driver does not answer. Any thread.
-  static bool supported(gpumem::device where) noexcept;
+  static bool supported(gpumem::device device) noexcept;
   /// Returns the headroom in bytes; 0 without one.
   std::size_t headroom() const noexcept { return state_->headroom(); }
 

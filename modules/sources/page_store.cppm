@@ -95,7 +95,7 @@ public:
   std::optional<std::size_t> find_extent(std::size_t bytes, std::size_t space) const noexcept;
 
   // Takes over mapped pages at unmapped offsets.
-  void add(page_map& made) noexcept;
+  void add(page_map& pages) noexcept;
   // Removes the pages from the table and returns them.
   page_map take(page_span const& pages) noexcept;
   // Takes over the pages that the driver refused to unmap or release.
@@ -145,7 +145,7 @@ namespace gpumem::detail {
 export class page_store {
 public:
   /// Throws the same exceptions as the constructor of virtual_pages.
-  page_store(device where, virtual_pages_options options);
+  page_store(device device, virtual_pages_options options);
   page_store(page_store const&) = delete;
   page_store& operator=(page_store const&) = delete;
 

@@ -12,7 +12,7 @@ namespace gpumem {
 export class memory_location {
 public:
   /// Names a device.
-  memory_location(gpumem::device where) noexcept : ordinal_{where.ordinal()} {}
+  memory_location(gpumem::device device) noexcept : ordinal_{device.ordinal()} {}
   /// Returns the host.
   static memory_location host() noexcept { return memory_location{}; }
 
@@ -31,7 +31,8 @@ private:
 namespace detail {
 // Enqueues the prefetch on the key's stream and returns the driver's answer. If the stream captures, or may not be used
 // any more, does not call the driver and returns an error. Marks the device as lost if it is. Never throws.
-CUresult enqueue_prefetch(stream_key const& key, void const* pointer, std::size_t bytes, memory_location to) noexcept;
+CUresult enqueue_prefetch(stream_key const& key, void const* pointer, std::size_t bytes,
+                          memory_location location) noexcept;
 } // namespace detail
 
 /// Moves managed memory to a location, in the order of the stream; does not wait. Work that uses the memory during the
@@ -44,11 +45,11 @@ CUresult enqueue_prefetch(stream_key const& key, void const* pointer, std::size_
 /// Throws cuda_error for any other error of the driver. If the stream captures, its code is
 /// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and the capture goes on. Throws std::invalid_argument for a default stream of
 /// another device. Any thread.
-export bool prefetch(void const* pointer, std::size_t bytes, memory_location to, stream_ref stream);
+export bool prefetch(void const* pointer, std::size_t bytes, memory_location location, stream_ref stream);
 
 /// Moves the elements of a span, as the function above does.
-export template <class T> bool prefetch(span<T> elements, memory_location to, stream_ref stream) {
-  return gpumem::prefetch(static_cast<void const*>(elements.data()), elements.size() * sizeof(T), to, stream);
+export template <class T> bool prefetch(span<T> elements, memory_location location, stream_ref stream) {
+  return gpumem::prefetch(static_cast<void const*>(elements.data()), elements.size() * sizeof(T), location, stream);
 }
 
 } // namespace gpumem

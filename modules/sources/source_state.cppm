@@ -20,7 +20,7 @@ namespace gpumem::detail {
 // context.
 bool is_default_handle(CUstream handle) noexcept;
 // Returns success if the stream does not capture, otherwise an error.
-CUresult refuse_capture(stream_key const& key, CUstream on) noexcept;
+CUresult refuse_capture(stream_key const& key, CUstream handle) noexcept;
 
 // Base of the states that get each block by a call of its own, and free it after all work enqueued before the free. The
 // host waits for that work, unless a derived class overrides free_in_order(). The key that a call gets names a stream,
@@ -68,12 +68,12 @@ protected:
 
   // Removes and returns the deferred frees on the streams for which `which(stream_key)` is true. The caller passes each
   // of them to end_free().
-  template <class Which> block_map take_deferred(Which which) noexcept __attribute__((locks_excluded(mutex_))) {
-    sync::lock const held{mutex_};
+  template <class Which> block_map take_deferred(Which predicate) noexcept __attribute__((locks_excluded(mutex_))) {
+    sync::lock const lock{mutex_};
     block_map taken;
     for (auto at = deferred_.begin(); at != deferred_.end();) {
       auto const next = std::next(at);
-      if (which(at->second.freed_on)) taken.insert(deferred_.extract(at));
+      if (predicate(at->second.freed_on)) taken.insert(deferred_.extract(at));
       at = next;
     }
     any_deferred_.store(!deferred_.empty(), std::memory_order_relaxed);
@@ -101,7 +101,7 @@ private:
   // Called when the driver has reported an error after which the device cannot be used.
   virtual void mark_lost(stream_key const& key, CUresult error) noexcept = 0;
 
-  bool track_live(void* pointer, block const& given) noexcept __attribute__((locks_excluded(mutex_)));
+  bool track_live(void* pointer, block const& block) noexcept __attribute__((locks_excluded(mutex_)));
   block_map::node_type retire(stream_key const& key, void* pointer, std::size_t bytes) noexcept
       __attribute__((locks_excluded(mutex_)));
   void dispose(stream_key const& key, block_map::node_type returned) noexcept __attribute__((locks_excluded(mutex_)));
@@ -120,13 +120,13 @@ private:
 std::optional<CUstream> usable_handle(stream_key const& key) noexcept;
 
 // Makes a driver call on the key's stream and returns its result. If the stream captures, does not make the call and
-// returns an error of capture. `on` is the result of usable_handle(). The handle of a default stream depends on the
+// returns an error of capture. `handle` is the result of usable_handle(). The handle of a default stream depends on the
 // current context, so the context of that stream is made current.
-template <class Call> CUresult call_on_stream(stream_key const& key, CUstream on, Call call) noexcept {
-  bool const by_context = is_default_handle(on);
-  context_guard const here{by_context ? key.timeline().context() : nullptr};
-  if (here.result() != CUDA_SUCCESS) return here.result();
-  auto const result = refuse_capture(key, on);
+template <class Call> CUresult call_on_stream(stream_key const& key, CUstream handle, Call call) noexcept {
+  bool const by_context = is_default_handle(handle);
+  context_guard const context_scope{by_context ? key.timeline().context() : nullptr};
+  if (context_scope.result() != CUDA_SUCCESS) return context_scope.result();
+  auto const result = refuse_capture(key, handle);
   return result == CUDA_SUCCESS ? call() : result;
 }
 

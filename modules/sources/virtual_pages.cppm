@@ -29,15 +29,15 @@ public:
   inline CUdeviceptr base() const noexcept { return base_; }
   inline std::size_t address_space() const noexcept { return address_space_; }
 
-  // Maps all pages of `made`, which together cover the run. Creates memory for pages that have none. Then calls the
+  // Maps all pages of `pages`, which together cover the run. Creates memory for pages that have none. Then calls the
   // option on_mapped, by which the user may refuse the pages. Returns null on success. Otherwise undoes all and returns
-  // a failure for `requested` bytes; `made` then has only the pages that the driver refused to unmap or release.
-  std::optional<failure> map(page_map& made, page_extent run, std::size_t requested) noexcept;
+  // a failure for `requested` bytes; `pages` then has only the pages that the driver refused to unmap or release.
+  std::optional<failure> map(page_map& pages, page_extent run, std::size_t requested) noexcept;
   // Calls the option on_unmapping, which tells the user that the run is about to be unmapped.
   void announce_unmapping(page_extent run) const noexcept;
-  // Unmaps pages, and releases the memory of each page that is mapped nowhere else. Afterwards `leaving` has only the
+  // Unmaps pages, and releases the memory of each page that is mapped nowhere else. Afterwards `pages` has only the
   // pages that the driver refused to unmap or release.
-  void unmap(page_map& leaving) noexcept;
+  void unmap(page_map& pages) noexcept;
   // Tries again to unmap and release pages that the driver refused before. Removes from `refused` those that it now
   // accepts.
   void retry(unreleased_map& refused) noexcept;
@@ -47,11 +47,11 @@ public:
   CUresult open_to(device peer, page_map const& pages) noexcept;
 
 private:
-  CUresult attach(std::size_t offset, mapped_page& at) noexcept;
-  CUresult map_all(page_map& made, page_extent run) noexcept;
+  CUresult attach(std::size_t offset, mapped_page& page) noexcept;
+  CUresult map_all(page_map& pages, page_extent run) noexcept;
   bool notify_mapped(page_extent run) const noexcept;
   template <class Pages> void unmap_each(Pages& pages) noexcept;
-  bool unmap_page(std::size_t offset, mapped_page& at) const noexcept;
+  bool unmap_page(std::size_t offset, mapped_page& page) const noexcept;
 
   std::shared_ptr<page_store> store_;
   CUdeviceptr base_ = 0;
@@ -76,14 +76,14 @@ namespace extend {
 ///   uses of the page move with it.
 /// - mapped_bytes() is the physical memory that the source holds.
 export template <class S>
-concept page_source = requires(S& source, S const& seen, std::size_t n, void const* address) {
-  { seen.base() } noexcept -> std::same_as<void*>;
-  { seen.address_space() } noexcept -> std::same_as<std::size_t>;
-  { seen.granularity() } noexcept -> std::same_as<std::size_t>;
-  { seen.mapped_bytes() } noexcept -> std::same_as<std::size_t>;
-  { seen.mapped_end() } noexcept -> std::same_as<std::size_t>;
-  { seen.find_extent(n) } noexcept -> std::same_as<std::optional<std::size_t>>;
-  { seen.page_of(address) } noexcept -> std::same_as<std::optional<page_info>>;
+concept page_source = requires(S& source, S const& const_source, std::size_t n, void const* address) {
+  { const_source.base() } noexcept -> std::same_as<void*>;
+  { const_source.address_space() } noexcept -> std::same_as<std::size_t>;
+  { const_source.granularity() } noexcept -> std::same_as<std::size_t>;
+  { const_source.mapped_bytes() } noexcept -> std::same_as<std::size_t>;
+  { const_source.mapped_end() } noexcept -> std::same_as<std::size_t>;
+  { const_source.find_extent(n) } noexcept -> std::same_as<std::optional<std::size_t>>;
+  { const_source.page_of(address) } noexcept -> std::same_as<std::optional<page_info>>;
   { source.map(n, n) } noexcept -> std::same_as<expected<page_extent, failure>>;
   { source.unmap(n, n) } noexcept -> std::same_as<bool>;
   { source.alias(n, n) } noexcept -> std::same_as<expected<page_extent, failure>>;
@@ -124,7 +124,7 @@ export class virtual_pages {
 public:
   /// Throws std::invalid_argument if a peer cannot access the device, or if the address space is too large. Throws
   /// cuda_error: CUDA_ERROR_NOT_SUPPORTED if the device lacks virtual memory or a feature that an option needs.
-  explicit virtual_pages(gpumem::device where = gpumem::device{0}, virtual_pages_options options = {});
+  explicit virtual_pages(gpumem::device device = gpumem::device{0}, virtual_pages_options options = {});
   /// Maps pages of a store that other objects map too. Reserves `most` bytes of addresses. If the driver refuses that,
   /// reserves half of them, and so on down to `least`. Throws std::invalid_argument and cuda_error.
   virtual_pages(std::shared_ptr<detail::page_store> pages, std::size_t most, std::size_t least);
@@ -134,7 +134,7 @@ public:
   ~virtual_pages();
 
   /// Returns whether the device has virtual memory; false if the driver cannot be asked.
-  static bool supported(gpumem::device where) noexcept;
+  static bool supported(gpumem::device device) noexcept;
 
   /// Returns the device.
   gpumem::device where() const noexcept { return store().where(); }
@@ -177,16 +177,16 @@ public:
   /// unmap or release still count as mapped; the next call tries them again. Allocates no host memory.
   bool unmap(std::size_t offset, std::size_t bytes) noexcept;
 
-  /// Maps the page that starts at the offset `offset` a second time, at the offset `to`: both addresses show the same
-  /// bytes.
-  expected<page_extent, failure> alias(std::size_t offset, std::size_t to) noexcept;
+  /// Maps the page that starts at `offset` a second time, at the offset `target`: both addresses show the
+  /// same bytes.
+  expected<page_extent, failure> alias(std::size_t offset, std::size_t target) noexcept;
 
-  /// Moves the memory of runs of whole pages to adjacent addresses from `to` on, in the order of the runs; all or
+  /// Moves the memory of runs of whole pages to adjacent addresses from `target` on, in the order of the runs; all or
   /// nothing. The runs may lie in other objects over the same store. They may not overlap, and no page may be pinned.
   /// The host must have seen all work on their old addresses complete.
-  expected<page_extent, failure> move(std::span<page_origin const> runs, std::size_t to) noexcept;
-  /// Moves the page that starts at `offset` to the offset `to`, as the function above moves runs.
-  expected<page_extent, failure> move(std::size_t offset, std::size_t to) noexcept;
+  expected<page_extent, failure> move(std::span<page_origin const> runs, std::size_t target) noexcept;
+  /// Moves the page that starts at `offset` to the offset `target`, as the function above moves runs.
+  expected<page_extent, failure> move(std::size_t offset, std::size_t target) noexcept;
 
   /// Returns the page that holds the address, if one is mapped there.
   std::optional<page_info> page_of(void const* address) const noexcept;
@@ -213,8 +213,8 @@ private:
   // Returns granted if pages can be mapped at the run, otherwise the reason.
   outcome refusal(page_extent run) const noexcept;
   // Maps the pages, and adds them to the table; all or nothing.
-  expected<page_extent, failure> install(detail::page_map made, page_extent run, std::size_t requested) noexcept;
-  void unmap_all(detail::page_map leaving) noexcept;
+  expected<page_extent, failure> install(detail::page_map pages, page_extent run, std::size_t requested) noexcept;
+  void unmap_all(detail::page_map pages) noexcept;
   // Tries again to unmap and release the pages that the driver has refused before.
   void retry_unreleased() noexcept;
 

@@ -7,9 +7,9 @@ import :driver_pool;
 
 namespace gpumem {
 
-void reset_current_pool(device where) {
-  where.require();
-  detail::set_current_driver_pool(detail::default_driver_pool(where));
+void reset_current_pool(device device) {
+  device.require();
+  detail::set_current_driver_pool(detail::default_driver_pool(device));
 }
 
 } // namespace gpumem

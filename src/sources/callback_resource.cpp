@@ -26,20 +26,20 @@ namespace {
 
 inline constexpr std::size_t largest_alignment = std::size_t{1} << 63; // the functions align, so no padding is added
 
-template <class Function> Function required(Function given, char const* name) {
-  if (given) return given;
+template <class Function> Function required(Function function, char const* name) {
+  if (function) return function;
   throw std::invalid_argument{std::string{"gpumem: callback_resource: the function `"} + name + "` is empty"};
 }
 
-class device where_checked(class device where) {
-  where.require();
-  return where;
+class device where_checked(class device device) {
+  device.require();
+  return device;
 }
 
 } // namespace
 
-callback_state::callback_state(class device where, callback_allocate allocate, callback_deallocate deallocate)
-    : source_state{"callback_resource", largest_alignment}, where_{where_checked(where)}, own_{where},
+callback_state::callback_state(class device device, callback_allocate allocate, callback_deallocate deallocate)
+    : source_state{"callback_resource", largest_alignment}, where_{where_checked(device)}, own_{device},
       allocate_{required(std::move(allocate), "allocate")}, deallocate_{required(std::move(deallocate), "deallocate")} {
 }
 
@@ -87,31 +87,31 @@ expected<void*, failure> callback_state::allocate_ready(std::size_t bytes, std::
 
 // The user's functions may make driver calls, which belong to no graph. Without relaxed_capture, such a call would
 // invalidate a global-mode capture of another thread.
-expected<void*, failure> callback_state::call_allocate(stream_ref on, std::size_t bytes,
+expected<void*, failure> callback_state::call_allocate(stream_ref stream, std::size_t bytes,
                                                        std::size_t alignment) noexcept {
-  void* given = nullptr;
+  void* result = nullptr;
   try {
     where_.require();
     device_guard const scope{where_};
     relaxed_capture const mode;
-    given = allocate_(on, bytes, alignment);
+    result = allocate_(stream, bytes, alignment);
   } catch (...) {
     auto const why = current_failure(bytes);
     if (why.code != 0) where_.interpret(static_cast<CUresult>(why.code)); // marks the device as lost, if it is
     return unexpected<failure>{why};
   }
-  if (!given) return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
-  if (reinterpret_cast<std::uintptr_t>(given) % alignment == 0) return given;
-  call_deallocate(on, {given, bytes, bytes, alignment, stream_key::host()});
+  if (!result) return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
+  if (reinterpret_cast<std::uintptr_t>(result) % alignment == 0) return result;
+  call_deallocate(stream, {result, bytes, bytes, alignment, stream_key::host()});
   return unexpected<failure>{failure{outcome::invalid_argument, 0, bytes}};
 }
 
-void callback_state::call_deallocate(stream_ref on, block const& returned) noexcept {
+void callback_state::call_deallocate(stream_ref stream, block const& returned) noexcept {
   if (where_.lost()) return;
   try {
     device_guard const scope{where_};
     relaxed_capture const mode;
-    deallocate_(on, returned.base, returned.bytes, returned.alignment);
+    deallocate_(stream, returned.base, returned.bytes, returned.alignment);
   } catch (...) { dropped_.fetch_add(1, std::memory_order_relaxed); }
 }
 

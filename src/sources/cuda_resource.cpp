@@ -34,19 +34,19 @@ struct source_states {
 
 } // namespace
 
-device_source::device_source(driver_memory const& kind, class device where) noexcept
-    : source_state{kind.name, driver_alignment}, kind_{kind}, device_{where} {}
+device_source::device_source(driver_memory const& kind, class device device) noexcept
+    : source_state{kind.name, driver_alignment}, kind_{kind}, device_{device} {}
 
-device_source& device_source::of(driver_memory const& kind, class device where) {
+device_source& device_source::of(driver_memory const& kind, class device device) {
   throw_if_child();
   auto& states = source_states::instance();
-  sync::lock const held{states.mutex};
-  return states.all.try_emplace({&kind, where.ordinal()}, kind, where).first->second;
+  sync::lock const lock{states.mutex};
+  return states.all.try_emplace({&kind, device.ordinal()}, kind, device).first->second;
 }
 
 bool device_source::any_has_block(void* pointer, std::size_t bytes) noexcept {
   auto& states = source_states::instance();
-  sync::lock const held{states.mutex};
+  sync::lock const lock{states.mutex};
   return std::ranges::any_of(states.all, [&](auto& each) { return each.second.has_block(pointer, bytes); });
 }
 
@@ -65,23 +65,23 @@ bool device_source::free_memory(block const& returned) noexcept {
 
 void device_source::mark_lost(stream_key const&, CUresult error) noexcept { device_.mark_lost(error); }
 
-device_source& cuda_source(device where) {
+device_source& cuda_source(device device) {
   static constexpr driver_memory kind{
       "cuda_resource", [](CUdeviceptr* address, std::size_t bytes) { return driver().mem_alloc(address, bytes); },
       [](CUdeviceptr address) { return driver().mem_free(address); }};
-  return device_source::of(kind, where);
+  return device_source::of(kind, device);
 }
 
-device_source& managed_source(device where) {
+device_source& managed_source(device device) {
   static constexpr driver_memory kind{"managed_resource",
                                       [](CUdeviceptr* address, std::size_t bytes) {
                                         return driver().mem_alloc_managed(address, bytes, CU_MEM_ATTACH_GLOBAL);
                                       },
                                       [](CUdeviceptr address) { return driver().mem_free(address); }};
-  return device_source::of(kind, where);
+  return device_source::of(kind, device);
 }
 
-device_source& pinned_source(device where) {
+device_source& pinned_source(device device) {
   static constexpr driver_memory kind{
       "pinned_resource",
       [](CUdeviceptr* address, std::size_t bytes) {
@@ -92,7 +92,7 @@ device_source& pinned_source(device where) {
         return result;
       },
       [](CUdeviceptr address) { return driver().mem_free_host(reinterpret_cast<void*>(address)); }};
-  return device_source::of(kind, where);
+  return device_source::of(kind, device);
 }
 
 } // namespace gpumem::detail

@@ -36,16 +36,16 @@ inline constexpr std::size_t driver_alignment = 256;
 
 // Returns the device's stream for allocations that must be ready when the call returns: the host waits for this stream,
 // so any stream can use the memory. The stream is never destroyed.
-stream& ready_stream(device where) {
+stream& ready_stream(device device) {
   static auto* const mutex = new sync::mutex;
   static auto* const streams = new std::map<int, stream>;
-  sync::lock const held{*mutex};
-  return streams->try_emplace(where.ordinal(), where).first->second;
+  sync::lock const lock{*mutex};
+  return streams->try_emplace(device.ordinal(), device).first->second;
 }
 
 // Destroys the pool. Makes its device current for that, as all functions that change a pool do.
-void destroy(CUmemoryPool pool, device where) noexcept {
-  call_on(where, [pool] { return driver().mem_pool_destroy(pool); });
+void destroy(CUmemoryPool pool, device device) noexcept {
+  call_on(device, [pool] { return driver().mem_pool_destroy(pool); });
 }
 
 } // namespace
@@ -126,7 +126,7 @@ driver_pool_view_state& driver_pool_view_state::of(driver_pool const& pool) {
   pool.where.require();
   static auto* const mutex = new sync::mutex;
   static auto* const states = new std::map<std::tuple<CUmemoryPool, int, bool>, driver_pool_view_state>;
-  sync::lock const held{*mutex};
+  sync::lock const lock{*mutex};
   return states->try_emplace({pool.handle, pool.where.ordinal(), pool.host_ready}, pool).first->second;
 }
 
@@ -137,13 +137,14 @@ async_state::owned_pool::~owned_pool() {
   destroy(pool.handle, pool.where);
 }
 
-async_state::async_state(driver_pool_kind kind, class device where, async_options options)
-    : async_state{kind, owned_pool{ready_stream(where), make_driver_pool(kind, where, options)}, std::move(options)} {}
+async_state::async_state(driver_pool_kind kind, class device device, async_options options)
+    : async_state{kind, owned_pool{ready_stream(device), make_driver_pool(kind, device, options)}, std::move(options)} {
+}
 
-async_state::async_state(driver_pool_kind kind, owned_pool made, async_options options)
-    : driver_pool_state{name_of(kind), made.pool}, options_{std::move(options)} {
+async_state::async_state(driver_pool_kind kind, owned_pool pool, async_options options)
+    : driver_pool_state{name_of(kind), pool.pool}, options_{std::move(options)} {
   if (options_.initial_size != 0) reserve(options_.initial_size);
-  made.kept = true;
+  pool.kept = true;
 }
 
 // If the host cannot wait for all frees, the pool is never destroyed, but trimmed to the memory that is still in use.
@@ -177,27 +178,27 @@ void async_state::end_being_current() noexcept try {
 // Notes a free on the stream, so that the destructor can wait for it. Allocates host memory only at the first free on a
 // stream. If the host has no memory, or no event can be recorded, the pool is never destroyed.
 void async_state::freed_in_order(stream_key const& key) noexcept try {
-  auto const on = usable_handle(key); // the stream that free_in_order() has used
-  if (!on || where().lost()) return;
+  auto const handle = usable_handle(key); // the stream that free_in_order() has used
+  if (!handle || where().lost()) return;
   auto& timeline = key.timeline();
-  bool const legacy = *on == CU_STREAM_LEGACY;
-  sync::lock const held{frees_mutex_};
+  bool const legacy = *handle == CU_STREAM_LEGACY;
+  sync::lock const lock{frees_mutex_};
   auto& freed = frees_[legacy ? static_cast<void const*>(timeline.context()) : &timeline];
   if (timeline.kind() == stream_kind::own) {
     freed.own = &timeline;
   } else {
-    record_free(freed, key, *on);
+    record_free(freed, key, *handle);
   }
 } catch (...) { free_without_event_.store(true, std::memory_order_relaxed); }
 
 // Records an event after the free. Since the last free, the timeline may have passed to another stream. The old
 // stream's event must not be recorded on the new stream before the host has synchronized with the event. A free must
 // not wait, so an old event that is not complete is kept in `dead_`, and a new one is recorded.
-void async_state::record_free(freed_stream& freed, stream_key const& key, CUstream on) {
+void async_state::record_free(freed_stream& freed_stream, stream_key const& key, CUstream handle) {
   auto const context = key.timeline().context();
-  auto const id = on == CU_STREAM_LEGACY ? 0 : key.id();
-  if (freed.event && freed.id != id) {
-    dead_.push_back(std::exchange(freed.event, nullptr));
+  auto const id = handle == CU_STREAM_LEGACY ? 0 : key.id();
+  if (freed_stream.event && freed_stream.id != id) {
+    dead_.push_back(std::exchange(freed_stream.event, nullptr));
     relaxed_capture const mode;
     std::erase_if(dead_, [](pooled_event* event) {
       bool const done = driver().event_query(event->handle) == CUDA_SUCCESS &&
@@ -206,20 +207,20 @@ void async_state::record_free(freed_stream& freed, stream_key const& key, CUstre
       return done;
     });
   }
-  context_guard const here{is_default_handle(on) ? context : nullptr};
-  check(here.result(), "cuCtxPushCurrent");
-  bool const first = !freed.event;
-  if (first) freed.event = take_event(context);
-  freed.id = id;
-  auto const result = where().interpret(driver().event_record(freed.event->handle, on));
+  context_guard const context_scope{is_default_handle(handle) ? context : nullptr};
+  check(context_scope.result(), "cuCtxPushCurrent");
+  bool const first = !freed_stream.event;
+  if (first) freed_stream.event = take_event(context);
+  freed_stream.id = id;
+  auto const result = where().interpret(driver().event_record(freed_stream.event->handle, handle));
   bool const keeps = result == CUDA_SUCCESS || !first; // otherwise the event has the record of an earlier owner
-  if (!keeps) give_event(std::exchange(freed.event, nullptr));
+  if (!keeps) give_event(std::exchange(freed_stream.event, nullptr));
   check(result, "cuEventRecord");
   // If another thread has begun a capture on the stream meanwhile, the event may belong to its graph, and then does not
   // show when the free has run.
-  if (!is_capturing(on)) return;
+  if (!is_capturing(handle)) return;
   free_without_event_.store(true, std::memory_order_relaxed);
-  give_event(std::exchange(freed.event, nullptr));
+  give_event(std::exchange(freed_stream.event, nullptr));
 }
 
 bool async_state::wait_for_frees() noexcept {
@@ -228,7 +229,7 @@ bool async_state::wait_for_frees() noexcept {
   auto const synchronize = [this](pooled_event const* event) {
     return where().interpret(call_on(where(), [&] { return driver().event_synchronize(event->handle); }));
   };
-  sync::lock const held{frees_mutex_};
+  sync::lock const lock{frees_mutex_};
   for (auto const& [stream, freed] : frees_) {
     auto const waited =
         freed.own ? stream_key::of(*freed.own, freed.own->handle()).wait_on_host() : synchronize(freed.event);
@@ -238,7 +239,7 @@ bool async_state::wait_for_frees() noexcept {
 }
 
 void async_state::return_events() noexcept {
-  sync::lock const held{frees_mutex_};
+  sync::lock const lock{frees_mutex_};
   for (auto const& [stream, freed] : frees_)
     if (freed.event) give_event(freed.event);
   for (auto* const event : dead_) give_event(event);
@@ -261,8 +262,8 @@ void async_state::deallocate(stream_key const& key, void* pointer, std::size_t b
 
 namespace {
 
-CUmemAllocationHandleType handle_type(export_handle as) {
-  switch (as) {
+CUmemAllocationHandleType handle_type(export_handle kind) {
+  switch (kind) {
   case export_handle::none: return CU_MEM_HANDLE_TYPE_NONE;
   case export_handle::file_descriptor: return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   case export_handle::fabric: return CU_MEM_HANDLE_TYPE_FABRIC;
@@ -274,8 +275,8 @@ void check_options(driver_pool_kind kind, async_options const& options) {
   auto const refuse_if = [](bool contradiction, std::string const& why) {
     if (contradiction) throw std::invalid_argument{"gpumem: async_options: " + why};
   };
-  auto const larger_than = [&](char const* what, std::size_t bytes) {
-    return std::string{"initial_size is larger than "} + what + ": " + std::to_string(options.initial_size) + " > " +
+  auto const larger_than = [&](char const* bound, std::size_t bytes) {
+    return std::string{"initial_size is larger than "} + bound + ": " + std::to_string(options.initial_size) + " > " +
            std::to_string(bytes) + " bytes";
   };
   refuse_if(options.limit != 0 && options.initial_size > options.limit, larger_than("its limit", options.limit));
@@ -289,22 +290,22 @@ void check_options(driver_pool_kind kind, async_options const& options) {
             "hardware_decompression is only for device memory");
 }
 
-CUmemLocation location_of(driver_pool_kind kind, device where, async_options const& options) {
+CUmemLocation location_of(driver_pool_kind kind, device device, async_options const& options) {
   switch (kind) {
   case driver_pool_kind::managed: return {CU_MEM_LOCATION_TYPE_NONE, 0};
   case driver_pool_kind::pinned:
     if (options.numa_node >= 0) return {CU_MEM_LOCATION_TYPE_HOST_NUMA, options.numa_node};
     return {CU_MEM_LOCATION_TYPE_HOST, 0};
-  default: return {CU_MEM_LOCATION_TYPE_DEVICE, where.ordinal()};
+  default: return {CU_MEM_LOCATION_TYPE_DEVICE, device.ordinal()};
   }
 }
 
-CUmemoryPool create(driver_pool_kind kind, device where, async_options const& options) {
+CUmemoryPool create(driver_pool_kind kind, device device, async_options const& options) {
   CUmemPoolProps properties{};
   bool const managed = kind == driver_pool_kind::managed;
   properties.allocType = managed ? CU_MEM_ALLOCATION_TYPE_MANAGED : CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.handleTypes = handle_type(options.exported_as);
-  properties.location = location_of(kind, where, options);
+  properties.location = location_of(kind, device, options);
   properties.maxSize = options.limit;
   if (options.hardware_decompression) properties.usage = CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS;
   CUmemoryPool made = nullptr;
@@ -312,22 +313,22 @@ CUmemoryPool create(driver_pool_kind kind, device where, async_options const& op
   auto const result = driver().mem_pool_create(&made, &properties);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) throw_failure(refusal_of(result, options.initial_size));
   if (result != CUDA_SUCCESS) {
-    auto const text = std::string{"gpumem: device "} + std::to_string(where.ordinal()) +
+    auto const text = std::string{"gpumem: device "} + std::to_string(device.ordinal()) +
                       " cannot create a driver pool for " + name_of(kind) + " with these options";
     throw_cuda_error(result, text.c_str());
   }
   return made;
 }
 
-template <class Value> void set(CUmemoryPool pool, CUmemPool_attribute which, Value value) {
+template <class Value> void set(CUmemoryPool pool, CUmemPool_attribute attribute, Value value) {
   relaxed_capture const relaxed;
-  check(driver().mem_pool_set_attribute(pool, which, &value), "cuMemPoolSetAttribute");
+  check(driver().mem_pool_set_attribute(pool, attribute, &value), "cuMemPoolSetAttribute");
 }
 
-std::size_t bytes_of(CUmemoryPool pool, CUmemPool_attribute which) {
+std::size_t bytes_of(CUmemoryPool pool, CUmemPool_attribute attribute) {
   cuuint64_t value = 0;
   relaxed_capture const relaxed;
-  check(driver().mem_pool_get_attribute(pool, which, &value), "cuMemPoolGetAttribute");
+  check(driver().mem_pool_get_attribute(pool, attribute, &value), "cuMemPoolGetAttribute");
   return value;
 }
 
@@ -337,16 +338,16 @@ void give_access(CUmemoryPool pool, device peer, CUmemAccess_flags flags) {
   check(driver().mem_pool_set_access(pool, &access, 1), "cuMemPoolSetAccess");
 }
 
-void apply(driver_pool_kind kind, driver_pool const& made, async_options const& options) {
-  auto const pool = made.handle;
+void apply(driver_pool_kind kind, driver_pool const& new_pool, async_options const& options) {
+  auto const pool = new_pool.handle;
   set<cuuint64_t>(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, options.release_threshold);
   set<int>(pool, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, options.reuse_after_events);
   set<int>(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, options.reuse_completed);
   set<int>(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, options.reuse_by_inserted_waits);
   // At first only the host can access pinned memory. All devices can access managed memory.
-  if (kind == driver_pool_kind::pinned) give_access(pool, made.where, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  if (kind == driver_pool_kind::pinned) give_access(pool, new_pool.where, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   for (auto const peer : options.peers) {
-    if (kind != driver_pool_kind::managed && peer != made.where) {
+    if (kind != driver_pool_kind::managed && peer != new_pool.where) {
       give_access(pool, peer, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     }
   }
@@ -362,11 +363,11 @@ char const* name_of(driver_pool_kind kind) noexcept {
   }
 }
 
-driver_pool make_driver_pool(driver_pool_kind kind, class device where, async_options const& options) {
+driver_pool make_driver_pool(driver_pool_kind kind, class device device, async_options const& options) {
   check_options(kind, options);
-  where.require();
-  device_guard const scope{where};
-  driver_pool const made{create(kind, where, options), where, kind != driver_pool_kind::device, options.limit};
+  device.require();
+  device_guard const scope{device};
+  driver_pool const made{create(kind, device, options), device, kind != driver_pool_kind::device, options.limit};
   try {
     apply(kind, made, options);
   } catch (...) {
@@ -377,31 +378,31 @@ driver_pool make_driver_pool(driver_pool_kind kind, class device where, async_op
   return made;
 }
 
-driver_pool default_driver_pool(class device where) {
+driver_pool default_driver_pool(class device device) {
   CUmemoryPool handle = nullptr;
-  check(driver().device_get_default_mem_pool(&handle, where.ordinal()), "cuDeviceGetDefaultMemPool");
-  return {handle, where};
+  check(driver().device_get_default_mem_pool(&handle, device.ordinal()), "cuDeviceGetDefaultMemPool");
+  return {handle, device};
 }
 
-driver_pool default_driver_pool(driver_pool_kind kind, class device where) {
+driver_pool default_driver_pool(driver_pool_kind kind, class device device) {
   bool const managed = kind == driver_pool_kind::managed;
-  auto location = location_of(kind, where, {});
+  auto location = location_of(kind, device, {});
   auto const type = managed ? CU_MEM_ALLOCATION_TYPE_MANAGED : CU_MEM_ALLOCATION_TYPE_PINNED;
   CUmemoryPool handle = nullptr;
-  device_guard const scope{where};
+  device_guard const scope{device};
   if (auto const result = driver().mem_get_default_mem_pool(&handle, &location, type); result != CUDA_SUCCESS) {
     auto const text = std::string{"gpumem: the driver has no default pool of "} + (managed ? "managed" : "pinned") +
-                      " memory for device " + std::to_string(where.ordinal());
+                      " memory for device " + std::to_string(device.ordinal());
     throw_cuda_error(result, text.c_str());
   }
-  if (!managed) give_access(handle, where, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-  return {handle, where, true};
+  if (!managed) give_access(handle, device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  return {handle, device, true};
 }
 
-driver_pool current_driver_pool(class device where) {
+driver_pool current_driver_pool(class device device) {
   CUmemoryPool handle = nullptr;
-  check(driver().device_get_mem_pool(&handle, where.ordinal()), "cuDeviceGetMemPool");
-  return {handle, where};
+  check(driver().device_get_mem_pool(&handle, device.ordinal()), "cuDeviceGetMemPool");
+  return {handle, device};
 }
 
 void set_current_driver_pool(driver_pool const& pool) {
@@ -409,9 +410,9 @@ void set_current_driver_pool(driver_pool const& pool) {
   check(driver().device_set_mem_pool(pool.where.ordinal(), pool.handle), "cuDeviceSetMemPool");
 }
 
-driver_pool foreign_driver_pool(CUmemoryPool handle, class device where, bool host_ready) {
+driver_pool foreign_driver_pool(CUmemoryPool handle, class device device, bool host_ready) {
   if (!handle) throw std::invalid_argument{"gpumem: the handle of the driver pool is null"};
-  return {handle, where, host_ready};
+  return {handle, device, host_ready};
 }
 
 std::size_t driver_pool_state::trim(std::size_t keep) {

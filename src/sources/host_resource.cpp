@@ -27,8 +27,8 @@ namespace {
 
 inline constexpr std::size_t any_alignment = std::numeric_limits<std::size_t>::max();
 
-std::align_val_t host_alignment(std::size_t asked) noexcept {
-  return std::align_val_t{std::max(asked, alignof(std::max_align_t))};
+std::align_val_t host_alignment(std::size_t requested) noexcept {
+  return std::align_val_t{std::max(requested, alignof(std::max_align_t))};
 }
 
 } // namespace
@@ -67,10 +67,10 @@ namespace {
 
 inline constexpr CUmemLocation on_host{CU_MEM_LOCATION_TYPE_HOST, 0};
 
-bool has_access(device where) {
+bool has_access(device device) {
   int value = 0;
   auto const result =
-      driver().device_get_attribute(&value, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, where.ordinal());
+      driver().device_get_attribute(&value, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, device.ordinal());
   check(result, "cuDeviceGetAttribute");
   return value != 0;
 }
@@ -83,44 +83,44 @@ std::size_t page_size() noexcept {
 // Advice applies to whole pages. So a block with advice is made of whole pages and shares none with another block.
 std::size_t page_of(std::size_t headroom) noexcept { return headroom ? page_size() : alignof(std::max_align_t); }
 
-std::align_val_t alignment_of(std::size_t asked, std::size_t headroom) noexcept {
-  return std::align_val_t{std::max(asked, page_of(headroom))};
+std::align_val_t alignment_of(std::size_t requested, std::size_t headroom) noexcept {
+  return std::align_val_t{std::max(requested, page_of(headroom))};
 }
 
 } // namespace
 
 namespace detail {
 
-system_source::system_source(class device where, std::size_t headroom) noexcept
-    : source_state{"system_resource", any_alignment}, device_{where}, headroom_{headroom} {}
+system_source::system_source(class device device, std::size_t headroom) noexcept
+    : source_state{"system_resource", any_alignment}, device_{device}, headroom_{headroom} {}
 
-system_source& system_source::of(class device where, std::size_t headroom) {
+system_source& system_source::of(class device device, std::size_t headroom) {
   using key = std::pair<int, std::size_t>;
-  where.require();
-  if (!has_access(where)) {
-    auto const text = "gpumem: device " + std::to_string(where.ordinal()) +
+  device.require();
+  if (!has_access(device)) {
+    auto const text = "gpumem: device " + std::to_string(device.ordinal()) +
                       " cannot access memory of the host's allocator; use managed_resource or pinned_resource";
     throw_cuda_error(CUDA_ERROR_NOT_SUPPORTED, text.c_str());
   }
   static auto* const mutex = new sync::mutex;
   static auto* const states = new std::map<key, system_source>;
-  sync::lock const held{*mutex};
-  return states->try_emplace(key{where.ordinal(), headroom}, where, headroom).first->second;
+  sync::lock const lock{*mutex};
+  return states->try_emplace(key{device.ordinal(), headroom}, device, headroom).first->second;
 }
 
 expected<void*, failure> system_source::allocate_memory(stream_key const&, std::size_t bytes,
                                                         std::size_t alignment) noexcept {
   auto const page = page_of(headroom_);
-  auto const whole = (bytes + page - 1) / page * page;
+  auto const page_bytes = (bytes + page - 1) / page * page;
   auto const aligned = alignment_of(alignment, headroom_);
   if (auto const usable = call_on(device_, [] { return CUDA_SUCCESS; }); usable != CUDA_SUCCESS)
     return unexpected<failure>{refusal_of(usable, bytes)};
-  auto* const base = ::operator new(whole, aligned, std::nothrow);
+  auto* const base = ::operator new(page_bytes, aligned, std::nothrow);
   if (!base) return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
   if (headroom_ == 0) return base;
-  auto const advised = device_.interpret(advise(base, whole));
+  auto const advised = device_.interpret(advise(base, page_bytes));
   if (advised == CUDA_SUCCESS) return base;
-  take_advice_back(base, whole);
+  take_advice_back(base, page_bytes);
   ::operator delete(base, aligned);
   return unexpected<failure>{refusal_of(advised, bytes)};
 }
@@ -131,10 +131,10 @@ CUresult system_source::advise(void* base, std::size_t bytes) noexcept {
     if (auto const result = driver().mem_get_info(&free, &total); result != CUDA_SUCCESS) return result;
     auto const room = free > headroom_ ? free - headroom_ : 0;
     auto const first = std::min(bytes, room / page_size() * page_size());
-    auto const prefer = [at = reinterpret_cast<CUdeviceptr>(base)](std::size_t from, std::size_t to,
+    auto const prefer = [at = reinterpret_cast<CUdeviceptr>(base)](std::size_t begin, std::size_t end,
                                                                    CUmemLocation where) {
-      if (from == to) return CUDA_SUCCESS;
-      return driver().mem_advise(at + from, to - from, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, where);
+      if (begin == end) return CUDA_SUCCESS;
+      return driver().mem_advise(at + begin, end - begin, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, where);
     };
     auto const result = prefer(0, first, {CU_MEM_LOCATION_TYPE_DEVICE, device_.ordinal()});
     return result == CUDA_SUCCESS ? prefer(first, bytes, on_host) : result;
@@ -160,9 +160,9 @@ void system_source::mark_lost(stream_key const&, CUresult error) noexcept { devi
 
 } // namespace detail
 
-bool system_resource::supported(gpumem::device where) noexcept {
+bool system_resource::supported(gpumem::device device) noexcept {
   try {
-    return has_access(where);
+    return has_access(device);
   } catch (cuda_error const&) { return false; }
 }
 

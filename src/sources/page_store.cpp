@@ -25,15 +25,15 @@ import :source_state;
 namespace gpumem::detail {
 
 page_map plan_pages(page_extent run, std::size_t page) {
-  page_map made;
+  page_map pages;
   for (auto at = run.offset; at < run.end();) {
     auto const bytes = std::min(page, run.end() - at);
     auto of = std::make_shared<physical_page>();
     of->bytes = bytes;
-    made.emplace_hint(made.end(), at, mapped_page{std::move(of)});
+    pages.emplace_hint(pages.end(), at, mapped_page{std::move(of)});
     at += bytes;
   }
-  return made;
+  return pages;
 }
 
 page_info info_of(page_map::value_type const& page) noexcept {
@@ -104,7 +104,7 @@ std::optional<std::size_t> page_table::find_extent(std::size_t bytes, std::size_
   return bytes <= space - end ? std::optional{end} : std::nullopt;
 }
 
-void page_table::add(page_map& made) noexcept { pages_.merge(made); }
+void page_table::add(page_map& pages) noexcept { pages_.merge(pages); }
 
 page_map page_table::take(page_span const& pages) noexcept {
   page_map taken;
@@ -123,48 +123,48 @@ namespace {
 // after 30 runs of it.
 inline constexpr std::size_t max_times = 8;
 
-bool has(device where, CUdevice_attribute what) {
+bool has(device device, CUdevice_attribute attribute) {
   int value = 0;
-  check(driver().device_get_attribute(&value, what, where.ordinal()), "cuDeviceGetAttribute");
+  check(driver().device_get_attribute(&value, attribute, device.ordinal()), "cuDeviceGetAttribute");
   return value != 0;
 }
 
-[[noreturn]] void refuse(device where, char const* what) {
-  auto const text = "gpumem: device " + std::to_string(where.ordinal()) + " has no " + what;
+[[noreturn]] void refuse(device device, char const* feature) {
+  auto const text = "gpumem: device " + std::to_string(device.ordinal()) + " has no " + feature;
   throw_cuda_error(CUDA_ERROR_NOT_SUPPORTED, text.c_str());
 }
 
-CUmemAllocationProp properties_of(device where, virtual_pages_options const& options) {
-  if (!has(where, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
-    refuse(where, "virtual memory; give the pool an upstream, as in pool_resource{cuda_resource{device}}");
+CUmemAllocationProp properties_of(device device, virtual_pages_options const& options) {
+  if (!has(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
+    refuse(device, "virtual memory; give the pool an upstream, as in pool_resource{cuda_resource{device}}");
   }
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, where.ordinal()};
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device.ordinal()};
   if (options.exportable) {
-    if (!has(where, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)) {
-      refuse(where, "virtual memory that other processes can map");
+    if (!has(device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)) {
+      refuse(device, "virtual memory that other processes can map");
     }
     properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   }
   if (options.rdma) {
-    if (!has(where, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) {
-      refuse(where, "virtual memory that network devices can access");
+    if (!has(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) {
+      refuse(device, "virtual memory that network devices can access");
     }
     properties.allocFlags.gpuDirectRDMACapable = 1;
   }
   return properties;
 }
 
-std::vector<CUmemAccessDesc> rights_of(device where, std::vector<device> const& peers) {
-  std::vector<CUmemAccessDesc> rights{page_store::right_of(where)};
+std::vector<CUmemAccessDesc> rights_of(device home, std::vector<device> const& peers) {
+  std::vector<CUmemAccessDesc> rights{page_store::right_of(home)};
   for (auto const peer : peers) {
-    if (peer == where) continue;
+    if (peer == home) continue;
     int can = 0;
-    check(driver().device_can_access_peer(&can, peer.ordinal(), where.ordinal()), "cuDeviceCanAccessPeer");
+    check(driver().device_can_access_peer(&can, peer.ordinal(), home.ordinal()), "cuDeviceCanAccessPeer");
     if (can == 0) {
       throw std::invalid_argument{"gpumem: device " + std::to_string(peer.ordinal()) +
-                                  " cannot access the memory of device " + std::to_string(where.ordinal())};
+                                  " cannot access the memory of device " + std::to_string(home.ordinal())};
     }
     rights.push_back(page_store::right_of(peer));
   }
@@ -180,10 +180,10 @@ std::size_t granularity_of(CUmemAllocationProp const& properties) {
 
 } // namespace
 
-page_store::page_store(device where, virtual_pages_options options)
-    : device_{where}, options_{std::move(options)}, properties_{properties_of(where, options_)},
-      rights_{rights_of(where, options_.peers)}, granularity_{granularity_of(properties_)} {
-  where.require();
+page_store::page_store(device device, virtual_pages_options options)
+    : device_{device}, options_{std::move(options)}, properties_{properties_of(device, options_)},
+      rights_{rights_of(device, options_.peers)}, granularity_{granularity_of(properties_)} {
+  device.require();
 }
 
 std::size_t page_store::most_addresses() {

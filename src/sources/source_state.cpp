@@ -39,20 +39,20 @@ expected<void*, failure> source_state::try_allocate(stream_key const& key, std::
     if (free_in_order(key, given)) freed_in_order(key);
     base = unexpected<failure>{no_host_memory(bytes)};
   }
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   ++counts_.failures;
   return unexpected<failure>{failure{base.error().reason, base.error().code, bytes}};
 }
 
-bool source_state::track_live(void* pointer, block const& given) noexcept try {
-  sync::lock const held{mutex_};
-  if (auto const [at, fresh] = live_.try_emplace(pointer, given); !fresh) {
+bool source_state::track_live(void* pointer, block const& block) noexcept try {
+  sync::lock const lock{mutex_};
+  if (auto const [at, fresh] = live_.try_emplace(pointer, block); !fresh) {
     counts_.live -= at->second.bytes; // the old block was lost in a reset of its device
     counts_.reserved -= at->second.allocated;
-    at->second = given;
+    at->second = block;
   }
-  counts_.live += given.bytes;
-  counts_.reserved += given.allocated;
+  counts_.live += block.bytes;
+  counts_.reserved += block.allocated;
   counts_.peak_live = std::max(counts_.peak_live, counts_.live);
   counts_.peak_reserved = std::max(counts_.peak_reserved, counts_.reserved);
   ++counts_.allocations;
@@ -72,16 +72,16 @@ source_state::block_map::node_type source_state::retire(stream_key const& key, v
   auto wrong = misuse::kind::foreign_pointer;
   std::size_t right_size = 0;
   {
-    sync::lock const held{mutex_};
-    auto const found = live_.find(pointer);
-    if (found != live_.end() && found->second.bytes == bytes) {
+    sync::lock const lock{mutex_};
+    auto const entry = live_.find(pointer);
+    if (entry != live_.end() && entry->second.bytes == bytes) {
       counts_.live -= bytes;
       ++counts_.frees;
-      return live_.extract(found);
+      return live_.extract(entry);
     }
-    if (found != live_.end()) {
+    if (entry != live_.end()) {
       wrong = misuse::kind::wrong_size;
-      right_size = found->second.bytes;
+      right_size = entry->second.bytes;
     } else if (deferred_.contains(pointer)) {
       wrong = misuse::kind::double_free;
     }
@@ -102,7 +102,7 @@ void source_state::dispose(stream_key const& key, block_map::node_type returned)
 }
 
 void source_state::end_free(stream_key const& key, block_map::node_type returned, bool gone) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   if (gone) {
     counts_.reserved -= returned.mapped().allocated;
     return;
@@ -146,19 +146,19 @@ void source_state::run_deferred_frees(stream_key const& now) noexcept {
 
 statistics source_state::read_statistics() noexcept {
   if (forked()) return {};
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto now = counts_;
   now.allocated = now.reserved;
   return now;
 }
 
 void source_state::reset_peak_live() noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   counts_.peak_live = counts_.live;
 }
 
 bool source_state::has_block(void* pointer, std::size_t bytes) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto const found = live_.find(pointer);
   return found != live_.end() && found->second.bytes == bytes;
 }
@@ -180,11 +180,11 @@ std::optional<CUstream> usable_handle(stream_key const& key) noexcept {
 // Returns success if the stream does not capture, otherwise an error. For a stream that gpumem neither made nor
 // adopted, the driver is not asked here. It was asked when the key got its handle, as in identify(), and this function
 // is not called for a key that captures.
-CUresult refuse_capture(stream_key const& key, CUstream on) noexcept {
+CUresult refuse_capture(stream_key const& key, CUstream handle) noexcept {
   if (auto const loss = lost_error_of(key.timeline().device()); loss != CUDA_SUCCESS) return loss;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   bool const known = key.has_handle() && !key.timeline().owns_handle();
-  auto const result = known ? CUDA_SUCCESS : driver().stream_is_capturing(on, &status);
+  auto const result = known ? CUDA_SUCCESS : driver().stream_is_capturing(handle, &status);
   return status == CU_STREAM_CAPTURE_STATUS_NONE ? result : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 

@@ -49,13 +49,13 @@ page_mapper::page_mapper(std::shared_ptr<page_store> pages, std::size_t most, st
   check(status, "cuMemAddressReserve");
 }
 
-std::optional<failure> page_mapper::map(page_map& made, page_extent run, std::size_t requested) noexcept {
+std::optional<failure> page_mapper::map(page_map& pages, page_extent run, std::size_t requested) noexcept {
   auto result = CUDA_SUCCESS;
   bool complete = false;
   auto const entered = store_->on_device([&] {
-    result = map_all(made, run);
+    result = map_all(pages, run);
     complete = result == CUDA_SUCCESS && notify_mapped(run);
-    if (!complete) unmap(made);
+    if (!complete) unmap(pages);
     return CUDA_SUCCESS;
   });
   if (complete) return std::nullopt;
@@ -66,22 +66,22 @@ std::optional<failure> page_mapper::map(page_map& made, page_extent run, std::si
   return refusal_of(result, requested);
 }
 
-CUresult page_mapper::map_all(page_map& made, page_extent run) noexcept {
-  for (auto& [offset, page] : made) {
+CUresult page_mapper::map_all(page_map& pages, page_extent run) noexcept {
+  for (auto& [offset, page] : pages) {
     if (auto const result = attach(offset, page); result != CUDA_SUCCESS) return result;
   }
   auto const rights = store_->rights();
   return driver().mem_set_access(base_ + run.offset, run.bytes, rights.data(), rights.size());
 }
 
-CUresult page_mapper::attach(std::size_t offset, mapped_page& at) noexcept {
-  auto& of = *at.of;
+CUresult page_mapper::attach(std::size_t offset, mapped_page& page) noexcept {
+  auto& of = *page.of;
   if (!of.held) {
     if (auto const result = store_->create(of); result != CUDA_SUCCESS) return result;
   }
   auto const result = driver().mem_map(base_ + offset, of.bytes, 0, of.handle, 0);
   if (result != CUDA_SUCCESS) return result;
-  at.mapped = true;
+  page.mapped = true;
   ++of.mappings;
   return CUDA_SUCCESS;
 }
@@ -98,13 +98,13 @@ void page_mapper::announce_unmapping(page_extent run) const noexcept {
   if (told && !store_->is_gone()) told(reinterpret_cast<void*>(base_ + run.offset), run.bytes);
 }
 
-bool page_mapper::unmap_page(std::size_t offset, mapped_page& at) const noexcept {
-  if (!at.mapped) return true;
-  bool const refused =
-      !store_->is_gone() && store_->where().interpret(driver().mem_unmap(base_ + offset, at.of->bytes)) != CUDA_SUCCESS;
+bool page_mapper::unmap_page(std::size_t offset, mapped_page& page) const noexcept {
+  if (!page.mapped) return true;
+  bool const refused = !store_->is_gone() &&
+                       store_->where().interpret(driver().mem_unmap(base_ + offset, page.of->bytes)) != CUDA_SUCCESS;
   if (refused) return false;
-  at.mapped = false;
-  --at.of->mappings;
+  page.mapped = false;
+  --page.of->mappings;
   return true;
 }
 
@@ -120,7 +120,7 @@ template <class Pages> void page_mapper::unmap_each(Pages& pages) noexcept {
   });
 }
 
-void page_mapper::unmap(page_map& leaving) noexcept { unmap_each(leaving); }
+void page_mapper::unmap(page_map& pages) noexcept { unmap_each(pages); }
 
 void page_mapper::retry(unreleased_map& refused) noexcept {
   if (!refused.empty()) unmap_each(refused);
@@ -153,14 +153,14 @@ namespace {
 // A new page has 1/page_fraction of the mapped bytes. Small pages cost more driver calls; a large page stays mapped as
 // long as one small block lies on it.
 inline constexpr std::size_t page_fraction = 128;
-unexpected<failure> refused(outcome what, std::size_t bytes, CUresult code = CUDA_SUCCESS) noexcept {
-  return unexpected<failure>{failure{what, code, bytes}};
+unexpected<failure> refused(outcome reason, std::size_t bytes, CUresult code = CUDA_SUCCESS) noexcept {
+  return unexpected<failure>{failure{reason, code, bytes}};
 }
 
 } // namespace
 
-virtual_pages::virtual_pages(class device where, virtual_pages_options options)
-    : virtual_pages{options.address_space, std::make_shared<detail::page_store>(where, options)} {}
+virtual_pages::virtual_pages(class device device, virtual_pages_options options)
+    : virtual_pages{options.address_space, std::make_shared<detail::page_store>(device, options)} {}
 
 virtual_pages::virtual_pages(std::size_t space, std::shared_ptr<detail::page_store> pages)
     : virtual_pages{pages, space ? space : pages->most_addresses(), space ? space : pages->most_addresses() / 8} {}
@@ -177,12 +177,12 @@ virtual_pages::~virtual_pages() {
   if (table_.is_unmapped({0, address_space()})) mapper_.release_addresses();
 }
 
-bool virtual_pages::supported(class device where) noexcept {
+bool virtual_pages::supported(class device device) noexcept {
   try {
     int value = 0;
-    check(
-        driver().device_get_attribute(&value, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, where.ordinal()),
-        "cuDeviceGetAttribute");
+    check(driver().device_get_attribute(&value, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                                        device.ordinal()),
+          "cuDeviceGetAttribute");
     return value != 0;
   } catch (cuda_error const&) { return false; }
 }
@@ -217,8 +217,8 @@ expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_
   retry_unreleased();
   // Rounding up a size beyond the address space could overflow; refusal() finds it too large.
   page_extent const run{offset, bytes > address_space() ? bytes : round_up(bytes)};
-  auto const why = page % granularity() != 0 ? outcome::invalid_argument : refusal(run);
-  if (why != outcome::granted) return refused(why, bytes, where().lost_error());
+  auto const reason = page % granularity() != 0 ? outcome::invalid_argument : refusal(run);
+  if (reason != outcome::granted) return refused(reason, bytes, where().lost_error());
   try {
     auto const size = page != 0 ? page : next_page_size();
     // If the device had no memory at the last attempt, first try all bytes as one page: a refusal then costs one call,
@@ -234,58 +234,58 @@ expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_
   } catch (std::bad_alloc const&) { return unexpected<failure>{detail::no_host_memory(bytes)}; }
 }
 
-expected<page_extent, failure> virtual_pages::alias(std::size_t offset, std::size_t to) noexcept {
+expected<page_extent, failure> virtual_pages::alias(std::size_t offset, std::size_t target) noexcept {
   retry_unreleased();
-  auto const found = table_.pages().find(offset);
-  if (found == table_.pages().end()) return refused(outcome::invalid_argument, 0);
-  auto const& of = found->second.of;
+  auto const entry = table_.pages().find(offset);
+  if (entry == table_.pages().end()) return refused(outcome::invalid_argument, 0);
+  auto const& of = entry->second.of;
   if (of->pins > 0) return refused(outcome::invalid_argument, of->bytes, CUDA_ERROR_NOT_PERMITTED);
-  page_extent const run{to, of->bytes};
+  page_extent const run{target, of->bytes};
   auto const why = refusal(run);
   if (why != outcome::granted) return refused(why, run.bytes, where().lost_error());
   try {
-    detail::page_map made;
-    made.emplace(to, detail::mapped_page{of});
-    return install(std::move(made), run, run.bytes);
+    detail::page_map pages;
+    pages.emplace(target, detail::mapped_page{of});
+    return install(std::move(pages), run, run.bytes);
   } catch (std::bad_alloc const&) { return unexpected<failure>{detail::no_host_memory(run.bytes)}; }
 }
 
-expected<page_extent, failure> virtual_pages::move(std::span<page_origin const> runs, std::size_t to) noexcept {
+expected<page_extent, failure> virtual_pages::move(std::span<page_origin const> runs, std::size_t target) noexcept {
   retry_unreleased();
-  page_extent there{to, 0};
-  detail::page_map made;
+  page_extent target_extent{target, 0};
+  detail::page_map pages;
   try {
     for (auto const& [from, run] : runs) {
       auto const leaving = from->table_.pages_of(run);
       if (leaving.empty()) return refused(outcome::invalid_argument, run.bytes);
       if (detail::any_pinned(leaving)) return refused(outcome::invalid_argument, run.bytes, CUDA_ERROR_NOT_PERMITTED);
       for (auto const& [offset, page] : leaving) {
-        made.emplace_hint(made.end(), there.end(), detail::mapped_page{page.of});
-        there.bytes += page.of->bytes;
+        pages.emplace_hint(pages.end(), target_extent.end(), detail::mapped_page{page.of});
+        target_extent.bytes += page.of->bytes;
       }
     }
-  } catch (std::bad_alloc const&) { return unexpected<failure>{detail::no_host_memory(there.bytes)}; }
-  auto const why = refusal(there);
-  if (why != outcome::granted) return refused(why, there.bytes, where().lost_error());
-  auto const moved = install(std::move(made), there, there.bytes);
+  } catch (std::bad_alloc const&) { return unexpected<failure>{detail::no_host_memory(target_extent.bytes)}; }
+  auto const why = refusal(target_extent);
+  if (why != outcome::granted) return refused(why, target_extent.bytes, where().lost_error());
+  auto const moved = install(std::move(pages), target_extent, target_extent.bytes);
   if (!moved) return moved;
   for (auto const& [from, run] : runs) from->unmap(run.offset, run.bytes);
   return moved;
 }
 
-expected<page_extent, failure> virtual_pages::move(std::size_t offset, std::size_t to) noexcept {
+expected<page_extent, failure> virtual_pages::move(std::size_t offset, std::size_t target) noexcept {
   auto const found = table_.pages().find(offset);
   page_origin const one{this, {offset, found == table_.pages().end() ? 0 : found->second.of->bytes}};
-  return move({&one, 1}, to);
+  return move({&one, 1}, target);
 }
 
-expected<page_extent, failure> virtual_pages::install(detail::page_map made, page_extent run,
+expected<page_extent, failure> virtual_pages::install(detail::page_map pages, page_extent run,
                                                       std::size_t requested) noexcept {
-  if (auto const why = mapper_.map(made, run, requested)) {
-    table_.keep_unreleased(made);
+  if (auto const why = mapper_.map(pages, run, requested)) {
+    table_.keep_unreleased(pages);
     return unexpected<failure>{*why};
   }
-  table_.add(made);
+  table_.add(pages);
   return run;
 }
 
@@ -298,9 +298,9 @@ bool virtual_pages::unmap(std::size_t offset, std::size_t bytes) noexcept {
   return true;
 }
 
-void virtual_pages::unmap_all(detail::page_map leaving) noexcept {
-  mapper_.unmap(leaving);
-  table_.keep_unreleased(leaving);
+void virtual_pages::unmap_all(detail::page_map pages) noexcept {
+  mapper_.unmap(pages);
+  table_.keep_unreleased(pages);
 }
 
 void virtual_pages::retry_unreleased() noexcept { mapper_.retry(table_.unreleased()); }
