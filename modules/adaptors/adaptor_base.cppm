@@ -55,8 +55,8 @@ public:
   bool admit(waiter& item) noexcept { return table().admit(state(), &item); }
   bool cancel_waiter(waiter& item) noexcept { return table().cancel_waiter && table().cancel_waiter(state(), &item); }
   bool is_too_large(waiter& item) noexcept { return table().is_too_large && table().is_too_large(state(), &item); }
-  void on_holder_event(holder& unit, holder_event what) noexcept {
-    if (table().on_holder_event) table().on_holder_event(state(), &unit, what);
+  void on_holder_event(holder& unit, holder_event event) noexcept {
+    if (table().on_holder_event) table().on_holder_event(state(), &unit, event);
   }
   bool serves_stream(stream_key const& key) const noexcept { return detail::serves_stream(calls_.get(), key); }
   std::size_t trim(std::size_t keep) { return table().trim(state(), keep); }
@@ -105,10 +105,10 @@ public:
     if constexpr (requires { state_->is_too_large(item); }) return state_->is_too_large(item);
     return false;
   }
-  void on_holder_event(holder& unit, holder_event what) noexcept
+  void on_holder_event(holder& unit, holder_event event) noexcept
     requires holding_state<state_type>
   {
-    state_->on_holder_event(unit, what);
+    state_->on_holder_event(unit, event);
   }
   bool serves_stream(stream_key const& key) const noexcept
     requires device_bound_state<state_type>
@@ -200,7 +200,7 @@ public:
   /// request waits now. If requests cannot wait at the upstream, a request for memory ends as outcome::exhausted, and
   /// one that asks only for a turn is answered immediately. If the host has no memory, the request ends as exhausted.
   bool admit(waiter& item) noexcept
-    requires requires(link& up) { up.admit(item); }
+    requires requires(link& upstream) { upstream.admit(item); }
   {
     if (upstream_.can_wait()) return item.add_hook(*this) && upstream_.admit(item);
     if (item.asks_for_turn()) item.complete(nullptr);
@@ -208,33 +208,33 @@ public:
   }
   /// Withdraws a request that waits at the upstream. Returns false if it does not wait there any more.
   bool cancel_waiter(waiter& item) noexcept
-    requires requires(link& up) { up.cancel_waiter(item); }
+    requires requires(link& upstream) { upstream.cancel_waiter(item); }
   {
     return upstream_.cancel_waiter(item);
   }
   /// Returns whether the upstream knows that it can never serve the request.
   bool is_too_large(waiter& item) noexcept { return upstream_.is_too_large(item); }
   /// Tells the upstream of a change of a holder.
-  void on_holder_event(holder& unit, holder_event what) noexcept
-    requires requires(link& up) { up.on_holder_event(unit, what); }
+  void on_holder_event(holder& unit, holder_event event) noexcept
+    requires requires(link& upstream) { upstream.on_holder_event(unit, event); }
   {
-    upstream_.on_holder_event(unit, what);
+    upstream_.on_holder_event(unit, event);
   }
   /// Returns whether work of the stream may use the upstream's memory.
   bool serves_stream(stream_key const& key) noexcept
-    requires requires(link& up) { up.serves_stream(key); }
+    requires requires(link& upstream) { upstream.serves_stream(key); }
   {
     return upstream_.serves_stream(key);
   }
   /// Trims the upstream.
   std::size_t trim(std::size_t keep)
-    requires requires(link& up) { up.trim(keep); }
+    requires requires(link& upstream) { upstream.trim(keep); }
   {
     return upstream_.trim(keep);
   }
   /// Returns the upstream's statistics.
   auto read_statistics()
-    requires requires(link& up) { up.read_statistics(); }
+    requires requires(link& upstream) { upstream.read_statistics(); }
   {
     return upstream_.read_statistics();
   }
@@ -294,7 +294,7 @@ public:
   using base::deallocate;
   /// Frees the block at `pointer`. The caller names no size: find() of the upstream returns it.
   void deallocate(stream_ref stream, void* pointer) noexcept
-    requires requires(Upstream& up) { up.find(pointer)->bytes, up.deallocate(stream, pointer); }
+    requires requires(Upstream& upstream) { upstream.find(pointer)->bytes, upstream.deallocate(stream, pointer); }
   {
     if (!has_state()) return detail::report_moved_from(pointer, 0);
     auto const found = state_->upstream().find(pointer);
@@ -307,7 +307,7 @@ public:
 
   /// Calls record_use() of the upstream.
   void record_use(void* pointer, stream_ref stream)
-    requires requires(Upstream& up) { up.record_use(pointer, stream); }
+    requires requires(Upstream& upstream) { upstream.record_use(pointer, stream); }
   {
     state_->upstream().record_use(pointer, stream);
   }

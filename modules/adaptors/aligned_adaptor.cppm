@@ -57,8 +57,8 @@ private:
       one.alignment = alignment_of(one.bytes, one.alignment);
     }
   }
-  std::size_t alignment_of(std::size_t bytes, std::size_t asked) const noexcept {
-    return bytes < options_.threshold ? asked : std::max(asked, options_.alignment);
+  std::size_t alignment_of(std::size_t bytes, std::size_t requested) const noexcept {
+    return bytes < options_.threshold ? requested : std::max(requested, options_.alignment);
   }
   aligned_options const options_;
 };

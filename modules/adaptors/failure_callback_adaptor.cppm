@@ -40,7 +40,7 @@ public:
 
   // Calls the callback and returns whether the request shall be tried again. After `max_retries` calls for the request,
   // and if the request comes from inside the callback itself, returns false without a call.
-  bool wants_retry(services_handle upstream, std::optional<device> where, failure const& why,
+  bool wants_retry(services_handle upstream, std::optional<device> device, failure const& failure,
                    unsigned attempt) noexcept;
 
 private:
@@ -65,9 +65,9 @@ public:
   }
 
 private:
-  bool may_retry(failure const& why, unsigned attempt) noexcept {
-    return why.reason == outcome::exhausted &&
-           calls_.wants_retry(services_of(this->upstream()), this->where(), why, attempt);
+  bool may_retry(failure const& failure, unsigned attempt) noexcept {
+    return failure.reason == outcome::exhausted &&
+           calls_.wants_retry(services_of(this->upstream()), this->where(), failure, attempt);
   }
 
   failure_calls calls_;

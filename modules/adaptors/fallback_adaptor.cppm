@@ -74,7 +74,7 @@ public:
   std::optional<device> where() const noexcept { return device_; }
 
   bool admit(waiter& item) noexcept
-    requires requires(upstream_access<First>& up) { up.admit(item); }
+    requires requires(upstream_access<First>& upstream) { upstream.admit(item); }
   {
     if (first_.can_wait()) return item.add_hook(*this) && first_.admit(item);
     if (item.asks_for_turn()) item.complete(nullptr);
@@ -82,15 +82,16 @@ public:
   }
   bool is_too_large(waiter& item) noexcept { return first_.is_too_large(item) && second_.is_too_large(item); }
   bool cancel_waiter(waiter& item) noexcept
-    requires requires(upstream_access<First>& up) { up.cancel_waiter(item); }
+    requires requires(upstream_access<First>& upstream) { upstream.cancel_waiter(item); }
   {
     return !forked() && first_.cancel_waiter(item);
   }
   // A holder counts its bytes in each of the two resources, so that each knows whose memory it is.
-  void on_holder_event(holder& unit, holder_event what) noexcept {
-    if (what == holder_event::begins) return unit.begin_branches(this, 2, [&](std::size_t i) { tell(i, unit, what); });
-    tell(first_branch, unit, what);
-    tell(second_branch, unit, what);
+  void on_holder_event(holder& unit, holder_event event) noexcept {
+    if (event == holder_event::begins)
+      return unit.begin_branches(this, 2, [&](std::size_t i) { tell(i, unit, event); });
+    tell(first_branch, unit, event);
+    tell(second_branch, unit, event);
   }
   // Returns true if one of the resources serves the stream, since a block can come from either.
   bool serves_stream(stream_key const& key) noexcept {
@@ -147,12 +148,12 @@ private:
   void on_grant(waiter const& item, request_part const& part) noexcept override {
     static_cast<void>(counted(part.pointer, key_of(item, part), part.bytes, first_branch));
   }
-  void tell(std::size_t branch, holder& unit, holder_event what) noexcept {
-    if constexpr (requires { first_.on_holder_event(unit, what); }) {
-      if (branch == first_branch) first_.on_holder_event(unit, what);
+  void tell(std::size_t branch, holder& unit, holder_event event) noexcept {
+    if constexpr (requires { first_.on_holder_event(unit, event); }) {
+      if (branch == first_branch) first_.on_holder_event(unit, event);
     }
-    if constexpr (requires { second_.on_holder_event(unit, what); }) {
-      if (branch == second_branch) second_.on_holder_event(unit, what);
+    if constexpr (requires { second_.on_holder_event(unit, event); }) {
+      if (branch == second_branch) second_.on_holder_event(unit, event);
     }
   }
   // Changes the bytes that the holder of the call has in one of the resources.
@@ -234,7 +235,7 @@ public:
   /// that work has run. Throws std::invalid_argument if the block came from the second resource and that resource has
   /// no record_use(). See pool_resource::record_use.
   void record_use(void* pointer, stream_ref stream)
-    requires requires(First& up) { up.record_use(pointer, stream); }
+    requires requires(First& upstream) { upstream.record_use(pointer, stream); }
   {
     if (pointer) state_->record_use(pointer, stream);
   }

@@ -42,11 +42,11 @@ protected:
   ~limiter() override;
 
   // Handles the events of scopes over this adaptor, whose requests can wait here.
-  void note_holder_event(holder& unit, holder_event what) noexcept;
+  void note_holder_event(holder& unit, holder_event event) noexcept;
 
   // Called for a request that does not wait here. If it may go to the upstream, counts its bytes as in use and returns
-  // none. Otherwise returns the reason of the refusal. `how`: whether the request may overtake waiting requests.
-  std::optional<outcome> enter(std::size_t bytes, queueing how) noexcept;
+  // none. Otherwise returns the reason of the refusal. `queueing`: whether the request may overtake waiting requests.
+  std::optional<outcome> enter(std::size_t bytes, queueing queueing) noexcept;
   // Must be called after the upstream has refused a request for which enter() returned none.
   void leave(std::size_t bytes) noexcept;
   // Must be called after the upstream has freed the bytes.
@@ -68,7 +68,7 @@ protected:
   // Returns whether the request is larger than the limit.
   bool exceeds_limit(waiter const& item) noexcept;
   turn begin_turn(waiter& item, bool upstream_waits) noexcept;
-  turn end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept;
+  turn end_turn(waiter& item, turn const& turn, expected<void*, failure> result) noexcept;
   // Removes a parked request and returns true. Returns false if the request is not parked here. Returns false also if
   // the request has its turn, unless its waiter is being destroyed. Returns none if the request went to the upstream;
   // the caller must then withdraw it there.
@@ -79,11 +79,11 @@ protected:
   waiting_place* place() noexcept final { return this; }
 
   // Returns the upstream's statistics, changed to include the limit and the waiting requests of this adaptor.
-  statistics amend(statistics seen) noexcept;
+  statistics amend(statistics statistics) noexcept;
 
 private:
-  void show(visitor& to) noexcept final;
-  void end_wait(waiter& item, woken_waiters& woken) noexcept final;
+  void show(visitor& visitor) noexcept final;
+  void end_wait(waiter& item, woken_waiters& waiters) noexcept final;
   void schedule_look() noexcept __attribute__((requires_capability(mutex_)));
 
   // Calls that a thread makes after it has released the lock.
@@ -94,12 +94,12 @@ private:
   std::optional<outcome> refusal(std::size_t bytes) const noexcept __attribute__((requires_capability(mutex_)));
   std::optional<outcome> refusal(waiter const& item) const noexcept __attribute__((requires_capability(mutex_)));
   std::size_t size_of(waiter const& item) const noexcept __attribute__((requires_capability(mutex_)));
-  bool fits(std::size_t bytes, std::size_t its_own = 0) const noexcept __attribute__((requires_capability(mutex_)));
-  void wake_next(woken_waiters& woken) noexcept __attribute__((requires_capability(mutex_)));
-  void wake_ended(woken_waiters& woken) noexcept __attribute__((requires_capability(mutex_)));
-  void give_turn(waiter& item, woken_waiters& woken) noexcept __attribute__((requires_capability(mutex_)));
+  bool fits(std::size_t bytes, std::size_t own_bytes = 0) const noexcept __attribute__((requires_capability(mutex_)));
+  void wake_next(woken_waiters& waiters) noexcept __attribute__((requires_capability(mutex_)));
+  void wake_ended(woken_waiters& waiters) noexcept __attribute__((requires_capability(mutex_)));
+  void give_turn(waiter& item, woken_waiters& waiters) noexcept __attribute__((requires_capability(mutex_)));
   turn begin(waiter& item, bool upstream_waits, later& calls) noexcept __attribute__((requires_capability(mutex_)));
-  turn go_on(waiter& item, turn const& mine, expected<void*, failure> const& result, later& calls) noexcept
+  turn go_on(waiter& item, turn const& turn, expected<void*, failure> const& result, later& calls) noexcept
       __attribute__((requires_capability(mutex_)));
   turn wait_again(waiter& item, later& calls) noexcept __attribute__((requires_capability(mutex_)));
   turn end(waiter& item, expected<void*, failure> const& result, later& calls) noexcept
@@ -170,18 +170,18 @@ public:
 
   bool is_too_large(waiter& item) noexcept { return exceeds_limit(item) || upstream_.is_too_large(item); }
 
-  void on_holder_event(holder& unit, holder_event what) noexcept {
-    note_holder_event(unit, what);
-    if constexpr (requires { upstream_.on_holder_event(unit, what); }) upstream_.on_holder_event(unit, what);
+  void on_holder_event(holder& unit, holder_event event) noexcept {
+    note_holder_event(unit, event);
+    if constexpr (requires { upstream_.on_holder_event(unit, event); }) upstream_.on_holder_event(unit, event);
   }
   bool serves_stream(stream_key const& key) noexcept
-    requires requires(upstream_access<Upstream>& up) { up.serves_stream(key); }
+    requires requires(upstream_access<Upstream>& upstream) { upstream.serves_stream(key); }
   {
     return upstream_.serves_stream(key);
   }
   inline auto where() noexcept { return upstream_.where(); }
   std::size_t trim(std::size_t keep)
-    requires requires(upstream_access<Upstream>& up) { up.trim(keep); }
+    requires requires(upstream_access<Upstream>& upstream) { upstream.trim(keep); }
   {
     return upstream_.trim(keep);
   }

@@ -35,14 +35,14 @@ public:
     return true;
   }
 
-  /// Moves all rows to the end of `to`. The capacity of `to` must leave room for `bytes` more, so that nothing is
+  /// Moves all rows to the end of `text`. The capacity of `text` must leave room for `bytes` more, so that nothing is
   /// allocated.
-  void take(std::string& to) noexcept {
+  void take(std::string& text) noexcept {
     auto const end = end_.load(std::memory_order_acquire);
     for (auto at = begin_.load(std::memory_order_relaxed); at != end;) {
       auto const here = at % capacity;
       auto const count = std::min(end - at, capacity - here); // only up to the end of the array, where the ring wraps
-      to.append(reinterpret_cast<char const*>(&rows_[here]), count * sizeof(binary_trace_row));
+      text.append(reinterpret_cast<char const*>(&rows_[here]), count * sizeof(binary_trace_row));
       at += count;
     }
     begin_.store(end, std::memory_order_release);
@@ -117,7 +117,7 @@ private:
   log_ring* ring_of_thread() noexcept;
   sync::duration passed() const noexcept;
   void append(std::string_view row) noexcept __attribute__((requires_capability(mutex_)));
-  void take_rows(log_ring& from) noexcept __attribute__((requires_capability(mutex_)));
+  void take_rows(log_ring& ring) noexcept __attribute__((requires_capability(mutex_)));
   void drain() noexcept __attribute__((requires_capability(mutex_)));
   bool flush_sinks() noexcept __attribute__((requires_capability(mutex_)));
   bool writes_here() const noexcept;

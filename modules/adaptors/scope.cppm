@@ -47,11 +47,11 @@ public:
     return base::admit(item);
   }
   // Handles the events (begin, end, wait) of scopes whose upstream is this scope.
-  void on_holder_event(holder& unit, holder_event what) noexcept
-    requires requires(base& b) { b.on_holder_event(unit, what); }
+  void on_holder_event(holder& unit, holder_event event) noexcept
+    requires requires(base& b) { b.on_holder_event(unit, event); }
   {
-    if (what == holder_event::begins) unit.set_parent(*this);
-    base::on_holder_event(unit, what);
+    if (event == holder_event::begins) unit.set_parent(*this);
+    base::on_holder_event(unit, event);
   }
 
 private:
@@ -59,8 +59,8 @@ private:
     deadlock_monitor::get().remove(*this);
     tell(holder_event::ends);
   }
-  void tell(holder_event what) noexcept {
-    if constexpr (requires(base& b) { b.on_holder_event(*this, what); }) base::on_holder_event(*this, what);
+  void tell(holder_event event) noexcept {
+    if constexpr (requires(base& b) { b.on_holder_event(*this, event); }) base::on_holder_event(*this, event);
   }
   friend class adaptor_state<scope_state, Upstream>;
   void on_granted(stream_key const& key, void*, std::size_t bytes) noexcept {
@@ -81,7 +81,7 @@ private:
 export class [[nodiscard]] waiting_mark {
 public:
   /// Tells the resource that the holder waits; see scope::waiting_elsewhere.
-  waiting_mark(services_handle where, holder& unit) noexcept : where_{where}, unit_{&unit} {
+  waiting_mark(services_handle services, holder& unit) noexcept : where_{services}, unit_{&unit} {
     unit_->mark();
     if (where_.table->on_holder_event) where_.table->on_holder_event(where_.state, unit_, holder_event::waits);
   }

@@ -77,10 +77,10 @@ private:
   };
 
   void add(std::int64_t bytes, std::int64_t count) noexcept;
-  bool add_to(slot& mine, std::int64_t bytes, std::int64_t count) noexcept;
-  static void add_share(share& mine, std::int64_t amount, bool new_level) noexcept;
-  void publish(slot& mine) noexcept __attribute__((requires_capability(mutex_)));
-  void publish_share(share& mine, std::int64_t& published, level_base& top) noexcept;
+  bool add_to(slot& slot, std::int64_t bytes, std::int64_t count) noexcept;
+  static void add_share(share& share, std::int64_t amount, bool new_level) noexcept;
+  void publish(slot& slot) noexcept __attribute__((requires_capability(mutex_)));
+  void publish_share(share& share, std::int64_t& published, level_base& top) noexcept;
   level_base sum(share slot::* quantity, level_base const& top) const noexcept;
   level measure() const noexcept __attribute__((requires_capability(mutex_)));
   allocation_counts since_base(level const& now) const noexcept __attribute__((requires_capability(mutex_)));

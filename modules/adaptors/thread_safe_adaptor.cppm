@@ -48,8 +48,8 @@ private:
   // adaptor.
   class entry {
   public:
-    [[clang::no_thread_safety_analysis]] explicit entry(locking_state& of)
-        : of_{of}, outermost_{of.owner_.load(std::memory_order_relaxed) != here()} {
+    [[clang::no_thread_safety_analysis]] explicit entry(locking_state& state)
+        : of_{state}, outermost_{state.owner_.load(std::memory_order_relaxed) != here()} {
       if (!outermost_) return;
       of_.mutex_.lock();
       of_.owner_.store(here(), std::memory_order_relaxed);

@@ -31,10 +31,10 @@ double chance(std::uint64_t seed, std::uint64_t number) noexcept {
   return static_cast<double>(mixed >> 11) * 0x1p-53;
 }
 
-bool is_refused(failing_options const& by, std::uint64_t number) noexcept {
-  if (by.every != 0 && number % by.every == 0) return true;
-  if (by.first != 0 && number >= by.first && number - by.first < by.count) return true;
-  return chance(by.seed, number) < by.probability;
+bool is_refused(failing_options const& options, std::uint64_t number) noexcept {
+  if (options.every != 0 && number % options.every == 0) return true;
+  if (options.first != 0 && number >= options.first && number - options.first < options.count) return true;
+  return chance(options.seed, number) < options.probability;
 }
 
 } // namespace
@@ -49,19 +49,19 @@ refusals::refusals(failing_options const& options) : options_{checked(options)} 
 void refusals::restart(failing_options const& options) {
   checked(options);
   if (forked()) return;
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   options_ = options;
   counts_ = {};
 }
 
 failing_counts refusals::read() noexcept {
   if (forked()) return {};
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   return counts_;
 }
 
 bool refusals::refuse_next() noexcept {
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   bool const refused = is_refused(options_, ++counts_.requests);
   counts_.refused += refused;
   return refused;

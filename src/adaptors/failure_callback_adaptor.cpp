@@ -30,18 +30,18 @@ bool runs_on_this_thread(failure_calls const& calls) noexcept {
 }
 
 // Returns how many bytes the upstream could still give; none if neither its device nor its statistics tell.
-std::optional<std::size_t> room_of(services_handle upstream, std::optional<device> where) {
+std::optional<std::size_t> room_of(services_handle upstream, std::optional<device> device) {
   auto const now = statistics_from(upstream).value_or(statistics{});
   std::optional<std::size_t> room;
-  if (where) room = where->memory().free + now.free;
+  if (device) room = device->memory().free + now.free;
   if (now.limit == 0) return room;
   auto const below_limit = now.limit - std::min(now.limit, std::max(now.live, now.allocated));
   return room ? std::min(*room, below_limit) : below_limit;
 }
 
-std::size_t missing_of(services_handle upstream, std::optional<device> where, std::size_t bytes) noexcept {
+std::size_t missing_of(services_handle upstream, std::optional<device> device, std::size_t bytes) noexcept {
   try {
-    auto const room = room_of(upstream, where);
+    auto const room = room_of(upstream, device);
     return room && *room < bytes ? bytes - *room : bytes;
   } catch (...) { return bytes; } // the driver call failed
 }
@@ -52,14 +52,15 @@ failure_calls::failure_calls(failure_callback_options options) : options_{std::m
   if (!options_.callback) throw std::invalid_argument{"gpumem: failure_callback_options: `callback` is empty"};
 }
 
-bool failure_calls::wants_retry(services_handle upstream, std::optional<device> where, failure const& why,
+bool failure_calls::wants_retry(services_handle upstream, std::optional<device> device, failure const& failure,
                                 unsigned attempt) noexcept {
   if (attempt > options_.max_retries || runs_on_this_thread(*this)) return false;
   running_call const call{this, innermost};
   innermost = &call;
   bool again = false;
   try {
-    again = options_.callback({why.requested, missing_of(upstream, where, why.requested), attempt, why.reason});
+    again = options_.callback(
+        {failure.requested, missing_of(upstream, device, failure.requested), attempt, failure.reason});
   } catch (...) { again = false; }
   innermost = call.outer;
   return again;

@@ -28,8 +28,8 @@ std::size_t checked_limit(std::size_t bytes) {
   return bytes;
 }
 
-expected<void*, failure> refused(waiter const& item, outcome why) noexcept {
-  return unexpected<failure>{failure{why, 0, item.bytes()}};
+expected<void*, failure> refused(waiter const& item, outcome reason) noexcept {
+  return unexpected<failure>{failure{reason, 0, item.bytes()}};
 }
 
 } // namespace
@@ -45,7 +45,7 @@ void limiter::set_limit(std::size_t bytes) {
   checked_limit(bytes);
   if (forked()) return;
   woken_waiters woken;
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   limit_ = bytes;
   wake_ended(woken);
   wake_next(woken);
@@ -54,36 +54,36 @@ void limiter::set_limit(std::size_t bytes) {
 
 // Gives a turn to each waiting request that must fail, so that it ends: those above a new limit, or all if the adaptor
 // is closed.
-void limiter::wake_ended(woken_waiters& woken) noexcept {
+void limiter::wake_ended(woken_waiters& waiters) noexcept {
   for (auto* at = queue_.first(); at; at = waiter_list::after(*at)) {
-    if (!waiter_list::has_turn(*at) && refusal(*at)) give_turn(*at, woken);
+    if (!waiter_list::has_turn(*at) && refusal(*at)) give_turn(*at, waiters);
   }
 }
 
 void limiter::close() noexcept {
   if (forked()) return;
   woken_waiters woken;
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   closed_ = true;
   wake_ended(woken);
 }
 
 std::size_t limiter::limit() noexcept {
   if (forked()) return 0;
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   return limit_;
 }
 
 std::size_t limiter::in_use() noexcept {
   if (forked()) return 0;
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   return in_use_;
 }
 
-std::optional<outcome> limiter::enter(std::size_t bytes, queueing how) noexcept {
-  sync::spin_lock const held{mutex_};
+std::optional<outcome> limiter::enter(std::size_t bytes, queueing place_in_queue) noexcept {
+  sync::spin_lock const lock{mutex_};
   if (auto const why = refusal(bytes)) return why;
-  if (how == queueing::behind && !queue_.empty()) return outcome::exhausted;
+  if (place_in_queue == queueing::behind && !queue_.empty()) return outcome::exhausted;
   if (!queue_.may_be_overtaken() || !fits(bytes)) return outcome::exhausted;
   queue_.count_overtaking();
   in_use_ += bytes;
@@ -92,7 +92,7 @@ std::optional<outcome> limiter::enter(std::size_t bytes, queueing how) noexcept 
 
 void limiter::leave(std::size_t bytes) noexcept {
   woken_waiters woken;
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   in_use_ -= bytes;
   wake_next(woken);
   schedule_look();
@@ -100,7 +100,7 @@ void limiter::leave(std::size_t bytes) noexcept {
 
 void limiter::end_use(std::size_t bytes) noexcept {
   woken_waiters woken;
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   in_use_ -= bytes;
   ++frees_;
   wake_next(woken);
@@ -123,15 +123,15 @@ std::size_t limiter::size_of(waiter const& item) const noexcept {
 }
 
 // Returns whether `bytes` fit under the limit, besides the bytes in use and those set aside for waiting requests. Bytes
-// set aside for the caller itself (`its_own`) do not count.
-bool limiter::fits(std::size_t bytes, std::size_t its_own) const noexcept {
-  return bytes <= limit_ - std::min(limit_, in_use_ + queue_.set_aside() - its_own);
+// set aside for the caller itself (`own_bytes`) do not count.
+bool limiter::fits(std::size_t bytes, std::size_t own_bytes) const noexcept {
+  return bytes <= limit_ - std::min(limit_, in_use_ + queue_.set_aside() - own_bytes);
 }
 
 // Gives turns to the next requests in the queue. A request that must fail gets a turn in which it ends. A request that
 // fits gets a turn if a block was freed since its last attempt. It also gets one if nothing is in use or set aside:
 // then no free can come, so the request tries a last time, and ends.
-void limiter::wake_next(woken_waiters& woken) noexcept {
+void limiter::wake_next(woken_waiters& waiters) noexcept {
   auto const may = [this](waiter const& item) {
     mutex_.assert_held();
     bool const nothing_held = in_use_ == 0 && queue_.set_aside() == 0;
@@ -139,13 +139,13 @@ void limiter::wake_next(woken_waiters& woken) noexcept {
   };
   while (auto* const next = queue_.next_for_turn(may)) {
     if (!refusal(*next)) queue_.count_overtaking(next);
-    give_turn(*next, woken);
+    give_turn(*next, waiters);
   }
 }
 
-void limiter::give_turn(waiter& item, woken_waiters& woken) noexcept {
+void limiter::give_turn(waiter& item, woken_waiters& waiters) noexcept {
   queue_.give_turn(item, size_of(item));
-  woken.add(item);
+  waiters.add(item);
 }
 
 // Parks a new request, or goes on with a parked request that was woken. A new request gets its turn immediately if no
@@ -176,16 +176,16 @@ limiter::turn limiter::begin(waiter& item, bool upstream_waits, later& calls) no
 // Decides how a request goes on after the upstream was tried. If the upstream was exhausted and a block was freed since
 // the turn began, the request tries again immediately, since a free wakes no request that has its turn. If no block is
 // left that could be freed, or the host has no memory, the request ends. Otherwise it waits again.
-limiter::turn limiter::go_on(waiter& item, turn const& mine, expected<void*, failure> const& result,
+limiter::turn limiter::go_on(waiter& item, turn const& turn, expected<void*, failure> const& result,
                              later& calls) noexcept {
   if (result || !may_wait_after(result.error())) return end(item, result, calls);
   if (auto const why = refusal(item)) return end(item, refused(item, *why), calls); // the limit was lowered meanwhile
-  bool const any = frees_ != mine.since;
+  bool const any = frees_ != turn.since;
   auto const aside = waiter_list::bytes_aside(item);
   if (any && fits(size_of(item), aside)) return {waiting::turn, frees_};
   bool const others_hold = in_use_ > 0 || queue_.set_aside() > aside;
   if (!any && !others_hold) return end(item, result, calls);
-  item.set_seen_changes(mine.since);
+  item.set_seen_changes(turn.since);
   return wait_again(item, calls);
 }
 
@@ -210,36 +210,36 @@ limiter::turn limiter::end(waiter& item, expected<void*, failure> const& result,
 }
 
 bool limiter::is_new(waiter const& item) noexcept {
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   return !waiter_list::holds(item) && !item.has_passed(*this);
 }
 
 bool limiter::exceeds_limit(waiter const& item) noexcept {
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   return size_of(item) > limit_;
 }
 
 limiter::turn limiter::begin_turn(waiter& item, bool upstream_waits) noexcept {
   later calls;
-  sync::spin_lock held{mutex_};
+  sync::spin_lock lock{mutex_};
   auto const begun = begin(item, upstream_waits, calls);
-  held.unlock();
+  lock.unlock();
   if (calls.answer) item.complete(*calls.answer);
   return begun;
 }
 
-limiter::turn limiter::end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept {
+limiter::turn limiter::end_turn(waiter& item, turn const& turn, expected<void*, failure> result) noexcept {
   later calls;
-  sync::spin_lock held{mutex_};
-  auto const next = go_on(item, mine, result, calls);
-  held.unlock();
+  sync::spin_lock lock{mutex_};
+  auto const next = go_on(item, turn, result, calls);
+  lock.unlock();
   if (calls.answer) item.complete(*calls.answer);
   return next;
 }
 
 std::optional<bool> limiter::take_back(waiter& item) noexcept {
   woken_waiters woken;
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   if (item.has_passed(*this)) return std::nullopt;
   if (!waiter_list::holds(item) || (waiter_list::has_turn(item) && !item.is_being_destroyed())) return false;
   queue_.remove(item);
@@ -250,17 +250,17 @@ std::optional<bool> limiter::take_back(waiter& item) noexcept {
 
 void limiter::on_refusal(waiter& item) noexcept {
   woken_waiters woken;
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   if (!item.clear_passed(*this)) return;
   in_use_ -= item.bytes();
   wake_next(woken);
   schedule_look();
 }
 
-void limiter::note_holder_event(holder& unit, holder_event what) noexcept {
-  if (forked() || what == holder_event::ends) return;
-  if (what == holder_event::begins) return unit.add_place(*this);
-  sync::spin_lock const held{mutex_};
+void limiter::note_holder_event(holder& unit, holder_event event) noexcept {
+  if (forked() || event == holder_event::ends) return;
+  if (event == holder_event::begins) return unit.add_place(*this);
+  sync::spin_lock const lock{mutex_};
   schedule_look();
 }
 
@@ -270,31 +270,31 @@ void limiter::schedule_look() noexcept {
   if (waits && queue_.set_aside() == 0) deadlock_monitor::get().schedule();
 }
 
-void limiter::show(visitor& to) noexcept {
-  sync::spin_lock const held{mutex_};
+void limiter::show(visitor& visitor) noexcept {
+  sync::spin_lock const lock{mutex_};
   auto const* const first = queue_.next_waiting();
   if (!first) return;
   place_state now{queue_, in_use_, limit_ - std::min(limit_, in_use_ + queue_.set_aside()), size_of(*first)};
   now.fits = fits(size_of(*first));
   now.may_go_on = now.fits && first->seen_changes() != frees_;
-  to.see(now);
+  visitor.see(now);
 }
 
-void limiter::end_wait(waiter& item, woken_waiters& woken) noexcept {
+void limiter::end_wait(waiter& item, woken_waiters& waiters) noexcept {
   mutex_.assert_held();
   queue_.remove(item);
-  wake_next(woken);
+  wake_next(waiters);
 }
 
-statistics limiter::amend(statistics seen) noexcept {
-  if (forked()) return seen;
-  sync::spin_lock const held{mutex_};
+statistics limiter::amend(statistics statistics) noexcept {
+  if (forked()) return statistics;
+  sync::spin_lock const lock{mutex_};
   auto const here = queue_.read_statistics();
-  if (seen.limit == 0 || limit_ < seen.limit) seen.limit = limit_;
-  seen.waiting += here.requests;
-  seen.waiting_bytes += here.bytes;
-  seen.oldest_wait_ns = std::max(seen.oldest_wait_ns, static_cast<std::uint64_t>(here.oldest.count()));
-  return seen;
+  if (statistics.limit == 0 || limit_ < statistics.limit) statistics.limit = limit_;
+  statistics.waiting += here.requests;
+  statistics.waiting_bytes += here.bytes;
+  statistics.oldest_wait_ns = std::max(statistics.oldest_wait_ns, static_cast<std::uint64_t>(here.oldest.count()));
+  return statistics;
 }
 
 } // namespace gpumem::detail

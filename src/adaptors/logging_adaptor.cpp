@@ -96,7 +96,7 @@ void allocation_log::write(trace_action action, stream_key const& key, void cons
                       .bytes = bytes,
                       .stream = reinterpret_cast<std::uintptr_t>(key.handle())};
   if (options_.format == log_format::binary) return write_binary(record);
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto const time = std::chrono::duration_cast<std::chrono::microseconds>(passed());
   record.microseconds = began_ + static_cast<std::uint64_t>(time.count());
   append(format_row(record).text());
@@ -111,7 +111,7 @@ void allocation_log::write_binary(trace_record const& record) noexcept {
                              .action = static_cast<std::uint32_t>(record.action)};
   auto* const ring = options_.auto_flush ? nullptr : ring_of_thread();
   if (ring && ring->push(row)) return;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   if (!ring) return append(bytes_in_trace(row));
   take_rows(*ring);
   drain();
@@ -142,15 +142,15 @@ void allocation_log::append(std::string_view row) noexcept {
   }
 }
 
-void allocation_log::take_rows(log_ring& from) noexcept {
+void allocation_log::take_rows(log_ring& ring) noexcept {
   static_assert(log_ring::bytes <= log_buffer);
   if (gathered_.size() + log_ring::bytes > log_buffer) drain();
-  from.take(gathered_);
+  ring.take(gathered_);
 }
 
 bool allocation_log::flush() noexcept {
   if (forked() || writes_here()) return false;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   for (auto const& each : rings_) {
     if (auto* const ring = each.load(std::memory_order_acquire)) take_rows(*ring);
   }

@@ -21,9 +21,9 @@ memory_location target(prefetch_options const& options, std::optional<device> up
   throw std::invalid_argument{"gpumem: prefetch_options: `location` is not set, and the upstream belongs to no device"};
 }
 
-device device_for_stream(memory_location to, std::optional<device> upstream) {
+device device_for_stream(memory_location location, std::optional<device> upstream) {
   if (upstream) return *upstream;
-  return to.is_host() ? device::current() : device{to.ordinal()};
+  return location.is_host() ? device::current() : device{location.ordinal()};
 }
 
 } // namespace

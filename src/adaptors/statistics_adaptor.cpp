@@ -34,16 +34,16 @@ void allocation_counters::freed(std::size_t bytes) noexcept { add(-static_cast<s
 
 // The peak stays: these bytes were counted in it before the free.
 void allocation_counters::not_freed(std::size_t bytes) noexcept {
-  auto const take_back = [bytes](slot& mine) {
+  auto const take_back = [bytes](slot& slot) {
     for (auto const& [of, amount] :
-         {std::pair{&mine.bytes, static_cast<std::int64_t>(bytes)}, std::pair{&mine.count, std::int64_t{1}}}) {
+         {std::pair{&slot.bytes, static_cast<std::int64_t>(bytes)}, std::pair{&slot.count, std::int64_t{1}}}) {
       bump(of->freed, -amount);
       bump(of->pending, amount);
     }
   };
   auto const number = sync::thread_index();
   if (number < slot_count) return take_back(slots_[number]);
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   take_back(slots_[slot_count]);
 }
 
@@ -52,45 +52,45 @@ void allocation_counters::add(std::int64_t bytes, std::int64_t count) noexcept {
   if (number < slot_count) {
     auto& mine = slots_[number];
     if (!add_to(mine, bytes, count)) return;
-    sync::spin_lock const held{mutex_};
+    sync::spin_lock const lock{mutex_};
     publish(mine);
   } else {
-    sync::spin_lock const held{mutex_};
+    sync::spin_lock const lock{mutex_};
     auto& shared = slots_[slot_count];
     if (add_to(shared, bytes, count)) publish(shared);
   }
 }
 
 // Adds to the slot. Returns whether the slot must be published now.
-bool allocation_counters::add_to(slot& mine, std::int64_t bytes, std::int64_t count) noexcept {
+bool allocation_counters::add_to(slot& slot, std::int64_t bytes, std::int64_t count) noexcept {
   auto const level = level_number_.load(std::memory_order_relaxed);
-  bool const new_level = mine.level.load(std::memory_order_relaxed) != level;
-  add_share(mine.bytes, bytes, new_level);
-  add_share(mine.count, count, new_level);
-  if (new_level) mine.level.store(level, std::memory_order_relaxed);
+  bool const new_level = slot.level.load(std::memory_order_relaxed) != level;
+  add_share(slot.bytes, bytes, new_level);
+  add_share(slot.count, count, new_level);
+  if (new_level) slot.level.store(level, std::memory_order_relaxed);
   auto const gathered = [](share const& of) { return std::abs(of.pending.load(std::memory_order_relaxed)); };
-  return gathered(mine.bytes) >= publish_bytes || gathered(mine.count) >= publish_count;
+  return gathered(slot.bytes) >= publish_bytes || gathered(slot.count) >= publish_count;
 }
 
-void allocation_counters::add_share(share& mine, std::int64_t amount, bool new_level) noexcept {
-  bump(amount >= 0 ? mine.allocated : mine.freed, amount >= 0 ? amount : -amount);
-  auto const before = mine.pending.load(std::memory_order_relaxed);
+void allocation_counters::add_share(share& share, std::int64_t amount, bool new_level) noexcept {
+  bump(amount >= 0 ? share.allocated : share.freed, amount >= 0 ? amount : -amount);
+  auto const before = share.pending.load(std::memory_order_relaxed);
   auto const pending = before + amount;
-  mine.pending.store(pending, std::memory_order_relaxed);
-  auto const peak = new_level ? before : mine.pending_peak.load(std::memory_order_relaxed);
-  mine.pending_peak.store(std::max(peak, pending), std::memory_order_relaxed);
+  share.pending.store(pending, std::memory_order_relaxed);
+  auto const peak = new_level ? before : share.pending_peak.load(std::memory_order_relaxed);
+  share.pending_peak.store(std::max(peak, pending), std::memory_order_relaxed);
 }
 
-void allocation_counters::publish(slot& mine) noexcept {
-  publish_share(mine.bytes, published_bytes_, levels_.back().bytes);
-  publish_share(mine.count, published_count_, levels_.back().count);
+void allocation_counters::publish(slot& slot) noexcept {
+  publish_share(slot.bytes, published_bytes_, levels_.back().bytes);
+  publish_share(slot.count, published_count_, levels_.back().count);
 }
 
-void allocation_counters::publish_share(share& mine, std::int64_t& published, level_base& top) noexcept {
-  top.peak = std::max(top.peak, published + mine.pending_peak.load(std::memory_order_relaxed));
-  published += mine.pending.load(std::memory_order_relaxed);
-  mine.pending.store(0, std::memory_order_relaxed);
-  mine.pending_peak.store(0, std::memory_order_relaxed);
+void allocation_counters::publish_share(share& share, std::int64_t& published, level_base& top) noexcept {
+  top.peak = std::max(top.peak, published + share.pending_peak.load(std::memory_order_relaxed));
+  published += share.pending.load(std::memory_order_relaxed);
+  share.pending.store(0, std::memory_order_relaxed);
+  share.pending_peak.store(0, std::memory_order_relaxed);
 }
 
 // Returns the current sums and the peak of the innermost level. The peak includes amounts that slots have not published
@@ -131,14 +131,14 @@ allocation_counts allocation_counters::since_base(level const& now) const noexce
 
 allocation_counts allocation_counters::read() noexcept {
   if (forked()) return {};
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   return since_base(measure());
 }
 
 allocation_counts allocation_counters::push() {
   if (forked()) return {};
   std::list<level> added(1); // allocated before the spin mutex is taken
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   auto const now = measure();
   auto const above = since_base(now);
   auto const begin = [](level_base const& at) { return level_base{at.current, at.total, at.current}; };
@@ -154,7 +154,7 @@ allocation_counts allocation_counters::push() {
 allocation_counts allocation_counters::pop() {
   if (forked()) return {};
   std::list<level> removed;
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   if (levels_.size() == 1) throw std::out_of_range{"gpumem: there are no pushed counters to pop"};
   auto const now = measure();
   auto const nested = since_base(now);

@@ -45,8 +45,8 @@ inline std::vector<void*> stack_of_caller(std::size_t depth) {
   return std::vector<void*>(first, frames.begin() + count); // with braces this would be a vector of two elements
 }
 
-block_event event_of(block_event::kind what, tracked_block const& block) noexcept {
-  return {what, block.thread, block.sequence, block.stream, block.pointer, block.bytes};
+block_event event_of(block_event::kind kind, tracked_block const& block) noexcept {
+  return {kind, block.thread, block.sequence, block.stream, block.pointer, block.bytes};
 }
 
 std::string counted_bytes(std::size_t blocks, std::size_t bytes) {
@@ -61,15 +61,15 @@ struct block_group {
 };
 
 std::vector<block_group> groups_of(std::vector<tracked_block> const& blocks) {
-  std::map<std::pair<std::string, std::vector<void*>>, block_group> found;
+  std::map<std::pair<std::string, std::vector<void*>>, block_group> groups;
   for (auto const& each : blocks) {
-    auto& group = found[{each.label, each.stack}];
+    auto& group = groups[{each.label, each.stack}];
     if (!group.first) group.first = &each;
     ++group.blocks;
     group.bytes += each.bytes;
   }
   std::vector<block_group> sorted;
-  for (auto const& [key, group] : found) sorted.push_back(group);
+  for (auto const& [key, group] : groups) sorted.push_back(group);
   std::ranges::sort(sorted, [](auto const& a, auto const& b) {
     return a.bytes != b.bytes ? a.bytes > b.bytes : a.first->sequence < b.first->sequence;
   });
@@ -129,7 +129,7 @@ void tracked_blocks::reserve(std::size_t more) {
 
 [[gnu::noinline]] bool tracked_blocks::add(stream_key const& key, void const* pointer, std::size_t bytes) noexcept try {
   auto node = make_node(key, bytes);
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   reserve(1);
   insert(std::move(node), pointer);
   return true;
@@ -138,7 +138,7 @@ void tracked_blocks::reserve(std::size_t more) {
 [[gnu::noinline]] bool tracked_blocks::prepare(waiter& item) noexcept try {
   if (item.asks_for_turn()) return true;
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     if (waiting_.contains(&item)) return true;
   }
   node_list nodes;
@@ -146,7 +146,7 @@ void tracked_blocks::reserve(std::size_t more) {
     auto const& part = item.part(i);
     if (part.bytes > 0) nodes.push_back(make_node(part.stream, part.bytes));
   }
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   reserve(nodes.size());
   auto const count = nodes.size();
   waiting_.emplace(&item, std::move(nodes));
@@ -157,7 +157,7 @@ void tracked_blocks::reserve(std::size_t more) {
 // Records the block that a waiting request has got for its `part`. Parts are granted in the order of the request, so
 // the first prepared node of the request belongs to `part`. The last part ends the request.
 void tracked_blocks::add_prepared(waiter const& item, request_part const& part) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto const found = waiting_.find(&item);
   auto& nodes = found->second;
   insert(std::move(nodes.front()), part.pointer);
@@ -167,7 +167,7 @@ void tracked_blocks::add_prepared(waiter const& item, request_part const& part) 
 }
 
 void tracked_blocks::forget(waiter const& item) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto const found = waiting_.find(&item);
   if (found == waiting_.end()) return;
   prepared_ -= found->second.size();
@@ -195,13 +195,13 @@ bool tracked_blocks::remove(stream_key const& key, void const* pointer, std::siz
                .resource = "tracking_adaptor"};
   std::array<block_event, 2> history;
   {
-    sync::lock const held{mutex_};
-    auto const found = live_.find(pointer);
-    if (found != live_.end()) {
-      auto const& block = found->second;
+    sync::lock const lock{mutex_};
+    auto const entry = live_.find(pointer);
+    if (entry != live_.end()) {
+      auto const& block = entry->second;
       if (block.bytes == bytes) {
         remember(block, key);
-        live_.erase(found);
+        live_.erase(entry);
         return true;
       }
       wrong.what = misuse::kind::wrong_size;
@@ -225,7 +225,7 @@ std::vector<tracked_block> tracked_blocks::outstanding() {
   std::vector<tracked_block> all;
   if (forked()) return all;
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     all.reserve(live_.size());
     for (auto const& [pointer, block] : live_) all.push_back(block);
   }
@@ -247,7 +247,7 @@ void tracked_blocks::report_at_end() noexcept {
   if (!options_.report_at_end) return;
   try {
     {
-      sync::lock const held{mutex_};
+      sync::lock const lock{mutex_};
       if (live_.empty()) return;
     }
     (options_.report_at_end->output() << report()).flush();
