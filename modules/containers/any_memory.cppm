@@ -26,9 +26,9 @@ namespace detail {
 // Makes a device current while a resource of another library is called: such a resource may use the current device.
 class held_device {
 public:
-  explicit held_device(std::optional<device> where) noexcept {
+  explicit held_device(std::optional<device> device) noexcept {
     try {
-      if (where) scope_.emplace(*where);
+      if (device) scope_.emplace(*device);
     } catch (...) {
       // This fails only on a lost device. The resource's own driver calls then fail and report it.
     }

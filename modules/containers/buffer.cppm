@@ -18,14 +18,14 @@ namespace gpumem::detail {
 // is not `home`, a stream of that device does the work: it first waits for `on`, and `on` then waits for it.
 class stream_work {
 public:
-  stream_work(stream_ref on, device home);
+  stream_work(stream_ref stream, device home);
 
-  void copy(void* to, void const* from, std::size_t bytes) const;
-  void fill(void* to, std::byte value, std::size_t bytes) const;
+  void copy(void* target, void const* source, std::size_t bytes) const;
+  void fill(void* target, std::byte value, std::size_t bytes) const;
   // These enqueue a host function that copies or fills, in the stream's order. They are for memory that no device can
   // access.
-  void copy_by_host(void* to, void const* from, std::size_t bytes) const;
-  void fill_by_host(void* to, std::byte value, std::size_t bytes) const;
+  void copy_by_host(void* target, void const* source, std::size_t bytes) const;
+  void fill_by_host(void* target, std::byte value, std::size_t bytes) const;
   // Waits on the host for all enqueued work. Throws acquire_error if the stream captures a graph, since a wait would
   // invalidate the capture.
   void wait() const;
@@ -33,8 +33,8 @@ public:
   void refuse_capture() const;
 
 private:
-  void require(CUresult result, char const* what) const;
-  template <class Call> void run_at(device where, Call call, char const* what) const;
+  void require(CUresult result, char const* call) const;
+  template <class Call> void run_at(device device, Call call, char const* text) const;
 
   device home_;
   device_guard scope_;
@@ -182,7 +182,8 @@ private:
   allocation obtain(stream_ref stream, std::size_t bytes, std::size_t alignment);
   void replace(allocation fresh);
   void move_to(std::size_t capacity);
-  void copy_on(detail::stream_work const& on, void* to, void const* from, std::size_t bytes, bool target_reached) const;
+  void copy_on(detail::stream_work const& work, void* target, void const* source, std::size_t bytes,
+               bool target_reached) const;
 
   any_memory resource_;
   allocation block_;

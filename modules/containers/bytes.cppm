@@ -33,7 +33,7 @@ export std::string format_bytes(std::size_t bytes);
 
 /// Returns `percent` % of the memory that is free on the device now, in bytes, rounded down to a multiple of
 /// 256. Throws std::invalid_argument unless `percent` is 0 to 100, and cuda_error. Any thread.
-export std::size_t percent_of_free_device_memory(int percent, device where = device::current());
+export std::size_t percent_of_free_device_memory(int percent, device home = device::current());
 
 /// Literals for sizes in bytes: 1_KiB, 2_MiB, 3_GiB, 4_TiB. A literal that exceeds SIZE_MAX does not compile.
 export inline namespace literals {

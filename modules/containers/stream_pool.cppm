@@ -17,7 +17,7 @@ public:
 
   /// Makes `size` streams. `priority` is the stream priority of CUDA; lower is more urgent. Throws
   /// std::invalid_argument if `size` is 0. Also throws cuda_error and std::bad_alloc.
-  explicit stream_pool(gpumem::device where = gpumem::device::current(), std::size_t size = default_size,
+  explicit stream_pool(gpumem::device device = gpumem::device::current(), std::size_t size = default_size,
                        int priority = 0);
   stream_pool(stream_pool const&) = delete;
   stream_pool& operator=(stream_pool const&) = delete;

@@ -46,9 +46,9 @@ void work_now(void* data) {
   }
 }
 
-CUresult launch(CUstream on, host_work const& what) {
-  auto owned = std::make_unique<host_work>(what);
-  auto const result = driver().launch_host_func(on, work_now, owned.get());
+CUresult launch(CUstream handle, host_work const& work) {
+  auto owned = std::make_unique<host_work>(work);
+  auto const result = driver().launch_host_func(handle, work_now, owned.get());
   if (result == CUDA_SUCCESS) owned.release(); // NOLINT(bugprone-unused-return-value): work_now() frees it
   return result;
 }
@@ -73,51 +73,56 @@ std::optional<device> owner_of(void const* pointer) {
 
 } // namespace
 
-stream_work::stream_work(stream_ref on, device home) : home_{home}, scope_{home}, on_{on} { home_.throw_if_lost(); }
+stream_work::stream_work(stream_ref stream, device home) : home_{home}, scope_{home}, on_{stream} {
+  home_.throw_if_lost();
+}
 
-void stream_work::require(CUresult result, char const* what) const { check(home_.interpret(result), what); }
+void stream_work::require(CUresult result, char const* call) const { check(home_.interpret(result), call); }
 
 // Enqueues a driver call on a stream of the device, in the order of the stream of this object.
-template <class Call> void stream_work::run_at(device where, Call call, char const* what) const {
-  if (where == home_) return require(call(on_.get()), what);
-  stream const there{where};
-  event before{home_}, after{where};
+template <class Call> void stream_work::run_at(device device, Call call, char const* text) const {
+  if (device == home_) return require(call(on_.get()), text);
+  stream const there{device};
+  event before{home_}, after{device};
   before.record(on_);
   before.make_wait(there);
   {
-    device_guard const scope{where};
-    check(where.interpret(call(there.get())), what);
+    device_guard const scope{device};
+    check(device.interpret(call(there.get())), text);
   }
   after.record(there);
   after.make_wait(on_);
 }
 
-void stream_work::copy(void* to, void const* from, std::size_t bytes) const {
+void stream_work::copy(void* destination, void const* origin, std::size_t bytes) const {
   if (bytes == 0) return;
-  auto const target = owner_of(to), source = owner_of(from);
+  auto const target = owner_of(destination), source = owner_of(origin);
   if (target && source && *target != *source) {
-    auto const copies = [&](CUstream on) {
-      return driver().memcpy_peer_async(address(to), target->context(), address(from), source->context(), bytes, on);
+    auto const copies = [&](CUstream handle) {
+      return driver().memcpy_peer_async(address(destination), target->context(), address(origin), source->context(),
+                                        bytes, handle);
     };
     return run_at(home_ == *source ? *source : *target, copies, "cuMemcpyPeerAsync");
   }
-  auto const copies = [&](CUstream on) { return driver().memcpy_async(address(to), address(from), bytes, on); };
+  auto const copies = [&](CUstream handle) {
+    return driver().memcpy_async(address(destination), address(origin), bytes, handle);
+  };
   run_at(target.value_or(source.value_or(home_)), copies, "cuMemcpyAsync");
 }
 
-void stream_work::fill(void* to, std::byte value, std::size_t bytes) const {
+void stream_work::fill(void* target, std::byte value, std::size_t bytes) const {
   if (bytes == 0) return;
   auto const byte = std::to_integer<unsigned char>(value);
-  auto const fills = [&](CUstream on) { return driver().memset_d8_async(address(to), byte, bytes, on); };
-  run_at(owner_of(to).value_or(home_), fills, "cuMemsetD8Async");
+  auto const fills = [&](CUstream handle) { return driver().memset_d8_async(address(target), byte, bytes, handle); };
+  run_at(owner_of(target).value_or(home_), fills, "cuMemsetD8Async");
 }
 
-void stream_work::copy_by_host(void* to, void const* from, std::size_t bytes) const {
-  if (bytes) require(launch(on_.get(), {to, from, {}, bytes}), "cuLaunchHostFunc");
+void stream_work::copy_by_host(void* target, void const* source, std::size_t bytes) const {
+  if (bytes) require(launch(on_.get(), {target, source, {}, bytes}), "cuLaunchHostFunc");
 }
 
-void stream_work::fill_by_host(void* to, std::byte value, std::size_t bytes) const {
-  if (bytes) require(launch(on_.get(), {to, nullptr, value, bytes}), "cuLaunchHostFunc");
+void stream_work::fill_by_host(void* target, std::byte value, std::size_t bytes) const {
+  if (bytes) require(launch(on_.get(), {target, nullptr, value, bytes}), "cuLaunchHostFunc");
 }
 
 void stream_work::wait() const {
@@ -212,13 +217,13 @@ void buffer::replace(allocation fresh) {
 // Copies from this buffer. For pageable memory the driver copies during the call, not when the stream reaches the copy.
 // So if no device can access the buffer's memory, this function first waits for the stream. If no device can access the
 // target either, it does not wait, and a host function in the stream copies.
-void buffer::copy_on(detail::stream_work const& on, void* to, void const* from, std::size_t bytes,
+void buffer::copy_on(detail::stream_work const& work, void* target, void const* source, std::size_t bytes,
                      bool target_reached) const {
   if (bytes == 0) return;
   bool const reached = detail::device_reaches(resource_);
-  if (!reached && !target_reached) return on.copy_by_host(to, from, bytes);
-  if (!reached) on.wait();
-  on.copy(to, from, bytes);
+  if (!reached && !target_reached) return work.copy_by_host(target, source, bytes);
+  if (!reached) work.wait();
+  work.copy(target, source, bytes);
 }
 
 void buffer::move_to(std::size_t capacity) {
@@ -264,8 +269,8 @@ void buffer::copy_to(void* target, std::size_t bytes, std::size_t offset) const 
 }
 
 void buffer::copy_from(buffer const& source, std::size_t bytes, std::size_t offset, std::size_t source_offset) {
-  auto const on = work();
-  auto const there = source.home();
+  auto const stream_work = work();
+  auto const source_home = source.home();
   require_range(bytes, offset);
   source.require_range(bytes, source_offset);
   if (bytes == 0) return;
@@ -273,11 +278,11 @@ void buffer::copy_from(buffer const& source, std::size_t bytes, std::size_t offs
   auto const* const from = static_cast<std::byte const*>(source.block_.data()) + source_offset;
   if (overlap(to, from, bytes)) throw std::invalid_argument{"gpumem: source and target of the copy overlap"};
   bool const reached = detail::device_reaches(resource_);
-  if (there.ordinal() == home_ && source.stream() == stream()) {
-    source.copy_on(on, to, from, bytes, reached);
+  if (source_home.ordinal() == home_ && source.stream() == stream()) {
+    source.copy_on(stream_work, to, from, bytes, reached);
   } else {
     auto const use = source.order_on(stream());
-    source.copy_on(on, to, from, bytes, reached);
+    source.copy_on(stream_work, to, from, bytes, reached);
   }
 }
 

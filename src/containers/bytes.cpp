@@ -44,8 +44,8 @@ inline constexpr std::array<byte_unit, 14> byte_units{{{"", 1},
                                                        {"pb", thousand_to(5)},
                                                        {"eb", thousand_to(6)}}};
 
-[[noreturn]] void refuse(std::string_view text, char const* why) {
-  throw std::invalid_argument{"gpumem: '" + std::string{text} + "' is not a size: " + why};
+[[noreturn]] void refuse(std::string_view text, char const* reason) {
+  throw std::invalid_argument{"gpumem: '" + std::string{text} + "' is not a size: " + reason};
 }
 
 std::uint64_t unit_of(std::string_view text, std::string_view unit) {
@@ -95,12 +95,12 @@ std::string format_bytes(std::size_t bytes) {
   return std::string(text.data(), end) + " " + units[unit];
 }
 
-std::size_t percent_of_free_device_memory(int percent, device where) {
+std::size_t percent_of_free_device_memory(int percent, device device) {
   if (percent < 0 || percent > 100) {
     throw std::invalid_argument{"gpumem: " + std::to_string(percent) +
                                 " percent of a device's memory; must be 0 to 100"};
   }
-  auto const free = where.memory().free;
+  auto const free = device.memory().free;
   auto const share = static_cast<std::size_t>(percent);
   auto const bytes = free / 100 * share + free % 100 * share / 100; // free * share could overflow
   return bytes / 256 * 256;

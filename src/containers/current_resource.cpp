@@ -31,41 +31,41 @@ struct device_slot {
   std::optional<any_pool> first __attribute__((guarded_by(mutex)));
 };
 
-device_slot& slot_of(device where) {
+device_slot& slot_of(device device) {
   static auto* const slots = new std::array<device_slot, max_devices>;
-  return (*slots)[static_cast<std::size_t>(where.ordinal())];
+  return (*slots)[static_cast<std::size_t>(device.ordinal())];
 }
 
 // Returns the device's initial pool, which the first call makes. The pool is made without the lock, since its
 // constructor calls the driver. If two threads make a pool at the same time, the pool of the first to finish is kept.
-any_pool first_resource(device where) {
-  auto& slot = slot_of(where);
+any_pool first_resource(device device) {
+  auto& slot = slot_of(device);
   {
-    sync::lock const held{slot.mutex};
+    sync::lock const lock{slot.mutex};
     if (slot.first) return *slot.first;
   }
-  any_pool made{pool_resource<cuda_resource>{where, {.name = "current"}}};
-  sync::lock const held{slot.mutex};
+  any_pool made{pool_resource<cuda_resource>{device, {.name = "current"}}};
+  sync::lock const lock{slot.mutex};
   if (!slot.first) slot.first.emplace(std::move(made));
   return *slot.first;
 }
 
-void require_memory_of(device where, any_pool& resource) {
+void require_memory_of(device device, any_pool& resource) {
   if (!resource.has_value()) throw std::invalid_argument{"gpumem: an empty (moved-from) resource cannot be current"};
   auto const found = detail::device_of(services_of(resource));
-  if (found && *found != where) {
+  if (found && *found != device) {
     throw std::invalid_argument{"gpumem: memory of device " + std::to_string(found->ordinal()) +
-                                " cannot be current on device " + std::to_string(where.ordinal())};
+                                " cannot be current on device " + std::to_string(device.ordinal())};
   }
 }
 
 // Sets the current resource (none: the initial pool) and returns the previous one. The caller destroys the previous
 // one, so that its destructor does not run under the lock.
-any_pool exchange_current(device where, std::optional<any_pool> next) {
+any_pool exchange_current(device device, std::optional<any_pool> next) {
   detail::throw_if_child();
-  auto first = first_resource(where);
-  auto& slot = slot_of(where);
-  sync::lock const held{slot.mutex};
+  auto first = first_resource(device);
+  auto& slot = slot_of(device);
+  sync::lock const lock{slot.mutex};
   std::optional<any_pool> before;
   if (slot.current) before.emplace(std::move(*slot.current));
   slot.current.reset();
@@ -75,29 +75,29 @@ any_pool exchange_current(device where, std::optional<any_pool> next) {
 
 } // namespace
 
-any_pool current_resource(device where) {
+any_pool current_resource(device device) {
   detail::throw_if_child();
-  auto& slot = slot_of(where);
+  auto& slot = slot_of(device);
   {
-    sync::lock const held{slot.mutex};
+    sync::lock const lock{slot.mutex};
     if (slot.current) return *slot.current;
   }
-  return first_resource(where);
+  return first_resource(device);
 }
 
-any_pool set_current_resource(device where, any_pool resource) {
-  require_memory_of(where, resource);
-  return exchange_current(where, std::move(resource));
+any_pool set_current_resource(device device, any_pool resource) {
+  require_memory_of(device, resource);
+  return exchange_current(device, std::move(resource));
 }
 
 any_pool set_current_resource(any_pool resource) {
   return set_current_resource(device::current(), std::move(resource));
 }
 
-any_pool reset_current_resource(device where) { return exchange_current(where, std::nullopt); }
+any_pool reset_current_resource(device device) { return exchange_current(device, std::nullopt); }
 
-scoped_current_resource::scoped_current_resource(device where, any_pool resource)
-    : where_{where}, previous_{set_current_resource(where, std::move(resource))} {}
+scoped_current_resource::scoped_current_resource(device device, any_pool resource)
+    : where_{device}, previous_{set_current_resource(device, std::move(resource))} {}
 
 scoped_current_resource::scoped_current_resource(any_pool resource)
     : scoped_current_resource{device::current(), std::move(resource)} {}

@@ -15,16 +15,16 @@ namespace gpumem {
 namespace {
 
 // Returns true on an error too.
-bool may_capture(stream_ref one) noexcept try { return detail::is_capturing(one.get()); } catch (...) {
+bool may_capture(stream_ref stream) noexcept try { return detail::is_capturing(stream.get()); } catch (...) {
   return true;
 }
 
 } // namespace
 
-stream_pool::stream_pool(gpumem::device where, std::size_t size, int priority) {
+stream_pool::stream_pool(gpumem::device device, std::size_t size, int priority) {
   if (size == 0) throw std::invalid_argument{"gpumem: a stream_pool needs at least one stream"};
   streams_.reserve(size);
-  while (streams_.size() < size) streams_.emplace_back(where, priority);
+  while (streams_.size() < size) streams_.emplace_back(device, priority);
 }
 
 stream_ref stream_pool::next() noexcept {
