@@ -78,7 +78,7 @@ private:
   enum class ending { complete, stopped, refused };
 
   void complete(CUresult result) noexcept override;
-  void end(ending how, CUresult result) noexcept;
+  void end(ending ending, CUresult result) noexcept;
   void return_event() noexcept;
 
   completion_target target_;
@@ -210,9 +210,8 @@ completion_awaitable<Token> completion(stream_ref stream, completion_options opt
 /// begins counts. If the event was never recorded, the wait completes immediately. The event must not be destroyed or
 /// recorded again before the wait ends. Any thread.
 export template <stoppable_token Token = never_stop_token>
-completion_awaitable<Token> completion(event const& happened, completion_options options = {},
-                                       Token token = {}) noexcept {
-  return detail::awaitable_completion::of(happened, options, std::move(token));
+completion_awaitable<Token> completion(event const& event, completion_options options = {}, Token token = {}) noexcept {
+  return detail::awaitable_completion::of(event, options, std::move(token));
 }
 
 } // namespace gpumem

@@ -132,8 +132,8 @@ private:
 // list.
 class poll_queue_list {
 public:
-  // Removes the queue from its list, if it is in one. Appends it to `to`, if that is not null.
-  static void move(poll_queue& item, poll_queue_list* to) noexcept;
+  // Removes the queue from its list, if it is in one. Appends it to `list`, if that is not null.
+  static void move(poll_queue& item, poll_queue_list* list) noexcept;
   static poll_queue_list* of(poll_queue const& item) noexcept { return item.listed_in_; }
   poll_queue* first() const noexcept { return queues_.first(); }
   static poll_queue* after(poll_queue const& item) noexcept { return item.links_.next; }
@@ -216,7 +216,7 @@ private:
   answers ask(std::span<poll_request> batch, std::size_t max_misses) __attribute__((requires_capability(mutex_)));
   void deliver(completed_waits& completed) noexcept __attribute__((requires_capability(mutex_)));
   void fail_all_lost() __attribute__((requires_capability(mutex_)));
-  void schedule(sync::time_point when) noexcept __attribute__((requires_capability(mutex_)));
+  void schedule(sync::time_point deadline) noexcept __attribute__((requires_capability(mutex_)));
   void enlist(poll_queue& item) noexcept __attribute__((requires_capability(mutex_)));
 
   gpumem::device const device_;
@@ -250,7 +250,7 @@ namespace gpumem {
 namespace detail {
 /// Returns the number of polling rounds of the device's reactors in this process; it does not grow while no wait for
 /// the device is pending. Any thread.
-export std::uint64_t completion_rounds(device where) noexcept;
+export std::uint64_t completion_rounds(device device) noexcept;
 
 } // namespace detail
 

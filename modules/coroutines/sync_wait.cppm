@@ -32,15 +32,15 @@ private:
 
 } // namespace detail
 
-/// Awaits `what` from a function that is no coroutine. It starts `what` on the calling thread and blocks until `what`
-/// ends, on this or another thread. Returns the result: a reference if the result is an lvalue reference, otherwise a
-/// value. If the awaited work throws, throws that exception, for instance std::logic_error for a task that was awaited
-/// before.
+/// Awaits `work` from a function that is no coroutine. It starts `work` on the calling thread and
+/// blocks until `work` ends, on this or another thread. Returns the result: a reference if the result is an
+/// lvalue reference, otherwise a value. If the awaited work throws, throws that exception, for instance
+/// std::logic_error for a task that was awaited before.
 ///
 /// sync_wait runs no executor. If the awaited work must resume on the calling thread, sync_wait never returns.
-export template <awaitable A> await_value_t<A> sync_wait(A&& what) {
+export template <awaitable A> await_value_t<A> sync_wait(A&& work) {
   detail::sync_signal signal;
-  auto run = detail::make_child<A&&>(static_cast<A&&>(what));
+  auto run = detail::make_child<A&&>(static_cast<A&&>(work));
   run.start(signal);
   signal.wait();
   return run.take();

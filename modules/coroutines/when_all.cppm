@@ -64,9 +64,11 @@ private:
   std::coroutine_handle<promise_type> frame_;
 };
 
-// Returns a child that awaits `what`. If A is a reference, the child refers to the caller's object. Otherwise the
-// child's frame keeps the value.
-template <class A> when_all_child<await_value_t<A>> make_child(A what) { co_return co_await static_cast<A&&>(what); }
+// Returns a child that awaits `awaited_work`. If A is a reference, the child refers to the caller's object. Otherwise
+// the child's frame keeps the value.
+template <class A> when_all_child<await_value_t<A>> make_child(A awaited_work) {
+  co_return co_await static_cast<A&&>(awaited_work);
+}
 
 } // namespace gpumem::detail
 
@@ -104,17 +106,17 @@ private:
   std::coroutine_handle<> continuation_;
 };
 
-template <class R> element_t<R> take_element(when_all_child<R>& one) {
+template <class R> element_t<R> take_element(when_all_child<R>& child) {
   if constexpr (std::is_void_v<R>) {
     return {};
   } else {
-    return one.take();
+    return child.take();
   }
 }
 
 template <class... R> class all_of_tuple {
 public:
-  explicit all_of_tuple(when_all_child<R>... all) noexcept : all_{std::move(all)...} {}
+  explicit all_of_tuple(when_all_child<R>... children) noexcept : all_{std::move(children)...} {}
   static constexpr std::size_t size() noexcept { return sizeof...(R); }
   void start(join_counter& counter) {
     std::apply([&](auto&... one) { (one.start(counter), ...); }, all_);
@@ -129,7 +131,7 @@ private:
 
 template <class R> class all_of_vector {
 public:
-  explicit all_of_vector(std::vector<when_all_child<R>> all) noexcept : all_{std::move(all)} {}
+  explicit all_of_vector(std::vector<when_all_child<R>> children) noexcept : all_{std::move(children)} {}
   std::size_t size() const noexcept { return all_.size(); }
   void start(join_counter& counter) {
     for (auto& one : all_) one.start(counter);
@@ -155,7 +157,7 @@ namespace extend {
 export template <class All> class [[nodiscard]] when_all_awaitable {
 public:
   /// Only when_all() calls it.
-  explicit when_all_awaitable(All all) noexcept : all_{std::move(all)} {}
+  explicit when_all_awaitable(All children) noexcept : all_{std::move(children)} {}
   when_all_awaitable(when_all_awaitable&& other) noexcept
       : all_{std::move(other.all_)}, used_{std::exchange(other.used_, true)} {}
   when_all_awaitable& operator=(when_all_awaitable&& other) noexcept {
@@ -168,7 +170,7 @@ public:
   class operation {
   public:
     /// `refused`: whether the when_all_awaitable was awaited before, or moved from.
-    operation(All& all, bool refused) noexcept : all_{all}, point_{all.size()}, refused_{refused} {}
+    operation(All& children, bool refused) noexcept : all_{children}, point_{children.size()}, refused_{refused} {}
     /// Returns whether there is nothing to wait for.
     bool await_ready() const noexcept { return refused_ || all_.size() == 0; }
     /// Starts all children in order on the calling thread. Returns false if all have ended by then.
@@ -203,20 +205,20 @@ private:
 /// awaiting coroutine. That coroutine resumes on the thread on which the last of them ends. The result is a tuple, with
 /// std::monostate for void and std::reference_wrapper for a reference. If some throw, the exception that was thrown
 /// first is rethrown after all have ended. Arguments are taken by value. Throws std::bad_alloc.
-export template <awaitable... A> auto when_all(A... all) {
+export template <awaitable... A> auto when_all(A... awaitables) {
   using tuple = detail::all_of_tuple<await_value_t<A>...>;
-  return when_all_awaitable<tuple>{tuple{detail::make_child<A>(std::move(all))...}};
+  return when_all_awaitable<tuple>{tuple{detail::make_child<A>(std::move(awaitables))...}};
 }
 
-/// Returns an awaitable that awaits all elements of `all`, as the other overload awaits its arguments. The result is a
-/// vector in the order of `all`, or nothing if the elements return void.
-export template <awaitable A> auto when_all(std::vector<A> all) {
+/// Returns an awaitable that awaits all elements of `awaitables`, as the other overload awaits its arguments. The
+/// result is a vector in the order of `awaitables`, or nothing if the elements return void.
+export template <awaitable A> auto when_all(std::vector<A> awaitables) {
   using result = await_value_t<A>;
-  std::vector<detail::when_all_child<result>> when_all_child;
-  when_all_child.reserve(all.size());
-  for (auto& one : all) when_all_child.push_back(detail::make_child<A>(std::move(one)));
+  std::vector<detail::when_all_child<result>> children;
+  children.reserve(awaitables.size());
+  for (auto& one : awaitables) children.push_back(detail::make_child<A>(std::move(one)));
   using vector = detail::all_of_vector<result>;
-  return when_all_awaitable<vector>{vector{std::move(when_all_child)}};
+  return when_all_awaitable<vector>{vector{std::move(children)}};
 }
 
 } // namespace gpumem

@@ -24,8 +24,8 @@ namespace detail {
 // the bytes that the work held and asked for.
 class rollback_permission {
 public:
-  rollback_permission(services_handle from, holder& work, std::size_t& need) noexcept
-      : from_{from}, work_{work}, need_{need} {
+  rollback_permission(services_handle services, holder& work, std::size_t& need) noexcept
+      : from_{services}, work_{work}, need_{need} {
     work_.allow_rollback();
   }
   rollback_permission(rollback_permission const&) = delete;

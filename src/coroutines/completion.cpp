@@ -127,8 +127,8 @@ void completion_wait::complete(CUresult result) noexcept {
   post();
 }
 
-void completion_wait::end(ending how, CUresult result) noexcept {
-  outcome_ = how;
+void completion_wait::end(ending ending, CUresult result) noexcept {
+  outcome_ = ending;
   result_ = result;
   return_event();
 }

@@ -85,15 +85,15 @@ void poll_queue::fail_all(CUresult result, completed_waits& completed) noexcept 
   }
 }
 
-void poll_queue_list::move(poll_queue& item, poll_queue_list* to) noexcept {
-  if (auto* const from = std::exchange(item.listed_in_, to)) {
+void poll_queue_list::move(poll_queue& item, poll_queue_list* list) noexcept {
+  if (auto* const from = std::exchange(item.listed_in_, list)) {
     if (from->next_ == &item) from->next_ = item.links_.next;
     from->queues_.remove(item);
     --from->size_;
   }
-  if (to) {
-    to->queues_.push_back(item);
-    ++to->size_;
+  if (list) {
+    list->queues_.push_back(item);
+    ++list->size_;
   }
 }
 
@@ -142,8 +142,8 @@ void query(poll_request& request) {
 }
 
 // Marks a complete event in its stream's timeline. Pools read there which work is complete.
-void publish(stream_point const& where, CUresult result) noexcept {
-  if (result == CUDA_SUCCESS && where.timeline) where.timeline->epochs().publish_completed(where.covers);
+void publish(stream_point const& point, CUresult result) noexcept {
+  if (result == CUDA_SUCCESS && point.timeline) point.timeline->epochs().publish_completed(point.covers);
 }
 
 inline constexpr std::size_t max_devices = 64;
@@ -167,17 +167,17 @@ reactor_table& reactors() {
 reactor& reactor::of(gpumem::device device, executor const& resumes) {
   auto& table = reactors();
   auto* const library = running_library_thread();
-  bool const elsewhere = &resumes != library;
+  bool const on_other_thread = &resumes != library;
   auto const number = static_cast<std::size_t>(device.ordinal());
-  auto& mine = table.all.at(2 * number + elsewhere);
-  if (auto* const made = mine.load(std::memory_order_acquire)) return *made;
-  sync::lock const held{table.mutex};
-  if (auto* const made = mine.load(std::memory_order_acquire)) return *made;
+  auto& reactor_slot = table.all.at(2 * number + on_other_thread);
+  if (auto* const made = reactor_slot.load(std::memory_order_acquire)) return *made;
+  sync::lock const lock{table.mutex};
+  if (auto* const made = reactor_slot.load(std::memory_order_acquire)) return *made;
   if (table.stopped) check(CUDA_ERROR_DEINITIALIZED, "gpumem: waiting for the device");
   auto& name = table.names[number];
-  if (elsewhere) name = "gpumem-poll-" + std::to_string(number);
-  auto* const made = new reactor{device, elsewhere ? *new executor_thread{name.c_str()} : *library};
-  mine.store(made, std::memory_order_release);
+  if (on_other_thread) name = "gpumem-poll-" + std::to_string(number);
+  auto* const made = new reactor{device, on_other_thread ? *new executor_thread{name.c_str()} : *library};
+  reactor_slot.store(made, std::memory_order_release);
   if (!std::exchange(table.stops_at_exit, true)) at_driver_exit(stop_all);
   return *made;
 }
@@ -192,12 +192,12 @@ std::uint64_t reactor::rounds_of(gpumem::device device) noexcept {
 }
 
 poll_queue& reactor::queue_of(stream_timeline const& timeline) {
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   return stream_queues_.try_emplace(&timeline, *this).first->second;
 }
 
 poll_queue& reactor::queue_of(CUevent event) {
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   return event_queues_.try_emplace(event, *this).first->second;
 }
 
@@ -206,14 +206,14 @@ poll_queue& reactor::queue_of(CUevent event) {
 void reactor::stop_all() noexcept {
   auto const deadline = sync::now() + exit_bound;
   {
-    sync::lock const held{reactors().mutex};
+    sync::lock const lock{reactors().mutex};
     reactors().stopped = true;
   }
   for (std::size_t i = 0; i < reactors().all.size(); ++i) {
     auto* const one = reactors().all[i].load(std::memory_order_acquire);
     if (!one) continue;
     {
-      sync::spin_lock const held{one->mutex_};
+      sync::spin_lock const lock{one->mutex_};
       one->stopping_ = true;
     }
     if (i % 2 == 1) one->home_.stop_within(std::max(deadline - sync::now(), sync::duration::zero()));
@@ -229,7 +229,7 @@ void reactor::enlist(poll_queue& item) noexcept {
 
 // Adds a wait. Its first pause is 7/8 of `lasted_`, the quiet time before the last completion, but 10 to 50 us.
 reactor::answer reactor::add_wait(pending_wait& point) noexcept {
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   if (point.stop_requested_.load(std::memory_order_acquire)) return answer::stopped;
   if (stopping_) return answer::ended;
   auto const now = sync::now();
@@ -246,7 +246,7 @@ reactor::answer reactor::add_wait(pending_wait& point) noexcept {
 }
 
 bool reactor::remove_wait(pending_wait& point) noexcept {
-  sync::spin_lock const held{mutex_};
+  sync::spin_lock const lock{mutex_};
   if (!point.armed_) return false;
   point.queue_->remove(point);
   enlist(*point.queue_);
@@ -254,13 +254,13 @@ bool reactor::remove_wait(pending_wait& point) noexcept {
   return true;
 }
 
-// Makes the next round begin at `when`, unless it begins earlier. Does nothing while a round runs: that round schedules
-// the next one at its end.
-void reactor::schedule(sync::time_point when) noexcept {
-  if (when >= next_) return;
+// Makes the next round begin at `deadline`, unless it begins earlier. Does nothing while a round runs: that round
+// schedules the next one at its end.
+void reactor::schedule(sync::time_point deadline) noexcept {
+  if (deadline >= next_) return;
   if (next_ != sync::time_point::max() && !home_.try_cancel(*this)) return; // too late to cancel: the round begins now
-  next_ = when;
-  home_.start(*this, when);
+  next_ = deadline;
+  home_.start(*this, deadline);
 }
 
 // Runs one polling round and schedules the next. With Linux's default timer slack a sleep lasts up to 50 us longer. The
@@ -270,7 +270,7 @@ void reactor::expire() noexcept {
   auto const begin = sync::now();
   bool yields = false;
   {
-    sync::spin_lock const held{mutex_};
+    sync::spin_lock const lock{mutex_};
     if (armed_ == 0) {
       next_ = sync::time_point::max();
       return;
@@ -295,16 +295,16 @@ void reactor::round(sync::time_point begin) {
     soon_ = sync::time_point::max();
     added_ = 0;
   }
-  auto seen = poll(low_latency_);
-  if (due) seen.add(poll(balanced_));
-  bool const progress = seen.complete > 0;
+  auto answers = poll(low_latency_);
+  if (due) answers.add(poll(balanced_));
+  bool const progress = answers.complete > 0;
   if (due || progress) {
     auto const end = sync::now();
     if (progress) {
       lasted_ = end - quiet_since;
       quiet_since_ = end;
     }
-    auto const vain = (end - begin) * (seen.asked - seen.complete) / std::max<std::size_t>(seen.asked, 1);
+    auto const vain = (end - begin) * (answers.asked - answers.complete) / std::max<std::size_t>(answers.asked, 1);
     if (due) set_due(end, vain, progress ? sync::duration::zero() : end - quiet_since);
   }
   if (device_.lost()) fail_all_lost();
@@ -323,17 +323,17 @@ void reactor::set_due(sync::time_point end, sync::duration busy, sync::duration 
 reactor::answers reactor::poll(poll_queue_list& queues) {
   std::array<poll_request, batch_size> batch;
   bool const few = queues.size() <= 2 * max_misses;
-  answers all;
+  answers sum;
   for (auto left = queues.size(); left > 0;) {
     std::size_t count = 0;
     for (auto* at = queues.first(); at && count < std::min(left, batch_size); at = poll_queue_list::after(*at))
       batch[count++] = at->begin_poll();
     auto const seen = ask({batch.data(), count}, few ? count : max_misses);
-    all.add(seen);
+    sum.add(seen);
     if (seen.asked < batch_size || seen.complete == 0) break;
     left -= seen.asked;
   }
-  if (few) return all;
+  if (few) return sum;
   answers in_turn;
   for (auto left = queues.in_turn(); left > 0 && !queues.empty();) {
     auto const count = std::min({left, batch_size, queues.size()});
@@ -342,31 +342,31 @@ reactor::answers reactor::poll(poll_queue_list& queues) {
     left -= count;
   }
   queues.note_in_turn(in_turn.complete > 0);
-  all.add(in_turn);
-  return all;
+  sum.add(in_turn);
+  return sum;
 }
 
 // Queries the driver without the lock, until `max_misses` queues in a row have no complete wait. Then completes the
 // waits that are over.
 reactor::answers reactor::ask(std::span<poll_request> batch, std::size_t max_misses) {
-  answers seen;
+  answers sum;
   {
     sync::scoped_unlock const meanwhile{mutex_};
     relaxed_capture const relaxed;
-    for (std::size_t misses = 0; seen.asked < batch.size() && misses < max_misses; ++seen.asked) {
-      query(batch[seen.asked]);
-      misses = batch[seen.asked].oldest_result == CUDA_ERROR_NOT_READY ? misses + 1 : 0;
+    for (std::size_t misses = 0; sum.asked < batch.size() && misses < max_misses; ++sum.asked) {
+      query(batch[sum.asked]);
+      misses = batch[sum.asked].oldest_result == CUDA_ERROR_NOT_READY ? misses + 1 : 0;
     }
   }
   completed_waits completed;
   for (auto const& each : batch) {
     bool const over = each.of->end_poll(each, completed);
-    seen.complete += over;
+    sum.complete += over;
     if (over && !each.of->empty()) poll_queue_list::move(*each.of, nullptr); // its oldest wait is a younger one now
     enlist(*each.of);
   }
   deliver(completed);
-  return seen;
+  return sum;
 }
 
 // Calls complete() on the waits, without the lock. The waits are in no queue any more, so remove_wait() returns false
@@ -395,6 +395,6 @@ void reactor::fail_all_lost() {
 
 } // namespace gpumem::detail
 
-std::uint64_t gpumem::detail::completion_rounds(device where) noexcept {
-  return detail::forked() ? 0 : detail::reactor::rounds_of(where);
+std::uint64_t gpumem::detail::completion_rounds(device device) noexcept {
+  return detail::forked() ? 0 : detail::reactor::rounds_of(device);
 }

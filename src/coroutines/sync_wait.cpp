@@ -14,14 +14,14 @@ sync_signal::sync_signal() { throw_if_child(); }
 
 // Notifies under the lock. Otherwise the waiting thread could return and destroy the signal during the notification.
 std::coroutine_handle<> sync_signal::child_finished() noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   arrived_ = true;
   wake_.notify_one();
   return std::noop_coroutine();
 }
 
 void sync_signal::wait() {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   while (!arrived_) wake_.wait(mutex_);
   if (error_) std::rethrow_exception(error_);
 }
