@@ -44,8 +44,8 @@ struct line {
   bool failed = false;
 };
 
-int add_line(void* to, std::uintptr_t, char const* file, int number, char const* function) noexcept {
-  auto& found = *static_cast<line*>(to);
+int add_line(void* target, std::uintptr_t, char const* file, int number, char const* function) noexcept {
+  auto& found = *static_cast<line*>(target);
   if (!file && !function) return 0;
   try {
     if (!found.text.empty()) found.text += ", inlined in ";
@@ -55,8 +55,8 @@ int add_line(void* to, std::uintptr_t, char const* file, int number, char const*
   return 0;
 }
 
-void add_symbol(void* to, std::uintptr_t address, char const* name, std::uintptr_t, std::uintptr_t) noexcept {
-  add_line(to, address, nullptr, 0, name);
+void add_symbol(void* target, std::uintptr_t address, char const* name, std::uintptr_t, std::uintptr_t) noexcept {
+  add_line(target, address, nullptr, 0, name);
 }
 
 // Returns the text of a return address, or an empty text. The address follows the call, so the byte before it is looked

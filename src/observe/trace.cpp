@@ -212,20 +212,20 @@ trace_error::trace_error(std::string file, std::size_t line, std::string reason)
 trace_row extend::format_row(trace_record const& record) noexcept {
   trace_row row;
   char* const begin = row.text_.data();
-  detail::trace_cursor out{begin, begin + row.text_.size()};
-  out.number(record.thread);
-  out.text(",");
-  out.time(record.microseconds);
-  out.text(",");
-  out.text(detail::trace_action_names[static_cast<std::size_t>(record.action)]);
-  out.text(",");
-  record.pointer == 0 ? out.text(detail::trace_null_pointer) : out.hexadecimal(record.pointer);
-  out.text(",");
-  out.number(record.bytes);
-  out.text(",");
-  record.stream == 0 ? out.text("0") : out.hexadecimal(record.stream);
-  out.text("\n");
-  row.size_ = static_cast<std::size_t>(out.at - begin);
+  detail::trace_cursor cursor{begin, begin + row.text_.size()};
+  cursor.number(record.thread);
+  cursor.text(",");
+  cursor.time(record.microseconds);
+  cursor.text(",");
+  cursor.text(detail::trace_action_names[static_cast<std::size_t>(record.action)]);
+  cursor.text(",");
+  record.pointer == 0 ? cursor.text(detail::trace_null_pointer) : cursor.hexadecimal(record.pointer);
+  cursor.text(",");
+  cursor.number(record.bytes);
+  cursor.text(",");
+  record.stream == 0 ? cursor.text("0") : cursor.hexadecimal(record.stream);
+  cursor.text("\n");
+  row.size_ = static_cast<std::size_t>(cursor.at - begin);
   return row;
 }
 
