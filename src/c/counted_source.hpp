@@ -17,7 +17,7 @@ public:
 
   /// Each block is memory of its own of the source, so its bytes are live, allocated and reserved alike.
   gpumem::statistics read_statistics() {
-    support::scoped_lock const held{mutex_};
+    support::scoped_lock const lock{mutex_};
     auto now = counts_;
     now.allocated = now.reserved = now.live;
     now.peak_reserved = now.peak_live;
@@ -26,29 +26,29 @@ public:
     return now;
   }
   void reset_peaks() {
-    support::scoped_lock const held{mutex_};
+    support::scoped_lock const lock{mutex_};
     counts_.peak_live = counts_.live;
   }
 
   void on_granted(extend::stream_key const&, void*, std::size_t bytes) noexcept {
-    support::scoped_lock const held{mutex_};
+    support::scoped_lock const lock{mutex_};
     ++counts_.allocations;
     counts_.live += bytes;
     counts_.reserved_in_all += bytes;
     counts_.peak_live = std::max(counts_.peak_live, counts_.live);
   }
   void on_free(extend::stream_key const&, void*, std::size_t bytes) noexcept {
-    support::scoped_lock const held{mutex_};
+    support::scoped_lock const lock{mutex_};
     ++counts_.frees;
     counts_.live -= bytes;
   }
   void on_refused_free(extend::stream_key const&, std::size_t bytes) noexcept {
-    support::scoped_lock const held{mutex_};
+    support::scoped_lock const lock{mutex_};
     --counts_.frees;
     counts_.live += bytes;
   }
   void on_failure(extend::stream_key const&, std::size_t) noexcept {
-    support::scoped_lock const held{mutex_};
+    support::scoped_lock const lock{mutex_};
     ++counts_.failures;
   }
 

@@ -36,10 +36,10 @@ static_assert(GPUMEM_DRIVER_ERROR == static_cast<int>(outcome::driver_error));
 thread_local std::array<char, 1024> sentence{};
 thread_local gpumem_failure figures{};
 
-gpumem_outcome keep(failure const& why, char const* text, out_of_memory_info const& f = {}) noexcept {
+gpumem_outcome keep(failure const& failure, char const* text, out_of_memory_info const& f = {}) noexcept {
   std::snprintf(sentence.data(), sentence.size(), "%s", text);
-  figures = {sizeof figures, static_cast<std::uint32_t>(why.reason),
-             why.code,       why.requested,
+  figures = {sizeof figures, static_cast<std::uint32_t>(failure.reason),
+             failure.code,   failure.requested,
              f.live,         f.reserved,
              f.largest_free, f.limit,
              f.device_free,  f.device_total,
@@ -47,10 +47,10 @@ gpumem_outcome keep(failure const& why, char const* text, out_of_memory_info con
              f.free_in_use,  f.in_use_streams,
              f.quarantined,  f.stream,
              f.device};
-  return static_cast<gpumem_outcome>(why.reason);
+  return static_cast<gpumem_outcome>(failure.reason);
 }
 
-gpumem_outcome keep(outcome what, char const* text) noexcept { return keep(failure{what, 0, 0}, text); }
+gpumem_outcome keep(outcome reason, char const* text) noexcept { return keep(failure{reason, 0, 0}, text); }
 
 outcome outcome_of_driver(int code) noexcept {
   auto const result = static_cast<CUresult>(code);
@@ -74,9 +74,9 @@ void keep_misuse(misuse const& m) noexcept {
 
 constinit thread_local bool misused = false;
 
-gpumem_outcome refuse(char const* function, char const* why) noexcept {
+gpumem_outcome refuse(char const* function, char const* reason) noexcept {
   keep(outcome::invalid_argument, "");
-  std::snprintf(sentence.data(), sentence.size(), "%s: %s", function, why);
+  std::snprintf(sentence.data(), sentence.size(), "%s: %s", function, reason);
   return GPUMEM_INVALID_ARGUMENT;
 }
 

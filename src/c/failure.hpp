@@ -7,7 +7,7 @@
 namespace gpumem::c {
 
 /// Stores the text "function: why" for the calling thread and returns GPUMEM_INVALID_ARGUMENT.
-gpumem_outcome refuse(char const* function, char const* why) noexcept;
+gpumem_outcome refuse(char const* function, char const* reason) noexcept;
 
 /// Stores, for the calling thread, the text of the exception that is being handled. Returns the exception's outcome.
 gpumem_outcome refuse_exception() noexcept;

@@ -62,7 +62,7 @@ std::unique_ptr<gpumem_pool> make_observed_pool(int device, pool_options options
 
 void* recorded_pool::keep(void* pointer, record block) {
   if (!pointer) return nullptr;
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   auto const bytes = block.bytes;
   if (!live_.insert_or_assign(pointer, std::move(block)).second) return pointer;
   live_bytes_ += bytes;
@@ -73,7 +73,7 @@ void* recorded_pool::keep(void* pointer, record block) {
 // Removes and returns the record of a block. Called before the block is freed, because then another thread may get its
 // address. free_taken() puts the record back if the free is refused.
 recorded_pool::records::node_type recorded_pool::take(void* pointer, std::optional<std::size_t> bytes) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   auto const found = live_.find(pointer);
   if (found == live_.end()) throw std::invalid_argument{"gpumem: the pointer is not live in the pool"};
   if (bytes && *bytes != found->second.bytes) {
@@ -88,7 +88,7 @@ recorded_pool::records::node_type recorded_pool::take(void* pointer, std::option
 // is still live, so the record is put back.
 template <class Free> void recorded_pool::free_taken(records::node_type block, Free free) {
   auto const put_back = [&] {
-    support::scoped_lock const held{mutex_};
+    support::scoped_lock const lock{mutex_};
     live_bytes_ += block.mapped().bytes;
     live_.insert(std::move(block));
   };
@@ -136,16 +136,16 @@ void* recorded_pool::try_allocate_keyed(void const* key, std::size_t bytes, std:
 }
 
 std::optional<gpumem_pool::owned_block> recorded_pool::find_owned(void const* pointer) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   auto const found = live_.find(pointer);
   if (found == live_.end()) return std::nullopt;
   return owned_block{found->second.bytes, found->second.stream.timeline().handle()};
 }
 
 std::optional<std::size_t> recorded_pool::try_free(void* pointer) {
-  auto const found = find_owned(pointer);
-  if (!found) return std::nullopt;
-  free_taken(take(pointer, found->bytes), [&](record const& block) {
+  auto const entry = find_owned(pointer);
+  if (!entry) return std::nullopt;
+  free_taken(take(pointer, entry->bytes), [&](record const& block) {
     // The stream still lives, so this free can use its handle: perhaps no later call gets it. Only a default stream of
     // another thread has none.
     auto& timeline = block.stream.timeline();
@@ -157,7 +157,7 @@ std::optional<std::size_t> recorded_pool::try_free(void* pointer) {
     auto const to = extend::services_of(resource_);
     to.table->deallocate_keyed(to.state, &key, pointer, block.bytes, GPUMEM_ALIGNMENT);
   });
-  return found->bytes;
+  return entry->bytes;
 }
 
 void recorded_pool::free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) {
@@ -192,7 +192,7 @@ void recorded_pool::record_use(void* pointer, stream_ref stream) {
     throw detail::rule_error{broken_rule::unopened_device, "record_use"};
   event use{gpumem::device{key.timeline().device()}};
   use.record(stream);
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   auto const found = live_.find(pointer);
   if (found == live_.end()) throw std::invalid_argument{"gpumem: the pointer is not live in the pool"};
   found->second.uses.push_back(std::move(use));
@@ -203,7 +203,7 @@ gpumem::statistics recorded_pool::statistics() {
   if (!known) throw std::invalid_argument{"gpumem: the outermost resource of this stack keeps no statistics"};
   auto now = *known;
   now.peak_reserved = std::max(now.peak_reserved, now.reserved);
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   now.peak_live = std::max({now.peak_live, now.live, peak_live_});
   return now;
 }
@@ -220,7 +220,7 @@ bool recorded_pool::synchronize(std::chrono::nanoseconds longest) {
 
 void recorded_pool::reset_peaks() {
   for (auto const& each : parts_.reset_peaks) each();
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   peak_live_ = live_bytes_;
 }
 
@@ -245,7 +245,7 @@ void recorded_pool::restore(std::span<gpumem_range const>) {
 }
 
 gpumem_pool::found_block recorded_pool::find(void const* pointer) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   auto const found = live_.lower_bound(pointer); // in descending order: the greatest address up to the pointer
   if (found == live_.end()) return {};
   auto* const base = static_cast<char const*>(found->first);

@@ -25,21 +25,21 @@ public:
   }
 
   /// Throws std::bad_alloc.
-  void add(gpumem_pool& made) {
-    support::scoped_lock const held{mutex_};
-    pools_.push_back(&made);
+  void add(gpumem_pool& pool) {
+    support::scoped_lock const lock{mutex_};
+    pools_.push_back(&pool);
   }
   /// Drops a reference. Returns whether it was the last one; the pool has then been removed from the list.
-  bool drop(gpumem_pool& one) noexcept {
-    support::scoped_lock const held{mutex_};
-    if (one.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
-    std::erase(pools_, &one);
+  bool drop(gpumem_pool& pool) noexcept {
+    support::scoped_lock const lock{mutex_};
+    if (pool.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
+    std::erase(pools_, &pool);
     return true;
   }
   /// Returns the pool that has a live block starting at the address; null if there is none. `retain`: whether to add a
   /// reference.
   gpumem_pool* find(void const* pointer, bool retain) {
-    support::scoped_lock const held{mutex_};
+    support::scoped_lock const lock{mutex_};
     for (auto* const each : pools_ | std::views::reverse) {
       if (!each->find_owned(pointer)) continue;
       if (retain) each->references.fetch_add(1, std::memory_order_relaxed);

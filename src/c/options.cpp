@@ -60,8 +60,8 @@ long double take_fraction(std::string_view& text) noexcept {
 
 std::optional<std::size_t> parse_size(std::string_view text) noexcept {
   if (text.empty() || !is_digit(text.front())) return std::nullopt;
-  std::uint64_t whole = 0;
-  if (!take_whole(text, whole)) return std::nullopt;
+  std::uint64_t whole_number = 0;
+  if (!take_whole(text, whole_number)) return std::nullopt;
   long double fraction = 0;
   if (text.starts_with('.')) {
     text.remove_prefix(1);
@@ -74,7 +74,7 @@ std::optional<std::size_t> parse_size(std::string_view text) noexcept {
     if (fraction != 0 && known.bytes == 1) return std::nullopt; // a fraction of a byte
     auto const part = static_cast<std::uint64_t>(std::llround(fraction * static_cast<long double>(known.bytes)));
     std::uint64_t bytes = 0;
-    if (__builtin_mul_overflow(whole, known.bytes, &bytes) || __builtin_add_overflow(bytes, part, &bytes)) {
+    if (__builtin_mul_overflow(whole_number, known.bytes, &bytes) || __builtin_add_overflow(bytes, part, &bytes)) {
       return std::nullopt;
     }
     return bytes;
@@ -86,8 +86,8 @@ namespace {
 
 using namespace std::string_view_literals;
 
-[[noreturn]] void refuse(std::string_view option, std::string const& why) {
-  throw std::invalid_argument{"gpumem: the option '" + std::string{option} + "' " + why};
+[[noreturn]] void refuse(std::string_view option, std::string const& reason) {
+  throw std::invalid_argument{"gpumem: the option '" + std::string{option} + "' " + reason};
 }
 
 std::size_t size_of(std::string_view option, std::string_view value) {
@@ -165,22 +165,22 @@ constexpr std::array known_options{
 };
 using seen_options = std::array<bool, known_options.size()>;
 
-void read_option(std::string_view text, pool_options& options, seen_options& seen) {
+void read_option(std::string_view text, pool_options& options, seen_options& set_options) {
   auto const equals = text.find('=');
   auto const name = trimmed(text.substr(0, equals));
   if (equals == std::string_view::npos) refuse(name, "has no value: write name=value");
   auto const value = trimmed(text.substr(equals + 1));
-  auto const found = std::ranges::find(known_options, name, &known_option::name);
-  if (found == known_options.end()) {
+  auto const entry = std::ranges::find(known_options, name, &known_option::name);
+  if (entry == known_options.end()) {
     std::string names;
     for (auto const& known : known_options) names += (names.empty() ? "" : ", ") + std::string{known.name};
     refuse(name, "is unknown; the options are " + names);
   }
-  auto& before = seen[static_cast<std::size_t>(found - known_options.begin())];
+  auto& before = set_options[static_cast<std::size_t>(entry - known_options.begin())];
   if (before) refuse(name, "is given twice");
   if (value.empty()) refuse(name, "has an empty value");
   before = true;
-  found->set(options, name, value);
+  entry->set(options, name, value);
 }
 
 } // namespace

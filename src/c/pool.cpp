@@ -77,9 +77,9 @@ gpumem_block outside(gpumem_pool::found_block const& b) noexcept {
   return {sizeof(gpumem_block), b.base, b.bytes, b.allocated, b.stream, b.live};
 }
 
-gpumem_pool* registered(std::unique_ptr<gpumem_pool> made) {
-  gpumem::c::made_pools::instance().add(*made);
-  return made.release();
+gpumem_pool* registered(std::unique_ptr<gpumem_pool> pool) {
+  gpumem::c::made_pools::instance().add(*pool);
+  return pool.release();
 }
 
 } // namespace

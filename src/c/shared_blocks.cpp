@@ -39,9 +39,9 @@ namespace {
 
 constexpr int patience = 10; // seconds for which a call waits for the other process
 
-[[noreturn]] void fail(std::string const& what) {
+[[noreturn]] void fail(std::string const& text) {
   auto const error = errno; // before the text is made
-  throw std::runtime_error{"gpumem: " + what + ": " + std::generic_category().message(error)};
+  throw std::runtime_error{"gpumem: " + text + ": " + std::generic_category().message(error)};
 }
 
 /// Retries a call that a signal has interrupted.
@@ -182,8 +182,8 @@ std::vector<sent_page> page_socket::receive_pages() {
   message.msg_controllen = sizeof control;
   std::vector<sent_page> pages;
   pages.reserve(pages_per_message);
-  auto const got = uninterrupted([&] { return ::recvmsg(file_.get(), &message, MSG_CMSG_CLOEXEC); });
-  if (got < 0) fail("no pages came from the other process");
+  auto const received = uninterrupted([&] { return ::recvmsg(file_.get(), &message, MSG_CMSG_CLOEXEC); });
+  if (received < 0) fail("no pages came from the other process");
   for (auto* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
     auto const count = std::min((header->cmsg_len - CMSG_LEN(0)) / sizeof(int), pages_per_message - pages.size());
@@ -194,7 +194,7 @@ std::vector<sent_page> page_socket::receive_pages() {
     }
   }
   bool const whole = (message.msg_flags & (MSG_CTRUNC | MSG_TRUNC)) == 0;
-  if (pages.empty() || !whole || static_cast<std::size_t>(got) != pages.size() * sizeof sizes[0])
+  if (pages.empty() || !whole || static_cast<std::size_t>(received) != pages.size() * sizeof sizes[0])
     throw std::runtime_error{
         "gpumem: the other process has sent incomplete pages, or this one has too many open files"};
   return pages;
@@ -238,10 +238,10 @@ std::string name_of(std::uint64_t id, std::string const& path) {
 
 /// Starts a thread that receives no signals: those are for the program's threads.
 template <class Work> void start_thread(Work work) {
-  sigset_t all;
+  sigset_t all_signals;
   sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  sigfillset(&all_signals);
+  pthread_sigmask(SIG_SETMASK, &all_signals, &before);
   try {
     std::thread{std::move(work)}.detach();
   } catch (...) {
@@ -254,16 +254,16 @@ template <class Work> void start_thread(Work work) {
 } // namespace
 
 pinned_pages::pinned_pages(gpumem_pool& pool, void const* block, std::size_t bytes) : pool_{pool} {
-  auto const* at = static_cast<char const*>(block);
-  auto const* const end = at + bytes;
+  auto const* address = static_cast<char const*>(block);
+  auto const* const end = address + bytes;
   try {
-    while (at < end) {
-      auto const page = pool.export_page(at);
+    while (address < end) {
+      auto const page = pool.export_page(address);
       owned_file const closed{page.descriptor};
       if (!base_) base_ = static_cast<char*>(page.base);
       bytes_ += page.bytes;
       ++pages_;
-      at = base_ + bytes_;
+      address = base_ + bytes_;
     }
   } catch (...) {
     if (base_) pool_.unpin(base_, bytes_);
@@ -273,7 +273,7 @@ pinned_pages::pinned_pages(gpumem_pool& pool, void const* block, std::size_t byt
 
 pinned_pages::~pinned_pages() { pool_.unpin(base_, bytes_); }
 
-void pinned_pages::send(page_socket& to) const {
+void pinned_pages::send(page_socket& socket) const {
   std::vector<sent_page> message;
   message.reserve(pages_per_message);
   for (auto* at = base_; at < base_ + bytes_;) {
@@ -282,7 +282,7 @@ void pinned_pages::send(page_socket& to) const {
     pool_.unpin(page.base, page.bytes); // the constructor's pin stays
     at += page.bytes;
     if (message.size() < pages_per_message && at < base_ + bytes_) continue;
-    to.send_pages(message);
+    socket.send_pages(message);
     message.clear();
   }
 }
@@ -295,9 +295,9 @@ shared_blocks& shared_blocks::instance() {
 }
 
 shared_blocks::name shared_blocks::share(gpumem_pool& pool, void const* block, std::size_t bytes) {
-  support::scoped_lock const held{mutex_};
-  auto found = blocks_.find(block);
-  if (found == blocks_.end()) {
+  support::scoped_lock const lock{mutex_};
+  auto entry = blocks_.find(block);
+  if (entry == blocks_.end()) {
     // No earlier share has had this number, so no process takes new pages for those of an old name.
     record const made{new_random_number(), std::make_shared<pinned_pages const>(pool, block, bytes)};
     if (!socket_) {
@@ -305,17 +305,17 @@ shared_blocks::name shared_blocks::share(gpumem_pool& pool, void const* block, s
       start_thread([this] { serve(); });
       socket_ = std::move(opened);
     }
-    found = blocks_.emplace(block, made).first;
+    entry = blocks_.emplace(block, made).first;
     any_.store(true, std::memory_order_relaxed);
   }
-  auto const offset = static_cast<char const*>(block) - found->second.pages->base();
-  return {name_of(found->second.id, socket_->path()), static_cast<std::size_t>(offset)};
+  auto const offset = static_cast<char const*>(block) - entry->second.pages->base();
+  return {name_of(entry->second.id, socket_->path()), static_cast<std::size_t>(offset)};
 }
 
 // The pages are unpinned without the mutex, since that takes locks of the pool.
 void shared_blocks::end(void const* block) noexcept {
   std::shared_ptr<pinned_pages const> ended;
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   auto const found = blocks_.find(block);
   if (found == blocks_.end()) return;
   ended = std::move(found->second.pages);
@@ -324,7 +324,7 @@ void shared_blocks::end(void const* block) noexcept {
 }
 
 std::shared_ptr<pinned_pages const> shared_blocks::find(std::uint64_t id) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   auto const found = std::ranges::find(blocks_, id, [](auto const& each) { return each.second.id; });
   return found == blocks_.end() ? nullptr : found->second.pages;
 }
@@ -340,7 +340,7 @@ void shared_blocks::answer(owned_file connection) {
 // A process that asks in vain, or stops midway, gets no pages; the next one is served.
 void shared_blocks::serve() noexcept {
   auto& socket = [&]() -> listening_socket& {
-    support::scoped_lock const held{mutex_};
+    support::scoped_lock const lock{mutex_};
     return *socket_;
   }();
   while (auto connection = socket.accept()) {
@@ -425,14 +425,14 @@ opened_pages& opened_pages::instance() {
 
 opened_pages::memory opened_pages::open(std::string_view name, int device) {
   auto const [id, path] = read_name(name);
-  gpumem::device const where{device};
-  where.require();
-  device_guard const scope{where};
+  gpumem::device const pool_device{device};
+  pool_device.require();
+  device_guard const scope{pool_device};
   detail::relaxed_capture const relaxed;
   auto other = page_socket::connect(path);
   other.send({page_request, id, 0});
   auto const [kind, bytes, count] = other.receive();
-  if (kind != page_request || bytes > where.memory().total || count > bytes)
+  if (kind != page_request || bytes > pool_device.memory().total || count > bytes)
     throw std::runtime_error{"gpumem: the other process has sent an answer that makes no sense"};
   if (bytes == 0) throw std::runtime_error{"gpumem: the other process does not share this memory any more"};
   auto made = std::make_unique<mapped_pages>(device, bytes);
@@ -442,28 +442,28 @@ opened_pages::memory opened_pages::open(std::string_view name, int device) {
   made->open();
   wait_of(device).prepare();
   memory const opened{made->base(), bytes};
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   open_.emplace(opened.base, std::move(made));
   return opened;
 }
 
 device_wait& opened_pages::wait_of(int device) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   return waits_.try_emplace(device, device).first->second;
 }
 
 void opened_pages::close(void* base) {
-  auto taken = [&] {
-    support::scoped_lock const held{mutex_};
+  auto free_result = [&] {
+    support::scoped_lock const lock{mutex_};
     return open_.extract(base);
   }();
-  if (!taken) throw std::invalid_argument{"gpumem: no opened memory begins at this address"};
+  if (!free_result) throw std::invalid_argument{"gpumem: no opened memory begins at this address"};
   if (!driver_api::driver_alive()) return;
   try {
-    wait_of(taken.mapped()->device()).wait();
+    wait_of(free_result.mapped()->device()).wait();
   } catch (...) {
-    support::scoped_lock const held{mutex_};
-    open_.insert(std::move(taken));
+    support::scoped_lock const lock{mutex_};
+    open_.insert(std::move(free_result));
     throw;
   }
 }

@@ -26,9 +26,9 @@ namespace gpumem::c {
 class owned_file {
 public:
   explicit owned_file(int descriptor = -1) noexcept : descriptor_{descriptor} {}
-  owned_file(owned_file&& from) noexcept : descriptor_{std::exchange(from.descriptor_, -1)} {}
-  owned_file& operator=(owned_file&& from) noexcept {
-    std::swap(descriptor_, from.descriptor_);
+  owned_file(owned_file&& other) noexcept : descriptor_{std::exchange(other.descriptor_, -1)} {}
+  owned_file& operator=(owned_file&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
     return *this;
   }
   ~owned_file();
@@ -102,7 +102,7 @@ public:
   std::size_t bytes() const noexcept { return bytes_; }
   std::size_t pages() const noexcept { return pages_; }
   /// Sends all pages, in the order of their addresses.
-  void send(page_socket& to) const;
+  void send(page_socket& socket) const;
 
 private:
   gpumem_pool& pool_;

@@ -29,8 +29,8 @@ import gpumem;
 namespace gpumem::c {
 namespace {
 
-[[noreturn]] void refuse_layer(layer_text const& layer, std::string const& why) {
-  throw std::invalid_argument{"gpumem: the resource '" + layer.name() + "' " + why};
+[[noreturn]] void refuse_layer(layer_text const& layer, std::string const& reason) {
+  throw std::invalid_argument{"gpumem: the resource '" + layer.name() + "' " + reason};
 }
 
 // Reads the values of one layer's options, and removes each option that it has read.
@@ -75,12 +75,12 @@ struct stack_base {
 };
 
 // Erases a pool inside a stack.
-template <class Pool> any_pool pool_inside(stack_base const& base, Pool made) {
+template <class Pool> any_pool pool_inside(stack_base const& base, Pool pool) {
   if (base.parts) {
-    base.parts->synchronize.push_back([made](auto longest) mutable { return made.synchronize(longest); });
-    base.parts->reset_peaks.push_back([made]() mutable { made.reset_peaks(); });
+    base.parts->synchronize.push_back([pool](auto longest) mutable { return pool.synchronize(longest); });
+    base.parts->reset_peaks.push_back([pool]() mutable { pool.reset_peaks(); });
   }
-  return any_pool{std::move(made)};
+  return any_pool{std::move(pool)};
 }
 
 // Erases a source of the whole process, whose own statistics are those of all stacks.
@@ -123,15 +123,15 @@ arena_resource<any_pool> make_arena(stack_base const& base, layer_text layer) {
 }
 
 // Adds one bin of the option `bins`. Its text is a size, a colon, and `fixed`, `upstream` or a resource.
-void add_bin(stack_base const& base, binning_resource<any_pool>& to, layer_text const& layer, std::string_view text) {
+void add_bin(stack_base const& base, binning_resource<any_pool>& bins, layer_text const& layer, std::string_view text) {
   auto const colon = text.find(':');
   auto const size = parse_size(trimmed(text.substr(0, colon)));
   if (!size || colon == std::string_view::npos)
     refuse_layer(layer, "needs bins as in 256KiB:fixed;1MiB:upstream, not '" + std::string{text} + "'");
   auto const what = trimmed(text.substr(colon + 1));
-  if (what == "fixed") return to.add_fixed_bin(*size);
-  if (what == "upstream") return to.add_upstream_bin(*size);
-  to.add_bin(*size, make_layer(base, layer.read_inside(what)));
+  if (what == "fixed") return bins.add_fixed_bin(*size);
+  if (what == "upstream") return bins.add_upstream_bin(*size);
+  bins.add_bin(*size, make_layer(base, layer.read_inside(what)));
 }
 
 any_pool make_binning(stack_base const& base, layer_text layer) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int max_depth = 16;
 
-[[noreturn]] void refuse(std::string const& why) { throw std::invalid_argument{"gpumem: " + why}; }
+[[noreturn]] void refuse(std::string const& reason) { throw std::invalid_argument{"gpumem: " + reason}; }
 
 std::string in_quotes(std::string_view text) { return "'" + std::string{text} + "'"; }
 
@@ -24,7 +24,7 @@ bool is_name(std::string_view text) noexcept {
 
 } // namespace
 
-std::vector<std::string_view> split_outside(std::string_view text, char at) {
+std::vector<std::string_view> split_outside(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   int open = 0;
   std::size_t begin = 0;
@@ -32,9 +32,9 @@ std::vector<std::string_view> split_outside(std::string_view text, char at) {
     if (i < text.size() && text[i] == '(') ++open;
     if (i < text.size() && text[i] == ')') --open;
     if (open < 0) refuse("a parenthesis is closed that was not opened: " + in_quotes(text));
-    if (i < text.size() && (text[i] != at || open > 0)) continue;
+    if (i < text.size() && (text[i] != separator || open > 0)) continue;
     parts.push_back(trimmed(text.substr(begin, i - begin)));
-    if (parts.back().empty()) refuse("a part is missing beside '" + std::string{at} + "': " + in_quotes(text));
+    if (parts.back().empty()) refuse("a part is missing beside '" + std::string{separator} + "': " + in_quotes(text));
     begin = i + 1;
   }
   if (open > 0) refuse("a parenthesis is not closed: " + in_quotes(text));
@@ -53,24 +53,24 @@ layer_text layer_text::read(std::string_view text) { return read_nested(text, 0)
 layer_text layer_text::read_nested(std::string_view text, int depth) {
   if (depth >= max_depth) refuse("a stack has 16 layers at most");
   text = trimmed(text);
-  layer_text made;
-  made.depth_ = depth;
+  layer_text layer;
+  layer.depth_ = depth;
   auto const open = text.find('(');
-  made.name_ = trimmed(text.substr(0, open));
-  if (!is_name(made.name_)) refuse(in_quotes(text) + " is no resource: write name(resource, option=value)");
-  if (open == std::string_view::npos) return made;
+  layer.name_ = trimmed(text.substr(0, open));
+  if (!is_name(layer.name_)) refuse(in_quotes(text) + " is no resource: write name(resource, option=value)");
+  if (open == std::string_view::npos) return layer;
   if (text.back() != ')') refuse("a ')' is missing at the end of " + in_quotes(text));
-  auto const inside = text.substr(open + 1, text.size() - open - 2);
-  if (trimmed(inside).empty()) return made;
-  for (auto const part : split_outside(inside, ',')) {
+  auto const content = text.substr(open + 1, text.size() - open - 2);
+  if (trimmed(content).empty()) return layer;
+  for (auto const part : split_outside(content, ',')) {
     auto const equals = part.find('=');
     if (equals != std::string_view::npos && equals < part.find('(')) {
-      made.options_.emplace_back(trimmed(part.substr(0, equals)), trimmed(part.substr(equals + 1)));
+      layer.options_.emplace_back(trimmed(part.substr(0, equals)), trimmed(part.substr(equals + 1)));
     } else {
-      made.inner_.push_back(read_nested(part, depth + 1));
+      layer.inner_.push_back(read_nested(part, depth + 1));
     }
   }
-  return made;
+  return layer;
 }
 
 std::optional<std::string> layer_text::take(std::string_view option) {
@@ -94,9 +94,9 @@ std::string layer_text::rest() const {
   return all;
 }
 
-void layer_text::expect_no_more(std::string_view known) const {
+void layer_text::expect_no_more(std::string_view names) const {
   if (options_.empty()) return;
-  auto const options = known.empty() ? ", which has none" : "; its options are " + std::string{known};
+  auto const options = names.empty() ? ", which has none" : "; its options are " + std::string{names};
   refuse(in_quotes(options_.front().first) + " is no option of " + name_ + options);
 }
 

@@ -28,9 +28,9 @@ public:
   std::optional<std::string> take(std::string_view option);
   /// Returns the options that were not taken, as text: "a=1,b=2".
   std::string rest() const;
-  /// Throws std::invalid_argument if an option was not taken. `known` lists the options of this resource, for the
+  /// Throws std::invalid_argument if an option was not taken. `names` lists the options of this resource, for the
   /// message.
-  void expect_no_more(std::string_view known) const;
+  void expect_no_more(std::string_view names) const;
 
 private:
   static layer_text read_nested(std::string_view text, int depth);
@@ -41,8 +41,8 @@ private:
   std::vector<std::pair<std::string, std::string>> options_;
 };
 
-/// Splits the text at each `at` outside parentheses, and trims blanks from the parts. Throws std::invalid_argument for
-/// an empty part or for parentheses that do not match.
-std::vector<std::string_view> split_outside(std::string_view text, char at);
+/// Splits the text at each `separator` outside parentheses, and trims blanks from the parts. Throws
+/// std::invalid_argument for an empty part or for parentheses that do not match.
+std::vector<std::string_view> split_outside(std::string_view text, char separator);
 
 } // namespace gpumem::c

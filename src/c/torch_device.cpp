@@ -21,15 +21,15 @@ import gpumem;
 
 namespace gpumem::c {
 
-void recorded_streams::add(void* block, stream used) {
-  support::scoped_lock const held{mutex_};
+void recorded_streams::add(void* block, stream user) {
+  support::scoped_lock const lock{mutex_};
   auto& streams = streams_[block];
   blocks_.store(streams_.size(), std::memory_order_release);
-  if (std::ranges::find(streams, used) == streams.end()) streams.push_back(used);
+  if (std::ranges::find(streams, user) == streams.end()) streams.push_back(user);
 }
 
 std::vector<recorded_streams::stream> recorded_streams::take_recorded(void* block) noexcept {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   auto const found = streams_.find(block);
   if (found == streams_.end()) return {};
   auto streams = std::move(found->second);
@@ -184,22 +184,22 @@ std::optional<std::size_t> torch_device::try_free(void* pointer, std::vector<rec
   if (users.empty() && !mem_pools_.any()) [[likely]]
     return pool_.try_free(pointer);
   torch_mem_pools::memory owner;
-  auto const found = find_owned(pointer, owner);
-  if (!found) return std::nullopt;
-  std::erase(users, recorded_streams::stream{found->stream, ordinal_});
+  auto const entry = find_owned(pointer, owner);
+  if (!entry) return std::nullopt;
+  std::erase(users, recorded_streams::stream{entry->stream, ordinal_});
   bool const captured = std::ranges::any_of(users, [](auto const& one) { return captures(one.handle); });
   // A graph orders the reuse of a block after uses by streams of its own capture, but not after other work on the
   // block.
-  auto const in_order = [&](auto const& one) { return capture_of(one.handle) == found->capture; };
-  if (captured && !(owner.graph && found->capture != 0 && std::ranges::all_of(users, in_order))) {
-    support::scoped_lock const held{mutex_};
+  auto const in_order = [&](auto const& one) { return capture_of(one.handle) == entry->capture; };
+  if (captured && !(owner.graph && entry->capture != 0 && std::ranges::all_of(users, in_order))) {
+    support::scoped_lock const lock{mutex_};
     waiting_.push_back({pointer, std::move(users)});
     any_waiting_.store(true, std::memory_order_release);
   } else {
     order_after(pointer, owner, users);
-    free_on(found->stream, pointer, owner);
+    free_on(entry->stream, pointer, owner);
   }
-  return found->bytes;
+  return entry->bytes;
 }
 
 // Frees a block on its stream. If the stream captures and the block is graph memory, the free asks the driver for the
@@ -221,42 +221,42 @@ void torch_device::free_on(void* stream, void* pointer, torch_mem_pools::memory 
 // it does after an error.
 void torch_device::order_after(void* pointer, torch_mem_pools::memory const& owner,
                                std::vector<recorded_streams::stream> const& users) {
-  for (auto const& each : users) {
-    device const where{each.device};
-    device_guard const scope{where};
-    stream_ref const on{static_cast<CUstream>(each.handle)};
+  for (auto const& used_stream : users) {
+    device const device{used_stream.device};
+    device_guard const scope{device};
+    stream_ref const on{static_cast<CUstream>(used_stream.handle)};
     try {
-      if (!owner.graph || captures(each.handle)) {
+      if (!owner.graph || captures(used_stream.handle)) {
         owner.pool->record_use(pointer, on);
         continue;
       }
     } catch (std::exception const&) {} // the stream was destroyed, or the host has no memory
-    driver_api::check(extend::identify(on, where).wait_on_host(), "cuStreamSynchronize");
+    driver_api::check(extend::identify(on, device).wait_on_host(), "cuStreamSynchronize");
   }
 }
 
 // Frees the blocks whose free had to wait for the end of a capture. A block stays in the list if one of its streams
 // still captures, or if the reuse cannot be ordered after its streams.
 void torch_device::free_waiting() noexcept {
-  std::vector<waiting_free> waiting;
+  std::vector<waiting_free> still_waiting;
   {
-    support::scoped_lock const held{mutex_};
-    std::swap(waiting, waiting_);
+    support::scoped_lock const lock{mutex_};
+    std::swap(still_waiting, waiting_);
     any_waiting_.store(false, std::memory_order_release);
   }
-  for (auto& one : waiting) {
-    auto const freed = outcome_of([&] {
-      if (std::ranges::any_of(one.users, [](auto const& user) { return captures(user.handle); }))
+  for (auto& waiting_block : still_waiting) {
+    auto const result = outcome_of([&] {
+      if (std::ranges::any_of(waiting_block.users, [](auto const& user) { return captures(user.handle); }))
         throw std::invalid_argument{"gpumem: the stream captures"};
       torch_mem_pools::memory owner;
-      find_owned(one.pointer, owner);
-      order_after(one.pointer, owner, one.users);
-      owner.pool->try_free(one.pointer);
+      find_owned(waiting_block.pointer, owner);
+      order_after(waiting_block.pointer, owner, waiting_block.users);
+      owner.pool->try_free(waiting_block.pointer);
     });
-    if (freed == GPUMEM_GRANTED) continue;
+    if (result == GPUMEM_GRANTED) continue;
     outcome_of([&] {
-      support::scoped_lock const held{mutex_};
-      waiting_.push_back(std::move(one));
+      support::scoped_lock const lock{mutex_};
+      waiting_.push_back(std::move(waiting_block));
       any_waiting_.store(true, std::memory_order_release);
     });
   }
@@ -266,9 +266,9 @@ void torch_device::free_waiting() noexcept {
 // already, so it is not counted again. The restore decides whether it is live now.
 void torch_device::restore(torch_mem_pools::id pool, std::span<gpumem_range const> live,
                            std::function<void(gpumem_range const&, bool now)> const& changed) {
-  auto waiting = take_waiting_of(pool);
+  auto waiting_frees = take_waiting_of(pool);
   auto const is_freed = [&](void const* base) {
-    return std::ranges::any_of(waiting, [&](auto const& one) { return one.pointer == base; });
+    return std::ranges::any_of(waiting_frees, [&](auto const& one) { return one.pointer == base; });
   };
   try {
     mem_pools_.restore(pool, live, [&](gpumem_range const& one, bool now) {
@@ -278,8 +278,8 @@ void torch_device::restore(torch_mem_pools::id pool, std::span<gpumem_range cons
       changed(one, now);
     });
   } catch (...) {
-    support::scoped_lock const held{mutex_};
-    for (auto& each : waiting) waiting_.push_back(std::move(each));
+    support::scoped_lock const lock{mutex_};
+    for (auto& each : waiting_frees) waiting_.push_back(std::move(each));
     any_waiting_.store(!waiting_.empty(), std::memory_order_release);
     throw;
   }
@@ -287,7 +287,7 @@ void torch_device::restore(torch_mem_pools::id pool, std::span<gpumem_range cons
 
 std::vector<torch_device::waiting_free> torch_device::take_waiting_of(torch_mem_pools::id pool) {
   std::vector<waiting_free> taken;
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   for (auto one = waiting_.begin(); one != waiting_.end();) {
     auto const owner = mem_pools_.owner_of(one->pointer);
     bool const mine = owner.graph && owner.of == pool;
@@ -315,13 +315,13 @@ void torch_device::visit_ranges(std::function<void(torch_mem_pools::id, gpumem_r
   mem_pools_.visit_ranges([&](torch_mem_pools::id pool, gpumem_range const& one) { parts.emplace_back(pool, one); });
   std::ranges::sort(parts, {}, [](auto const& one) { return one.second.base; });
   auto part = parts.begin();
-  std::vector<void const*> freed;
+  std::vector<void const*> freed_blocks;
   {
-    support::scoped_lock const held{mutex_};
-    for (auto const& each : waiting_) freed.push_back(each.pointer);
+    support::scoped_lock const lock{mutex_};
+    for (auto const& each : waiting_) freed_blocks.push_back(each.pointer);
   }
   auto const show = [&](torch_mem_pools::id pool, gpumem_range one) {
-    if (std::ranges::find(freed, one.base) != freed.end()) one.live = 0;
+    if (std::ranges::find(freed_blocks, one.base) != freed_blocks.end()) one.live = 0;
     if (one.live) one.requested = rounded_.find(one.base).value_or(one.requested);
     visitor(pool, one);
   };
@@ -330,22 +330,22 @@ void torch_device::visit_ranges(std::function<void(torch_mem_pools::id, gpumem_r
   };
   // Shows a chunk of a pool of PyTorch: its ranges, and the gaps between them. A gap of up to 256 bytes is left out,
   // since no pool gives it out.
-  auto const show_chunk = [&](gpumem_range const& whole) {
+  auto const show_chunk = [&](gpumem_range const& chunk) {
     auto const pool = part->first;
-    auto* at = static_cast<char*>(whole.base);
-    auto* const end = at + whole.bytes;
+    auto* chunk_begin = static_cast<char*>(chunk.base);
+    auto* const end = chunk_begin + chunk.bytes;
     auto const show_gap = [&](char* until) {
-      if (until - at > GPUMEM_ALIGNMENT)
-        visitor(pool,
-                {sizeof(gpumem_range), at, static_cast<std::uint64_t>(until - at), 0, 0, 0, whole.base, whole.bytes});
+      if (until - chunk_begin > GPUMEM_ALIGNMENT)
+        visitor(pool, {sizeof(gpumem_range), chunk_begin, static_cast<std::uint64_t>(until - chunk_begin), 0, 0, 0,
+                       chunk.base, chunk.bytes});
     };
     for (; part != parts.end() && part->second.base < end; ++part) {
       auto one = part->second;
       show_gap(static_cast<char*>(one.base));
-      one.region = whole.base;
-      one.region_bytes = whole.bytes;
+      one.region = chunk.base;
+      one.region_bytes = chunk.bytes;
       show(part->first, one);
-      at = static_cast<char*>(one.base) + one.bytes;
+      chunk_begin = static_cast<char*>(one.base) + one.bytes;
     }
     show_gap(end);
   };
@@ -359,22 +359,22 @@ void torch_device::visit_ranges(std::function<void(torch_mem_pools::id, gpumem_r
   show_before(reinterpret_cast<void const*>(~std::uintptr_t{0}));
 }
 
-void torch_device::read_statistics(gpumem_torch_statistics& into) {
-  counters_.read(into);
+void torch_device::read_statistics(gpumem_torch_statistics& statistics) {
+  counters_.read(statistics);
   auto const now = pool_statistics();
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   auto const& then = at_reset_;
-  auto const drawn = limit_.drawn();
-  into.reserved = {now.reserved + drawn, now.peak_reserved, now.reserved_in_all - then.reserved_in_all,
-                   now.reserved_in_all - now.reserved - (then.reserved_in_all - then.reserved)};
-  into.reserved.peak = std::max(into.reserved.peak, into.reserved.current);
-  into.pages.allocated = now.upstream_allocations - then.upstream_allocations;
-  into.pages.freed = now.upstream_frees - then.upstream_frees;
-  set_read(into.pages, now.upstream_allocations - now.upstream_frees, peak_pages_);
-  set_read(into.free, now.free + now.cached, peak_free_);
-  set_read(into.free_ranges, now.free_ranges, peak_free_ranges_);
-  into.largest_free = now.largest_free;
-  into.limit = drawn > 0 ? limit_.limit() : now.limit;
+  auto const use_of_limit = limit_.drawn();
+  statistics.reserved = {now.reserved + use_of_limit, now.peak_reserved, now.reserved_in_all - then.reserved_in_all,
+                         now.reserved_in_all - now.reserved - (then.reserved_in_all - then.reserved)};
+  statistics.reserved.peak = std::max(statistics.reserved.peak, statistics.reserved.current);
+  statistics.pages.allocated = now.upstream_allocations - then.upstream_allocations;
+  statistics.pages.freed = now.upstream_frees - then.upstream_frees;
+  set_read(statistics.pages, now.upstream_allocations - now.upstream_frees, peak_pages_);
+  set_read(statistics.free, now.free + now.cached, peak_free_);
+  set_read(statistics.free_ranges, now.free_ranges, peak_free_ranges_);
+  statistics.largest_free = now.largest_free;
+  statistics.limit = use_of_limit > 0 ? limit_.limit() : now.limit;
 }
 
 void torch_device::reset_peaks() {
@@ -382,14 +382,14 @@ void torch_device::reset_peaks() {
   try {
     pool_.reset_peaks();
   } catch (std::invalid_argument const&) {} // a stack cannot reset its peaks
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   peak_pages_ = peak_free_ranges_ = peak_free_ = 0;
 }
 
 void torch_device::reset_totals() {
   counters_.reset_totals();
   auto const now = pool_statistics();
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   at_reset_ = now;
 }
 

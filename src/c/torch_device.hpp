@@ -32,7 +32,7 @@ public:
     friend bool operator==(stream const&, stream const&) = default;
   };
   /// Adds a stream for a block; does nothing if the stream was added before. Throws std::bad_alloc.
-  void add(void* block, stream used);
+  void add(void* block, stream user);
 
   /// Removes and returns the streams of the block. Costs one atomic load if no block has any streams: the free of a
   /// block is ordered after all recordings for it.
@@ -53,7 +53,7 @@ class rounded_blocks {
 public:
   /// Records a block. Returns false if the host has no memory for the record.
   bool add(void const* block, std::size_t requested) noexcept {
-    support::scoped_lock const held{mutex_};
+    support::scoped_lock const lock{mutex_};
     try {
       requested_[block] = requested;
     } catch (std::bad_alloc const&) { return false; }
@@ -70,7 +70,7 @@ private:
   // reads false here, the block has none.
   bool any() const noexcept { return blocks_.load(std::memory_order_acquire) != 0; }
   std::optional<std::size_t> visit(void const* block, bool forget) noexcept {
-    support::scoped_lock const held{mutex_};
+    support::scoped_lock const lock{mutex_};
     auto const found = requested_.find(block);
     if (found == requested_.end()) return std::nullopt;
     auto const requested = found->second;
@@ -91,13 +91,13 @@ public:
   void count_allocation(std::size_t requested, std::size_t bytes) noexcept { count(requested, bytes, allocated); }
   void count_free(std::size_t requested, std::size_t bytes) noexcept { count(requested, bytes, freed); }
 
-  /// Writes the numbers of blocks and bytes into `into`.
-  void read(gpumem_torch_statistics& into) noexcept {
+  /// Writes the numbers of blocks and bytes into `statistics`.
+  void read(gpumem_torch_statistics& statistics) noexcept {
     support::scoped_spin_lock const held{mutex_};
     for (int part = 0; part < GPUMEM_TORCH_PARTS; ++part) {
-      into.blocks[part] = counts_[part].blocks;
-      into.bytes[part] = counts_[part].bytes;
-      into.requested[part] = counts_[part].requested;
+      statistics.blocks[part] = counts_[part].blocks;
+      statistics.bytes[part] = counts_[part].bytes;
+      statistics.requested[part] = counts_[part].requested;
     }
   }
   void reset_peaks() noexcept {
@@ -111,16 +111,16 @@ private:
   struct counts {
     gpumem_torch_figure blocks, bytes, requested;
   };
-  using change = void (*)(gpumem_torch_figure& one, std::uint64_t by) noexcept;
+  using change = void (*)(gpumem_torch_figure& figure, std::uint64_t bytes) noexcept;
 
-  static void allocated(gpumem_torch_figure& one, std::uint64_t by) noexcept {
-    one.current += by;
-    one.allocated += by;
-    one.peak = std::max(one.peak, one.current);
+  static void allocated(gpumem_torch_figure& figure, std::uint64_t bytes) noexcept {
+    figure.current += bytes;
+    figure.allocated += bytes;
+    figure.peak = std::max(figure.peak, figure.current);
   }
-  static void freed(gpumem_torch_figure& one, std::uint64_t by) noexcept {
-    one.current -= by;
-    one.freed += by;
+  static void freed(gpumem_torch_figure& figure, std::uint64_t bytes) noexcept {
+    figure.current -= bytes;
+    figure.freed += bytes;
   }
   [[gnu::always_inline]] inline void count(std::size_t requested, std::size_t bytes, change apply) noexcept {
     constexpr std::size_t step = 512;
@@ -191,7 +191,7 @@ public:
   void visit_ranges(std::function<void(torch_mem_pools::id, gpumem_range const&)> const& visitor);
 
   /// Writes all statistics.
-  void read_statistics(gpumem_torch_statistics& into);
+  void read_statistics(gpumem_torch_statistics& statistics);
   void reset_peaks();
   void reset_totals();
 

@@ -76,12 +76,12 @@ torch_mem_pools::mem_pool& torch_mem_pools::add_use(id pool, gpumem_callbacks co
 }
 
 void torch_mem_pools::retain(id pool, gpumem_callbacks const* segments) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   add_use(pool, segments);
 }
 
 void torch_mem_pools::begin(id pool, filter serves) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   if (std::ranges::any_of(open_, [&](route const& one) { return one.pool == pool; }))
     throw std::invalid_argument{"beginAllocateToPool: already recording to mempool_id"};
   std::list<route> made;
@@ -92,7 +92,7 @@ void torch_mem_pools::begin(id pool, filter serves) {
 }
 
 void torch_mem_pools::end(id pool) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   auto const found = std::ranges::find(open_, pool, &route::pool);
   if (found == open_.end()) throw std::invalid_argument{"endAllocatePool: not currently recording to mempool_id"};
   open_.erase(found);
@@ -100,24 +100,24 @@ void torch_mem_pools::end(id pool) {
 }
 
 void torch_mem_pools::release(id pool) noexcept {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   auto const found = pools_.find(pool);
   if (found != pools_.end() && found->second.uses > 0) --found->second.uses;
 }
 
 int torch_mem_pools::use_count(id pool) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   return known(pool).uses;
 }
 
-void torch_mem_pools::set_use_on_out_of_memory(id pool, bool on) {
-  support::scoped_lock const held{mutex_};
+void torch_mem_pools::set_use_on_out_of_memory(id pool, bool enabled) {
+  support::scoped_lock const lock{mutex_};
   auto const found = pools_.find(pool);
-  if (found != pools_.end()) found->second.use_on_out_of_memory = on;
+  if (found != pools_.end()) found->second.use_on_out_of_memory = enabled;
 }
 
 void torch_mem_pools::set_unsplit(id pool) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   auto& found = known(pool);
   if (found.ordered || found.graph) throw std::invalid_argument{"gpumem: the pool has given out memory already"};
   found.unsplit = true;
@@ -125,7 +125,7 @@ void torch_mem_pools::set_unsplit(id pool) {
 
 // PyTorch's filters are called under the lock. They only ask the CUDA runtime about the stream, and allocate nothing.
 std::shared_ptr<gpumem_pool> torch_mem_pools::serving(void* stream) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   auto* const handle = static_cast<CUstream_st*>(stream);
   for (auto const& one : open_) {
     if (one.serves && one.serves(handle)) return memory_for(known(one.pool), stream);
@@ -135,34 +135,34 @@ std::shared_ptr<gpumem_pool> torch_mem_pools::serving(void* stream) {
 
 // Returns the memory of the pool that serves the stream. Once the pool has graph memory, the graph memory serves all
 // requests, so that captures can use memory that was freed outside a capture.
-std::shared_ptr<gpumem_pool> torch_mem_pools::memory_for(mem_pool& of, void* stream) {
-  if (!of.graph && captures(stream)) {
+std::shared_ptr<gpumem_pool> torch_mem_pools::memory_for(mem_pool& pool, void* stream) {
+  if (!pool.graph && captures(stream)) {
     wait_.prepare();
-    auto upstream = of.segments ? make_ordered(of)->resource() : parent_.resource();
-    of.graph = std::make_shared<held_pool<graph_resource<any_pool>>>(device_, graph_resource{std::move(upstream)});
+    auto upstream = pool.segments ? make_ordered(pool)->resource() : parent_.resource();
+    pool.graph = std::make_shared<held_pool<graph_resource<any_pool>>>(device_, graph_resource{std::move(upstream)});
   }
-  if (of.graph) return of.graph;
-  if (!of.ordered) of.ordered = make_ordered(of);
-  return of.ordered;
+  if (pool.graph) return pool.graph;
+  if (!pool.ordered) pool.ordered = make_ordered(pool);
+  return pool.ordered;
 }
 
 // Makes the memory for streams that do not capture. That memory stays with the pool as long as the pool has uses, since
 // a graph may still use freed blocks: for example its inputs, which were allocated outside the capture and freed since.
-std::unique_ptr<gpumem_pool> torch_mem_pools::make_ordered(mem_pool const& of) const {
+std::unique_ptr<gpumem_pool> torch_mem_pools::make_ordered(mem_pool const& pool) const {
   constexpr std::size_t chunk = std::size_t{2} << 20;
-  if (of.segments) {
+  if (pool.segments) {
     std::string const text = "pool(callbacks,chunk_size=2MiB,name=torch pool";
-    return make_stack_over(device_, of.segments->table(), text + (of.unsplit ? ",pass_through=on)" : ")"));
+    return make_stack_over(device_, pool.segments->table(), text + (pool.unsplit ? ",pass_through=on)" : ")"));
   }
   pool_options options;
-  options.pass_through = of.unsplit;
+  options.pass_through = pool.unsplit;
   options.name = "torch pool of cuda:" + std::to_string(device_);
   options.chunk_size = chunk;
   return std::make_unique<held_pool<pool_resource<any_pool>>>(device_, pool_resource{parent_.resource(), options});
 }
 
 torch_mem_pools::memory torch_mem_pools::owner_of(void const* pointer) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   for (auto const& [pool, one] : pools_) {
     if (one.ordered && one.ordered->find_owned(pointer)) return {one.ordered.get(), pool, false};
     if (one.graph && one.graph->find_owned(pointer)) return {one.graph.get(), pool, true};
@@ -171,7 +171,7 @@ torch_mem_pools::memory torch_mem_pools::owner_of(void const* pointer) {
 }
 
 gpumem_pool::found_block torch_mem_pools::find(void const* pointer) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   for (auto const& [pool, one] : pools_) {
     for (auto const& memory : {one.ordered, one.graph}) {
       if (auto const found = memory ? memory->find(pointer) : gpumem_pool::found_block{}; found.base) return found;
@@ -183,24 +183,24 @@ gpumem_pool::found_block torch_mem_pools::find(void const* pointer) {
 // Does not change blocks outside the graph memory.
 void torch_mem_pools::restore(id pool, std::span<gpumem_range const> live,
                               std::function<void(gpumem_range const&, bool now)> const& changed) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   auto const& memory = known(pool).graph;
   if (!memory) throw std::invalid_argument{"gpumem: the pool has no graph memory to restore"};
-  std::vector<gpumem_range> inside;
+  std::vector<gpumem_range> ranges;
   for (auto const& one : live) {
-    if (one.live && memory->find(one.base).base) inside.push_back(one);
+    if (one.live && memory->find(one.base).base) ranges.push_back(one);
   }
   std::vector<gpumem_range> before;
   memory->visit_ranges([&](gpumem_range const& one) {
     if (one.live) before.push_back(one);
   });
-  memory->restore(inside);
+  memory->restore(ranges);
   for (auto const& one : before) changed(one, false);
-  for (auto const& one : inside) changed(one, true);
+  for (auto const& one : ranges) changed(one, true);
 }
 
 void torch_mem_pools::visit_ranges(std::function<void(id, gpumem_range const&)> const& visitor) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   for (auto const& [pool, one] : pools_) {
     for (auto const& memory : {&one.ordered, &one.graph}) {
       if (*memory) (*memory)->visit_ranges([&](gpumem_range const& range) { visitor(pool, range); });
@@ -209,7 +209,7 @@ void torch_mem_pools::visit_ranges(std::function<void(id, gpumem_range const&)> 
 }
 
 torch_mem_pools::pool_map torch_mem_pools::take_ended(id only) {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   pool_map ended;
   if (routes()) return ended;
   for (auto at = pools_.begin(); at != pools_.end();) {
@@ -223,7 +223,7 @@ torch_mem_pools::pool_map torch_mem_pools::take_ended(id only) {
 }
 
 void torch_mem_pools::put_back(pool_map& ended) noexcept {
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   pools_.merge(ended);
   count_.store(static_cast<int>(pools_.size()), std::memory_order_relaxed);
 }
@@ -248,7 +248,7 @@ bool torch_mem_pools::reclaim(id only) noexcept {
 void* torch_mem_pools::allocate_at_last(void* stream, std::size_t bytes) {
   std::vector<std::shared_ptr<gpumem_pool>> last;
   {
-    support::scoped_lock const held{mutex_};
+    support::scoped_lock const lock{mutex_};
     for (auto const& [pool, one] : pools_) {
       if (one.use_on_out_of_memory && one.ordered) last.push_back(one.ordered);
     }

@@ -77,7 +77,7 @@ public:
   void release(id pool) noexcept;
   int use_count(id pool);
   /// Sets whether allocate_at_last() may use the memory of the pool.
-  void set_use_on_out_of_memory(id pool, bool on);
+  void set_use_on_out_of_memory(id pool, bool enabled);
   /// Makes each block of the pool an allocation of its own. Throws std::invalid_argument after the first allocation.
   void set_unsplit(id pool);
 
@@ -129,8 +129,8 @@ private:
 
   mem_pool& known(id pool) __attribute__((requires_capability(mutex_)));
   mem_pool& add_use(id pool, gpumem_callbacks const* segments) __attribute__((requires_capability(mutex_)));
-  std::shared_ptr<gpumem_pool> memory_for(mem_pool& of, void* stream) __attribute__((requires_capability(mutex_)));
-  std::unique_ptr<gpumem_pool> make_ordered(mem_pool const& of) const;
+  std::shared_ptr<gpumem_pool> memory_for(mem_pool& pool, void* stream) __attribute__((requires_capability(mutex_)));
+  std::unique_ptr<gpumem_pool> make_ordered(mem_pool const& pool) const;
   using pool_map = std::map<id, mem_pool>;
   pool_map take_ended(id only);
   void put_back(pool_map& ended) noexcept;

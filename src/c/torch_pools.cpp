@@ -46,9 +46,9 @@ std::string text_of_environment() {
 
 /// Waits on the host for a stream's work.
 void wait_for(int device, void* stream) {
-  gpumem::device const where{device};
-  device_guard const scope{where};
-  driver_api::check(extend::identify(stream_ref{static_cast<CUstream>(stream)}, where).wait_on_host(),
+  gpumem::device const pool_device{device};
+  device_guard const scope{pool_device};
+  driver_api::check(extend::identify(stream_ref{static_cast<CUstream>(stream)}, pool_device).wait_on_host(),
                     "cuStreamSynchronize");
 }
 
@@ -78,7 +78,7 @@ void torch_pools::throw_unknown(int device) {
 void torch_pools::configure(char const* options) {
   auto text = options ? std::string{options} : text_of_environment();
   check_stack(text); // throws now if the text is wrong
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   if (options_used_)
     throw std::invalid_argument{"gpumem: a device already has its pool: configure before the first use"};
   options_ = std::move(text);
@@ -87,7 +87,7 @@ void torch_pools::configure(char const* options) {
 void torch_pools::set_fraction(double fraction, int device) {
   auto const slot = slot_of(device);
   if (!(fraction >= 0 && fraction <= 1)) throw std::invalid_argument{"gpumem: the memory fraction must be from 0 to 1"};
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   if (auto* const known = made(device)) return known->set_fraction(fraction);
   limits_[slot] = torch_device::limit_of(fraction, device);
 }
@@ -98,7 +98,7 @@ void torch_pools::share_pool(int device, gpumem_pool* pool) {
     throw std::invalid_argument{"gpumem: the pool is of device " + std::to_string(pool->device()) + ", not of device " +
                                 std::to_string(device)};
   }
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   if (made(device)) {
     throw std::invalid_argument{"gpumem: device " + std::to_string(device) +
                                 " already has its pool: share one before the first use"};
@@ -115,7 +115,7 @@ void torch_pools::keep(std::size_t slot, torch_device& device) {
 
 torch_device& torch_pools::make(int device) {
   auto const slot = slot_of(device);
-  support::scoped_lock const held{mutex_};
+  support::scoped_lock const lock{mutex_};
   if (auto* const known = made(device)) return *known;
   pool_options options;
   options.name = "torch cuda:" + std::to_string(device);
@@ -161,25 +161,26 @@ void* torch_pools::allocate(std::size_t bytes, std::size_t room, int device, voi
 // PyTorch frees in destructors, which cannot report a failure. So a failure is printed to stderr.
 void torch_pools::free(void* pointer, std::size_t bytes, int device, void* stream) noexcept {
   if (!pointer || !driver_api::driver_alive()) return;
-  auto* const on = named(stream);
+  auto* const pool = named(stream);
   auto outcome = GPUMEM_INVALID_ARGUMENT;
-  auto const tried = outcome_of([&] {
-    auto* const known = made(device);
-    if (!known) throw std::invalid_argument{"gpumem: the device has no pool"};
-    device_of_stream const scope{device, on};
+  auto const result = outcome_of([&] {
+    auto* const existing_pool = made(device);
+    if (!existing_pool) throw std::invalid_argument{"gpumem: the device has no pool"};
+    device_of_stream const scope{device, pool};
     auto users = recorded_.take(pointer);
     if (shared_.any()) shared_.end(pointer);
-    auto const owner = known->mem_pools().any() ? known->mem_pools().owner_of(pointer) : torch_mem_pools::memory{};
-    auto& from = owner.pool ? *owner.pool : known->pool();
-    std::erase(users, recorded_streams::stream{on, device});
-    if (record_uses(from, pointer, users)) outcome = gpumem_free_sized(&from, on, pointer, bytes);
+    auto const owner =
+        existing_pool->mem_pools().any() ? existing_pool->mem_pools().owner_of(pointer) : torch_mem_pools::memory{};
+    auto& from = owner.pool ? *owner.pool : existing_pool->pool();
+    std::erase(users, recorded_streams::stream{pool, device});
+    if (record_uses(from, pointer, users)) outcome = gpumem_free_sized(&from, pool, pointer, bytes);
     if (outcome != GPUMEM_GRANTED) {
-      users.push_back({on, device});
+      users.push_back({pool, device});
       outcome = free_when_idle(&from, pointer, bytes, users);
     }
-    if (outcome == GPUMEM_GRANTED) known->counters().count_free(bytes, bytes);
+    if (outcome == GPUMEM_GRANTED) existing_pool->counters().count_free(bytes, bytes);
   });
-  if (tried == GPUMEM_GRANTED && outcome == GPUMEM_GRANTED) return;
+  if (result == GPUMEM_GRANTED && outcome == GPUMEM_GRANTED) return;
   std::fprintf(stderr, "gpumem: PyTorch freed %p, %zu bytes, on device %d: %s\n", pointer, bytes, device,
                gpumem_last_error());
 }
@@ -205,13 +206,13 @@ gpumem_torch_block torch_pools::describe(void const* pointer) {
 
 // Makes the reuse of the block wait for the work that the recorded streams have been given so far. Returns false if
 // that failed for a stream.
-bool torch_pools::record_uses(gpumem_pool& of, void* pointer,
+bool torch_pools::record_uses(gpumem_pool& pool, void* pointer,
                               std::span<recorded_streams::stream const> users) noexcept {
   bool all = true;
   for (auto const& other : users) {
     auto const recorded = outcome_of([&] {
       device_of_stream const scope{other.device, other.handle};
-      require(gpumem_record_use(&of, pointer, other.handle));
+      require(gpumem_record_use(&pool, pointer, other.handle));
     });
     all = all && recorded == GPUMEM_GRANTED;
   }

@@ -72,7 +72,7 @@ private:
   torch_device& make(int device);
   std::unique_ptr<gpumem_pool> make_pages(int device, pool_options options);
   torch_device* owner_of(void const* pointer);
-  static bool record_uses(gpumem_pool& of, void* pointer, std::span<recorded_streams::stream const> users) noexcept;
+  static bool record_uses(gpumem_pool& pool, void* pointer, std::span<recorded_streams::stream const> users) noexcept;
 
   std::array<std::atomic<torch_device*>, max_devices> devices_{};
   std::atomic<int> count_{0};    // the highest number of a device with a pool, plus 1

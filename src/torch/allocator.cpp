@@ -175,8 +175,8 @@ void allocator::recordStream(c10::DataPtr const& data, CUDAStream stream) {
   check(gpumem_torch_record_block_use(data.get(), handle, stream.device_index(), promises_of(stream, handle)));
 }
 
-void allocator::copy_data(void* to, void const* from, std::size_t bytes) const {
-  C10_CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice));
+void allocator::copy_data(void* target, void const* source, std::size_t bytes) const {
+  C10_CUDA_CHECK(cudaMemcpy(target, source, bytes, cudaMemcpyDeviceToDevice));
 }
 
 void allocator::init(int device_count) {
@@ -213,14 +213,14 @@ namespace {
 
 // Sets the allocator in libtorch_cuda.so, which Python asks for the allocator. Returns false if that library is not
 // loaded or lacks the function: a C++ program may use only PyTorch's core library, c10.
-bool tell_python(std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> const& made) {
+bool tell_python(std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> const& allocator) {
   using change = void (*)(std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> const&);
   auto* const library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
   if (!library) return false;
   auto const function = reinterpret_cast<change>(
       dlsym(library, "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt10shared_ptrIN3c104cuda20"
                      "CUDACachingAllocator13CUDAAllocatorEE"));
-  if (function) function(made);
+  if (function) function(allocator);
   dlclose(library);
   return function != nullptr;
 }
@@ -234,16 +234,16 @@ thread_local std::string failure;
 extern "C" __attribute__((visibility("default"))) char const* gpumem_torch_install_allocator() noexcept {
   namespace torch_cuda = c10::cuda::CUDACachingAllocator;
   try {
-    auto& mine = gpumem_torch::allocator::instance();
+    auto& allocator = gpumem_torch::allocator::instance();
     auto* const current = torch_cuda::get();
-    if (current == &mine) return nullptr;
+    if (current == &allocator) return nullptr;
     TORCH_CHECK(!current->initialized(), "PyTorch has used CUDA already: install gpumem before its first use of a GPU");
     gpumem_torch::read_settings();
-    std::shared_ptr<torch_cuda::CUDAAllocator> const shared{&mine, [](auto*) {}}; // never destroys the allocator
-    if (!tell_python(shared)) torch_cuda::allocator.store(&mine);
+    std::shared_ptr<torch_cuda::CUDAAllocator> const shared{&allocator, [](auto*) {}}; // never destroys the allocator
+    if (!tell_python(shared)) torch_cuda::allocator.store(&allocator);
     // torch.accelerator uses the allocator of the highest priority. PyTorch's own has priority 0 up to version 2.11,
     // and 1 in 2.15.
-    c10::SetAllocator(c10::DeviceType::CUDA, &mine, std::numeric_limits<std::uint8_t>::max());
+    c10::SetAllocator(c10::DeviceType::CUDA, &allocator, std::numeric_limits<std::uint8_t>::max());
     return nullptr;
   } catch (c10::Error const& error) { failure = error.what_without_backtrace(); } catch (std::exception const& error) {
     failure = error.what();

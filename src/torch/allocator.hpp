@@ -38,7 +38,7 @@ public:
   void raw_delete(void* pointer) override;
   void recordStream(c10::DataPtr const& data, c10::cuda::CUDAStream stream) override;
   using CUDAAllocator::recordStream;
-  void copy_data(void* to, void const* from, std::size_t bytes) const override;
+  void copy_data(void* target, void const* source, std::size_t bytes) const override;
 
   /// Frees a block, whether or not the allocator is enabled.
   void free(void* pointer);
@@ -63,11 +63,12 @@ public:
   std::vector<torch_cuda::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override { return {}; }
   torch_cuda::SnapshotInfo snapshot(MempoolId_t pool, bool include_traces) override;
   void recordHistory(bool enabled, torch_cuda::CreateContextFn recorder, std::size_t max_entries,
-                     torch_cuda::RecordContext when, bool clear, std::vector<std::string> const& skipped) override;
+                     torch_cuda::RecordContext context_mode, bool clear,
+                     std::vector<std::string> const& skipped) override;
 #else
   torch_cuda::SnapshotInfo snapshot(MempoolId_t pool) override;
   void recordHistory(bool enabled, torch_cuda::CreateContextFn recorder, std::size_t max_entries,
-                     torch_cuda::RecordContext when, bool clear) override;
+                     torch_cuda::RecordContext context_mode, bool clear) override;
 #endif
   bool isHistoryEnabled() override { return history_.recording(); }
   void recordAnnotation(std::vector<std::pair<std::string, std::string>> const& pairs) override;
@@ -110,7 +111,7 @@ public:
 
   // Several devices and processes.
   void enablePeerAccess(DeviceIndex device, DeviceIndex accessed) override;
-  cudaError_t memcpyAsync(void* to, int to_device, void const* from, int from_device, std::size_t bytes,
+  cudaError_t memcpyAsync(void* target, int to_device, void const* source, int from_device, std::size_t bytes,
                           cudaStream_t stream, bool peer_access) override;
   torch_cuda::ShareableHandle shareIpcHandle(void* pointer) override;
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
@@ -130,7 +131,7 @@ private:
   [[noreturn]] void throw_out_of_memory(std::size_t requested, DeviceIndex device, cudaStream_t stream);
   torch_cuda::SnapshotInfo snapshot_of(MempoolId_t pool, bool include_traces);
   void tell_allocated(void* pointer, std::size_t bytes, DeviceIndex device, cudaStream_t stream,
-                      history::context where);
+                      history::context context);
   void tell_freed(void* pointer);
   static void tell_pages(int device, void* address, std::size_t bytes, int mapped);
   void check_device(DeviceIndex device) const;

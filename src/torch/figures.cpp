@@ -157,7 +157,7 @@ void allocator::throw_out_of_memory(std::size_t requested, DeviceIndex device, c
   }
   decltype(observers_) observers;
   {
-    std::lock_guard const held{observers_mutex_};
+    std::lock_guard const lock{observers_mutex_};
     observers = observers_;
   }
   for (auto const& observer : observers) observer(device, bytes, now.limit ? now.limit : total, free);
@@ -177,7 +177,7 @@ void allocator::throw_out_of_memory(std::size_t requested, DeviceIndex device, c
 }
 
 void allocator::attachOutOfMemoryObserver(torch_cuda::OutOfMemoryObserver observer) {
-  std::lock_guard const held{observers_mutex_};
+  std::lock_guard const lock{observers_mutex_};
   observers_.push_back(std::move(observer));
 }
 

@@ -48,17 +48,17 @@ template <class Entry> std::vector<Entry> history::ring<Entry>::in_order() const
   return all;
 }
 
-void history::record(bool enabled, torch_cuda::CreateContextFn recorder, std::size_t max_entries, RecordContext when,
-                     bool clear, std::vector<std::string> const& skipped) {
-  TORCH_CHECK(when == RecordContext::NEVER || recorder, "gpumem: contexts were asked for without a recorder");
+void history::record(bool enabled, torch_cuda::CreateContextFn recorder, std::size_t max_entries,
+                     RecordContext context_mode, bool clear, std::vector<std::string> const& skipped) {
+  TORCH_CHECK(context_mode == RecordContext::NEVER || recorder, "gpumem: contexts were asked for without a recorder");
   std::unordered_set<int> actions;
   for (auto const& name : skipped) actions.insert(action_of(name));
   decltype(rings_) old; // destroyed without the lock, since contexts may call PyTorch then
   decltype(annotations_) old_annotations;
   {
-    std::lock_guard const held{mutex_};
+    std::lock_guard const lock{mutex_};
     recorder_ = enabled ? recorder : nullptr;
-    when_ = enabled ? when : RecordContext::NEVER;
+    when_ = enabled ? context_mode : RecordContext::NEVER;
     skipped_ = std::move(actions);
     max_entries = std::max<std::size_t>(max_entries, 1);
     if (!enabled || clear || max_entries != most_) {
@@ -77,7 +77,7 @@ void history::record(bool enabled, torch_cuda::CreateContextFn recorder, std::si
 }
 
 void history::attach(torch_cuda::AllocatorTraceTracker tracker) {
-  std::lock_guard const held{mutex_};
+  std::lock_guard const lock{mutex_};
   trackers_.push_back(std::move(tracker));
   active_ = true;
 }
@@ -87,23 +87,23 @@ history::context history::gather(RecordContext level) const {
   return recorder && when_.load(std::memory_order_relaxed) >= level ? recorder() : nullptr;
 }
 
-void history::allocated(void* pointer, block_description const& block, context where) {
+void history::allocated(void* pointer, block_description const& block, context context) {
   {
-    std::lock_guard const held{mutex_};
+    std::lock_guard const lock{mutex_};
     if (!recording_.load() && trackers_.empty()) return; // only frees are still handled, to empty `live_`
-    live_[pointer] = where;
+    live_[pointer] = context;
   }
   told(TraceEntry::ALLOC, block.device, reinterpret_cast<std::size_t>(pointer), block.bytes, block.stream, block.pool,
-       std::move(where));
+       std::move(context));
 }
 
-void history::freed(void* pointer, block_description const& block, context where) {
-  context before;
+void history::freed(void* pointer, block_description const& block, context call_site) {
+  context allocation_context;
   {
-    std::lock_guard const held{mutex_};
+    std::lock_guard const lock{mutex_};
     auto const found = live_.find(pointer);
     if (found != live_.end()) {
-      before = std::move(found->second);
+      allocation_context = std::move(found->second);
       live_.erase(found);
     }
     if (!recording_.load() && trackers_.empty()) {
@@ -111,15 +111,15 @@ void history::freed(void* pointer, block_description const& block, context where
       return;
     }
   }
-  if (!where) where = before;
+  if (!call_site) call_site = allocation_context;
   auto const address = reinterpret_cast<std::size_t>(pointer);
-  told(TraceEntry::FREE_REQUESTED, block.device, address, block.bytes, block.stream, block.pool, where);
-  told(TraceEntry::FREE_COMPLETED, block.device, address, block.bytes, block.stream, block.pool, std::move(where));
+  told(TraceEntry::FREE_REQUESTED, block.device, address, block.bytes, block.stream, block.pool, call_site);
+  told(TraceEntry::FREE_COMPLETED, block.device, address, block.bytes, block.stream, block.pool, std::move(call_site));
 }
 
 void history::told(TraceEntry::Action action, DeviceIndex device, std::size_t address, std::size_t bytes,
-                   cudaStream_t stream, MempoolId_t pool, context where) {
-  if (when_.load(std::memory_order_relaxed) < RecordContext::ALLOC) where = nullptr; // it describes live blocks only
+                   cudaStream_t stream, MempoolId_t pool, context context) {
+  if (when_.load(std::memory_order_relaxed) < RecordContext::ALLOC) context = nullptr; // it describes live blocks only
   TraceEntry entry{action,
                    device,
                    address,
@@ -127,7 +127,7 @@ void history::told(TraceEntry::Action action, DeviceIndex device, std::size_t ad
                    stream,
                    pool,
                    c10::getApproximateTime(),
-                   std::move(where),
+                   std::move(context),
                    compile_contexts.empty() ? "N/A" : compile_contexts.back()
 #if GPUMEM_TORCH_AT_LEAST(11)
                        ,
@@ -136,11 +136,11 @@ void history::told(TraceEntry::Action action, DeviceIndex device, std::size_t ad
   };
   decltype(trackers_) trackers;
   {
-    std::lock_guard const held{mutex_};
+    std::lock_guard const lock{mutex_};
     trackers = trackers_;
   }
   for (auto const& tracker : trackers) tracker(entry);
-  std::lock_guard const held{mutex_};
+  std::lock_guard const lock{mutex_};
   if (recording_.load(std::memory_order_relaxed) && skipped_.count(action) == 0) rings_[device].add(entry, most_);
 }
 
@@ -148,12 +148,12 @@ void history::annotate(DeviceIndex device, std::vector<std::pair<std::string, st
   if (!recording()) return;
   annotation_entry entry{device, c10::getApproximateTime()};
   for (auto const& [name, value] : pairs) entry.recordUserMetadata(name, value);
-  std::lock_guard const held{mutex_};
+  std::lock_guard const lock{mutex_};
   annotations_.add(entry, most_);
 }
 
 history::context history::context_of(void const* pointer) {
-  std::lock_guard const held{mutex_};
+  std::lock_guard const lock{mutex_};
   auto const found = live_.find(pointer);
   return found == live_.end() ? nullptr : found->second;
 }
@@ -161,7 +161,7 @@ history::context history::context_of(void const* pointer) {
 std::vector<std::vector<TraceEntry>> history::traces(int devices) {
   auto const nanoseconds = clock_.makeConverter();
   std::vector<std::vector<TraceEntry>> all(static_cast<std::size_t>(devices));
-  std::lock_guard const held{mutex_};
+  std::lock_guard const lock{mutex_};
   for (auto const& [device, entries] : rings_) {
     if (device >= devices) continue;
     auto& of_device = all[static_cast<std::size_t>(device)] = entries.in_order();
@@ -172,7 +172,7 @@ std::vector<std::vector<TraceEntry>> history::traces(int devices) {
 
 std::vector<annotation_entry> history::annotations() {
   auto const nanoseconds = clock_.makeConverter();
-  std::lock_guard const held{mutex_};
+  std::lock_guard const lock{mutex_};
   auto all = annotations_.in_order();
   for (auto& entry : all) entry.time_.t_ = nanoseconds(entry.time_.approx_t_) / 1000;
   return all;

@@ -40,18 +40,18 @@ public:
 
   /// Starts or ends the record; see torch.cuda.memory._record_memory_history.
   void record(bool enabled, torch_cuda::CreateContextFn recorder, std::size_t max_entries,
-              torch_cuda::RecordContext when, bool clear, std::vector<std::string> const& skipped);
+              torch_cuda::RecordContext context_mode, bool clear, std::vector<std::string> const& skipped);
   void attach(torch_cuda::AllocatorTraceTracker tracker);
 
   /// Returns the context of the calling thread, from PyTorch's recorder; null if the recording asks for none at this
   /// level.
   context gather(torch_cuda::RecordContext level) const;
 
-  void allocated(void* pointer, block_description const& block, context where);
-  /// `where` is the context of the free. If it is null, the entry gets the context of the allocation.
-  void freed(void* pointer, block_description const& block, context where);
+  void allocated(void* pointer, block_description const& block, context context);
+  /// `context` is the context of the free. If it is null, the entry gets the context of the allocation.
+  void freed(void* pointer, block_description const& block, context context);
   void told(torch_cuda::TraceEntry::Action action, DeviceIndex device, std::size_t address, std::size_t bytes,
-            cudaStream_t stream, MempoolId_t pool, context where);
+            cudaStream_t stream, MempoolId_t pool, context context);
   void annotate(DeviceIndex device, std::vector<std::pair<std::string, std::string>> const& pairs);
 
   /// Returns the context in which a live block was allocated; null if none was recorded.
@@ -94,7 +94,7 @@ private:
 /// While it lives, the record shows this context for pages that the calling thread maps or unmaps.
 class call_context {
 public:
-  explicit call_context(history::context where);
+  explicit call_context(history::context context);
   call_context(call_context const&) = delete;
   call_context& operator=(call_context const&) = delete;
   ~call_context();

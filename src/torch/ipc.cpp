@@ -42,8 +42,8 @@ open_memory& opened() {
 
 // Unmaps the pages without users. The wait for the device, which comes first, can fail if the device has no memory
 // left. Then the pages stay until the next call.
-void close_waiting(open_memory& from) {
-  std::erase_if(from.waiting, [](void* base) { return gpumem_torch_close_shared(base) == GPUMEM_GRANTED; });
+void close_waiting(open_memory& memory) {
+  std::erase_if(memory.waiting, [](void* base) { return gpumem_torch_close_shared(base) == GPUMEM_GRANTED; });
 }
 
 void* open_malloc(std::string const& text) {
@@ -63,17 +63,17 @@ void* open_pages(std::string const& text, DeviceIndex device) {
 
 // Ends the use of opened memory when its last tensor has gone.
 void close_memory(std::string const& key, bool pages, DeviceIndex device, void* memory) {
-  auto& from = opened();
-  std::lock_guard const erasing{from.mutex};
+  auto& opened_pages = opened();
+  std::lock_guard const erasing{opened_pages.mutex};
   if (pages) {
-    from.waiting.push_back(memory);
-    close_waiting(from);
+    opened_pages.waiting.push_back(memory);
+    close_waiting(opened_pages);
   } else {
     c10::cuda::CUDAGuard const guard{device};
     static_cast<void>(cudaIpcCloseMemHandle(memory)); // fails if the driver has shut down
   }
-  auto const entry = from.known.find(key);
-  if (entry != from.known.end() && entry->second.expired()) from.known.erase(entry);
+  auto const entry = opened_pages.known.find(key);
+  if (entry != opened_pages.known.end() && entry->second.expired()) opened_pages.known.erase(entry);
 }
 
 } // namespace
@@ -84,13 +84,13 @@ torch_cuda::ShareableHandle allocator::shareIpcHandle(void* pointer) {
   std::string text{version};
   if (gpumem_torch_share_block(pointer, name, &offset) == GPUMEM_GRANTED)
     return {static_cast<ptrdiff_t>(offset), text + of_pages + name};
-  std::string const why = gpumem_last_error();
+  std::string const reason = gpumem_last_error();
   std::size_t bytes = 0;
   auto* const base = getBaseAllocation(pointer, &bytes);
   cudaIpcMemHandle_t handle;
   if (auto const failed = cudaIpcGetMemHandle(&handle, base); failed != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
-    TORCH_CHECK(false, "gpumem: this memory cannot be shared between processes. As pages: ", why,
+    TORCH_CHECK(false, "gpumem: this memory cannot be shared between processes. As pages: ", reason,
                 ". By cudaIpcGetMemHandle: ", cudaGetErrorString(failed));
   }
   text += of_malloc;
@@ -105,7 +105,7 @@ std::shared_ptr<void> allocator::getIpcDevPtr(std::string text) {
   auto const device = c10::cuda::current_device();
   auto const key = std::to_string(device) + ":" + text;
   auto& all = opened();
-  std::lock_guard const held{all.mutex};
+  std::lock_guard const lock{all.mutex};
   close_waiting(all);
   if (auto const known = all.known[key].lock()) return known;
   auto* const memory = pages ? open_pages(text, device) : open_malloc(text);

@@ -51,9 +51,9 @@ template <class Work> void run(Work work) {
 }
 
 void retain(DeviceIndex device, MempoolId_t pool, std::shared_ptr<torch_cuda::CUDAAllocator> owned,
-            torch_cuda::CUDAAllocator* from) {
-  if (!from) return check(gpumem_torch_retain_pool(device, pool, nullptr));
-  auto source = std::make_unique<segment_source>(segment_source{std::move(owned), from, device});
+            torch_cuda::CUDAAllocator* allocator) {
+  if (!allocator) return check(gpumem_torch_retain_pool(device, pool, nullptr));
+  auto source = std::make_unique<segment_source>(segment_source{std::move(owned), allocator, device});
   gpumem_callbacks functions{};
   functions.size = sizeof functions;
   functions.context = source.get();
@@ -153,14 +153,14 @@ std::shared_ptr<torch_cuda::AllocatorState> allocator::getCheckpointState(Device
 
 torch_cuda::CheckpointDelta allocator::setCheckpointPoolState(DeviceIndex device,
                                                               std::shared_ptr<torch_cuda::AllocatorState> state) {
-  auto* const wanted = dynamic_cast<checkpoint*>(state.get());
-  TORCH_CHECK(wanted, "Expected PrivatePoolState");
+  auto* const saved = dynamic_cast<checkpoint*>(state.get());
+  TORCH_CHECK(saved, "Expected PrivatePoolState");
   struct collector {
     c10::Device device;
     torch_cuda::CheckpointDelta delta;
   } to{c10::Device(c10::DeviceType::CUDA, device), {}};
   check(gpumem_torch_restore_pool(
-      device, wanted->pool, wanted->live.data(), wanted->live.size(),
+      device, saved->pool, saved->live.data(), saved->live.size(),
       [](void* context, gpumem_range const* range, int now) {
         auto& all = *static_cast<collector*>(context);
         if (now) {
@@ -188,10 +188,10 @@ void allocator::enablePeerAccess(DeviceIndex device, DeviceIndex accessed) {
 
 // Between devices, memory that is mapped page by page needs the peer form of a copy. That form is as good for other
 // memory.
-cudaError_t allocator::memcpyAsync(void* to, int to_device, void const* from, int from_device, std::size_t bytes,
+cudaError_t allocator::memcpyAsync(void* target, int to_device, void const* source, int from_device, std::size_t bytes,
                                    cudaStream_t stream, bool) {
-  if (to_device == from_device) return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
-  return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
+  if (to_device == from_device) return cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream);
+  return cudaMemcpyPeerAsync(target, to_device, source, from_device, bytes, stream);
 }
 
 void* allocator::getBaseAllocation(void* pointer, std::size_t* bytes) {

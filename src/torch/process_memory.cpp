@@ -50,16 +50,16 @@ std::vector<process_entry> processes_on(DeviceIndex device) {
   if (!nvml || cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device) != cudaSuccess ||
       nvml->find_device(bus_id, &handle) != management_library::success)
     return {};
-  std::vector<process_entry> found(8);
+  std::vector<process_entry> entries(8);
   for (int attempt = 0; attempt < 4; ++attempt) { // tries again, since processes may start meanwhile
-    auto count = static_cast<unsigned>(found.size());
-    auto const listed = nvml->list_processes(handle, &count, found.data());
+    auto count = static_cast<unsigned>(entries.size());
+    auto const listed = nvml->list_processes(handle, &count, entries.data());
     if (listed == management_library::success) {
-      found.resize(count);
-      return found;
+      entries.resize(count);
+      return entries;
     }
     if (listed != management_library::insufficient_size) break;
-    found.resize(count + 8);
+    entries.resize(count + 8);
   }
   return {};
 }

@@ -24,24 +24,24 @@ struct collector {
   MempoolId_t pool{0, 0};
   std::size_t end = 0;
 
-  void add(gpumem_range const& range, MempoolId_t of) {
+  void add(gpumem_range const& range, MempoolId_t pool_id) {
     auto const address = reinterpret_cast<std::size_t>(range.base);
-    if (asked != MempoolId_t{0, 0} && asked != of) return;
-    if (segments.empty() || range.region != region || of != pool || address != end ||
+    if (asked != MempoolId_t{0, 0} && asked != pool_id) return;
+    if (segments.empty() || range.region != region || pool_id != pool || address != end ||
         segments.back().device != device) {
       SegmentInfo segment;
       segment.device = device;
       segment.address = address;
       segment.is_large = true;
       segment.is_expandable = true;
-      segment.owner_private_pool_id = of;
+      segment.owner_private_pool_id = pool_id;
 #if GPUMEM_TORCH_AT_LEAST(11)
       segment.registration_counter = static_cast<std::int32_t>(segments.size());
 #endif
       segments.push_back(std::move(segment));
     }
     region = range.region;
-    pool = of;
+    pool = pool_id;
     end = address + range.bytes;
     auto& segment = segments.back();
     torch_cuda::BlockInfo block;
@@ -63,7 +63,7 @@ thread_local history::context context_of_call;
 
 } // namespace
 
-call_context::call_context(history::context where) { context_of_call = std::move(where); }
+call_context::call_context(history::context context) { context_of_call = std::move(context); }
 call_context::~call_context() { context_of_call.reset(); }
 
 // Runs under a lock of the pool, and perhaps on gpumem's own thread. So it must not throw.
@@ -85,16 +85,16 @@ DeviceIndex allocator::device_of(void const* pointer) {
 }
 
 SnapshotInfo allocator::snapshot_of(MempoolId_t pool, bool include_traces) {
-  SnapshotInfo made;
-  made.config_metadata = shown_settings();
+  SnapshotInfo snapshot;
+  snapshot.config_metadata = shown_settings();
   int const devices = devices_.load();
   if (include_traces) {
-    made.device_traces = history_.traces(devices);
-    made.external_annotations = history_.annotations();
+    snapshot.device_traces = history_.traces(devices);
+    snapshot.external_annotations = history_.annotations();
   }
   std::size_t active = 0;
   for (int device = 0; device < devices; ++device) {
-    collector to{static_cast<DeviceIndex>(device), pool, history_, made.segments};
+    collector to{static_cast<DeviceIndex>(device), pool, history_, snapshot.segments};
     check(gpumem_torch_visit_ranges(
         device,
         [](void* context, gpumem_range const* range, unsigned long long first, unsigned long long second) {
@@ -102,24 +102,25 @@ SnapshotInfo allocator::snapshot_of(MempoolId_t pool, bool include_traces) {
         },
         &to));
   }
-  for (auto const& segment : made.segments) active += segment.active_size;
+  for (auto const& segment : snapshot.segments) active += segment.active_size;
   if (history_.active()) history_.told(torch_cuda::TraceEntry::SNAPSHOT, 0, 0, active, nullptr, pool, nullptr);
-  return made;
+  return snapshot;
 }
 
 #if GPUMEM_TORCH_AT_LEAST(11)
 SnapshotInfo allocator::snapshot(MempoolId_t pool, bool include_traces) { return snapshot_of(pool, include_traces); }
 
 void allocator::recordHistory(bool enabled, torch_cuda::CreateContextFn recorder, std::size_t max_entries,
-                              torch_cuda::RecordContext when, bool clear, std::vector<std::string> const& skipped) {
-  history_.record(enabled, recorder, max_entries, when, clear, skipped);
+                              torch_cuda::RecordContext context_mode, bool clear,
+                              std::vector<std::string> const& skipped) {
+  history_.record(enabled, recorder, max_entries, context_mode, clear, skipped);
 }
 #else
 SnapshotInfo allocator::snapshot(MempoolId_t pool) { return snapshot_of(pool, true); }
 
 void allocator::recordHistory(bool enabled, torch_cuda::CreateContextFn recorder, std::size_t max_entries,
-                              torch_cuda::RecordContext when, bool clear) {
-  history_.record(enabled, recorder, max_entries, when, clear, {});
+                              torch_cuda::RecordContext context_mode, bool clear) {
+  history_.record(enabled, recorder, max_entries, context_mode, clear, {});
 }
 #endif
 
@@ -151,11 +152,11 @@ void* allocator::malloc_recorded(std::size_t bytes, DeviceIndex device, cudaStre
 }
 
 void allocator::tell_allocated(void* pointer, std::size_t bytes, DeviceIndex device, cudaStream_t stream,
-                               history::context where) {
+                               history::context context) {
   gpumem_torch_block block{};
   block.size = sizeof block;
   check(gpumem_torch_describe_block(pointer, &block));
-  history_.allocated(pointer, {device, bytes, stream, {block.pool[0], block.pool[1]}}, std::move(where));
+  history_.allocated(pointer, {device, bytes, stream, {block.pool[0], block.pool[1]}}, std::move(context));
 }
 
 // Called before the block is freed: afterwards another thread may get the address.

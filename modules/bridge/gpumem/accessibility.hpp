@@ -53,10 +53,10 @@ constexpr accessibility accessibility_of(bool device, bool host) noexcept {
 
 // Return what a resource of any library tells of its memory. A type-erased resource answers for the value that it
 // holds; an empty one for no memory.
-template <class Resource> bool is_told(Resource const& resource, accessibility one, accessibility other) noexcept {
+template <class Resource> bool is_told(Resource const& resource, accessibility kind, accessibility other) noexcept {
   if (!holds_value(resource, 0)) return false;
   auto const told = get_property(resource, cuda::mr::dynamic_accessibility_property{});
-  return told == one || told == other;
+  return told == kind || told == other;
 }
 template <class Resource> bool host_can_access(Resource const& resource) noexcept {
   return is_told(resource, accessibility_of(false, true), accessibility_of(true, true));

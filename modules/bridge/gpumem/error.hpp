@@ -57,10 +57,10 @@ struct out_of_memory_info {
 class out_of_memory : public std::bad_alloc {
 public:
   /// Makes the text of what() from the statistics.
-  out_of_memory(outcome what, out_of_memory_info const& info) : out_of_memory{what, info, describe(what, info)} {}
+  out_of_memory(outcome reason, out_of_memory_info const& info) : out_of_memory{reason, info, describe(reason, info)} {}
   /// Uses `text` as the text of what().
-  out_of_memory(outcome what, out_of_memory_info const& info, std::string const& text)
-      : info_{info}, text_{text}, reason_{what} {}
+  out_of_memory(outcome reason, out_of_memory_info const& info, std::string const& text)
+      : info_{info}, text_{text}, reason_{reason} {}
   char const* what() const noexcept override { return text_.what(); }
   /// Returns outcome::exhausted or outcome::too_large.
   outcome reason() const noexcept { return reason_; }
@@ -68,9 +68,10 @@ public:
   out_of_memory_info const& info() const noexcept { return info_; }
   /// Returns a text that names the resource, unless `resource` is null, and shows the statistics. Sizes have one
   /// decimal and a unit.
-  static std::string describe(outcome what, out_of_memory_info const& f, char const* resource = nullptr) {
+  static std::string describe(outcome reason, out_of_memory_info const& f, char const* resource = nullptr) {
     auto const size = [](std::size_t n) { return detail::size_text(n); };
-    auto text = std::string{"gpumem: out of "} + (f.no_addresses ? "addresses (" : "memory (") + to_string(what) + ")";
+    auto text =
+        std::string{"gpumem: out of "} + (f.no_addresses ? "addresses (" : "memory (") + to_string(reason) + ")";
     if (resource) text += " in '" + std::string{resource} + "'";
     text += ": requested " + size(f.requested) + ", live " + size(f.live) + ", reserved " + size(f.reserved) +
             ", largest free range " + size(f.largest_free);
@@ -104,20 +105,21 @@ private:
 class acquire_error : public std::runtime_error {
 public:
   /// Makes the text of what() from the failure.
-  explicit acquire_error(failure const& why) : acquire_error{why, describe(why)} {}
+  explicit acquire_error(failure const& failure) : acquire_error{failure, describe(failure)} {}
   /// Uses `text` as the text of what().
-  acquire_error(failure const& why, std::string const& text) : std::runtime_error{text}, why_{why} {}
+  acquire_error(failure const& failure, std::string const& text) : std::runtime_error{text}, why_{failure} {}
   /// Returns the outcome of the request.
   outcome reason() const noexcept { return why_.reason; }
   /// Returns the outcome, its code and the requested bytes.
   failure const& why() const noexcept { return why_; }
 
 private:
-  static std::string describe(failure const& why) {
-    if (why.requested == 0) return std::string{"gpumem: a wait was not completed: "} + to_string(why.reason);
-    auto const text =
-        "gpumem: a request for " + detail::size_text(why.requested) + " was not granted: " + to_string(why.reason);
-    return why.reason == outcome::stalled ? text + "; describe_waiting() of the pool says what holds its memory" : text;
+  static std::string describe(failure const& failure) {
+    if (failure.requested == 0) return std::string{"gpumem: a wait was not completed: "} + to_string(failure.reason);
+    auto const text = "gpumem: a request for " + detail::size_text(failure.requested) +
+                      " was not granted: " + to_string(failure.reason);
+    return failure.reason == outcome::stalled ? text + "; describe_waiting() of the pool says what holds its memory"
+                                              : text;
   }
 
   failure why_;

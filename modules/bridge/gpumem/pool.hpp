@@ -78,7 +78,7 @@ public:
   /// Makes a success; the pointer may be null.
   try_result(void* pointer) noexcept : pointer_{pointer} {}
   /// Makes a failure.
-  try_result(failure const& why) noexcept : why_{why} {}
+  try_result(failure const& failure) noexcept : why_{failure} {}
   /// Returns whether it holds a pointer.
   bool has_value() const noexcept { return why_.reason == outcome::granted; }
   /// Returns whether it holds a pointer.
@@ -295,8 +295,8 @@ class pool_block {
 public:
   pool_block() noexcept = default;
   /// Allocates; throws what pool::allocate throws.
-  pool_block(pool from, stream_handle stream, std::size_t bytes, std::size_t alignment = GPUMEM_ALIGNMENT)
-      : pool_block{without_memory{}, std::move(from), stream, bytes} {
+  pool_block(pool pool, stream_handle stream, std::size_t bytes, std::size_t alignment = GPUMEM_ALIGNMENT)
+      : pool_block{without_memory{}, std::move(pool), stream, bytes} {
     data_ = from_->allocate(stream, bytes, alignment);
   }
   pool_block(pool_block&& other) noexcept
@@ -336,8 +336,8 @@ public:
 private:
   friend class pool;
   struct without_memory {};
-  pool_block(without_memory, pool from, stream_handle stream, std::size_t bytes) noexcept
-      : from_{std::move(from)}, stream_{static_cast<CUstream_st*>(stream.value())}, bytes_{bytes} {}
+  pool_block(without_memory, pool pool, stream_handle stream, std::size_t bytes) noexcept
+      : from_{std::move(pool)}, stream_{static_cast<CUstream_st*>(stream.value())}, bytes_{bytes} {}
 
   std::optional<pool> from_;
   CUstream_st* stream_ = nullptr;

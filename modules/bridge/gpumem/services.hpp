@@ -40,10 +40,10 @@ struct services_table {
   cuda::std::expected<void*, failure> (*try_allocate)(void* state, cuda::stream_ref, std::size_t bytes,
                                                       std::size_t alignment) noexcept;
   /// Allocates in the order of the stream if no other request waits. On success writes the stream's key to `key`, a
-  /// std::optional<stream_key>. On failure returns null and writes `why`. This function pointer is null if the resource
-  /// is not gpumem's.
+  /// std::optional<stream_key>. On failure returns null and writes `failure`. This function pointer is null if the
+  /// resource is not gpumem's.
   void* (*try_allocate_behind)(void* state, cuda::stream_ref, std::size_t bytes, std::size_t alignment, void* key,
-                               failure& why) noexcept;
+                               failure& failure) noexcept;
   /// Allocates in the order of a stream. `key` points to its stream_key.
   cuda::std::expected<void*, failure> (*try_allocate_keyed)(void* state, void const* key, std::size_t bytes,
                                                             std::size_t alignment) noexcept;
@@ -62,11 +62,11 @@ struct services_table {
   /// Null if the resource does not know that.
   bool (*is_too_large)(void* state, void* waiter) noexcept;
   /// Tells the resource of a change of a holder. Null if the resource needs no such calls.
-  void (*on_holder_event)(void* state, void* holder, holder_event what) noexcept;
+  void (*on_holder_event)(void* state, void* holder, holder_event event) noexcept;
   /// Gives memory beyond `keep` reserved bytes back to the upstream; returns the bytes given back.
   std::size_t (*trim)(void* state, std::size_t keep);
   /// Returns false and writes nothing if the resource keeps no statistics.
-  bool (*read_statistics)(void* state, statistics& seen);
+  bool (*read_statistics)(void* state, statistics& result);
   /// Returns the resource's name for messages, which lives as long as the state. Null if it has none.
   char const* (*name)(void* state) noexcept;
   /// Returns whether work of a stream may use the resource's memory. `key` points to its stream_key. Null: the resource

@@ -182,8 +182,8 @@ private:
   }
   class on_device {
   public:
-    explicit on_device(int wanted) noexcept : before_{current()}, changed_{wanted >= 0 && wanted != before_} {
-      if (changed_) cudaSetDevice(wanted);
+    explicit on_device(int device) noexcept : before_{current()}, changed_{device >= 0 && device != before_} {
+      if (changed_) cudaSetDevice(device);
     }
     on_device(on_device const&) = delete;
     on_device& operator=(on_device const&) = delete;
