@@ -36,7 +36,7 @@ namespace detail {
 // request gets, and the bin counts the block.
 class bin : public grant_hook {
 public:
-  bin(std::size_t size, bool inside) noexcept : size{size}, inside_{inside} {}
+  bin(std::size_t size, bool allocates_inside) noexcept : size{size}, inside_{allocates_inside} {}
   virtual ~bin() = default;
   bin(bin const&) = delete;
   bin& operator=(bin const&) = delete;
@@ -51,11 +51,11 @@ public:
   }
   // Returns whether the block came from this bin, and takes its record if so. The caller asks the bins by size until
   // one returns true. A bin that records no blocks takes every block that comes that far.
-  bool forget(void const* pointer, pointer_set::record& taken) noexcept {
-    return !late_.load(std::memory_order_acquire) || (taken = given_.take(pointer));
+  bool forget(void const* pointer, pointer_set::record& record) noexcept {
+    return !late_.load(std::memory_order_acquire) || (record = given_.take(pointer));
   }
   // Puts back a record that forget() has taken: the free of the block was refused.
-  void put_back(pointer_set::record taken) noexcept { given_.put_back(std::move(taken)); }
+  void put_back(pointer_set::record record) noexcept { given_.put_back(std::move(record)); }
   // Called if the bin was added before the first request.
   void set_early() noexcept { late_.store(false, std::memory_order_release); }
   // `index`: the number of bins that were added before.
@@ -96,7 +96,8 @@ private:
 
 template <class R> class held_bin final : public bin {
 public:
-  held_bin(std::size_t size, R resource, bool inside) : bin{size, inside}, value{std::move(resource)} {
+  held_bin(std::size_t size, R resource, bool allocates_inside)
+      : bin{size, allocates_inside}, value{std::move(resource)} {
     attach(services_of_upstream(value));
   }
   bool record_use(void* pointer, stream_ref stream) override {
@@ -128,7 +129,7 @@ public:
   bool admit(waiter& item) noexcept;
   bool cancel_waiter(waiter& item) noexcept;
   bool is_too_large(waiter& item) noexcept;
-  void on_holder_event(holder& unit, holder_event what) noexcept;
+  void on_holder_event(holder& unit, holder_event event) noexcept;
   // Returns true if one of the bins serves the stream, since a block can come from each.
   bool serves_stream(stream_key const& key) const noexcept;
   std::size_t trim(std::size_t keep);
@@ -232,7 +233,7 @@ public:
   /// uses, but the memory is reused only after them. Throws std::invalid_argument if no bin knows the block, or if the
   /// bin's resource records no uses.
   void record_use(void* pointer, stream_ref stream)
-    requires requires(Upstream& up) { up.record_use(pointer, stream); }
+    requires requires(Upstream& upstream) { upstream.record_use(pointer, stream); }
   {
     if (pointer && !state_->record_use(pointer, stream))
       throw std::invalid_argument{"gpumem: no bin of the binning_resource records uses of this block"};

@@ -62,12 +62,12 @@ private:
   };
 
   ~monotonic_state() = default;
-  void* take(region& from, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept
+  void* take(region& region, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept
       __attribute__((requires_capability(mutex_)));
   expected<void*, failure> grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   region* find(void const* pointer) noexcept __attribute__((requires_capability(mutex_)));
-  void record_use(region& of, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
-  void record_now(region const& of, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
+  void record_use(region& region, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
+  void record_now(region const& region, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
   bool is_unused() const noexcept __attribute__((requires_capability(mutex_))) {
     return handles_ == 0 && live_blocks_ == 0;
   }

@@ -83,7 +83,7 @@ public:
   expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept;
   bool cancel_waiter(waiter& item) noexcept;
   bool is_too_large(waiter& item) noexcept;
-  void on_holder_event(holder& unit, holder_event what) noexcept;
+  void on_holder_event(holder& unit, holder_event event) noexcept;
   void refuse_requests() noexcept;
   void record_use(stream_key const& key, void* pointer);
   inline std::optional<class device> where() noexcept { return engine_->where(); }
@@ -129,7 +129,7 @@ private:
   expected<void*, failure> allocate_uncommon(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   expected<void*, failure> may_try(waiter& item) noexcept;
   bool refuses_beyond_device(waiter& item) noexcept;
-  expected<void*, failure> try_part(request_part const& one) noexcept;
+  expected<void*, failure> try_part(request_part const& part) noexcept;
   expected<void*, failure> allocate_special(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   expected<void*, failure> allocate_region(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
@@ -185,7 +185,7 @@ public:
 
 private:
   template <class, class> friend class detail::pool_base;
-  pressure_callback(detail::pool_state& pool, executor& where, detail::pressure_call::function free_some);
+  pressure_callback(detail::pool_state& pool, executor& executor, detail::pressure_call::function free_some);
   void swap(pressure_callback& other) noexcept {
     std::swap(pool_, other.pool_);
     std::swap(call_, other.call_);
@@ -285,32 +285,32 @@ public:
   void close() { state_->refuse_requests(); }
 
   /// Registers a pressure callback until the result is destroyed: for spilling, and for caches that can shrink. The
-  /// pool calls `free_some(wanted)` if requests wait and lack `wanted` bytes. The function runs on `where`, never
+  /// pool calls `free_some(bytes)` if requests wait and lack `bytes` bytes. The function runs on `executor`, never
   /// inside a call of the pool, one call at a time, and returns the bytes that it has freed. If it freed any and
   /// requests still wait, the pool calls it again. Otherwise the pool calls it when the next request begins to wait.
   /// The function may allocate and free, but must not wait for memory of the pool. An exception counts as 0 bytes.
   ///
   /// Memory that it frees elsewhere, for example in another pool, counts if the upstream has refused waiting requests:
   /// these then ask the upstream once more. The pool does not call the function again for such memory, so free all
-  /// `wanted` bytes in one call. Throws std::bad_alloc. Any thread.
-  pressure_callback on_pressure(executor& where, std::function<std::size_t(std::size_t wanted)> free_some) {
-    return {*state_, where,
-            [free_some = std::move(free_some)](std::size_t wanted, auto&) { return free_some(wanted); }};
+  /// `bytes` bytes in one call. Throws std::bad_alloc. Any thread.
+  pressure_callback on_pressure(executor& executor, std::function<std::size_t(std::size_t bytes)> free_some) {
+    return {*state_, executor,
+            [free_some = std::move(free_some)](std::size_t bytes, auto&) { return free_some(bytes); }};
   }
 
   /// Registers a function that returns an awaitable of the bytes freed, such as task<std::size_t>. The function starts
-  /// on `where`; the awaitable decides which thread resumes the function. The call lasts until the number of bytes is
-  /// known. The function may wait for copies, and for memory of another pool: a small one, reserved in advance, that
+  /// on `executor`; the awaitable decides which thread resumes the function. The call lasts until the number of bytes
+  /// is known. The function may wait for copies, and for memory of another pool: a small one, reserved in advance, that
   /// only such functions use. Until the call ends, no waiting request is preempted or ends as stalled. The destructor
   /// of the result waits for the end of the call. So it must not run on the thread that resumes the function, and not
   /// in the function itself after its first suspension.
   template <std::invocable<std::size_t> F>
     requires(!std::convertible_to<std::invoke_result_t<F&, std::size_t>, std::size_t>)
-  pressure_callback on_pressure(executor& where, F free_some) {
-    return {*state_, where,
-            [free_some = std::move(free_some)](std::size_t wanted,
+  pressure_callback on_pressure(executor& executor, F free_some) {
+    return {*state_, executor,
+            [free_some = std::move(free_some)](std::size_t bytes,
                                                pressure_call& call) mutable -> std::optional<std::size_t> {
-              await_freed(free_some, wanted, call);
+              await_freed(free_some, bytes, call);
               return std::nullopt;
             }};
   }
@@ -424,9 +424,9 @@ public:
   /// `options.pages` is false, or if `options.chunk_size` is set. It also uses chunks if the limit is less than a page
   /// of 2 MiB and `pages` has its defaults. Throws what the other constructor throws. Throws std::invalid_argument for
   /// `pages` that virtual_pages refuses, and for `pages` other than the defaults if `options` ask for chunks.
-  explicit pool_resource(gpumem::device where, pool_options options = {}, virtual_pages_options pages = {})
+  explicit pool_resource(gpumem::device device, pool_options options = {}, virtual_pages_options pages = {})
     requires std::same_as<Upstream, cuda_resource>
-      : base{detail::held_pages(where, options, std::move(pages)), std::move(options)} {}
+      : base{detail::held_pages(device, options, std::move(pages)), std::move(options)} {}
 };
 
 /// A pool that is made for a device uses virtual pages, unless the options say otherwise.

@@ -28,18 +28,18 @@ import :waiter;
 namespace gpumem::detail {
 namespace {
 
-bool is_gpumem(services_handle const& of) noexcept { return of.table->try_allocate_behind != nullptr; }
+bool is_gpumem(services_handle const& services) noexcept { return services.table->try_allocate_behind != nullptr; }
 
 // Returns whether the resource can ever serve a request for `bytes`. A resource of another library does not tell its
 // limit, so it is asked for a block of `bytes`, which is freed again.
-bool can_serve(services_handle const& of, std::size_t bytes) {
-  if (is_gpumem(of)) {
-    auto const now = statistics_from(of).value_or(statistics{});
+bool can_serve(services_handle const& services, std::size_t bytes) {
+  if (is_gpumem(services)) {
+    auto const now = statistics_from(services).value_or(statistics{});
     return (!now.limit || bytes <= now.limit) && (!now.largest_block || bytes <= now.largest_block);
   }
   auto const host = stream_key::host();
-  auto const block = of.table->try_allocate_keyed(of.state, &host, bytes, 256);
-  if (block) of.table->deallocate_keyed(of.state, &host, *block, bytes, 256);
+  auto const block = services.table->try_allocate_keyed(services.state, &host, bytes, 256);
+  if (block) services.table->deallocate_keyed(services.state, &host, *block, bytes, 256);
   return block.has_value();
 }
 
@@ -111,7 +111,7 @@ void binning_state::add(std::unique_ptr<bin> added) {
                                 "binning_resource, but not that of the bin"};
   if (!can_serve(added->services(), added->size))
     throw std::invalid_argument{"gpumem: the resource of a bin refuses blocks of the bin's size"};
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto next = table();
   auto const place = std::ranges::lower_bound(next, added->size, {}, &bin::size);
   if ((*place)->size == added->size)
@@ -164,8 +164,8 @@ void binning_state::deallocate(stream_key const& key, void* pointer, std::size_t
 
 bool binning_state::admit(waiter& item) noexcept {
   note_request();
-  auto* const in = bin_for(item);
-  if (in && in->services().table->admit) return in->admit(item);
+  auto* const bin = bin_for(item);
+  if (bin && bin->services().table->admit) return bin->admit(item);
   item.complete(item.allocate_parts(
       [this, &item](request_part const& one) -> expected<void*, failure> {
         auto const key = key_of(item, one).queueing_as(queueing::none);
@@ -193,18 +193,18 @@ bool binning_state::is_too_large(waiter& item) noexcept {
 }
 
 // A holder counts its bytes in each bin, so that each bin's resource knows whose memory it is.
-void binning_state::on_holder_event(holder& unit, holder_event what) noexcept {
-  auto const& all = table();
+void binning_state::on_holder_event(holder& unit, holder_event event) noexcept {
+  auto const& bins = table();
   auto const tell = [&](bin const& each) {
     auto const& services = each.services();
-    if (services.table->on_holder_event) services.table->on_holder_event(services.state, &unit, what);
+    if (services.table->on_holder_event) services.table->on_holder_event(services.state, &unit, event);
   };
-  if (what != holder_event::begins) {
-    for (auto* const each : all) tell(*each);
+  if (event != holder_event::begins) {
+    for (auto* const each : bins) tell(*each);
     return;
   }
-  unit.begin_branches(static_cast<shared_state*>(this), all.size(), [&](std::size_t index) {
-    tell(**std::ranges::find(all, index, [](bin const* each) { return each->index(); }));
+  unit.begin_branches(static_cast<shared_state*>(this), bins.size(), [&](std::size_t index) {
+    tell(**std::ranges::find(bins, index, [](bin const* each) { return each->index(); }));
   });
 }
 
@@ -215,12 +215,12 @@ bool binning_state::serves_stream(stream_key const& key) const noexcept {
 // A bin over the upstream gives its memory back to the upstream. The result counts that memory only if the upstream
 // gives it back too.
 std::size_t binning_state::trim(std::size_t keep) {
-  std::size_t given = 0;
+  std::size_t returned_bytes = 0;
   for (auto* const each : table()) {
     auto const trimmed = each->services().table->trim(each->services().state, keep);
-    given += each->is_inside() ? 0 : trimmed;
+    returned_bytes += each->is_inside() ? 0 : trimmed;
   }
-  return given;
+  return returned_bytes;
 }
 
 statistics binning_state::read_statistics() {
@@ -228,20 +228,20 @@ statistics binning_state::read_statistics() {
   auto const& outer = upstream().services();
   auto sum = statistics_from(outer).value_or(statistics{});
   sum.peak_live = 0; // the upstream's peak counts whole chunks of bins
-  for (auto* const each : table()) {
-    auto const& services = each->services();
+  for (auto* const bin : table()) {
+    auto const& services = bin->services();
     if (services.state == outer.state) continue; // the upstream, or a bin whose requests go to it
-    auto one = statistics_from(services).value_or(statistics{});
-    if (each->is_inside()) {
-      sum.live -= std::min(sum.live, one.reserved);
-      sum.allocated -= std::min(sum.allocated, one.reserved);
-      sum.allocations -= std::min(sum.allocations, one.upstream_allocations);
-      sum.frees -= std::min(sum.frees, one.upstream_frees);
-      one.reserved = 0;
+    auto bin_statistics = statistics_from(services).value_or(statistics{});
+    if (bin->is_inside()) {
+      sum.live -= std::min(sum.live, bin_statistics.reserved);
+      sum.allocated -= std::min(sum.allocated, bin_statistics.reserved);
+      sum.allocations -= std::min(sum.allocations, bin_statistics.upstream_allocations);
+      sum.frees -= std::min(sum.frees, bin_statistics.upstream_frees);
+      bin_statistics.reserved = 0;
     } else {
       sum.peak_reserved = 0; // the resources had their peaks at different times
     }
-    add_statistics(sum, one);
+    add_statistics(sum, bin_statistics);
   }
   return sum;
 }

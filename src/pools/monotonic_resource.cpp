@@ -46,7 +46,7 @@ monotonic_state::monotonic_state(std::unique_ptr<pool_upstream> upstream, monoto
     : region_size_{options.region_size}, pool_{new pool_state{std::move(upstream), checked(std::move(options))}} {}
 
 void monotonic_state::add_handle() noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   ++handles_;
 }
 
@@ -57,7 +57,7 @@ void monotonic_state::drop_handle() noexcept {
   if (forked()) return;
   bool last = false;
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     --handles_;
     last = is_unused();
   }
@@ -69,7 +69,7 @@ void monotonic_state::drop_handle() noexcept {
 // the pool when their blocks were freed.
 void monotonic_state::end() noexcept {
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     for (auto const& each : regions_)
       pool_->deallocate(each.home.has_handle() ? each.home : stream_key::host(), each.base, each.bytes, granule);
     regions_.clear();
@@ -80,26 +80,26 @@ void monotonic_state::end() noexcept {
 expected<void*, failure> monotonic_state::try_allocate(stream_key const& key, std::size_t bytes,
                                                        std::size_t alignment) noexcept {
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     if (!regions_.empty() && serves_stream(key)) {
       if (auto* const taken = take(regions_.back(), key, bytes, alignment)) return taken;
     }
   }
   auto const result = grow(key, bytes, alignment);
   if (result) return result;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   ++counts_.failures;
   return unexpected<failure>{failure{result.error().reason, result.error().code, bytes}};
 }
 
 // Takes the bytes off a region. Returns null if they do not fit, or if the stream cannot wait for the region's
 // allocation. A request of the host gets memory only if the host has seen that allocation complete.
-void* monotonic_state::take(region& from, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
-  auto const address = reinterpret_cast<std::uintptr_t>(from.base) + from.used;
+void* monotonic_state::take(region& region, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
+  auto const address = reinterpret_cast<std::uintptr_t>(region.base) + region.used;
   auto const padding = (0 - address) & (std::max(alignment, granule) - 1);
-  if (padding > from.largest() || bytes > from.largest() - padding) return nullptr;
-  if (key.is_host() ? !from.origin.completed() : !reuse_rules::wait_for(from.origin, key)) return nullptr;
-  from.used += padding + bytes;
+  if (padding > region.largest() || bytes > region.largest() - padding) return nullptr;
+  if (key.is_host() ? !region.origin.completed() : !reuse_rules::wait_for(region.origin, key)) return nullptr;
+  region.used += padding + bytes;
   ++live_blocks_;
   ++counts_.allocations;
   counts_.live += bytes;
@@ -113,20 +113,20 @@ expected<void*, failure> monotonic_state::grow(stream_key const& key, std::size_
                                                std::size_t alignment) noexcept {
   auto const size = std::max(region_size_, bytes);
   auto const start = std::max(alignment, granule);
-  auto const drawn = pool_->try_allocate(key, size, start);
-  if (!drawn) return drawn;
+  auto const result = pool_->try_allocate(key, size, start);
+  if (!result) return result;
   try {
     key.timeline().prepare();
-    region fresh{static_cast<char*>(*drawn), size, 0, key.by_identity()};
+    region fresh{static_cast<char*>(*result), size, 0, key.by_identity()};
     if (!key.is_host()) {
       auto const recorded = key.has_handle() ? key.timeline().record_at_free(key.handle()) : epoch{0};
       fresh.origin.assign({&key.timeline(), recorded ? recorded : key.end_use(size, true)});
     }
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     regions_.push_back(fresh);
     return take(regions_.back(), key, bytes, alignment);
   } catch (...) { // the host is out of memory
-    pool_->deallocate(key, *drawn, size, start);
+    pool_->deallocate(key, *result, size, start);
     return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
   }
 }
@@ -140,18 +140,18 @@ monotonic_state::region* monotonic_state::find(void const* pointer) noexcept {
 // Records the stream's use of the region in the pool. The pool then reuses the region only after this use, even if the
 // free of the region does not come after it. If the recording fails, the host waits for the stream. A use by the
 // region's own stream costs nothing now if a later call can record it: gpumem then has the stream's handle.
-void monotonic_state::record_use(region& of, stream_key const& key) noexcept {
+void monotonic_state::record_use(region& region, stream_key const& key) noexcept {
   if (key.is_host()) return;
-  if (key == of.home && of.home.has_handle()) {
-    of.used_at_home = true;
+  if (key == region.home && region.home.has_handle()) {
+    region.used_at_home = true;
     return;
   }
-  record_now(of, key);
+  record_now(region, key);
 }
 
-void monotonic_state::record_now(region const& of, stream_key const& key) noexcept {
+void monotonic_state::record_now(region const& region, stream_key const& key) noexcept {
   try {
-    pool_->record_use(key, of.base);
+    pool_->record_use(key, region.base);
   } catch (...) { static_cast<void>(key.wait_on_host()); }
 }
 
@@ -160,18 +160,18 @@ void monotonic_state::deallocate(stream_key const& key, void* pointer, std::size
   bool freed = false;
   bool last = false;
   {
-    sync::lock const held{mutex_};
-    auto* const in = find(pointer);
-    if (in && !serves_stream(key)) {
+    sync::lock const lock{mutex_};
+    auto* const found_region = find(pointer);
+    if (found_region && !serves_stream(key)) {
       wrong = misuse::kind::unopened_device;
-    } else if (in && live_blocks_ > 0 && bytes <= counts_.live) {
-      record_use(*in, key);
+    } else if (found_region && live_blocks_ > 0 && bytes <= counts_.live) {
+      record_use(*found_region, key);
       --live_blocks_;
       ++counts_.frees;
       counts_.live -= bytes;
       freed = true;
       last = is_unused();
-    } else if (in) {
+    } else if (found_region) {
       wrong = misuse::kind::double_free;
     }
   }
@@ -182,7 +182,7 @@ void monotonic_state::deallocate(stream_key const& key, void* pointer, std::size
 
 void monotonic_state::reset(stream_key const& key) noexcept {
   if (!driver_alive()) return;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   for (auto const& each : regions_) {
     if (each.used_at_home && !key.is_host() && !(key == each.home)) record_now(each, each.home);
     pool_->deallocate(key, each.base, each.bytes, granule);
@@ -196,7 +196,7 @@ void monotonic_state::reset(stream_key const& key) noexcept {
 statistics monotonic_state::read_statistics() {
   if (forked()) return {};
   auto now = pool_->read_statistics();
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   now.live = counts_.live;
   now.peak_live = counts_.peak_live;
   now.allocations = counts_.allocations;

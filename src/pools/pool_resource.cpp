@@ -55,12 +55,12 @@ namespace gpumem::detail {
 namespace {
 
 // Returns whether the pool uses pages. With a limit of less than one page, a pool over pages could allocate nothing.
-bool draws_pages(gpumem::device where, pool_options const& options, virtual_pages_options const& pages) {
+bool draws_pages(gpumem::device device, pool_options const& options, virtual_pages_options const& pages) {
   bool const special = needs_pages(pages);
   if ((!options.pages || options.chunk_size) && special)
     throw std::invalid_argument{"gpumem: a pool without pages has no options of pages"};
   bool const too_small = options.limit && options.limit < smallest_page && !special;
-  return options.pages && options.chunk_size == 0 && !too_small && virtual_pages::supported(where);
+  return options.pages && options.chunk_size == 0 && !too_small && virtual_pages::supported(device);
 }
 
 // Checks the device here, because a pool without an initial size would otherwise fail only at its first allocation.
@@ -87,8 +87,8 @@ pool_options for_pass_through(pool_options options, bool paged) {
 // from a CUDA memory pool, because tools can follow its stream order.
 class stream_ordered_upstream final : public held_upstream<cuda_resource> {
 public:
-  stream_ordered_upstream(cuda_resource instead, gpumem::device where)
-      : held_upstream{std::move(instead)}, blocks_{where, {.release_threshold = 0}} {
+  stream_ordered_upstream(cuda_resource upstream, gpumem::device device)
+      : held_upstream{std::move(upstream)}, blocks_{device, {.release_threshold = 0}} {
     attach(services_of(blocks_));
   }
 
@@ -96,9 +96,9 @@ private:
   async_resource blocks_;
 };
 
-bool has_driver_pools(gpumem::device where) {
+bool has_driver_pools(gpumem::device device) {
   int supported = 0;
-  check(driver().device_get_attribute(&supported, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, where.ordinal()),
+  check(driver().device_get_attribute(&supported, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, device.ordinal()),
         "cuDeviceGetAttribute");
   return supported != 0;
 }
@@ -135,16 +135,16 @@ std::unique_ptr<leak_report> make_leak_report(pool_engine& engine, pool_state& p
 
 } // namespace
 
-std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options const& options,
+std::unique_ptr<pool_upstream> held_pages(gpumem::device device, pool_options const& options,
                                           virtual_pages_options pages) {
-  cuda_resource const chunks{where};
-  if (passes_through(options.pass_through) && !needs_pages(pages) && has_driver_pools(where))
-    return std::make_unique<stream_ordered_upstream>(chunks, where);
-  if (!draws_pages(where, options, pages)) return std::make_unique<held_upstream<cuda_resource>>(chunks);
+  cuda_resource const chunks{device};
+  if (passes_through(options.pass_through) && !needs_pages(pages) && has_driver_pools(device))
+    return std::make_unique<stream_ordered_upstream>(chunks, device);
+  if (!draws_pages(device, options, pages)) return std::make_unique<held_upstream<cuda_resource>>(chunks);
   // Reserves the addresses that the options name for a moment, so that a bad number throws here. The pool reserves them
   // only when it first grows, and an allocation cannot throw.
-  if (pages.address_space != 0) static_cast<void>(virtual_pages{where, pages});
-  return std::make_unique<held_upstream<cuda_resource>>(chunks, where, std::move(pages));
+  if (pages.address_space != 0) static_cast<void>(virtual_pages{device, pages});
+  return std::make_unique<held_upstream<cuda_resource>>(chunks, device, std::move(pages));
 }
 
 pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options)
@@ -213,7 +213,7 @@ expected<void*, failure> pool_state::allocate_in_capture(stream_key const& key, 
                                                          std::size_t alignment) noexcept {
   auto const memory = captures_.find(key, bytes);
   if (!memory) return unexpected<failure>{memory.error()};
-  auto const refuse = [bytes](outcome why) { return expected<void*, failure>{unexpect, failure{why, 0, bytes}}; };
+  auto const refuse = [bytes](outcome reason) { return expected<void*, failure>{unexpect, failure{reason, 0, bytes}}; };
   if (engine_->refuses()) return refuse(outcome::closed);
   if (exceeds_largest_block(bytes)) return refuse(outcome::too_large);
   return (*memory)->try_allocate(key, bytes, alignment);
@@ -272,11 +272,11 @@ expected<void*, failure> pool_state::may_try(waiter& item) noexcept {
   return nullptr;
 }
 
-expected<void*, failure> pool_state::try_part(request_part const& one) noexcept {
-  auto const key = one.stream.queueing_as(queueing::admitted);
-  if (auto const checked = checked_request(key, where(), one.bytes, one.alignment); !checked) return checked;
-  if (special_) return allocate_special(key, one.bytes, one.alignment);
-  return engine_->try_allocate(key, one.bytes, one.alignment);
+expected<void*, failure> pool_state::try_part(request_part const& part) noexcept {
+  auto const key = part.stream.queueing_as(queueing::admitted);
+  if (auto const checked = checked_request(key, where(), part.bytes, part.alignment); !checked) return checked;
+  if (special_) return allocate_special(key, part.bytes, part.alignment);
+  return engine_->try_allocate(key, part.bytes, part.alignment);
 }
 
 bool pool_state::is_too_large(waiter& item) noexcept {
@@ -312,8 +312,8 @@ bool pool_state::cancel_waiter(waiter& item) noexcept {
   return withdrawn;
 }
 
-void pool_state::on_holder_event(holder& unit, holder_event what) noexcept {
-  if (!forked()) engine_->passes().on_holder_event(unit, what);
+void pool_state::on_holder_event(holder& unit, holder_event event) noexcept {
+  if (!forked()) engine_->passes().on_holder_event(unit, event);
 }
 
 void pool_state::refuse_requests() noexcept {
@@ -381,10 +381,10 @@ void pool_record_use(pool_state& state, void* pointer, stream_ref stream) {
 
 namespace gpumem {
 
-pressure_callback::pressure_callback(detail::pool_state& pool, executor& where,
+pressure_callback::pressure_callback(detail::pool_state& pool, executor& executor,
                                      detail::pressure_call::function free_some)
     : pool_{&pool},
-      call_{std::make_shared<detail::pressure_call>(pool.engine().passes(), where, std::move(free_some))} {
+      call_{std::make_shared<detail::pressure_call>(pool.engine().passes(), executor, std::move(free_some))} {
   detail::throw_if_child();
   pool.engine().passes().add_pressure_call(*call_);
 }
@@ -441,11 +441,11 @@ std::optional<owned_block> pool_state::find_owned(void const* pointer) {
 
 std::optional<std::size_t> pool_state::try_deallocate(void* pointer) noexcept {
   if (!pointer || !may_free()) return std::nullopt;
-  auto const seen = engine_->find_in_own_shard(pointer);
-  if (seen.that && seen.that->is_live() && !special_) [[likely]] {
-    std::size_t const bytes = seen.that->requested;
-    auto const key = key_of_owner(*seen.that->stream);
-    auto const cached = engine_->try_cache(key, seen, bytes);
+  auto const lookup = engine_->find_in_own_shard(pointer);
+  if (lookup.that && lookup.that->is_live() && !special_) [[likely]] {
+    std::size_t const bytes = lookup.that->requested;
+    auto const key = key_of_owner(*lookup.that->stream);
+    auto const cached = engine_->try_cache(key, lookup, bytes);
     if (!cached.done()) finish_in_pool(key, pointer, bytes, cached);
     return bytes;
   }

@@ -22,21 +22,21 @@ public:
   struct usage {
     std::size_t in_use = 0;
     std::int64_t allowance = 0;
-    void add(share const& one) noexcept;
+    void add(share const& share) noexcept;
   };
 
   /// Counts `bytes` more bytes of the share as in use, and claims bytes for the share if it has too few. Returns false,
   /// and changes nothing, if the budget has too few bytes left or the share would exceed its bound.
-  inline bool charge(share& mine, std::size_t bytes) noexcept {
-    auto const need = static_cast<std::int64_t>(bytes) - mine.allowance;
+  inline bool charge(share& share, std::size_t bytes) noexcept {
+    auto const need = static_cast<std::int64_t>(bytes) - share.allowance;
     if (need > 0) [[unlikely]] {
-      if (!claim(mine, need)) return false;
+      if (!claim(share, need)) return false;
     }
-    mine.allowance -= static_cast<std::int64_t>(bytes);
+    share.allowance -= static_cast<std::int64_t>(bytes);
     return true;
   }
   /// Gives back all claimed bytes of a share, none of which is in use.
-  void release(share& mine) noexcept;
+  void release(share& share) noexcept;
 
   /// Sets the bytes of the budget, and the most that one share may claim. Bytes that are claimed already stay claimed,
   /// even if they exceed the new numbers. One thread at a time.
@@ -49,11 +49,11 @@ public:
   }
 
 private:
-  inline std::int64_t claimable(share const& mine) const noexcept {
-    auto const own = max_share_.load(std::memory_order_relaxed) - mine.claimed.load(std::memory_order_relaxed);
+  inline std::int64_t claimable(share const& share) const noexcept {
+    auto const own = max_share_.load(std::memory_order_relaxed) - share.claimed.load(std::memory_order_relaxed);
     return std::min(own, unclaimed());
   }
-  [[clang::preserve_most, gnu::visibility("hidden")]] bool claim(share& mine, std::int64_t need) noexcept;
+  [[clang::preserve_most, gnu::visibility("hidden")]] bool claim(share& share, std::int64_t need) noexcept;
 
   std::int64_t total_ = 0;
   std::atomic<std::int64_t> max_share_{0};
@@ -71,7 +71,7 @@ public:
   /// Sets whether blocks are cached, the budget of each kind in bytes, and the threshold of event_threshold_bytes().
   /// One thread gets at most the budget divided by `threads`, both of small and of medium blocks. Called by one thread
   /// at a time.
-  void set(bool on, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
+  void set(bool enabled, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
            std::size_t event_threshold_bytes) noexcept;
 
   inline bool enabled() const noexcept { return enabled_.load(std::memory_order_relaxed); }
@@ -86,8 +86,8 @@ public:
     return device < 0 || (devices_.load(std::memory_order_relaxed) & bit_of(device)) != 0;
   }
   /// Sets these devices, as a sum of bit_of(). Initially all devices.
-  inline void set_devices(std::uint64_t all) noexcept { devices_.store(all, std::memory_order_relaxed); }
-  inline void add_devices(std::uint64_t some) noexcept { devices_.fetch_or(some, std::memory_order_relaxed); }
+  inline void set_devices(std::uint64_t devices) noexcept { devices_.store(devices, std::memory_order_relaxed); }
+  inline void add_devices(std::uint64_t devices) noexcept { devices_.fetch_or(devices, std::memory_order_relaxed); }
   /// Returns the bit that stands for a device. All devices from 63 on share one bit.
   static constexpr std::uint64_t bit_of(int device) noexcept { return std::uint64_t{1} << std::min(device, 63); }
   /// Returns the bytes of the largest block that is cached.

@@ -39,15 +39,15 @@ export struct stream_cache {
     auto& after = lists[number + 2];
     return after ? &pop(after) : nullptr;
   }
-  inline void push(block& freed) noexcept {
-    auto& to = lists[freed.class_number];
-    freed.next = to;
-    to = &freed;
+  inline void push(block& returned) noexcept {
+    auto& to = lists[returned.class_number];
+    returned.next = to;
+    to = &returned;
     ++count;
   }
-  inline block& pop(block*& from) noexcept {
-    auto& found = *from;
-    from = found.next;
+  inline block& pop(block*& head) noexcept {
+    auto& found = *head;
+    head = found.next;
     --count;
     return found;
   }
@@ -125,10 +125,10 @@ public:
     return nullptr;
   }
   /// Inserts a block, which later serves the stream of its only use. The cache is not full.
-  [[gnu::always_inline]] inline void insert(block& freed) noexcept {
+  [[gnu::always_inline]] inline void insert(block& returned) noexcept {
     auto const i = static_cast<unsigned>(std::countr_one(used_));
-    auto const fingerprint = fingerprint_of(*freed.uses.begin()->timeline, freed.bytes);
-    cells_[i] = &freed;
+    auto const fingerprint = fingerprint_of(*returned.uses.begin()->timeline, returned.bytes);
+    cells_[i] = &returned;
     // Writes all fingerprints at once, because pop() reads all at once: a load stalls if the store before it was
     // narrower.
     fingerprints_ = cell_numbers == i ? fingerprints{} + fingerprint : fingerprints_;
@@ -223,23 +223,23 @@ public:
     block* evicted; ///< a block that has left the cache, for the caller to free in its shard; null: none
   };
   /// Caches a live block whose last use, by the stream of the free, is `use`.
-  [[gnu::always_inline]] inline result insert(cache_limits& limits, block& freed, stream_use const& use) noexcept {
+  [[gnu::always_inline]] inline result insert(cache_limits& limits, block& returned, stream_use const& use) noexcept {
     auto& timeline = *use.timeline;
-    auto* const all = storage_.load(std::memory_order_acquire);
-    if (!all) [[unlikely]]
+    auto* const storage = storage_.load(std::memory_order_acquire);
+    if (!storage) [[unlikely]]
       return {false, nullptr};
     sync::biased_lock const held{mutex};
     if (!limits.enabled()) [[unlikely]]
       return {false, nullptr};
-    auto& in = all->stream_cache_of(timeline);
-    if (freed.class_number < size_class::count) {
-      if (auto const numbered = insert_numbered(limits, *all, in, freed, use)) return *numbered;
+    auto& in = storage->stream_cache_of(timeline);
+    if (returned.class_number < size_class::count) {
+      if (auto const numbered = insert_numbered(limits, *storage, in, returned, use)) return *numbered;
     }
-    return insert_large(limits, all->large_blocks, in, freed, use);
+    return insert_large(limits, storage->large_blocks, in, returned, use);
   }
   /// Removes all blocks, and gives their bytes back to the budgets. Links the blocks by `next`, and the last of them to
-  /// `others`. Returns the first block.
-  block* flush(cache_limits& limits, block* others) noexcept __attribute__((requires_capability(mutex)));
+  /// `chain`. Returns the first block.
+  block* flush(cache_limits& limits, block* chain) noexcept __attribute__((requires_capability(mutex)));
 
   /// Returns the requested bytes that the shards count as live although they lie in this cache.
   inline std::int64_t cached_requested() const noexcept { return cached_requested_; }
@@ -258,10 +258,10 @@ private:
     }
   };
 
-  [[gnu::always_inline]] inline block* pop_numbered(stream_cache& in, stream_timeline const& timeline,
+  [[gnu::always_inline]] inline block* pop_numbered(stream_cache& cache, stream_timeline const& timeline,
                                                     unsigned number) noexcept
       __attribute__((requires_capability(mutex))) {
-    auto* const found = in.timeline == &timeline ? in.pop_fitting(number) : nullptr;
+    auto* const found = cache.timeline == &timeline ? cache.pop_fitting(number) : nullptr;
     if (found) shares_[size_class::kind_of(found->bytes)].uncharge(found->bytes);
     return found;
   }
@@ -273,87 +273,88 @@ private:
     return found;
   }
   // Allocates a cached block to its stream.
-  [[gnu::always_inline]] inline block& mark_allocated(block& found, stream_timeline& timeline,
+  [[gnu::always_inline]] inline block& mark_allocated(block& block, stream_timeline& timeline,
                                                       std::size_t requested) noexcept
       __attribute__((requires_capability(mutex))) {
     // The shard still counts the bytes of the block's earlier request as live. So `cached_requested_` keeps the earlier
     // request less the new one, by which the shard counts too much.
     cached_requested_ -= static_cast<std::int64_t>(requested);
-    found.uses.clear();
-    found.requested = requested;
-    found.stream = &timeline;
-    found.set_state(block_state::allocated);
+    block.uses.clear();
+    block.requested = requested;
+    block.stream = &timeline;
+    block.set_state(block_state::allocated);
     ++allocations_;
-    return found;
+    return block;
   }
   // Marks a block that has left the cache, and that the caller has not freed in its shard yet.
-  inline block& mark_evicted(block& found) noexcept __attribute__((requires_capability(mutex))) {
-    found.set_state(block_state::evicted);
-    cached_requested_ -= static_cast<std::int64_t>(found.requested);
-    return found;
+  inline block& mark_evicted(block& block) noexcept __attribute__((requires_capability(mutex))) {
+    block.set_state(block_state::evicted);
+    cached_requested_ -= static_cast<std::int64_t>(block.requested);
+    return block;
   }
   // Inserts a small or medium block into a stream cache. Returns nullopt for a medium block that got no room there: the
   // large cache may take it.
-  [[gnu::always_inline]] inline std::optional<result> insert_numbered(cache_limits& limits, cache_storage& all,
-                                                                      stream_cache& in, block& freed,
+  [[gnu::always_inline]] inline std::optional<result> insert_numbered(cache_limits& limits, cache_storage& storage,
+                                                                      stream_cache& cache, block& returned,
                                                                       stream_use const& use) noexcept
       __attribute__((requires_capability(mutex))) {
     auto& timeline = *use.timeline;
-    auto const kind = size_class::kind_of(freed.bytes);
-    auto& from = limits.budget(kind);
+    auto const kind = size_class::kind_of(returned.bytes);
+    auto& budget = limits.budget(kind);
     auto& share = shares_[kind];
     block* evicted = nullptr;
-    if (!bind(limits, in, timeline)) [[unlikely]] {
-      evicted = evict_stale(limits, in, false);
-    } else if (!from.charge(share, freed.bytes)) {
-      evicted = evict_stale(limits, all.stream_caches[refused_ % stream_cache_count],
-                            from.unclaimed() < static_cast<std::int64_t>(freed.bytes));
-    } else if (in.event_due(timeline, freed.bytes, limits.event_threshold_bytes())) [[unlikely]] {
-      share.uncharge(freed.bytes);
+    if (!bind(limits, cache, timeline)) [[unlikely]] {
+      evicted = evict_stale(limits, cache, false);
+    } else if (!budget.charge(share, returned.bytes)) {
+      evicted = evict_stale(limits, storage.stream_caches[refused_ % stream_cache_count],
+                            budget.unclaimed() < static_cast<std::int64_t>(returned.bytes));
+    } else if (cache.event_due(timeline, returned.bytes, limits.event_threshold_bytes())) [[unlikely]] {
+      share.uncharge(returned.bytes);
       return result{false, nullptr};
     } else {
-      count_cached(freed, use);
-      in.push(freed);
-      in.last_insert = refused_;
+      count_cached(returned, use);
+      cache.push(returned);
+      cache.last_insert = refused_;
       return result{true, nullptr};
     }
     if (evicted || kind == size_class::small) return result{false, evicted};
     return {};
   }
-  [[gnu::always_inline]] inline result insert_large(cache_limits& limits, large_cache& large_blocks, stream_cache& in,
-                                                    block& freed, stream_use const& use) noexcept
+  [[gnu::always_inline]] inline result insert_large(cache_limits& limits, large_cache& large_blocks,
+                                                    stream_cache& cache, block& returned,
+                                                    stream_use const& use) noexcept
       __attribute__((requires_capability(mutex))) {
     auto& timeline = *use.timeline;
-    auto const bytes = freed.bytes;
+    auto const bytes = returned.bytes;
     bool const keeps = bytes <= limits.largest_block() && large_blocks.enabled();
     if (!keeps && large_blocks.empty()) return {false, nullptr};
     // Evicts a block even if the freed one is not cached: both may coalesce to a larger range. Without this, the used
     // part of the reserved memory fell by .01 and .05 in two of four recorded traces.
     if (!keeps) return {false, evict_large(large_blocks)};
-    bool const bound = bind(limits, in, timeline);
+    bool const bound = bind(limits, cache, timeline);
     if (!bound && !limits.serves(timeline.device())) [[unlikely]]
       return {false, nullptr};
-    if (bound ? in.event_due(timeline, bytes, limits.event_threshold_bytes())
+    if (bound ? cache.event_due(timeline, bytes, limits.event_threshold_bytes())
               : stream_cache::event_due_unbound(timeline, bytes, limits.event_threshold_bytes())) [[unlikely]]
       return {false, nullptr};
-    auto& from = limits.budget(size_class::large);
+    auto& budget = limits.budget(size_class::large);
     auto& share = shares_[size_class::large];
-    bool paid = !large_blocks.full() && from.charge(share, bytes);
+    bool paid = !large_blocks.full() && budget.charge(share, bytes);
     auto* const evicted = paid ? nullptr : evict_large(large_blocks);
-    paid = paid || from.charge(share, bytes);
+    paid = paid || budget.charge(share, bytes);
     if (!paid) [[unlikely]] {
-      if (from.unclaimed() < static_cast<std::int64_t>(bytes)) count_budget_miss(limits);
+      if (budget.unclaimed() < static_cast<std::int64_t>(bytes)) count_budget_miss(limits);
       return {false, evicted};
     }
-    count_cached(freed, use);
-    large_blocks.insert(freed);
+    count_cached(returned, use);
+    large_blocks.insert(returned);
     return {true, evicted};
   }
   // Gives the stream cache to the stream if it is empty and the stream's device may use the pool's memory. Returns
   // whether it belongs to the stream now.
-  static inline bool bind(cache_limits const& limits, stream_cache& one, stream_timeline& timeline) noexcept {
-    return one.timeline == &timeline ||
-           (limits.serves(timeline.device()) && one.bind_if_empty(timeline, limits.event_threshold_bytes()));
+  static inline bool bind(cache_limits const& limits, stream_cache& cache, stream_timeline& timeline) noexcept {
+    return cache.timeline == &timeline ||
+           (limits.serves(timeline.device()) && cache.bind_if_empty(timeline, limits.event_threshold_bytes()));
   }
   inline void count_budget_miss(cache_limits& limits) noexcept __attribute__((requires_capability(mutex))) {
     ++budget_misses_;
@@ -361,18 +362,18 @@ private:
       return;
     limits.note_exhausted();
   }
-  [[gnu::always_inline]] inline void count_cached(block& freed, stream_use const& use) noexcept
+  [[gnu::always_inline]] inline void count_cached(block& returned, stream_use const& use) noexcept
       __attribute__((requires_capability(mutex))) {
-    freed.uses.assign(use);
-    freed.set_state(block_state::cached);
+    returned.uses.assign(use);
+    returned.set_state(block_state::cached);
     ++frees_;
-    cached_requested_ += static_cast<std::int64_t>(freed.requested);
+    cached_requested_ += static_cast<std::int64_t>(returned.requested);
   }
 
-  block& pop_largest(stream_cache& in) noexcept __attribute__((requires_capability(mutex)));
+  block& pop_largest(stream_cache& cache) noexcept __attribute__((requires_capability(mutex)));
   block* evict_large(large_cache& large_blocks) noexcept __attribute__((requires_capability(mutex)));
   // A slow path. With preserve_most it saves the registers that it changes, so that its inlined callers need not.
-  [[clang::preserve_most, gnu::visibility("hidden")]] block* evict_stale(cache_limits& limits, stream_cache& in,
+  [[clang::preserve_most, gnu::visibility("hidden")]] block* evict_stale(cache_limits& limits, stream_cache& cache,
                                                                          bool exhausted) noexcept
       __attribute__((requires_capability(mutex)));
 
@@ -411,9 +412,9 @@ public:
     return cache_of(thread).pop(limits_, timeline, size, requested);
   }
   /// Caches a block that is being freed. `use`: its last use, on its own stream. Any thread; `thread` is its index.
-  [[gnu::always_inline]] inline thread_cache::result insert(block& freed, stream_use const& use,
+  [[gnu::always_inline]] inline thread_cache::result insert(block& returned, stream_use const& use,
                                                             unsigned thread) noexcept {
-    return cache_of(thread).insert(limits_, freed, use);
+    return cache_of(thread).insert(limits_, returned, use);
   }
   /// Calls the function under the mutex of the calling thread's cache. Returns false, and calls nothing, if caching is
   /// off. A flush after `set_limits(false)` waits until no such call is running.
@@ -428,15 +429,15 @@ public:
   /// together may hold. `threads`: the number of threads that share these budgets. `event_threshold_bytes`: the freed
   /// bytes after which a stream records an event. The caller holds the locks of all shards.
   [[clang::requires_capability(all_shards)]] inline void
-  set_limits(bool on, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
+  set_limits(bool enabled, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
              std::size_t event_threshold_bytes) noexcept {
-    limits_.set(on, limits, threads, event_threshold_bytes);
+    limits_.set(enabled, limits, threads, event_threshold_bytes);
   }
   inline bool enabled() const noexcept { return limits_.enabled(); }
   /// Passes these calls on to cache_limits. Any thread.
   inline bool serves(int device) const noexcept { return limits_.serves(device); }
-  inline void set_devices(std::uint64_t all) noexcept { limits_.set_devices(all); }
-  inline void add_devices(std::uint64_t some) noexcept { limits_.add_devices(some); }
+  inline void set_devices(std::uint64_t devices) noexcept { limits_.set_devices(devices); }
+  inline void add_devices(std::uint64_t devices) noexcept { limits_.add_devices(devices); }
   inline std::size_t event_threshold_bytes() const noexcept { return limits_.event_threshold_bytes(); }
   /// Returns whether each budget is the sum of the bytes that caches have claimed (in `sum`) and the bytes that no
   /// cache has claimed. Called in `visit_locked`.

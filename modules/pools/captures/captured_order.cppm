@@ -80,8 +80,8 @@ public:
 
   /// Returns whether there are at least 64 ends, and twice as many as after the last call of keep_only().
   inline bool is_full() const noexcept { return ends_.size() >= limit_; }
-  /// Drops all ends but those in `used`. Throws std::bad_alloc.
-  void keep_only(std::span<epoch const> used);
+  /// Drops all ends but those in `epochs`. Throws std::bad_alloc.
+  void keep_only(std::span<epoch const> epochs);
   inline std::size_t size() const noexcept { return ends_.size(); }
 
 private:

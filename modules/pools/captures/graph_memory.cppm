@@ -34,12 +34,12 @@ public:
   /// lock, because the upstream may be slow.
   static expected<chunk, failure> draw(pool_upstream& upstream, std::size_t bytes, std::size_t alignment) noexcept;
   /// Gives a chunk back to the upstream. Called without a lock.
-  static void give_back(pool_upstream& upstream, chunk const& drawn) noexcept;
+  static void give_back(pool_upstream& upstream, chunk const& chunk) noexcept;
   /// Returns the bytes that the upstream has given for a chunk.
-  static std::size_t bytes_from_upstream(chunk const& drawn) noexcept;
+  static std::size_t bytes_from_upstream(chunk const& chunk) noexcept;
 
   /// Adds a chunk, whose memory becomes a free range. Throws std::bad_alloc, and then adds nothing.
-  void add(chunk const& drawn, range_allocator& ranges);
+  void add(chunk const& chunk, range_allocator& ranges);
   /// Returns the block that holds the address; null if no chunk does.
   block* find_containing(void const* pointer) const noexcept;
   /// Visits every chunk.
@@ -70,7 +70,7 @@ public:
   /// as allocated in none.
   void note_allocation(block const& live, std::uint64_t capture) noexcept;
   /// Forgets the capture in which a block was allocated that is freed now.
-  void forget(block const& freed) noexcept { allocated_in_.erase(&freed); }
+  void forget(block const& returned) noexcept { allocated_in_.erase(&returned); }
   void forget_all_blocks() noexcept { allocated_in_.clear(); }
   /// Returns the capture in which a block was allocated if the calling thread works on that capture; otherwise 0.
   std::uint64_t capture_worked_on_here(block const& live) const noexcept;
@@ -80,7 +80,7 @@ public:
   /// How a use has ended: by a call of record_use, after which other uses may come, or by the free.
   enum class ended_by : std::uint8_t { declaration, free };
   /// Ends a use of a live block on the stream.
-  void end(block& used, stream_key const& key, ended_by how) noexcept;
+  void end(block& block, stream_key const& key, ended_by reason) noexcept;
 
   /// A free range that a stream may use, and the offset of the block in it; the range is null if there is none.
   struct fit {
@@ -101,7 +101,7 @@ private:
 
   void keep_timeline(stream_timeline& timeline);
   void drop_dead_timelines();
-  void rename_dead(block& used);
+  void rename_dead(block& block);
   stream_timeline& name_of_dead(CUgraph graph);
   std::set<stream_timeline const*> named_timelines() const;
   std::uint64_t capture_of(block const& live) const noexcept;
@@ -174,7 +174,7 @@ private:
   void* take(stream_key const& key, std::size_t bytes, std::size_t alignment)
       __attribute__((requires_capability(mutex_)));
   expected<void*, failure> grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  bool add(chunk const& drawn) noexcept;
+  bool add(chunk const& chunk) noexcept;
 
   void free_or_report(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   // After `done` the caller calls drop_live(), which can destroy this object. Sets `wrong` for `refused`.
@@ -187,7 +187,7 @@ private:
   std::vector<restored_block> plan_restore(std::span<memory_range const> live)
       __attribute__((requires_capability(mutex_)));
   void free_everything() noexcept __attribute__((requires_capability(mutex_)));
-  void make_live(restored_block const& one) noexcept __attribute__((requires_capability(mutex_)));
+  void make_live(restored_block const& restored) noexcept __attribute__((requires_capability(mutex_)));
   bool declare_use(stream_key const& key, void const* pointer, late_misuse& wrong) noexcept;
 
   std::unique_ptr<pool_upstream> const upstream_; // keeps alive the pool that owns *listed_in_
@@ -209,7 +209,7 @@ public:
   /// Returns whether the pool has a graph memory. Takes no lock.
   inline bool any() const noexcept { return any_.load(std::memory_order_relaxed); }
   /// Adds a graph memory, unless it is in the list. The graph memory's destructor removes it from the list.
-  void add(graph_memory& one) noexcept;
+  void add(graph_memory& memory) noexcept;
 
   /// Frees a block or reports a misuse. Returns false if the pointer is in none of the memories. The free of a memory's
   /// last block can destroy that memory, and with it the pool and this list.
@@ -223,7 +223,7 @@ public:
 
 private:
   friend class graph_memory;
-  void remove(graph_memory& one) noexcept;
+  void remove(graph_memory& memory) noexcept;
 
   std::atomic<bool> any_{false};
   sync::mutex mutex_;

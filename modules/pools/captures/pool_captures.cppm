@@ -30,8 +30,8 @@ public:
 
 private:
   friend class open_capture;
-  void open(open_capture& one);
-  void close(open_capture& one) noexcept;
+  void open(open_capture& capture);
+  void close(open_capture& capture) noexcept;
 
   graph_memory_list memories_;
   sync::mutex mutex_;
@@ -44,8 +44,8 @@ public:
   /// `pool`: the state of the pool, which must be the upstream of the memory. Throws std::invalid_argument if it is
   /// not, or if the stream cannot capture or already has a scope of this pool. Throws also what identify(), which looks
   /// up the stream, throws.
-  open_capture(pool_captures& in, void const* pool, graph_memory& memory, stream_ref stream,
-               std::optional<device> where);
+  open_capture(pool_captures& captures, void const* pool, graph_memory& memory, stream_ref stream,
+               std::optional<device> device);
   open_capture(open_capture const&) = delete;
   open_capture& operator=(open_capture const&) = delete;
   ~open_capture();

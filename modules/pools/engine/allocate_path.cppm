@@ -70,14 +70,15 @@ public:
   out_of_memory_path(pool_parts& parts, shard_frees& frees, shard_allocator& allocator) noexcept
       : parts_{parts}, frees_{frees}, allocator_{allocator} {}
 
-  /// Returns the block, or the failure if no step has found memory. `why`: the failure of the growth. The caller holds
-  /// the locks of all shards. They are unlocked during calls of the upstream and during waits. Throws std::bad_alloc.
+  /// Returns the block, or the failure if no step has found memory. `failure`: the failure of the growth. The caller
+  /// holds the locks of all shards. They are unlocked during calls of the upstream and during waits. Throws
+  /// std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] expected<void*, failure> allocate(allocation_request& request,
-                                                                                          failure const& why);
+                                                                                          failure const& failure);
 
-  /// Gives back memory of closed pools of the device, if `why`, a failure of the upstream, says that the device has no
-  /// memory left. Returns whether any went back. Unlocks the shards meanwhile.
-  [[clang::requires_capability(one_shard, all_shards)]] bool release_closed_pools(failure const& why) noexcept;
+  /// Gives back memory of closed pools of the device, if `failure`, a failure of the upstream, says that the device has
+  /// no memory left. Returns whether any went back. Unlocks the shards meanwhile.
+  [[clang::requires_capability(one_shard, all_shards)]] bool release_closed_pools(failure const& failure) noexcept;
 
 private:
   [[clang::requires_capability(one_shard, all_shards)]] expected<void*, failure>
@@ -89,7 +90,7 @@ private:
   [[clang::requires_capability(one_shard, all_shards)]] void* search_after_sync(allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] bool sync_could_help(allocation_request const& request) const;
   [[clang::requires_shared_capability(all_shards)]] bool is_never_met(allocation_request const& request,
-                                                                      failure const& why) const;
+                                                                      failure const& failure) const;
 
   pool_parts& parts_;
   shard_frees& frees_;
@@ -120,8 +121,8 @@ private:
   expected<void*, failure> try_allocate(allocation_request request) noexcept;
   expected<void*, failure> allocate_from_all(allocation_request& request);
   [[clang::requires_capability(one_shard, all_shards)]] void enter(allocation_request& request);
-  expected<void*, failure> fail(allocation_request const& request, outcome why) noexcept;
-  [[clang::requires_capability(one_shard)]] static void count_failure(pool_shard& in,
+  expected<void*, failure> fail(allocation_request const& request, outcome reason) noexcept;
+  [[clang::requires_capability(one_shard)]] static void count_failure(pool_shard& shard,
                                                                       allocation_request const& request) noexcept;
 
   pool_parts& parts_;

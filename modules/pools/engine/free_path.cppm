@@ -47,25 +47,26 @@ export struct cached_free {
 export class free_path {
 public:
   /// Keeps references to all arguments.
-  free_path(pool_parts& parts, shard_frees& frees, deferred_frees& deferred, waiting_requests const& waiting,
+  free_path(pool_parts& parts, shard_frees& frees, deferred_frees& deferred, waiting_requests const& requests,
             progress_monitor& monitor, request_queue& queue) noexcept
-      : parts_{parts}, frees_{frees}, deferred_{deferred}, waiting_{waiting}, monitor_{monitor}, queue_{queue},
+      : parts_{parts}, frees_{frees}, deferred_{deferred}, waiting_{requests}, monitor_{monitor}, queue_{queue},
         events_{parts} {}
 
   /// Returns whether a thread's cache may hold the block. Reads the block without a lock, since only the owner of a
   /// live block changes it.
-  static inline bool may_cache(block const& freed, stream_key const& key, std::optional<std::size_t> bytes) noexcept {
-    return freed.is_live() && (!bytes || *bytes == freed.requested) && freed.uses.empty() && !key.is_host() &&
+  static inline bool may_cache(block const& returned, stream_key const& key,
+                               std::optional<std::size_t> bytes) noexcept {
+    return returned.is_live() && (!bytes || *bytes == returned.requested) && returned.uses.empty() && !key.is_host() &&
            !key.capturing();
   }
   /// Ends a block's use on a stream. Returns the stream and its current epoch. On a mortal stream records an event
   /// after enough frees or freed bytes. A free of unknown size always counts as enough.
   [[gnu::always_inline]] static inline stream_use
-  end_use(pool_mode const& mode, stream_key const& key, block const* freed, std::optional<std::size_t> bytes) noexcept {
+  end_use(pool_mode const& mode, stream_key const& key, block const* block, std::optional<std::size_t> bytes) noexcept {
     auto& timeline = key.timeline();
     if (!timeline.is_mortal()) [[likely]]
       return {&timeline, timeline.current_epoch()};
-    return {&timeline, key.end_use(freed ? freed->bytes : bytes.value_or(~std::size_t{0} / 2), mode.frees_record())};
+    return {&timeline, key.end_use(block ? block->bytes : bytes.value_or(~std::size_t{0} / 2), mode.frees_record())};
   }
   /// Completes a free after an attempt to cache the block. First frees the block that the cache evicted, if there is
   /// one. Then frees the caller's block, unless the cache took it.
@@ -84,15 +85,15 @@ private:
     void* pointer;
     std::optional<std::size_t> bytes;
     stream_use use;
-    inline bool fits(block const& freed) const noexcept { return !bytes || *bytes == freed.requested; }
+    inline bool fits(block const& returned) const noexcept { return !bytes || *bytes == returned.requested; }
   };
-  free_result free_uncached(free_call const& call, shard_list::lookup const& seen) noexcept;
-  bool free_to_shard(free_call const& call, shard_list::lookup const& seen) noexcept;
-  bool push_remote_free(free_call const& call, shard_list::lookup const& seen) noexcept;
+  free_result free_uncached(free_call const& call, shard_list::lookup const& lookup) noexcept;
+  bool free_to_shard(free_call const& call, shard_list::lookup const& lookup) noexcept;
+  bool push_remote_free(free_call const& call, shard_list::lookup const& lookup) noexcept;
   free_result free_with_all_locks(free_call const& call) noexcept;
   free_result free_evicted_block(block& cached) noexcept;
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-  finish_free(block& freed, free_call const& call, pool_shard& in) noexcept;
+  finish_free(block& returned, free_call const& call, pool_shard& shard) noexcept;
 
   pool_parts& parts_;
   shard_frees& frees_;

@@ -80,18 +80,18 @@ public:
     auto& shard = parts_.shards.shard_of_thread();
     return {shard.find_live(pointer), &shard};
   }
-  /// Puts a block into the calling thread's cache, if the cache may hold it. `seen`: what find_in_own_shard() returned.
-  /// `bytes`: the size that the caller states; nullopt if the size is not to be checked. Unless the result is done(),
-  /// the caller then calls free_slow().
-  [[gnu::always_inline]] inline cached_free try_cache(stream_key const& key, shard_list::lookup const& seen,
+  /// Puts a block into the calling thread's cache, if the cache may hold it. `lookup`: what find_in_own_shard()
+  /// returned. `bytes`: the size that the caller states; nullopt if the size is not to be checked. Unless the result is
+  /// done(), the caller then calls free_slow().
+  [[gnu::always_inline]] inline cached_free try_cache(stream_key const& key, shard_list::lookup const& lookup,
                                                       std::optional<std::size_t> bytes) noexcept {
-    bool const may = seen.that && free_path::may_cache(*seen.that, key, bytes);
+    bool const may = lookup.that && free_path::may_cache(*lookup.that, key, bytes);
     // Reads the stream's epoch now. The caller has enqueued all work on the block, and insert() stores the epoch in the
     // block.
-    auto const use = free_path::end_use(parts_.mode, key, seen.that, bytes);
+    auto const use = free_path::end_use(parts_.mode, key, lookup.that, bytes);
     if (!may) [[unlikely]]
-      return {use, {false, nullptr}, seen};
-    return {use, parts_.caches.insert(*seen.that, use, sync::thread_index()), seen};
+      return {use, {false, nullptr}, lookup};
+    return {use, parts_.caches.insert(*lookup.that, use, sync::thread_index()), lookup};
   }
   /// Completes the free of a block for which try_cache() has returned `cached`.
   inline free_result free_slow(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
@@ -173,8 +173,8 @@ public:
   void close() noexcept;
 
 private:
-  [[clang::requires_capability(one_shard, all_shards)]] void refuse_requests(woken_waiters& woken) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] void after_limit_change(woken_waiters& woken);
+  [[clang::requires_capability(one_shard, all_shards)]] void refuse_requests(woken_waiters& waiters) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void after_limit_change(woken_waiters& waiters);
   void destroy() noexcept override { delete this; }
 
   // Each member keeps references to members before it. parts_ also refers to release_, which runs on the library thread

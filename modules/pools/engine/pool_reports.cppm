@@ -39,11 +39,11 @@ export struct memory_range {
 
 namespace detail {
 
-inline memory_range range_of(block const& one) noexcept {
-  memory_range range{one.pointer(), one.bytes};
-  if (!one.is_live()) return range;
-  range.requested = one.requested;
-  range.stream = one.stream->id();
+inline memory_range range_of(block const& block) noexcept {
+  memory_range range{block.pointer(), block.bytes};
+  if (!block.is_live()) return range;
+  range.requested = block.requested;
+  range.stream = block.stream->id();
   range.live = true;
   return range;
 }
@@ -76,12 +76,12 @@ struct live_blocks {
   std::vector<block_info> largest;
 
   // Counts a block, and keeps its description if it is one of the largest. Throws std::bad_alloc.
-  void add(block_info const& one) {
+  void add(block_info const& info) {
     ++count;
-    bytes += one.bytes;
+    bytes += info.bytes;
     auto at = largest.begin();
-    while (at != largest.end() && at->bytes >= one.bytes) ++at;
-    largest.insert(at, one);
+    while (at != largest.end() && at->bytes >= info.bytes) ++at;
+    largest.insert(at, info);
     if (largest.size() > shown) largest.pop_back();
   }
 };
@@ -129,7 +129,7 @@ export std::string describe_memory(pool_parts& parts, shard_frees& frees);
 
 /// Appends the failure and the text of describe_memory() to the file that the pool's option `failure_report` names.
 /// Does nothing if the file cannot be written.
-export void append_failure_report(pool_parts& parts, shard_frees& frees, failure const& why) noexcept;
+export void append_failure_report(pool_parts& parts, shard_frees& frees, failure const& failure) noexcept;
 
 /// Sums up the counts of a pool's shards, its thread caches and its waiting requests. Takes the locks of all shards.
 /// Any thread.
@@ -162,7 +162,7 @@ private:
   };
   shard_sums read_shards();
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-  add_shard(pool_shard& one, shard_sums& sums);
+  add_shard(pool_shard& shard, shard_sums& sums);
   void add_waiting(statistics& sum);
 
   pool_parts& parts_;

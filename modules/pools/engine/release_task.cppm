@@ -30,8 +30,8 @@ public:
 
   /// Keeps references to all arguments.
   release_task(pool_parts& parts, shard_frees& frees, deferred_frees& deferred, progress_monitor& monitor,
-               request_passes& requests, owner& of) noexcept
-      : parts_{parts}, frees_{frees}, deferred_{deferred}, monitor_{monitor}, requests_{requests}, owner_{of} {}
+               request_passes& requests, owner& owner) noexcept
+      : parts_{parts}, frees_{frees}, deferred_{deferred}, monitor_{monitor}, requests_{requests}, owner_{owner} {}
 
   /// Ends a round of the shards, and gives back free memory whose uses the host has seen complete, as long as at least
   /// `keep` bytes stay reserved. Returns the bytes given back. The caller holds the locks of all shards; they are
@@ -48,10 +48,10 @@ private:
   // The step that a thread takes after a pass of a closed pool, without the locks.
   enum class next_step { nothing, retry, end };
   void expire() noexcept override;
-  [[clang::requires_capability(one_shard, all_shards)]] next_step after_closed_pass(held_by kept) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] next_step after_closed_pass(held_by keeper) noexcept;
   void take(next_step step) noexcept;
   [[clang::requires_shared_capability(all_shards)]] std::size_t kept_bytes() const noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] held_by release_pass(bool all) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] held_by release_pass(bool release_all) noexcept;
   [[clang::requires_shared_capability(all_shards)]] inline bool is_beyond_threshold() const noexcept {
     return parts_.chunks.reserved() > parts_.options.release_threshold;
   }

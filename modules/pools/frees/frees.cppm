@@ -24,11 +24,11 @@ public:
 
   /// Records an event for a free if another stream or the host may soon want memory. `use`: the stream of the free and
   /// its present epoch. `bytes`: the size of the block. Returns the use with the epoch of the event, or `use` itself if
-  /// none was recorded. The caller holds the lock of `in`, the block's shard.
+  /// none was recorded. The caller holds the lock of `shard`, the block's shard.
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline stream_use
-  record_if_due(stream_key const& key, stream_use const& use, std::size_t bytes, pool_shard& in) noexcept {
-    bool const many = parts_.mode.multi_stream() && passes_threshold(*use.timeline, bytes, in);
+  record_if_due(stream_key const& key, stream_use const& use, std::size_t bytes, pool_shard& shard) noexcept {
+    bool const many = parts_.mode.multi_stream() && passes_threshold(*use.timeline, bytes, shard);
     return many || use.timeline->event_request().raised() || parts_.mode.under_pressure() ? record(key, use) : use;
   }
   /// Records an event on the stream of the use, and returns the use with the epoch of the event. Records none, and
@@ -38,7 +38,7 @@ public:
 
 private:
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
-  passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& in) noexcept;
+  passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& shard) noexcept;
 
   pool_parts& parts_;
 };
@@ -53,21 +53,23 @@ public:
   /// Puts a small block on a quick list. Puts any other block on a free list, and coalesces it. The stream uses
   /// of the block stay with the memory, so later uses are ordered after them.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-  free_block(block& freed) noexcept;
+  free_block(block& returned) noexcept;
   /// Frees a block that was in a thread cache. The cache has counted the free, so this does not.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   free_cached_block(block& cached) noexcept;
   /// Returns whether a freed block goes to a quick list.
-  [[clang::requires_shared_capability(all_shards)]] inline bool goes_to_quick_list(block const& freed) const noexcept {
+  [[clang::requires_shared_capability(all_shards)]] inline bool
+  goes_to_quick_list(block const& returned) const noexcept {
     // Memory that the host can touch goes there only if no stream may still use it.
     auto const max_streams = parts_.rules.host_accessible() ? 0u : 1u;
-    return freed.bytes <= size_class::largest_small && parts_.mode.fast_path() && freed.uses.size() <= max_streams;
+    return returned.bytes <= size_class::largest_small && parts_.mode.fast_path() &&
+           returned.uses.size() <= max_streams;
   }
   /// Completes the remote frees of a shard. The caller holds that shard's lock, which is enough while
   /// pool_mode::fast_path() returns true. Otherwise the caller holds the locks of all shards.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] inline void
-  drain_remote_frees(pool_shard& in) noexcept {
-    if (!in.remote_frees.empty()) drain(in);
+  drain_remote_frees(pool_shard& shard) noexcept {
+    if (!shard.remote_frees.empty()) drain(shard);
   }
 
   // The next functions are called under the locks of all shards.
@@ -84,10 +86,10 @@ public:
 
 private:
   [[clang::requires_shared_capability(all_shards)]] range_allocator::coalescing
-  coalescing_of(block const& freed) const noexcept;
+  coalescing_of(block const& returned) const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void check_thresholds(block const& range) noexcept;
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-  drain(pool_shard& in) noexcept;
+  drain(pool_shard& shard) noexcept;
 
   pool_parts& parts_;
 };
@@ -101,7 +103,7 @@ public:
   deferred_frees(pool_parts& parts, shard_frees& frees) noexcept : parts_{parts}, frees_{frees} {}
 
   [[clang::requires_shared_capability(all_shards)]] inline bool any() const noexcept { return first_ != nullptr; }
-  [[clang::requires_capability(one_shard, all_shards)]] void add(block& freed, stream_key const& key) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void add(block& returned, stream_key const& key) noexcept;
   /// Completes all deferred frees. `now`: the stream of the current call; null if it has none. If the call was given
   /// the handle of that stream, an event can be recorded on it.
   [[clang::requires_capability(one_shard, all_shards)]] inline void run(stream_key const* now) noexcept {

@@ -24,13 +24,13 @@ export struct byte_run {
   std::size_t bytes = 0;
 };
 
-/// Enqueues a write of the pattern on the stream. Returns false if the driver refuses. `on` must have the stream's
+/// Enqueues a write of the pattern on the stream. Returns false if the driver refuses. `key` must have the stream's
 /// handle, and the stream must not capture a graph.
-export bool fill(stream_key const& on, byte_run what, fill_pattern with) noexcept;
+export bool fill(stream_key const& key, byte_run run, fill_pattern pattern) noexcept;
 /// Writes the pattern on the host before it returns.
-export void fill_by_host(byte_run what, fill_pattern with) noexcept;
-/// Enqueues a copy of `what` on the stream, to the page-locked memory at `into`. Returns false if the driver refuses.
-export bool read_back(stream_key const& on, byte_run what, char* into) noexcept;
+export void fill_by_host(byte_run run, fill_pattern pattern) noexcept;
+/// Enqueues a copy of `run` on the stream, to the page-locked memory at `buffer`. Returns false if the driver refuses.
+export bool read_back(stream_key const& key, byte_run run, char* buffer) noexcept;
 
 /// The number of bytes that differ from a pattern, and the offsets of the first and the last of them.
 export struct corruption {
@@ -38,7 +38,7 @@ export struct corruption {
   std::size_t first = 0;
   std::size_t last = 0;
 };
-export corruption compare(char const* data, std::size_t bytes, fill_pattern with) noexcept;
+export corruption compare(char const* data, std::size_t bytes, fill_pattern pattern) noexcept;
 
 /// The last `capacity` allocations and frees. The caller holds the lock of the `hardening` object that owns the
 /// history.
@@ -48,11 +48,11 @@ public:
   explicit block_history(std::size_t capacity) : ring_(capacity) {}
 
   /// Records an allocation or a free by the calling thread. `stream`: the stream's id.
-  void record(block_event::kind what, void const* pointer, std::size_t bytes, std::uint64_t stream) noexcept;
+  void record(block_event::kind kind, void const* pointer, std::size_t bytes, std::uint64_t stream) noexcept;
 
   /// Writes the newest events of blocks that held the address: at most `capacity` events, the oldest of them first.
   /// Returns the number of events written.
-  std::size_t newest(void const* address, block_event* into, std::size_t capacity) const noexcept;
+  std::size_t newest(void const* address, block_event* events, std::size_t capacity) const noexcept;
   /// Returns all events of blocks that held the address, the oldest first. Throws std::bad_alloc.
   std::vector<block_event> all(void const* address) const;
   /// Returns the newest free of a block that started at `pointer`; null if there is none. If `bytes` is given, skips
@@ -108,21 +108,21 @@ export struct guarded_block {
 
   /// Returns all bytes that are filled and checked, guards included: as one run, or as one run for each end of a block
   /// that is checked only at its ends.
-  std::array<byte_run, 2> all(guard_layout const& of) const noexcept;
+  std::array<byte_run, 2> all(guard_layout const& layout) const noexcept;
   /// Returns those of the user's bytes that are filled and checked, without the guards.
-  std::array<byte_run, 2> inside(guard_layout const& of) const noexcept;
-  std::array<byte_run, 2> guards(guard_layout const& of) const noexcept;
+  std::array<byte_run, 2> inside(guard_layout const& layout) const noexcept;
+  std::array<byte_run, 2> guards(guard_layout const& layout) const noexcept;
 
-  /// Checks the bytes at `seen`, which are copies of the runs of all(), one after the other. Sets `report`.
-  void check(guard_layout const& of, char const* seen) noexcept;
+  /// Checks the bytes at `data`, which are copies of the runs of all(), one after the other. Sets `report`.
+  void check(guard_layout const& layout, char const* data) noexcept;
   /// Checks the block's bytes in the block itself, and sets `report`. The host must be able to read them.
-  void check_in_place(guard_layout const& of) noexcept;
+  void check_in_place(guard_layout const& layout) noexcept;
 
 private:
   struct pieces {
     char const *front_guard, *begin, *end, *tail_guard;
   };
-  void check(pieces const& seen, guard_layout const& of) noexcept;
+  void check(pieces const& pieces, guard_layout const& layout) noexcept;
 };
 
 /// The blocks that users have, and freed blocks in quarantine. Knows which pointers users may free, and explains wrong
@@ -133,7 +133,7 @@ public:
   explicit guarded_blocks(std::size_t events) : history_{events} {}
 
   /// Adds a block, which is not live yet. Throws std::bad_alloc.
-  void add(std::unique_ptr<guarded_block> made);
+  void add(std::unique_ptr<guarded_block> guarded);
   /// Makes an added block live, so that it can be freed. An allocation calls this last: until then a free of the
   /// address is a misuse.
   void make_live(guarded_block& fresh) noexcept;
@@ -157,7 +157,7 @@ public:
   inline std::uint64_t frees() const noexcept { return frees_; }
   inline void reset_peak() noexcept { peak_live_ = live_; }
   /// Replaces the engine's numbers of live bytes and calls, which include guards and quarantine, by those of the users.
-  void amend(statistics& seen) const noexcept;
+  void amend(statistics& statistics) const noexcept;
 
 private:
   std::map<std::uintptr_t, std::unique_ptr<guarded_block>> blocks_; // by the address that the user got

@@ -73,9 +73,9 @@ public:
   /// Throws std::bad_alloc.
   std::vector<block_event> history(void const* pointer);
   void reset_peaks();
-  /// Corrects the engine's statistics `seen`, and returns them. To the engine blocks in quarantine are live; to the
+  /// Corrects the engine's `statistics`, and returns them. To the engine blocks in quarantine are live; to the
   /// users they are freed.
-  statistics amend(statistics seen);
+  statistics amend(statistics statistics);
 
   /// Called when no handle of the pool is left. This object can be gone when the call returns.
   void drop_last_handle() noexcept;
@@ -91,8 +91,8 @@ private:
   bool drain(sync::time_point deadline, until goal) noexcept;
 
   guarded_block* claim(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  void report(misuse what) noexcept __attribute__((requires_capability(mutex_)));
-  void retire(guarded_block& freed, stream_key const& key) noexcept;
+  void report(misuse misuse) noexcept __attribute__((requires_capability(mutex_)));
+  void retire(guarded_block& guarded, stream_key const& key) noexcept;
   bool may_touch(stream_key const& key) const noexcept;
 
   void advance(stream_key const* asking, std::size_t keep) noexcept;

@@ -19,10 +19,10 @@ namespace gpumem::detail {
 /// of the `hardening` object that owns the quarantine.
 export class quarantine {
 public:
-  /// `where`: the device of the memory; nullopt if only the host can touch the memory. `by_host`: whether the host can
+  /// `device`: the device of the memory; nullopt if only the host can touch the memory. `by_host`: whether the host can
   /// touch the memory. Throws what the constructors of stream and pinned_resource throw, and
   /// pinned_resource::allocate_sync().
-  quarantine(std::optional<device> where, bool by_host, guard_layout const& layout);
+  quarantine(std::optional<device> device, bool by_host, guard_layout const& layout);
   quarantine(quarantine const&) = delete;
   quarantine& operator=(quarantine const&) = delete;
   ~quarantine();
@@ -30,7 +30,7 @@ public:
   /// Returns the sum of the sizes of the blocks in quarantine, with their guards.
   inline std::size_t bytes() const noexcept { return bytes_; }
 
-  void put(guarded_block& freed) noexcept;
+  void put(guarded_block& guarded) noexcept;
 
   /// Polls the streams that use the oldest blocks. Poisons those blocks whose uses are complete and that are not
   /// poisoned yet. While more than `keep` bytes are in quarantine, checks the oldest complete blocks and removes them.
@@ -58,16 +58,16 @@ private:
     guarded_block* last = nullptr;
     void push(guarded_block& item) noexcept;
     guarded_block* pop() noexcept;
-    void prepend(list& others) noexcept;
+    void prepend(list& list) noexcept;
   };
 
   static void poll(stream_use const& use, stream_key const* asking) noexcept;
   void poll(list const& oldest, stream_key const* asking) noexcept;
   void poison(guarded_block& complete) noexcept;
   void poison_complete() noexcept;
-  void take_complete(std::size_t keep, list& out) noexcept;
+  void take_complete(std::size_t keep, list& list) noexcept;
   bool send(guarded_block& outgoing) noexcept;
-  void finish_sending(list& out) noexcept;
+  void finish_sending(list& list) noexcept;
   epoch record_epoch() noexcept;
 
   guard_layout const layout_;

@@ -43,7 +43,7 @@ protected:
   /// Requests an event on each stream of streams_without_event(), and counts the bytes that the closed pool keeps as
   /// uncovered if there is such a stream. An event that was recorded before the request starts no pass. So after
   /// defer_release() the caller checks once more whether memory can go back.
-  void request_events(std::size_t kept) noexcept;
+  void request_events(std::size_t keep) noexcept;
 
 private:
   friend class closed_pools;

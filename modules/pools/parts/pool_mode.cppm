@@ -33,8 +33,8 @@ public:
 
   // Called under the locks of all shards.
   /// Sets whether requests wait. Not called after set_closed().
-  [[clang::requires_capability(all_shards)]] void set_waiting(bool any) noexcept {
-    state_.store(any ? state::queue : state::open, std::memory_order_relaxed);
+  [[clang::requires_capability(all_shards)]] void set_waiting(bool present) noexcept {
+    state_.store(present ? state::queue : state::open, std::memory_order_relaxed);
   }
   /// From now on requests are refused with outcome::closed.
   [[clang::requires_capability(all_shards)]] void set_closed() noexcept {
@@ -68,8 +68,8 @@ public:
   /// Posts a pass after a pause. The pause grows with each pass that found no change for a waiting request. If no
   /// request waits, it grows with each pass that found memory still in use.
   [[clang::requires_capability(all_shards)]] void schedule() noexcept;
-  /// Posts a pass for `when`, or for a millisecond from now if that is later.
-  [[clang::requires_capability(all_shards)]] void schedule_at(sync::time_point when) noexcept;
+  /// Posts a pass for `deadline`, or for a millisecond from now if that is later.
+  [[clang::requires_capability(all_shards)]] void schedule_at(sync::time_point deadline) noexcept;
   /// Cancels a posted pass. Returns false if a pass runs or is about to run.
   [[clang::requires_capability(all_shards)]] bool cancel() noexcept;
   [[clang::requires_capability(all_shards)]] void begin_pass() noexcept;
@@ -176,8 +176,12 @@ public:
     if (!first_stream_) first_stream_ = &timeline;
     if (!multi_stream_ && first_stream_ != &timeline) set(multi_stream_, true);
   }
-  [[clang::requires_capability(all_shards)]] void set_under_pressure(bool on) noexcept { set(under_pressure_, on); }
-  [[clang::requires_capability(all_shards)]] void set_deferred_frees(bool any) noexcept { set(deferred_frees_, any); }
+  [[clang::requires_capability(all_shards)]] void set_under_pressure(bool enabled) noexcept {
+    set(under_pressure_, enabled);
+  }
+  [[clang::requires_capability(all_shards)]] void set_deferred_frees(bool present) noexcept {
+    set(deferred_frees_, present);
+  }
   [[clang::requires_capability(all_shards)]] void set_no_handles() noexcept { set(no_handles_, true); }
   [[clang::requires_capability(all_shards)]] void on_reserved_changed() noexcept override { update(); }
   /// Derives the settings from the facts and applies them. The setters above call update() themselves. Other code calls

@@ -25,9 +25,9 @@ export struct guard_layout {
   std::size_t poison = 0; ///< blocks up to this size are poisoned in full, larger blocks for half this size at each end
 
   /// Returns the layout that the options ask for.
-  static guard_layout of(hardening_options const& asked) noexcept {
-    if (!asked.enabled) return {};
-    return {(asked.guard + granule - 1) / granule * granule, asked.poison};
+  static guard_layout of(hardening_options const& options) noexcept {
+    if (!options.enabled) return {};
+    return {(options.guard + granule - 1) / granule * granule, options.poison};
   }
   /// Returns the number of bytes before the user's bytes in the block that the engine allocates. The engine is the part
   /// of the pool that allocates and frees blocks.
@@ -45,7 +45,7 @@ export struct guard_layout {
 /// which lock guards it.
 export struct pool_parts {
   /// `pass`: the timer whose expiry is a pass. Throws std::invalid_argument.
-  pool_parts(std::unique_ptr<pool_upstream> from, pool_options asked, timer& pass);
+  pool_parts(std::unique_ptr<pool_upstream> upstream, pool_options options, timer& pass);
 
   std::unique_ptr<pool_upstream> const upstream; ///< first, so that it outlives the shards, which hold its memory
   pool_options const options;
@@ -77,9 +77,9 @@ export struct pool_parts {
   /// live although they are free, in the calling thread's cache.
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline void
-  count_live(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
-    if (shards.all().size() > 1) return count_live_of_many(in, change, nearby);
-    peak.count_alone(in.live, change, nearby);
+  count_live(pool_shard& shard, std::int64_t change, std::int64_t nearby) noexcept {
+    if (shards.all().size() > 1) return count_live_of_many(shard, change, nearby);
+    peak.count_alone(shard.live, change, nearby);
   }
 
   // Called under the locks of all shards.
@@ -99,11 +99,11 @@ export struct pool_parts {
 
 private:
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-  count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept;
+  count_live_of_many(pool_shard& shard, std::int64_t change, std::int64_t nearby) noexcept;
 };
 
 /// Returns the bytes that guards add to each block.
-export std::size_t guard_bytes(hardening_options const& asked) noexcept;
+export std::size_t guard_bytes(hardening_options const& options) noexcept;
 
 /// Throws std::invalid_argument if no pool can have this limit.
 export void check_limit(std::size_t limit);

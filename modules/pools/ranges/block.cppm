@@ -18,7 +18,7 @@ public:
   constexpr relaxed_atomic() noexcept = default;
   constexpr relaxed_atomic(T value) noexcept : value_{value} {}
   relaxed_atomic(relaxed_atomic const&) = delete;
-  inline relaxed_atomic& operator=(relaxed_atomic const& from) noexcept { return *this = static_cast<T>(from); }
+  inline relaxed_atomic& operator=(relaxed_atomic const& other) noexcept { return *this = static_cast<T>(other); }
   inline relaxed_atomic& operator=(T value) noexcept {
     value_.store(value, std::memory_order_relaxed);
     return *this;
@@ -26,8 +26,8 @@ public:
   inline operator T() const noexcept { return value_.load(std::memory_order_relaxed); }
   inline T operator->() const noexcept { return *this; }
 
-  inline relaxed_atomic& operator+=(T by) noexcept { return *this = static_cast<T>(*this) + by; }
-  inline relaxed_atomic& operator-=(T by) noexcept { return *this = static_cast<T>(*this) - by; }
+  inline relaxed_atomic& operator+=(T change) noexcept { return *this = static_cast<T>(*this) + change; }
+  inline relaxed_atomic& operator-=(T change) noexcept { return *this = static_cast<T>(*this) - change; }
   inline relaxed_atomic& operator++() noexcept { return *this += T{1}; }
 
 private:
@@ -194,20 +194,20 @@ export struct alignas(64) chunk {
 
   // always_inline: each allocation or free that no thread cache serves runs this code.
   /// Links a block between `upper`, a block of this chunk, and the lower neighbour of `upper`.
-  [[gnu::always_inline]] inline void link_below(block& one, block& upper) noexcept {
-    one.parent = this;
-    one.lower = upper.lower;
-    one.upper = &upper;
-    (one.lower ? one.lower->upper : first) = &one;
-    upper.lower = &one;
+  [[gnu::always_inline]] inline void link_below(block& lower, block& upper) noexcept {
+    lower.parent = this;
+    lower.lower = upper.lower;
+    lower.upper = &upper;
+    (lower.lower ? lower.lower->upper : first) = &lower;
+    upper.lower = &lower;
   }
   /// Links a block between `lower`, a block of this chunk, and the upper neighbour of `lower`.
-  inline void link_above(block& one, block& lower) noexcept {
-    one.parent = this;
-    one.lower = &lower;
-    one.upper = lower.upper;
-    (one.upper ? one.upper->lower : last) = &one;
-    lower.upper = &one;
+  inline void link_above(block& upper, block& lower) noexcept {
+    upper.parent = this;
+    upper.lower = &lower;
+    upper.upper = lower.upper;
+    (upper.upper ? upper.upper->lower : last) = &upper;
+    lower.upper = &upper;
   }
   /// Takes a block of this chunk out of the list: makes its neighbours neighbours of each other. Returns the block.
   [[gnu::always_inline]] inline block& unlink(block& joined) noexcept {

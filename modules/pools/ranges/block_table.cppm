@@ -36,13 +36,15 @@ public:
     taken.set_state(block_state::allocated);
     return taken;
   }
-  inline void release(block& unused) noexcept {
-    unused.next = spare_;
-    spare_ = &unused;
+  inline void release(block& record) noexcept {
+    record.next = spare_;
+    spare_ = &record;
     ++spare_count_;
   }
 
-  inline std::uint32_t number_of(block const& one) const noexcept { return static_cast<std::uint32_t>(&one - base_); }
+  inline std::uint32_t number_of(block const& block) const noexcept {
+    return static_cast<std::uint32_t>(&block - base_);
+  }
   /// Returns the record with this number. A thread without the lock may pass only a number that it has loaded with
   /// memory_order_acquire, and that was stored after the record's allocation.
   inline block& at(std::uint32_t number) const noexcept { return base_[number]; }
@@ -82,21 +84,21 @@ public:
       rebuild();
   }
   inline void insert(block& added) noexcept { used_ += insert_in(*current_.load(std::memory_order_relaxed), added); }
-  inline void erase(block const& freed) noexcept {
+  inline void erase(block const& returned) noexcept {
     auto& in = *current_.load(std::memory_order_relaxed);
-    in.entries[freed.table_slot].store(erased, std::memory_order_relaxed);
-    if (in.entries[(freed.table_slot + 1) & in.mask].load(std::memory_order_relaxed) == never_used)
-      reclaim(in, freed.table_slot);
+    in.entries[returned.table_slot].store(erased, std::memory_order_relaxed);
+    if (in.entries[(returned.table_slot + 1) & in.mask].load(std::memory_order_relaxed) == never_used)
+      reclaim(in, returned.table_slot);
   }
 
   /// Returns the block in the table that starts at the address; null if there is none. The result is certain if the
   /// caller owns that block or holds the lock of the shard. For other callers it may be out of date.
   inline block* find(void const* pointer) const noexcept {
     auto const address = reinterpret_cast<std::uintptr_t>(pointer);
-    auto const& in = *current_.load(std::memory_order_acquire);
+    auto const& slots = *current_.load(std::memory_order_acquire);
     auto const hash = hash_of(address);
-    for (auto i = in.slot_of(hash);; i = (i + 1) & in.mask) {
-      auto const seen = in.entries[i].load(std::memory_order_acquire);
+    for (auto i = slots.slot_of(hash);; i = (i + 1) & slots.mask) {
+      auto const seen = slots.entries[i].load(std::memory_order_acquire);
       if ((seen ^ fingerprint_of(hash)) <= number_mask && seen > erased) [[likely]] {
         auto& found = block_of(seen);
         if (found.base == address) [[likely]]
@@ -126,25 +128,25 @@ private:
   static inline std::uint64_t hash_of(std::uintptr_t address) noexcept { return fibonacci_hash(address / granule); }
   // Bits from the middle of the hash, since its upper bits choose the slot.
   static inline entry fingerprint_of(std::uint64_t hash) noexcept { return static_cast<entry>(hash) & ~number_mask; }
-  inline block& block_of(entry one) const noexcept { return metadata_.at(one & number_mask); }
+  inline block& block_of(entry entry) const noexcept { return metadata_.at(entry & number_mask); }
   // Inserts a block. Returns whether its entry was never used before.
-  inline bool insert_in(table& in, block& added) noexcept {
+  inline bool insert_in(table& table, block& added) noexcept {
     auto const hash = hash_of(added.base);
-    auto i = in.slot_of(hash);
-    auto seen = in.entries[i].load(std::memory_order_relaxed);
+    auto i = table.slot_of(hash);
+    auto seen = table.entries[i].load(std::memory_order_relaxed);
     while (seen > erased) {
-      i = (i + 1) & in.mask;
-      seen = in.entries[i].load(std::memory_order_relaxed);
+      i = (i + 1) & table.mask;
+      seen = table.entries[i].load(std::memory_order_relaxed);
     }
-    in.entries[i].store(metadata_.number_of(added) | fingerprint_of(hash), std::memory_order_release);
+    table.entries[i].store(metadata_.number_of(added) | fingerprint_of(hash), std::memory_order_release);
     added.table_slot = static_cast<std::uint32_t>(i);
     return seen == never_used;
   }
   // Called if the entry after entry `i` was never used. No search needs to go on there, so this marks entry `i`, and
   // all erased entries directly before it, as never used.
-  inline void reclaim(table& in, std::size_t i) noexcept {
-    for (; in.entries[i].load(std::memory_order_relaxed) == erased; i = (i - 1) & in.mask) {
-      in.entries[i].store(never_used, std::memory_order_relaxed);
+  inline void reclaim(table& table, std::size_t i) noexcept {
+    for (; table.entries[i].load(std::memory_order_relaxed) == erased; i = (i - 1) & table.mask) {
+      table.entries[i].store(never_used, std::memory_order_relaxed);
       --used_;
     }
   }

@@ -31,32 +31,32 @@ public:
     return bin < bin_count ? static_cast<unsigned>(bin) : bin_count - 1;
   }
 
-  inline void insert(block& one) noexcept { insert_into(bin_of(one.bytes), one); }
-  inline void insert_into(unsigned bin, block& one) noexcept {
+  inline void insert(block& block) noexcept { insert_into(bin_of(block.bytes), block); }
+  inline void insert_into(unsigned bin, block& block) noexcept {
     auto& head = heads_[bin];
-    one.bin = static_cast<std::uint16_t>(bin);
-    one.bin_link = &head;
-    one.next = head;
-    head->bin_link = &one.next;
-    head = &one;
+    block.bin = static_cast<std::uint16_t>(bin);
+    block.bin_link = &head;
+    block.next = head;
+    head->bin_link = &block.next;
+    head = &block;
     used_[bin / word_bits] |= std::uint64_t{1} << bin % word_bits;
     used_words_ |= std::uint64_t{1} << bin / word_bits;
   }
-  inline void remove(block& one) noexcept {
-    one.next->bin_link = one.bin_link;
-    *one.bin_link = one.next;
-    std::uint64_t const emptied = heads_[one.bin] == &end_;
-    auto& word = used_[one.bin / word_bits];
-    word &= ~(emptied << one.bin % word_bits);
-    used_words_ &= ~(std::uint64_t{word == 0} << one.bin / word_bits);
+  inline void remove(block& block) noexcept {
+    block.next->bin_link = block.bin_link;
+    *block.bin_link = block.next;
+    std::uint64_t const emptied = heads_[block.bin] == &end_;
+    auto& word = used_[block.bin / word_bits];
+    word &= ~(emptied << block.bin % word_bits);
+    used_words_ &= ~(std::uint64_t{word == 0} << block.bin / word_bits);
   }
   /// Moves a block to its bin after its size has changed.
-  inline void resized(block& one) noexcept {
-    auto const bin = bin_of(one.bytes);
-    if (bin == one.bin) [[unlikely]]
+  inline void resized(block& block) noexcept {
+    auto const bin = bin_of(block.bytes);
+    if (bin == block.bin) [[unlikely]]
       return;
-    remove(one);
-    insert_into(bin, one);
+    remove(block);
+    insert_into(bin, block);
   }
 
   /// Returns a block into which `bytes`, a multiple of the granule, fit with this alignment, and sets `offset` to their
@@ -84,10 +84,10 @@ private:
   static constexpr unsigned word_count = bin_count / word_bits;
   static_assert(bin_count % word_bits == 0 && word_count < word_bits);
 
-  // Returns the first bin from `from` on that is not empty; bin_count if all are empty.
-  inline unsigned next_used(unsigned from) const noexcept {
-    auto const word = from / word_bits;
-    auto const rest = used_[word] & (~std::uint64_t{0} << from % word_bits);
+  // Returns the first bin from `first` on that is not empty; bin_count if all are empty.
+  inline unsigned next_used(unsigned first) const noexcept {
+    auto const word = first / word_bits;
+    auto const rest = used_[word] & (~std::uint64_t{0} << first % word_bits);
     auto const beyond = static_cast<unsigned>(std::countr_zero((used_words_ & (~std::uint64_t{1} << word)) | sentinel));
     auto const none = 0 - static_cast<unsigned>(rest == 0); // all bits set or none: a mask in place of a branch
     auto const next = word ^ ((word ^ beyond) & none);
@@ -125,14 +125,14 @@ public:
   }
   /// Adds a block. Returns false if the list of its size has `max_quick_blocks`: without a bound a stream that frees
   /// and never allocates would fill the list with blocks that do not coalesce.
-  inline bool push(block& freed) noexcept {
-    auto const size = size_class::number_of_small(freed.bytes);
+  inline bool push(block& returned) noexcept {
+    auto const size = size_class::number_of_small(returned.bytes);
     if (counts_[size] >= max_quick_blocks) return false;
     ++counts_[size];
-    freed.next = heads_[size];
-    heads_[size] = &freed;
-    bytes_ += freed.bytes;
-    freed.set_state(block_state::quick_listed);
+    returned.next = heads_[size];
+    heads_[size] = &returned;
+    bytes_ += returned.bytes;
+    returned.set_state(block_state::quick_listed);
     return true;
   }
   /// Removes a block, the newest of its size, and marks it as allocated.
@@ -143,8 +143,8 @@ public:
     bytes_ -= listed.bytes;
     listed.set_state(block_state::allocated);
   }
-  /// Removes all blocks, links them by `next`, and links the last one to `before`. Returns the first one.
-  block* pop_all(block* before) noexcept;
+  /// Removes all blocks, links them by `next`, and links the last one to `chain`. Returns the first one.
+  block* pop_all(block* chain) noexcept;
 
   template <class Visit> void visit(Visit visitor) const {
     if (empty()) return;
@@ -182,21 +182,21 @@ public:
     link_in_order(range);
     bins_.insert(range);
   }
-  /// Inserts a range after `there`, a range of the same epoch on this list.
-  inline void insert_beside(block& range, block& there) noexcept {
-    link_after(range, &there);
+  /// Inserts a range after `neighbour`, a range of the same epoch on this list.
+  inline void insert_beside(block& range, block& neighbour) noexcept {
+    link_after(range, &neighbour);
     bins_.insert(range);
   }
   inline void remove(block& range) noexcept {
     unlink(range);
     bins_.remove(range);
   }
-  /// Updates the list after one of its ranges has grown by other memory. `by`: the uses of that memory, by the same
+  /// Updates the list after one of its ranges has grown by other memory. `uses`: the uses of that memory, by the same
   /// streams as the uses of the range.
-  [[gnu::always_inline]] inline void grow(block& range, stream_uses const& by) noexcept {
+  [[gnu::always_inline]] inline void grow(block& range, stream_uses const& uses) noexcept {
     bins_.resized(range);
-    bool const later = timeline_ && epoch_of(range) < by.begin()->newest;
-    if (!by.empty()) range.uses.join(by);
+    bool const later = timeline_ && epoch_of(range) < uses.begin()->newest;
+    if (!uses.empty()) range.uses.join(uses);
     if (!later || newest_ == &range) return;
     unlink(range);
     link_in_order(range);
@@ -224,10 +224,10 @@ private:
     bool const newest = !timeline_ || !newest_ || epoch_of(*newest_) <= epoch_of(range);
     link_after(range, newest ? newest_ : insertion_point(range));
   }
-  inline void link_after(block& range, block* there) noexcept {
-    range.older = there;
-    range.newer = there ? there->newer : oldest_;
-    (there ? there->newer : oldest_) = &range;
+  inline void link_after(block& range, block* predecessor) noexcept {
+    range.older = predecessor;
+    range.newer = predecessor ? predecessor->newer : oldest_;
+    (predecessor ? predecessor->newer : oldest_) = &range;
     (range.newer ? range.newer->older : newest_) = &range;
     range.list = this;
     ++count_;
@@ -301,7 +301,7 @@ private:
   static constexpr std::size_t min_spare = 2, spare_batch = 4;
   free_list& assign_to(stream_timeline& timeline) noexcept;
   void refill(std::size_t spares);
-  void index(free_list& one) noexcept;
+  void index(free_list& list) noexcept;
   void reclaim() noexcept;
 
   free_list ready_;

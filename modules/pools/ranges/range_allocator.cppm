@@ -17,20 +17,20 @@ public:
   inline block* first() const noexcept { return first_; }
 
   /// Adds the pair that a free block makes with its upper neighbour, if that is free too.
-  inline void add_with_upper(block& one) noexcept {
-    if (one.upper && one.upper->is_free()) link(one);
+  inline void add_with_upper(block& block) noexcept {
+    if (block.upper && block.upper->is_free()) link(block);
   }
   /// Adds the pair that a free block makes with its lower neighbour, if that is free too.
-  inline void add_with_lower(block& one) noexcept {
-    if (one.lower && one.lower->is_free()) link(*one.lower);
+  inline void add_with_lower(block& block) noexcept {
+    if (block.lower && block.lower->is_free()) link(*block.lower);
   }
   /// Removes the pair of a block and its upper neighbour, if both are free. Called before either of them changes.
-  inline void remove_with_upper(block& one) noexcept {
-    if (is_pair(one)) unlink(one);
+  inline void remove_with_upper(block& block) noexcept {
+    if (is_pair(block)) unlink(block);
   }
   /// Removes the pair of a block and its lower neighbour, if both are free. Called before either of them changes.
-  inline void remove_with_lower(block& one) noexcept {
-    if (one.lower && is_pair(*one.lower)) unlink(*one.lower);
+  inline void remove_with_lower(block& block) noexcept {
+    if (block.lower && is_pair(*block.lower)) unlink(*block.lower);
   }
 
 private:
@@ -63,12 +63,12 @@ public:
   inline free_lists const& lists() const noexcept { return lists_; }
   inline free_pairs& pairs() noexcept { return pairs_; }
 
-  /// Marks a block as free and puts it on the free list of its uses: next to `beside`, a range with the same uses, if
-  /// that is given.
-  [[gnu::always_inline]] inline void insert(block& range, block* beside = nullptr) noexcept {
+  /// Marks a block as free and puts it on the free list of its uses: next to `neighbour`, a range with the same uses,
+  /// if that is given.
+  [[gnu::always_inline]] inline void insert(block& range, block* neighbour = nullptr) noexcept {
     range.set_state(block_state::free);
-    if (beside) {
-      beside->list->insert_beside(range, *beside);
+    if (neighbour) {
+      neighbour->list->insert_beside(range, *neighbour);
     } else {
       lists_.of(range.uses).insert(range);
     }
@@ -87,10 +87,10 @@ public:
   /// `unused`: also if one of the two has no uses, and is at most `tuning::max_join_factor` times as large as the
   /// other. `any`: all.
   enum class coalescing : std::uint8_t { same_streams, unused, any };
-  /// Frees a block that is on no list, and coalesces it with the neighbours that `with` names. Leaves a neighbour apart
-  /// if the two have uses on more than four streams together. Returns the block that holds the freed one. Allocates no
-  /// host memory.
-  block& coalesce(block& freed, coalescing with) noexcept;
+  /// Frees a block that is on no list, and coalesces it with the neighbours that `coalescing` names. Leaves a neighbour
+  /// apart if the two have uses on more than four streams together. Returns the block that holds the freed one.
+  /// Allocates no host memory.
+  block& coalesce(block& returned, coalescing coalescing) noexcept;
   /// Drops the uses of a free block, all of which the host has seen complete, and coalesces the block with neighbours
   /// without uses. Returns the block that holds it.
   block& mark_complete(block& range) noexcept;
@@ -119,8 +119,8 @@ public:
 
 private:
   bool merge_upper(block& range) noexcept;
-  block& merge_into_lower(block& lower, block& by) noexcept;
-  block& merge_into_upper(block& upper, block& by) noexcept;
+  block& merge_into_lower(block& lower, block& addition) noexcept;
+  block& merge_into_upper(block& upper, block& addition) noexcept;
 
   free_lists lists_;
   free_pairs pairs_;
@@ -134,7 +134,7 @@ private:
 export class hole_list {
 public:
   /// Marks a block, which is on no other list, as a hole and adds it.
-  void insert(block& made) noexcept;
+  void insert(block& hole) noexcept;
   /// Takes a hole off the list. The caller sets the block's new state.
   void remove(block& hole) noexcept;
   /// Returns the hole that holds the address. There must be one. Takes time in proportion to the number of holes.
@@ -170,7 +170,7 @@ public:
   block& extend(chunk& parent, std::size_t bytes, stream_uses const& uses);
   /// Takes over the chunk `parent` from another allocator. The chunk must be one free block, which is returned. Throws
   /// std::bad_alloc.
-  block& adopt(chunk& parent, range_allocator& from);
+  block& adopt(chunk& parent, range_allocator& source);
   /// Removes a chunk without live blocks.
   void remove(chunk& parent) noexcept;
 
@@ -218,13 +218,13 @@ public:
   using coalescing = free_range_set::coalescing;
   /// Frees a live block with its uses, and coalesces it as free_range_set::coalesce() does. Returns the block that
   /// holds it. Allocates no host memory.
-  block& free(block& freed, coalescing with) noexcept;
+  block& free(block& returned, coalescing coalescing) noexcept;
 
   inline std::size_t free_bytes() const noexcept { return free_bytes_; }
 
 private:
   block& split(block& range, std::size_t offset, std::size_t bytes);
-  block& split_front(block& whole, std::size_t bytes) noexcept;
+  block& split_front(block& range, std::size_t bytes) noexcept;
   block& punch_hole(block& range, std::size_t offset, std::size_t bytes);
 
   block_metadata metadata_;

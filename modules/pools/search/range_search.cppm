@@ -22,8 +22,8 @@ namespace gpumem::detail {
 export template <class T> class attempt {
 public:
   static attempt retry() noexcept { return {state::retry, {}, {}}; }
-  attempt(T found) noexcept : attempt{state::done, found, {}} {}
-  attempt(unexpected<failure> const& why) noexcept : attempt{state::failed, {}, why.error()} {}
+  attempt(T result) noexcept : attempt{state::done, result, {}} {}
+  attempt(unexpected<failure> const& failure) noexcept : attempt{state::failed, {}, failure.error()} {}
 
   inline bool is_done() const noexcept { return what_ == state::done; }
   inline bool must_retry() const noexcept { return what_ == state::retry; }
@@ -35,7 +35,7 @@ public:
 
 private:
   enum class state : std::uint8_t { done, retry, failed };
-  attempt(state what, T found, failure const& why) noexcept : what_{what}, found_{found}, why_{why} {}
+  attempt(state state, T result, failure const& failure) noexcept : what_{state}, found_{result}, why_{failure} {}
 
   state what_;
   T found_;
@@ -79,7 +79,8 @@ export struct allocation_request {
 /// stalls the processor.
 export struct placement {
   placement() = default;
-  placement(block* in, std::size_t at, reuse_tier by) noexcept : range{in}, offset{at & max_offset}, how{by} {}
+  placement(block* range, std::size_t offset, reuse_tier tier) noexcept
+      : range{range}, offset{offset & max_offset}, how{tier} {}
   inline explicit operator bool() const noexcept { return range != nullptr; }
 
   static constexpr std::size_t max_offset = (std::size_t{1} << 56) - 1; // addresses have no more bits
@@ -102,18 +103,18 @@ public:
   /// complete count as open.
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline placement
-  find_without_poll(allocation_request const& request, shard_span among) {
-    auto const place = find_own_or_ready(request, among);
-    return place ? place : find_ordered(request, among);
+  find_without_poll(allocation_request const& request, shard_span shards) {
+    auto const place = find_own_or_ready(request, shards);
+    return place ? place : find_ordered(request, shards);
   }
   /// Searches the ranges that find_without_poll() searches. If none fits, polls the streams once and searches again,
   /// unless the pool can grow and polls have used up their share of the time. Throws std::bad_alloc.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
-  find(allocation_request const& request, shard_span among);
+  find(allocation_request const& request, shard_span shards);
   /// Searches also the ranges that other streams still use, and makes the request's stream wait for the events of these
   /// uses. Finds nothing if the policy forbids such waits, or on an error of the driver.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
-  find_with_wait(allocation_request const& request, shard_span among);
+  find_with_wait(allocation_request const& request, shard_span shards);
 
 private:
   // Returns the smaller fitting range among those that the stream itself has freed and those that no stream uses. A
@@ -121,36 +122,36 @@ private:
   // yet, so the stream leaves them the ready ranges, which any stream can use.
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline placement
-  find_own_or_ready(allocation_request const& request, free_lists& all) {
-    auto* const own = rules_.needs_host(request.key) ? nullptr : all.find(request.key.timeline());
+  find_own_or_ready(allocation_request const& request, free_lists& lists) {
+    auto* const own_list = rules_.needs_host(request.key) ? nullptr : lists.find(request.key.timeline());
     if (request.is_small()) {
-      if (auto* const spare = own ? own->quick().head(request.bytes) : nullptr)
+      if (auto* const spare = own_list ? own_list->quick().head(request.bytes) : nullptr)
         return {spare, 0, reuse_tier::same_stream};
-      if (auto* const spare = all.ready().quick().head(request.bytes)) return {spare, 0, reuse_tier::completed};
+      if (auto* const spare = lists.ready().quick().head(request.bytes)) return {spare, 0, reuse_tier::completed};
     }
     std::size_t own_offset = 0, offset = 0;
-    auto* const mine = own ? own->bins().find(request.bytes, request.alignment, own_offset) : nullptr;
+    auto* const mine = own_list ? own_list->bins().find(request.bytes, request.alignment, own_offset) : nullptr;
     bool const good = mine && (mine->bytes == request.bytes || request.key.timeline().is_behind());
-    if (good || all.ready().empty()) return {mine, own_offset, reuse_tier::same_stream};
-    auto* const free = all.ready().bins().find(request.bytes, request.alignment, offset);
+    if (good || lists.ready().empty()) return {mine, own_offset, reuse_tier::same_stream};
+    auto* const free = lists.ready().bins().find(request.bytes, request.alignment, offset);
     if (free && (!mine || free->bytes < mine->bytes)) return {free, offset, reuse_tier::completed};
     return {mine, own_offset, reuse_tier::same_stream};
   }
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline placement
-  find_own_or_ready(allocation_request const& request, shard_span among) {
-    for (auto* const each : among) {
+  find_own_or_ready(allocation_request const& request, shard_span shards) {
+    for (auto* const each : shards) {
       if (auto const place = find_own_or_ready(request, each->ranges.lists())) [[likely]]
         return place;
     }
     return {};
   }
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
-  find_cross_stream(allocation_request const& request, reuse_tier last_tier, shard_span among);
+  find_cross_stream(allocation_request const& request, reuse_tier last_tier, shard_span shards);
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
-  find_ordered(allocation_request const& request, shard_span among);
+  find_ordered(allocation_request const& request, shard_span shards);
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
-  find_after_poll(allocation_request const& request, shard_span among);
+  find_after_poll(allocation_request const& request, shard_span shards);
 
   reuse_policy const policy_;
   reuse_rules& rules_;

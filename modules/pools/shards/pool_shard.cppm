@@ -28,22 +28,22 @@ public:
   /// Counts a change. If the shard's changes that the common count does not include exceed `slack`, publishes them:
   /// adds them to the common count. The caller holds the lock of the count's shard. `nearby`: bytes that count as live
   /// although they are free, in the calling thread's cache.
-  inline void count(live_count& mine, std::int64_t change, std::int64_t nearby, std::int64_t slack) noexcept {
-    mine.bytes += change;
-    auto const delta = mine.bytes - mine.published;
+  inline void count(live_count& counter, std::int64_t change, std::int64_t nearby, std::int64_t slack) noexcept {
+    counter.bytes += change;
+    auto const delta = counter.bytes - counter.published;
     if (delta <= slack && -delta <= slack) return;
-    auto const all = publish(mine);
+    auto const all = publish(counter);
     if (change > 0) raise(all - nearby);
   }
   /// Counts a change while the pool has only one shard; publishes nothing.
-  inline void count_alone(live_count& mine, std::int64_t change, std::int64_t nearby) noexcept {
-    mine.bytes += change;
-    if (change > 0) raise(mine.bytes - nearby);
+  inline void count_alone(live_count& counter, std::int64_t change, std::int64_t nearby) noexcept {
+    counter.bytes += change;
+    if (change > 0) raise(counter.bytes - nearby);
   }
   /// Publishes the changes of one shard's count. The caller holds the lock of that shard. Returns the live bytes that
   /// all shards have published.
-  inline std::int64_t publish(live_count& mine) noexcept {
-    auto const delta = mine.bytes - std::exchange(mine.published, mine.bytes);
+  inline std::int64_t publish(live_count& counter) noexcept {
+    auto const delta = counter.bytes - std::exchange(counter.published, counter.bytes);
     return published_.fetch_add(delta, std::memory_order_relaxed) + delta;
   }
 
@@ -85,11 +85,12 @@ export class remote_frees {
 public:
   inline bool empty() const noexcept { return first_.load(std::memory_order_relaxed) == nullptr; }
   /// Adds a live block to the list. `use`: the block's last use. Any thread.
-  inline void push(block& freed, stream_use const& use) noexcept {
-    freed.uses.assign(use);
-    freed.set_state(block_state::remote_freed);
-    freed.next = first_.load(std::memory_order_relaxed);
-    while (!first_.compare_exchange_weak(freed.next, &freed, std::memory_order_release, std::memory_order_relaxed)) {}
+  inline void push(block& returned, stream_use const& use) noexcept {
+    returned.uses.assign(use);
+    returned.set_state(block_state::remote_freed);
+    returned.next = first_.load(std::memory_order_relaxed);
+    while (!first_.compare_exchange_weak(returned.next, &returned, std::memory_order_release,
+                                         std::memory_order_relaxed)) {}
   }
   /// Removes and returns all blocks, linked by `next`, the newest first. The caller holds the lock of the shard.
   inline block* take_all() noexcept { return first_.exchange(nullptr, std::memory_order_acquire); }
@@ -100,8 +101,8 @@ private:
 
 /// Reserved addresses of a shard, and the pages that are mapped there.
 export struct address_range {
-  address_range(pool_shard& owner, std::shared_ptr<page_store> from, std::size_t most, std::size_t least)
-      : pages{std::move(from), most, least}, shard{&owner} {}
+  address_range(pool_shard& owner, std::shared_ptr<page_store> store, std::size_t most, std::size_t least)
+      : pages{std::move(store), most, least}, shard{&owner} {}
 
   virtual_pages pages;
   pool_shard* shard;
@@ -152,7 +153,7 @@ export struct alignas(false_sharing_distance) pool_shard {
   }
 
   /// Adds an address range, for which the vector has room.
-  [[clang::requires_capability(one_shard)]] void add(std::unique_ptr<address_range> made) noexcept;
+  [[clang::requires_capability(one_shard)]] void add(std::unique_ptr<address_range> range) noexcept;
   /// Returns the block that starts at the address and is not free; null if there is none. Needs no lock, but the result
   /// is then certain only for the block's owner. Does not search for addresses outside the shard, because each search
   /// reads a table to which another thread may be writing.

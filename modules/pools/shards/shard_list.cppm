@@ -80,7 +80,7 @@ public:
 
   /// Takes the lock of a shard that a try_lock() has found taken. If it is that of the first shard, which is
   /// the calling thread's, counts the collision.
-  void lock_contended(pool_shard& one) noexcept __attribute__((acquire_capability(one.mutex)));
+  void lock_contended(pool_shard& shard) noexcept __attribute__((acquire_capability(shard.mutex)));
   /// Waits until another thread notifies `changed`. Unlocks all shards during the wait.
   [[clang::requires_capability(one_shard, all_shards)]] void wait(sync::spin_condition& changed);
 
@@ -147,16 +147,16 @@ private:
 export class [[clang::scoped_lockable]] shard_lock {
 public:
   /// If another thread holds the lock, counts a collision (shard_list::lock_contended).
-  [[gnu::always_inline]] inline shard_lock(shard_list& of, pool_shard& one)
+  [[gnu::always_inline]] inline shard_lock(shard_list& shards, pool_shard& shard)
       __attribute__((acquire_capability(one_shard), acquire_shared_capability(all_shards)))
-      : mutex_{one.mutex} {
-    if (!mutex_.try_lock()) of.lock_contended(one);
+      : mutex_{shard.mutex} {
+    if (!mutex_.try_lock()) shards.lock_contended(shard);
   }
   /// Takes over the shard's lock, which the calling thread holds.
-  inline shard_lock(pool_shard& one, std::adopt_lock_t) noexcept
-      __attribute__((requires_capability(one.mutex), acquire_capability(one_shard),
+  inline shard_lock(pool_shard& shard, std::adopt_lock_t) noexcept
+      __attribute__((requires_capability(shard.mutex), acquire_capability(one_shard),
                      acquire_shared_capability(all_shards)))
-      : mutex_{one.mutex} {}
+      : mutex_{shard.mutex} {}
   shard_lock(shard_lock const&) = delete;
   shard_lock& operator=(shard_lock const&) = delete;
   [[clang::release_capability]] inline ~shard_lock() { mutex_.unlock(); }
@@ -168,7 +168,8 @@ private:
 /// Holds the locks of all shards.
 export class [[clang::scoped_lockable]] all_shards_lock {
 public:
-  inline explicit all_shards_lock(shard_list& of) __attribute__((acquire_capability(one_shard, all_shards))) : of_{of} {
+  inline explicit all_shards_lock(shard_list& shards) __attribute__((acquire_capability(one_shard, all_shards)))
+      : of_{shards} {
     of_.lock_all();
   }
   all_shards_lock(all_shards_lock const&) = delete;
@@ -182,8 +183,8 @@ private:
 /// Unlocks all shards for a scope, in functions that are called with the locks held.
 export class [[clang::scoped_lockable]] all_shards_unlock {
 public:
-  inline explicit all_shards_unlock(shard_list& of) __attribute__((release_capability(one_shard, all_shards)))
-      : of_{of} {
+  inline explicit all_shards_unlock(shard_list& shards) __attribute__((release_capability(one_shard, all_shards)))
+      : of_{shards} {
     of_.unlock_all();
   }
   all_shards_unlock(all_shards_unlock const&) = delete;
@@ -199,9 +200,10 @@ private:
 export class eviction_wait {
 public:
   /// Returns once `any()` is false, which means that no evicted block is left. Unlocks the shards during the wait.
-  template <class Any> [[clang::requires_capability(one_shard, all_shards)]] void wait(shard_list& shards, Any any) {
+  template <class Any>
+  [[clang::requires_capability(one_shard, all_shards)]] void wait(shard_list& shards, Any must_wait) {
     ++waiters_;
-    while (any()) shards.wait(freed_);
+    while (must_wait()) shards.wait(freed_);
     --waiters_;
   }
   /// Wakes the threads in wait(). Called after an evicted block was freed.

@@ -20,26 +20,26 @@ export class pressure_call final : public work_item, public std::enable_shared_f
 public:
   /// Frees memory and returns the number of bytes that it has freed. Or returns nullopt, and calls finish() of `call`
   /// with that number, before the return or later.
-  using function = std::function<std::optional<std::size_t>(std::size_t wanted, pressure_call& call)>;
+  using function = std::function<std::optional<std::size_t>(std::size_t bytes, pressure_call& call)>;
 
   /// The pool, which is told when a run begins and ends. begin_pressure() returns the wanted bytes; if it returns 0,
   /// the function is not called.
   class observer {
   public:
     virtual std::size_t begin_pressure(pressure_call& call) noexcept = 0;
-    virtual void end_pressure(pressure_call& call, std::size_t freed) noexcept = 0;
+    virtual void end_pressure(pressure_call& call, std::size_t freed_bytes) noexcept = 0;
 
   protected:
     ~observer() = default;
   };
 
-  pressure_call(observer& pool, executor& where, function free_some) noexcept
-      : pool_{pool}, where_{where}, free_some_{std::move(free_some)} {}
+  pressure_call(observer& pool, executor& executor, function free_some) noexcept
+      : pool_{pool}, where_{executor}, free_some_{std::move(free_some)} {}
 
   /// Posts a run to the executor. Called without the lock, after pressure_list::begin_next() has returned this object.
   void post() noexcept;
   /// Ends the run. Called without the lock. This object can be gone when the call returns.
-  void finish(std::size_t freed) noexcept;
+  void finish(std::size_t freed_bytes) noexcept;
   /// Waits until the function does not run and will not run. Returns immediately if the function itself calls end().
   /// Called without the lock, after the object was removed from the pressure_list.
   void end() noexcept;
@@ -76,14 +76,14 @@ export struct detached {
 };
 
 /// Awaits the result of the function, and then ends the run. finish() may destroy `call`, which owns `free_some`.
-export template <class F> detached await_freed(F& free_some, std::size_t wanted, pressure_call& call) {
-  std::size_t freed = 0;
+export template <class F> detached await_freed(F& free_some, std::size_t bytes, pressure_call& call) {
+  std::size_t freed_bytes = 0;
   try {
-    freed = co_await free_some(wanted);
+    freed_bytes = co_await free_some(bytes);
   } catch (...) {
     // An exception counts as nothing freed.
   }
-  call.finish(freed);
+  call.finish(freed_bytes);
 }
 
 /// The pressure callbacks of one pool, guarded by the locks of all shards. A callback is due if requests have begun to
@@ -103,9 +103,9 @@ public:
   /// on_begin() notes that a run of the function begins, on_end() that it has ended. With 0 wanted bytes the function
   /// does not run, and stays due. `change_count`: the pool's count of changes, which grows with each free. If the count
   /// has not grown during the run, the function freed nothing in this pool.
-  [[clang::requires_capability(all_shards)]] void on_begin(pressure_call& item, std::size_t wanted,
+  [[clang::requires_capability(all_shards)]] void on_begin(pressure_call& item, std::size_t bytes,
                                                            std::uint64_t change_count) noexcept;
-  [[clang::requires_capability(all_shards)]] void on_end(pressure_call& item, std::size_t freed,
+  [[clang::requires_capability(all_shards)]] void on_end(pressure_call& item, std::size_t freed_bytes,
                                                          std::uint64_t change_count) noexcept;
 
 private:

@@ -29,8 +29,8 @@ public:
   waiter_list queue __attribute__((guarded_by(all_shards)));
 
   /// For a request that has a turn, bytes are set aside. Returns the bytes that are free or could be reserved, less
-  /// those set aside for other requests. `its_own`: the bytes set aside for the request that asks.
-  [[clang::requires_capability(one_shard, all_shards)]] std::size_t headroom(std::size_t its_own = 0) const noexcept;
+  /// those set aside for other requests. `own_bytes`: the bytes set aside for the request that asks.
+  [[clang::requires_capability(one_shard, all_shards)]] std::size_t headroom(std::size_t own_bytes = 0) const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] bool fits(waiter const& item) const noexcept;
   /// Rounds a size up as the pool does when it cannot grow: small sizes to a size class, larger ones to a multiple of
   /// 256 bytes.
@@ -122,8 +122,8 @@ private:
 export class progress_monitor {
 public:
   /// Keeps references to both arguments.
-  progress_monitor(pool_parts& parts, waiting_requests& waiting) noexcept
-      : stall{parts.options.stall_timeout}, parts_{parts}, waiting_{waiting} {}
+  progress_monitor(pool_parts& parts, waiting_requests& requests) noexcept
+      : stall{parts.options.stall_timeout}, parts_{parts}, waiting_{requests} {}
 
   pressure_list pressure __attribute__((guarded_by(all_shards)));
   stall_detector stall __attribute__((guarded_by(all_shards)));
@@ -174,8 +174,8 @@ private:
 export class request_queue {
 public:
   /// Keeps references to all arguments.
-  request_queue(pool_parts& parts, shard_frees& frees, waiting_requests& waiting, progress_monitor& monitor) noexcept
-      : parts_{parts}, frees_{frees}, waiting_{waiting}, monitor_{monitor} {}
+  request_queue(pool_parts& parts, shard_frees& frees, waiting_requests& requests, progress_monitor& monitor) noexcept
+      : parts_{parts}, frees_{frees}, waiting_{requests}, monitor_{monitor} {}
 
   /// The outcome of a request that asks to wait.
   enum class waiting : std::uint8_t {
@@ -193,7 +193,7 @@ public:
   /// Parks the request, or gives it a turn. In a turn the caller makes the attempt to allocate, since a hardened pool
   /// allocates in another way than other pools.
   turn begin_turn(waiter& item) noexcept;
-  turn end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept;
+  turn end_turn(waiter& item, turn const& turn, expected<void*, failure> result) noexcept;
   /// Withdraws a request. Returns false if the request does not wait, or if it has a turn and is not being destroyed.
   /// Sets `last` if the caller must close the pool, as with `waiting::last`.
   bool cancel(waiter& item, bool& last) noexcept;
@@ -205,20 +205,20 @@ public:
   /// Returns why a request that does not wait gets no memory while other requests wait; nullopt if it may overtake
   /// them.
   std::optional<outcome> refusal_at_admission(allocation_request const& request) noexcept;
-  /// Describes the waiting requests, and the memory that units of work (`scope`) hold `here`, as text. `live`: the live
-  /// bytes, as users see them. Throws std::bad_alloc.
-  std::string describe(waiting_place const& here, std::size_t live);
+  /// Describes the waiting requests, and the memory that units of work (`scope`) hold `place`, as text. `live`: the
+  /// live bytes, as users see them. Throws std::bad_alloc.
+  std::string describe(waiting_place const& place, std::size_t live);
   waiting_statistics read_statistics() noexcept;
 
   /// Gives turns to waiting requests as long as there could be memory for the next one. A request that can never be met
   /// any more gets a turn too; its attempt then fails.
-  [[clang::requires_capability(one_shard, all_shards)]] void wake_next(woken_waiters& woken) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void wake_next(woken_waiters& waiters) noexcept;
   /// Wakes the requests that can never be met any more. Called after the limit has changed or the pool was closed.
-  [[clang::requires_capability(one_shard, all_shards)]] void wake_ended(woken_waiters& woken) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] void give_turn(waiter& item, woken_waiters& woken) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void wake_ended(woken_waiters& waiters) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void give_turn(waiter& item, woken_waiters& waiters) noexcept;
   /// Removes a request, and gives turns to requests that waited for its end. Returns whether the pool now has no
   /// handle, no live block and no request.
-  [[clang::requires_capability(one_shard, all_shards)]] bool remove(waiter& item, woken_waiters& woken) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] bool remove(waiter& item, woken_waiters& waiters) noexcept;
   /// Called when one part of a request was refused: calls `free_part`, which frees another part that the request has
   /// got. For requests of several parts this free does not count as a change. Otherwise two such requests would wake
   /// each other for ever.
@@ -228,13 +228,13 @@ public:
   }
 
 private:
-  failure failure_of(waiter const& item, outcome why) const noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] turn park(waiter& item, woken_waiters& woken) noexcept;
+  failure failure_of(waiter const& item, outcome reason) const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] turn park(waiter& item, woken_waiters& waiters) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void take_turn(waiter& item) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] turn new_turn(waiter const& item) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void end_turn_of(waiter& item) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] turn wait_again(waiter& item, turn const& mine,
-                                                                        woken_waiters& woken) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] turn wait_again(waiter& item, turn const& turn,
+                                                                        woken_waiters& waiters) noexcept;
 
   pool_parts& parts_;
   shard_frees& frees_;
@@ -249,16 +249,16 @@ private:
 export class request_passes final : public pressure_call::observer, public waiting_place {
 public:
   /// Keeps references to all arguments.
-  request_passes(pool_parts& parts, deferred_frees& deferred, waiting_requests& waiting, progress_monitor& monitor,
+  request_passes(pool_parts& parts, deferred_frees& deferred, waiting_requests& requests, progress_monitor& monitor,
                  request_queue& queue) noexcept
-      : parts_{parts}, deferred_{deferred}, waiting_{waiting}, monitor_{monitor}, queue_{queue} {
+      : parts_{parts}, deferred_{deferred}, waiting_{requests}, monitor_{monitor}, queue_{queue} {
     deadlock_monitor::get().add(*this);
   }
   ~request_passes() { deadlock_monitor::get().remove(*this); }
 
   /// Called by the library thread in each of its passes over the pool.
   void run() noexcept;
-  void on_holder_event(holder& unit, holder_event what) noexcept;
+  void on_holder_event(holder& unit, holder_event event) noexcept;
   /// Throws std::bad_alloc.
   void add_pressure_call(pressure_call& item);
   void remove_pressure_call(pressure_call& item) noexcept;
@@ -267,10 +267,10 @@ private:
   void call_pressure() noexcept;
   void end_deadlocks() noexcept;
   void poll() noexcept;
-  void show(visitor& to) noexcept override;
-  void end_wait(waiter& item, woken_waiters& woken) noexcept override;
+  void show(visitor& visitor) noexcept override;
+  void end_wait(waiter& item, woken_waiters& waiters) noexcept override;
   std::size_t begin_pressure(pressure_call& call) noexcept override;
-  void end_pressure(pressure_call& call, std::size_t freed) noexcept override;
+  void end_pressure(pressure_call& call, std::size_t freed_bytes) noexcept override;
 
   pool_parts& parts_;
   deferred_frees& deferred_;

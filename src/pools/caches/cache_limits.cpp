@@ -13,13 +13,13 @@ import :block;
 
 namespace gpumem::detail {
 
-bool cache_budget::claim(share& mine, std::int64_t need) noexcept {
+bool cache_budget::claim(share& share, std::int64_t need) noexcept {
   // A thread claims 64 KiB in one step, so that few calls write the count that all threads share.
   for (auto const amount : {std::max(need, std::int64_t{64} << 10), need}) {
-    if (claimable(mine) < amount) continue;
+    if (claimable(share) < amount) continue;
     if (unclaimed_.fetch_sub(amount, std::memory_order_relaxed) >= amount) {
-      mine.allowance += amount;
-      mine.claimed.fetch_add(
+      share.allowance += amount;
+      share.claimed.fetch_add(
           amount, std::memory_order_release); // after the allowance, because usage::add() reads `claimed` first
       return true;
     }
@@ -28,9 +28,9 @@ bool cache_budget::claim(share& mine, std::int64_t need) noexcept {
   return false;
 }
 
-void cache_budget::release(share& mine) noexcept {
-  mine.allowance = 0;
-  unclaimed_.fetch_add(mine.claimed.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
+void cache_budget::release(share& share) noexcept {
+  share.allowance = 0;
+  unclaimed_.fetch_add(share.claimed.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
 }
 
 void cache_budget::set_total(std::size_t bytes, std::size_t max_share) noexcept {
@@ -40,16 +40,16 @@ void cache_budget::set_total(std::size_t bytes, std::size_t max_share) noexcept 
   total_ = now;
 }
 
-void cache_budget::usage::add(share const& one) noexcept {
+void cache_budget::usage::add(share const& share) noexcept {
   // Reads `claimed` before the allowance. In the other order, a claim between the two reads would count as bytes in
   // use.
-  auto const claimed = one.claimed.load(std::memory_order_acquire);
-  std::int64_t const spare = one.allowance;
+  auto const claimed = share.claimed.load(std::memory_order_acquire);
+  std::int64_t const spare = share.allowance;
   in_use += static_cast<std::size_t>(std::max(claimed - spare, std::int64_t{0}));
   allowance += spare;
 }
 
-void cache_limits::set(bool on, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
+void cache_limits::set(bool enabled, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
                        std::size_t event_threshold_bytes) noexcept {
   for (auto const kind : {size_class::small, size_class::medium}) {
     budgets_[kind].set_total(limits[kind], limits[kind] / threads);
@@ -60,7 +60,7 @@ void cache_limits::set(bool on, std::array<std::size_t, size_class::kinds> const
   largest_block_.store(std::min(large, std::max(large / tuning::large_block_fraction, tuning::always_cached_bytes)),
                        std::memory_order_relaxed);
   event_threshold_bytes_.store(event_threshold_bytes, std::memory_order_relaxed);
-  enabled_.store(on, std::memory_order_relaxed);
+  enabled_.store(enabled, std::memory_order_relaxed);
 }
 
 bool cache_limits::is_balanced(usage const& sum) const noexcept {

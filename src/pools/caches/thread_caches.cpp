@@ -59,8 +59,8 @@ void thread_cache::allocate_storage() {
   storage_.store(owned_storage_.get(), std::memory_order_release);
 }
 
-block& thread_cache::pop_largest(stream_cache& in) noexcept {
-  auto& found = in.pop_largest();
+block& thread_cache::pop_largest(stream_cache& cache) noexcept {
+  auto& found = cache.pop_largest();
   shares_[size_class::kind_of(found.bytes)].uncharge(found.bytes);
   return mark_evicted(found);
 }
@@ -72,31 +72,31 @@ block* thread_cache::evict_large(large_cache& large_blocks) noexcept {
   return &mark_evicted(*gone);
 }
 
-// Called for a free that finds no room: another stream has `in`, or the cache has no budget, and `in` is the next
-// stream cache in turn. Evicts a block of `in` if it got no block in the last `stale_after` such frees. `exhausted`: no
-// other thread could claim the bytes either.
-block* thread_cache::evict_stale(cache_limits& limits, stream_cache& in, bool exhausted) noexcept {
+// Called for a free that finds no room: another stream has `cache`, or the thread has no budget, and `cache` is the
+// next stream cache in turn. Evicts a block of `cache` if it got no block in the last `stale_after` such frees.
+// `exhausted`: no other thread could claim the bytes either.
+block* thread_cache::evict_stale(cache_limits& limits, stream_cache& cache, bool exhausted) noexcept {
   ++refused_;
   if (exhausted) count_budget_miss(limits);
-  return in.count > 0 && refused_ - in.last_insert >= tuning::stale_after ? &pop_largest(in) : nullptr;
+  return cache.count > 0 && refused_ - cache.last_insert >= tuning::stale_after ? &pop_largest(cache) : nullptr;
 }
 
-block* thread_cache::flush(cache_limits& limits, block* others) noexcept {
-  auto* const all = storage_.load(std::memory_order_relaxed);
-  if (!all) return others; // no thread of this cache has allocated
+block* thread_cache::flush(cache_limits& limits, block* chain) noexcept {
+  auto* const storage = storage_.load(std::memory_order_relaxed);
+  if (!storage) return chain; // no thread of this cache has allocated
   budget_misses_ = 0;
-  auto const link = [&](block& found) noexcept {
-    found.next = others;
-    others = &found;
+  auto const link = [&](block& block) noexcept {
+    block.next = chain;
+    chain = &block;
   };
-  while (auto* const found = all->large_blocks.pop_any()) link(mark_evicted(*found));
-  for (auto& in : all->stream_caches) {
+  while (auto* const found = storage->large_blocks.pop_any()) link(mark_evicted(*found));
+  for (auto& in : storage->stream_caches) {
     for (auto& list : in.lists) {
       while (list) link(mark_evicted(in.pop(list)));
     }
   }
   for (std::size_t kind = 0; kind < size_class::kinds; ++kind) limits.budget(kind).release(shares_[kind]);
-  return others;
+  return chain;
 }
 
 void thread_cache::add_to(cache_counts& sums) const noexcept {

@@ -89,15 +89,15 @@ bool awaits_completion(CUgraphEdgeData const& edge) noexcept {
 }
 
 // Returns whether the stream's next node begins only after the stream's last nodes are complete.
-bool awaits_completion(capture_place const& of) noexcept {
-  return !of.edges || std::ranges::all_of(std::span{of.edges, of.nodes.size()},
-                                          [](CUgraphEdgeData const& each) { return awaits_completion(each); });
+bool awaits_completion(capture_place const& place) noexcept {
+  return !place.edges || std::ranges::all_of(std::span{place.edges, place.nodes.size()},
+                                             [](CUgraphEdgeData const& each) { return awaits_completion(each); });
 }
 
 // Adds to `reached` all nodes that come before a place in the graph. Even if a node has only begun, the nodes whose
 // completion it awaits are complete. Nodes that are in `reached` already come before all later work of the stream, so
 // they are not visited again.
-void walk(std::unordered_map<CUgraphNode, bool>& reached, capture_place const& from) {
+void walk(std::unordered_map<CUgraphNode, bool>& reached, capture_place const& place) {
   std::vector<CUgraphNode> pending;
   auto const reach = [&](std::span<CUgraphNode const> nodes, CUgraphEdgeData const* edges) {
     for (std::size_t i = 0; i < nodes.size(); ++i) {
@@ -106,7 +106,7 @@ void walk(std::unordered_map<CUgraphNode, bool>& reached, capture_place const& f
       if (first) pending.push_back(nodes[i]);
     }
   };
-  reach(from.nodes, from.edges);
+  reach(place.nodes, place.edges);
   incoming_edges incoming;
   while (!pending.empty()) {
     auto const node = pending.back();
@@ -121,26 +121,26 @@ void walk(std::unordered_map<CUgraphNode, bool>& reached, capture_place const& f
 // Returns the position of a stream in a capture; null without a capture. A stream takes part in its capture until the
 // capture ends. So if the stream is now seen elsewhere, the earlier capture has ended.
 captured_order::position* captured_order::enter(stream_timeline& timeline, std::uint64_t capture, CUgraph graph) {
-  auto known = streams_.find(&timeline);
-  if (known != streams_.end() && known->second.capture_ != capture) {
-    auto const ended = known->second.capture_;
-    streams_.erase(known);
+  auto stream_entry = streams_.find(&timeline);
+  if (stream_entry != streams_.end() && stream_entry->second.capture_ != capture) {
+    auto const ended = stream_entry->second.capture_;
+    streams_.erase(stream_entry);
     close(ended);
-    known = streams_.end();
+    stream_entry = streams_.end();
   }
   if (capture == 0) return nullptr;
   if (!open_.contains(capture)) {
     close_ended();
     open_.try_emplace(capture);
-    known = streams_.find(&timeline);
+    stream_entry = streams_.find(&timeline);
   }
-  if (known == streams_.end()) {
-    known = streams_.try_emplace(&timeline).first;
-    known->second.capture_ = capture;
-    known->second.graph_ = graph;
-    known->second.era_ = era_;
+  if (stream_entry == streams_.end()) {
+    stream_entry = streams_.try_emplace(&timeline).first;
+    stream_entry->second.capture_ = capture;
+    stream_entry->second.graph_ = graph;
+    stream_entry->second.era_ = era_;
   }
-  return &known->second;
+  return &stream_entry->second;
 }
 
 void captured_order::leave(stream_timeline& dead) noexcept {
@@ -189,8 +189,9 @@ bool captured_order::is_worked_on_here(std::uint64_t capture) const noexcept {
 // known to work on the capture or the stream. Returns own_end if the order of the use is not known.
 epoch captured_order::end_use(stream_key const& key, std::uint64_t allocated_in) {
   if (!is_worked_on_here(allocated_in)) return own_end;
-  auto const known = streams_.find(&key.timeline());
-  if (known != streams_.end() && known->second.thread_.value_or(sync::thread_index()) != sync::thread_index())
+  auto const stream_entry = streams_.find(&key.timeline());
+  if (stream_entry != streams_.end() &&
+      stream_entry->second.thread_.value_or(sync::thread_index()) != sync::thread_index())
     return own_end;
   auto const place = place_of(key);
   if (!place) return own_end;
@@ -234,8 +235,8 @@ CUgraph captured_order::graph_of(epoch end) const noexcept {
   return found == ends_.end() ? nullptr : found->second.graph;
 }
 
-void captured_order::keep_only(std::span<epoch const> used) {
-  std::set<epoch> const kept{used.begin(), used.end()};
+void captured_order::keep_only(std::span<epoch const> epochs) {
+  std::set<epoch> const kept{epochs.begin(), epochs.end()};
   std::erase_if(ends_, [&](auto const& one) { return !kept.contains(one.first); });
   limit_ = std::max(least_limit, 2 * ends_.size());
 }

@@ -62,19 +62,19 @@ expected<chunk, failure> graph_chunks::draw(pool_upstream& upstream, std::size_t
   return made;
 }
 
-void graph_chunks::give_back(pool_upstream& upstream, chunk const& drawn) noexcept {
+void graph_chunks::give_back(pool_upstream& upstream, chunk const& new_chunk) noexcept {
   relaxed_capture const mode; // allows driver calls while another thread captures
   chunk whole;
-  whole.base = drawn.base - header;
-  whole.bytes = bytes_from_upstream(drawn);
+  whole.base = new_chunk.base - header;
+  whole.bytes = bytes_from_upstream(new_chunk);
   upstream.deallocate(whole);
 }
 
-std::size_t graph_chunks::bytes_from_upstream(chunk const& drawn) noexcept { return drawn.bytes + header; }
+std::size_t graph_chunks::bytes_from_upstream(chunk const& chunk) noexcept { return chunk.bytes + header; }
 
-void graph_chunks::add(chunk const& drawn, range_allocator& ranges) {
+void graph_chunks::add(chunk const& new_chunk, range_allocator& ranges) {
   chunks_.reserve(chunks_.size() + 1);
-  auto made = std::make_unique<chunk>(drawn);
+  auto made = std::make_unique<chunk>(new_chunk);
   ranges.add(*made, {});
   chunks_.push_back(std::move(made));
 }
@@ -117,7 +117,7 @@ expected<void*, failure> graph_memory::try_allocate(stream_key const& key, std::
   if (!serves_stream(key)) return unexpected<failure>{failure_of(broken_rule::unopened_device, bytes)};
   expected<void*, failure> result{unexpect, no_host_memory(bytes)};
   try {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     result = take(key, bytes, alignment);
   } catch (std::bad_alloc const&) { // the host is out of memory
     return result;
@@ -128,7 +128,7 @@ expected<void*, failure> graph_memory::try_allocate(stream_key const& key, std::
     // The host may touch the block at once, but work of the stream may still use it. In a capture it touches none.
     if (upstream_->host_accessible() && !key.capturing()) static_cast<void>(key.wait_on_host());
   } else {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     ++counts_.failures;
   }
   return result;
@@ -141,38 +141,38 @@ void* graph_memory::take(stream_key const& key, std::size_t bytes, std::size_t a
   auto& timeline = key.timeline();
   alignment = std::max(alignment, granule);
   auto const capture = uses_.note_request(key);
-  auto const* const own = ranges_.lists().find(timeline);
-  graph_uses::fit found;
-  if (own) found.range = own->bins().find(rounded, alignment, found.offset);
-  bool const same_stream = found.range;
-  if (!found.range && capture != 0) found = uses_.find_ordered(key, rounded, alignment);
-  bool const ordered = found.range && !same_stream;
-  if (!found.range) found.range = ranges_.lists().ready().bins().find(rounded, alignment, found.offset);
-  if (!found.range) return nullptr;
-  auto& taken = ranges_.split_off(*found.range, found.offset, rounded);
-  taken.requested = bytes;
-  taken.stream = &timeline;
-  uses_.note_allocation(taken, capture);
+  auto const* const own_list = ranges_.lists().find(timeline);
+  graph_uses::fit fit;
+  if (own_list) fit.range = own_list->bins().find(rounded, alignment, fit.offset);
+  bool const same_stream = fit.range;
+  if (!fit.range && capture != 0) fit = uses_.find_ordered(key, rounded, alignment);
+  bool const ordered = fit.range && !same_stream;
+  if (!fit.range) fit.range = ranges_.lists().ready().bins().find(rounded, alignment, fit.offset);
+  if (!fit.range) return nullptr;
+  auto& block = ranges_.split_off(*fit.range, fit.offset, rounded);
+  block.requested = bytes;
+  block.stream = &timeline;
+  uses_.note_allocation(block, capture);
   counts_.reuse_same_stream += same_stream;
   counts_.reuse_ordered += ordered;
   ++counts_.allocations;
   counts_.live += bytes;
   counts_.peak_live = std::max(counts_.peak_live, counts_.live);
   counts_.allocated += rounded;
-  return taken.pointer();
+  return block.pointer();
 }
 
 // One thread at a time calls the upstream. A thread that has waited for another one first searches the memory that the
 // other thread has added.
 expected<void*, failure> graph_memory::grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
-  auto const refuse = [bytes](outcome why, int code = 0) {
-    return expected<void*, failure>{unexpect, failure{why, code, bytes}};
+  auto const refuse = [bytes](outcome reason, int code = 0) {
+    return expected<void*, failure>{unexpect, failure{reason, code, bytes}};
   };
   auto const take_now = [&] {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     return take(key, bytes, alignment);
   };
-  sync::lock const growing{growth_mutex_};
+  sync::lock const growth_lock{growth_mutex_};
   try {
     if (auto* const taken = take_now()) return taken;
     auto const drawn = graph_chunks::draw(*upstream_, bytes, alignment);
@@ -186,12 +186,12 @@ expected<void*, failure> graph_memory::grow(stream_key const& key, std::size_t b
   return refuse(outcome::exhausted);
 }
 
-// Adds the chunk `drawn`. Returns false, and changes nothing, if the host is out of memory.
-bool graph_memory::add(chunk const& drawn) noexcept try {
-  sync::lock const held{mutex_};
-  chunks_.add(drawn, ranges_);
+// Adds the chunk `chunk`. Returns false, and changes nothing, if the host is out of memory.
+bool graph_memory::add(chunk const& chunk) noexcept try {
+  sync::lock const lock{mutex_};
+  chunks_.add(chunk, ranges_);
   ++counts_.upstream_allocations;
-  auto const bytes = graph_chunks::bytes_from_upstream(drawn);
+  auto const bytes = graph_chunks::bytes_from_upstream(chunk);
   counts_.reserved += bytes;
   counts_.peak_reserved = counts_.reserved;
   counts_.reserved_in_all += bytes;
@@ -212,19 +212,19 @@ void graph_memory::free_or_report(stream_key const& key, void* pointer, std::opt
 
 graph_memory::free_outcome graph_memory::free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                                               late_misuse& wrong) noexcept {
-  sync::lock const held{mutex_};
-  auto* const freed = ranges_.find_live(pointer);
-  if (!freed || (bytes && *bytes != freed->requested)) return explain(key, pointer, bytes, wrong);
+  sync::lock const lock{mutex_};
+  auto* const block = ranges_.find_live(pointer);
+  if (!block || (bytes && *bytes != block->requested)) return explain(key, pointer, bytes, wrong);
   if (!serves_stream(key)) {
     wrong.set({misuse::kind::unopened_device, pointer, bytes.value_or(0), 0, key.id(), resource_name()});
     return free_outcome::refused;
   }
   ++counts_.frees;
-  counts_.live -= freed->requested;
-  counts_.allocated -= freed->bytes;
-  uses_.end(*freed, key, graph_uses::ended_by::free);
-  uses_.forget(*freed);
-  ranges_.free(*freed, range_allocator::coalescing::same_streams);
+  counts_.live -= block->requested;
+  counts_.allocated -= block->bytes;
+  uses_.end(*block, key, graph_uses::ended_by::free);
+  uses_.forget(*block);
+  ranges_.free(*block, range_allocator::coalescing::same_streams);
   return free_outcome::done;
 }
 
@@ -241,7 +241,7 @@ graph_memory::free_outcome graph_memory::explain(stream_key const& key, void con
 
 std::optional<block_info> graph_memory::find(void const* pointer) noexcept {
   if (forked()) return std::nullopt;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto const* const in = chunks_.find_containing(pointer);
   if (!in) return std::nullopt;
   if (!in->is_live()) return block_info{in->pointer(), 0, in->bytes, 0, false};
@@ -250,7 +250,7 @@ std::optional<block_info> graph_memory::find(void const* pointer) noexcept {
 
 std::optional<owned_block> graph_memory::find_owned(void const* pointer) noexcept {
   if (forked()) return std::nullopt;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto const* const found = ranges_.find_live(pointer);
   if (!found || !found->is_live()) return std::nullopt;
   return owned_block{found->requested, found->stream, uses_.capture_worked_on_here(*found)};
@@ -265,7 +265,7 @@ std::optional<std::size_t> graph_memory::try_deallocate(void* pointer) noexcept 
 
 void graph_memory::reset_peaks() noexcept {
   if (forked()) return;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   counts_.peak_live = counts_.live;
   counts_.peak_reserved = counts_.reserved;
 }
@@ -273,7 +273,7 @@ void graph_memory::reset_peaks() noexcept {
 std::vector<memory_range> graph_memory::memory_map() {
   std::vector<memory_range> map;
   if (forked()) return map;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   chunks_.visit([&](chunk const& each) {
     auto const first = map.size();
     each.visit([&](block const& one) { map.push_back(range_of(one)); });
@@ -285,17 +285,17 @@ std::vector<memory_range> graph_memory::memory_map() {
 
 // Checks all ranges and reserves the host's memory for their blocks before it changes anything.
 void graph_memory::restore(std::span<memory_range const> live) {
-  std::uint64_t before = 0, after = 0; // live blocks
+  std::uint64_t blocks_before = 0, after = 0; // live blocks
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     auto const planned = plan_restore(live);
-    before = counts_.allocations - counts_.frees;
+    blocks_before = counts_.allocations - counts_.frees;
     free_everything();
     for (auto const& one : planned) make_live(one);
     after = planned.size();
   }
-  for (; before < after; ++before) add_live();
-  for (; before > after; --before) drop_live(); // cannot destroy this object: the caller has a handle
+  for (; blocks_before < after; ++blocks_before) add_live();
+  for (; blocks_before > after; --blocks_before) drop_live(); // cannot destroy this object: the caller has a handle
 }
 
 std::vector<graph_memory::restored_block> graph_memory::plan_restore(std::span<memory_range const> live) {
@@ -324,9 +324,9 @@ std::vector<graph_memory::restored_block> graph_memory::plan_restore(std::span<m
 // list that exists.
 void graph_memory::free_everything() noexcept {
   uses_.forget_all_blocks();
-  chunks_.visit([&](chunk const& each) {
+  chunks_.visit([&](chunk const& chunk) {
     mutex_.assert_held();
-    for (auto* at = each.first; at; at = at->upper) {
+    for (auto* at = chunk.first; at; at = at->upper) {
       if (at->is_live()) {
         ++counts_.frees;
         counts_.live -= at->requested;
@@ -340,19 +340,19 @@ void graph_memory::free_everything() noexcept {
   });
 }
 
-void graph_memory::make_live(restored_block const& one) noexcept {
-  auto& in = *chunks_.find_containing(reinterpret_cast<void const*>(one.base));
-  auto& made = ranges_.split_off(in, one.base - in.base, one.bytes);
-  made.requested = one.requested;
-  made.stream = one.stream;
+void graph_memory::make_live(restored_block const& restored) noexcept {
+  auto& in = *chunks_.find_containing(reinterpret_cast<void const*>(restored.base));
+  auto& made = ranges_.split_off(in, restored.base - in.base, restored.bytes);
+  made.requested = restored.requested;
+  made.stream = restored.stream;
   ++counts_.allocations;
-  counts_.live += one.requested;
+  counts_.live += restored.requested;
   counts_.peak_live = std::max(counts_.peak_live, counts_.live);
-  counts_.allocated += one.bytes;
+  counts_.allocated += restored.bytes;
 }
 
 bool graph_memory::declare_use(stream_key const& key, void const* pointer, late_misuse& wrong) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto* const used = chunks_.find_containing(pointer);
   if (!used) return false;
   if (used->is_live() && used->pointer() == pointer) {
@@ -371,7 +371,7 @@ void graph_memory::record_use(stream_key const& key, void* pointer) noexcept {
 
 statistics graph_memory::read_statistics() noexcept {
   if (forked()) return {};
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto now = counts_;
   now.free = ranges_.free_bytes();
   now.largest_free = ranges_.lists().largest();
@@ -380,17 +380,17 @@ statistics graph_memory::read_statistics() noexcept {
   return now;
 }
 
-void graph_memory_list::add(graph_memory& one) noexcept {
-  sync::lock const held{mutex_};
-  if (one.listed_in_) return;
-  one.listed_in_ = this;
-  items_.push_back(one);
+void graph_memory_list::add(graph_memory& memory) noexcept {
+  sync::lock const lock{mutex_};
+  if (memory.listed_in_) return;
+  memory.listed_in_ = this;
+  items_.push_back(memory);
   any_.store(true, std::memory_order_relaxed);
 }
 
-void graph_memory_list::remove(graph_memory& one) noexcept {
-  sync::lock const held{mutex_};
-  items_.remove(one);
+void graph_memory_list::remove(graph_memory& memory) noexcept {
+  sync::lock const lock{mutex_};
+  items_.remove(memory);
   any_.store(!items_.empty(), std::memory_order_relaxed);
 }
 
@@ -399,7 +399,7 @@ bool graph_memory_list::free(stream_key const& key, void* pointer, std::optional
   late_misuse wrong;
   graph_memory* owner = nullptr;
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     for (auto* each = items_.first(); each && !owner; each = each->links_.next) {
       auto const result = each->free(key, pointer, bytes, wrong);
       if (result == graph_memory::free_outcome::refused) return true;
@@ -412,7 +412,7 @@ bool graph_memory_list::free(stream_key const& key, void* pointer, std::optional
 }
 
 std::optional<block_info> graph_memory_list::find(void const* pointer) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   for (auto* each = items_.first(); each; each = each->links_.next) {
     if (auto found = each->find(pointer)) return found;
   }
@@ -420,7 +420,7 @@ std::optional<block_info> graph_memory_list::find(void const* pointer) noexcept 
 }
 
 std::optional<owned_block> graph_memory_list::find_owned(void const* pointer) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   for (auto* each = items_.first(); each; each = each->links_.next) {
     if (auto const found = each->find_owned(pointer)) return found;
   }
@@ -429,7 +429,7 @@ std::optional<owned_block> graph_memory_list::find_owned(void const* pointer) no
 
 bool graph_memory_list::record_use(stream_key const& key, void const* pointer) noexcept {
   late_misuse wrong;
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   for (auto* each = items_.first(); each; each = each->links_.next) {
     if (each->declare_use(key, pointer, wrong)) return true;
   }

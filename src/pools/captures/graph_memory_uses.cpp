@@ -34,14 +34,14 @@ public:
       : order_{order}, key_{key}, bytes_{bytes}, alignment_{alignment} {}
 
   void visit(block& range) {
-    std::size_t at = 0;
-    if ((best && best->bytes <= range.bytes) || !fits(range, bytes_, alignment_, at)) return;
+    std::size_t position = 0;
+    if ((best && best->bytes <= range.bytes) || !fits(range, bytes_, alignment_, position)) return;
     if (!all_uses(range, [](stream_use const& use) { return use.newest < captured_order::own_end; })) return;
     if (!next_) next_ = order_.look_at(key_);
     if (!*next_ || !all_uses(range, [&](stream_use const& use) { return order_.is_before(use.newest, **next_); }))
       return;
     best = &range;
-    offset = at;
+    offset = position;
   }
 
   block* best = nullptr;
@@ -64,10 +64,10 @@ private:
 
 // Adds a use. A range has room for uses by four streams. If there is a fifth stream, all uses of the range count as
 // never ending (no_end), so that the range serves no stream.
-void add_use(block& used, stream_use const& use) noexcept {
-  if (used.uses.add(use)) return;
-  auto const before = used.uses;
-  for (auto const& each : before) used.uses.add({each.timeline, captured_order::no_end});
+void add_use(block& block, stream_use const& use) noexcept {
+  if (block.uses.add(use)) return;
+  auto const before = block.uses;
+  for (auto const& each : before) block.uses.add({each.timeline, captured_order::no_end});
 }
 
 } // namespace
@@ -93,17 +93,17 @@ void graph_uses::keep_timeline(stream_timeline& timeline) {
 // ended.
 void graph_uses::drop_dead_timelines() {
   if (std::ranges::none_of(timelines_, &stream_timeline::is_dead)) return;
-  std::vector<block*> used;
+  std::vector<block*> used_blocks;
   chunks_.visit([&](chunk const& each) {
     each.visit([&](block& one) {
       if (std::ranges::any_of(one.uses, [](stream_use const& use) { return use.timeline->is_dead(); }))
-        used.push_back(&one);
+        used_blocks.push_back(&one);
     });
   });
   for (auto* const each : timelines_) {
     if (each->is_dead()) order_.leave(*each);
   }
-  for (auto* const each : used) rename_dead(*each);
+  for (auto* const each : used_blocks) rename_dead(*each);
   std::erase_if(timelines_, [named = named_timelines()](stream_timeline* each) {
     if (!each->is_dead() || named.contains(each)) return false;
     each->release();
@@ -113,9 +113,9 @@ void graph_uses::drop_dead_timelines() {
 
 // Gives the uses of dead streams the name for their graph, unless other captures are open. If the graph of a use is not
 // known, no work is known to come after the use: it never ends.
-void graph_uses::rename_dead(block& used) {
+void graph_uses::rename_dead(block& block) {
   stream_uses renamed;
-  for (auto const& use : used.uses) {
+  for (auto const& use : block.uses) {
     if (!use.timeline->is_dead() || order_.is_recent(use.newest)) {
       renamed.add(use);
     } else if (auto* const graph = order_.graph_of(use.newest)) {
@@ -125,27 +125,27 @@ void graph_uses::rename_dead(block& used) {
     }
   }
   ranges_.lists().reserve();
-  bool const listed = used.is_free();
-  if (listed) ranges_.free_ranges().extract(used);
-  used.uses = renamed;
-  if (listed) ranges_.free_ranges().insert(used);
+  bool const listed = block.is_free();
+  if (listed) ranges_.free_ranges().extract(block);
+  block.uses = renamed;
+  if (listed) ranges_.free_ranges().insert(block);
 }
 
 // Returns the name for a graph. Gives it a name that no block uses any more, or a new one. A name is the timeline of no
 // stream.
 stream_timeline& graph_uses::name_of_dead(CUgraph graph) {
-  auto found = std::ranges::find(dead_, graph, &dead_streams::graph);
-  if (found == dead_.end()) {
-    found = std::ranges::find_if(
+  auto dead_entry = std::ranges::find(dead_, graph, &dead_streams::graph);
+  if (dead_entry == dead_.end()) {
+    dead_entry = std::ranges::find_if(
         dead_, [named = named_timelines()](dead_streams const& each) { return !named.contains(each.name.get()); });
   }
-  if (found == dead_.end()) {
+  if (dead_entry == dead_.end()) {
     auto const index = ~static_cast<std::uint32_t>(dead_.size());
     auto name = std::make_unique<stream_timeline>(stream_kind::foreign, index, 0, -1, CUcontext{}, CUstream{}, nullptr);
-    found = dead_.insert(dead_.end(), {nullptr, std::move(name)});
+    dead_entry = dead_.insert(dead_.end(), {nullptr, std::move(name)});
   }
-  found->graph = graph;
-  return *found->name;
+  dead_entry->graph = graph;
+  return *dead_entry->name;
 }
 
 // Returns the timelines that uses and live blocks name.
@@ -195,25 +195,25 @@ graph_uses::fit graph_uses::find_ordered(stream_key const& key, std::size_t byte
 // A free by the host leaves the range to the stream for which the block was allocated. If the host has no memory to
 // record where in the graph the use ends, the range serves only the stream of the free. If it has no memory to retain
 // the stream's timeline, the range also gets a use that never ends (no_end), and serves no stream.
-void graph_uses::end(block& used, stream_key const& key, ended_by how) noexcept {
-  auto& timeline = key.is_host() ? *used.stream : key.timeline();
+void graph_uses::end(block& block, stream_key const& key, ended_by reason) noexcept {
+  auto& timeline = key.is_host() ? *block.stream : key.timeline();
   try {
     keep_timeline(timeline);
-  } catch (std::bad_alloc const&) { add_use(used, {&stream_key::host().timeline(), captured_order::no_end}); }
+  } catch (std::bad_alloc const&) { add_use(block, {&stream_key::host().timeline(), captured_order::no_end}); }
   auto end = captured_order::own_end;
   try {
     ranges_.lists().reserve();
     if (order_.is_full()) drop_unused_ends();
-    if (!key.is_host()) end = order_.end_use(key, capture_of(used));
+    if (!key.is_host()) end = order_.end_use(key, capture_of(block));
   } catch (std::bad_alloc const&) {}
-  auto const* const earlier = used.uses.find(timeline);
-  if (how == ended_by::declaration) {
+  auto const* const earlier = block.uses.find(timeline);
+  if (reason == ended_by::declaration) {
     if (end == captured_order::own_end) end = captured_order::no_end;
   } else if (earlier && earlier->newest == captured_order::no_end) { // the free comes after this declared use
-    used.uses.remove(timeline);
+    block.uses.remove(timeline);
     end = captured_order::own_end;
   }
-  add_use(used, {&timeline, end});
+  add_use(block, {&timeline, end});
 }
 
 void graph_uses::drop_unused_ends() {

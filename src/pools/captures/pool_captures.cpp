@@ -44,9 +44,9 @@ capture_state capture_of(stream_key const& key) noexcept {
   return result == CUDA_SUCCESS ? seen : capture_state{};
 }
 
-stream_key identify_for_capture(stream_ref stream, std::optional<device> where) {
+stream_key identify_for_capture(stream_ref stream, std::optional<device> device) {
   throw_if_child();
-  auto const key = where ? identify(stream, *where) : identify(stream);
+  auto const key = device ? identify(stream, *device) : identify(stream);
   auto const kind = key.timeline().kind();
   if (kind == stream_kind::legacy || kind == stream_kind::null)
     throw std::invalid_argument{"gpumem: a capture scope needs a stream that can capture: not the legacy default "
@@ -57,7 +57,7 @@ stream_key identify_for_capture(stream_ref stream, std::optional<device> where) 
 } // namespace
 
 expected<state_ptr<graph_memory>, failure> pool_captures::find(stream_key const& key, std::size_t bytes) noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   if (!scopes_.empty()) {
     auto const mine = capture_of(key);
     for (auto* each = scopes_.first(); each; each = each->links_.next) {
@@ -73,23 +73,23 @@ expected<state_ptr<graph_memory>, failure> pool_captures::find(stream_key const&
   return unexpected<failure>{failure{outcome::capture_unsupported, 0, bytes}};
 }
 
-void pool_captures::open(open_capture& one) {
-  sync::lock const held{mutex_};
+void pool_captures::open(open_capture& capture) {
+  sync::lock const lock{mutex_};
   for (auto* each = scopes_.first(); each; each = each->links_.next) {
-    if (each->key_ == one.key_)
+    if (each->key_ == capture.key_)
       throw std::invalid_argument{"gpumem: the stream already has a capture scope of this pool"};
   }
-  scopes_.push_back(one);
+  scopes_.push_back(capture);
 }
 
-void pool_captures::close(open_capture& one) noexcept {
-  sync::lock const held{mutex_};
-  scopes_.remove(one);
+void pool_captures::close(open_capture& capture) noexcept {
+  sync::lock const lock{mutex_};
+  scopes_.remove(capture);
 }
 
-open_capture::open_capture(pool_captures& in, void const* pool, graph_memory& memory, stream_ref stream,
-                           std::optional<device> where)
-    : memory_{&memory}, in_{in}, key_{identify_for_capture(stream, where)} {
+open_capture::open_capture(pool_captures& captures, void const* pool, graph_memory& memory, stream_ref stream,
+                           std::optional<device> device)
+    : memory_{&memory}, in_{captures}, key_{identify_for_capture(stream, device)} {
   if (!memory.upstream().is(pool))
     throw std::invalid_argument{"gpumem: the upstream of a capture scope's graph memory must be the pool itself"};
   in_.memories().add(memory);

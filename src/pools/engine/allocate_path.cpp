@@ -73,14 +73,15 @@ void* shard_allocator::allocate_from_own(allocation_request& request) {
   if (!request.shard || !parts_.caches.has_storage(request.thread)) [[unlikely]]
     return nullptr;
   auto& shard = *request.shard;
-  shard_lock const held{parts_.shards, shard};
+  shard_lock const lock{parts_.shards, shard};
   bool const shared = parts_.shards.is_shared(request.bytes); // such requests make no shard active
   if (!parts_.mode.may_use_one_lock(request.key.timeline()) || (shard.rounds_left == 0 && !shared)) [[unlikely]]
     return nullptr;
   if (!shared) shard.rounds_left = pool_shard::rounds_active;
   frees_.drain_remote_frees(shard);
-  shard_span const among{&request.shard, 1};
-  auto const place = parts_.shards.single() ? search_.find_without_poll(request, among) : search_.find(request, among);
+  shard_span const shards{&request.shard, 1};
+  auto const place =
+      parts_.shards.single() ? search_.find_without_poll(request, shards) : search_.find(request, shards);
   if (!place) [[unlikely]]
     return nullptr;
   auto* const p = commit(request, place);
@@ -131,24 +132,24 @@ attempt<void*> shard_allocator::grow(allocation_request const& request, bool exa
 }
 
 void* shard_allocator::commit(allocation_request const& request, placement place) {
-  auto& from = *place.range->parent->shard;
+  auto& owner_shard = *place.range->parent->shard;
   bool const waits = request.key.queues() == queueing::admitted;
   bool const ready = waits && place.range->uses.completed();
-  auto& taken = split_off(request, place);
+  auto& block = split_off(request, place);
   if (waits) [[unlikely]]
-    taken.was_ready = ready;
-  taken.requested = request.requested;
-  taken.stream = &request.key.timeline();
-  taken.class_number = request.class_number;
-  ++from.live_blocks;
-  parts_.count_live(from, static_cast<std::int64_t>(request.requested),
+    block.was_ready = ready;
+  block.requested = request.requested;
+  block.stream = &request.key.timeline();
+  block.class_number = request.class_number;
+  ++owner_shard.live_blocks;
+  parts_.count_live(owner_shard, static_cast<std::int64_t>(request.requested),
                     parts_.caches.cached_requested_of(request.thread));
-  if (&from != request.shard && !from.spare) [[unlikely]]
+  if (&owner_shard != request.shard && !owner_shard.spare) [[unlikely]]
     count_steal(*request.shard);
-  ++from.counts.allocations;
+  ++owner_shard.counts.allocations;
   if (place.how != reuse_tier::none) [[likely]]
-    ++(from.counts.*reuses[static_cast<std::size_t>(place.how)]);
-  return taken.pointer();
+    ++(owner_shard.counts.*reuses[static_cast<std::size_t>(place.how)]);
+  return block.pointer();
 }
 
 // Splits a block off a range. If the block is small and the range is large, splits off more blocks of that size, which
@@ -170,21 +171,22 @@ void* shard_allocator::commit(allocation_request const& request, placement place
 // memory for which the stream must wait. After that the host waits for streams, and the pool replaces unused memory by
 // new memory. A pool of pages unmaps only as many unused pages as the request needs, so it does that before the host
 // waits. A pool of chunks gives back all unused chunks, so it does that only after the wait.
-expected<void*, failure> out_of_memory_path::allocate(allocation_request& request, failure const& why) {
-  if (why.reason == outcome::invalid_argument)
-    return unexpected<failure>{why}; // the growth is called from inside itself
+expected<void*, failure> out_of_memory_path::allocate(allocation_request& request, failure const& error) {
+  if (error.reason == outcome::invalid_argument)
+    return unexpected<failure>{error}; // the growth is called from inside itself
   request.growth_failed = true;
   request.drop_rounding(parts_.smallest_block);
   bool const within_limit = parts_.chunks.headroom() >= request.bytes;
-  if (within_limit && release_closed_pools(why)) {
+  if (within_limit && release_closed_pools(error)) {
     if (auto const grown = grow_or_search(request)) return grown;
   }
   flush();
   if (auto* const p = allocator_.search_all(request)) return p;
   if (auto* const p = allocator_.search_with_wait(request)) return p;
-  expected<void*, failure> grown = unexpected<failure>{why};
-  if (why.reason == outcome::device_lost) return grown;
-  if (is_never_met(request, why)) return unexpected<failure>{failure{outcome::too_large, why.code, request.requested}};
+  expected<void*, failure> grown = unexpected<failure>{error};
+  if (error.reason == outcome::device_lost) return grown;
+  if (is_never_met(request, error))
+    return unexpected<failure>{failure{outcome::too_large, error.code, request.requested}};
   if (parts_.backend.paged() && (grown = grow_in_place(request))) return grown;
   if (request.key.may_wait()) {
     if (auto* const p = sync_and_retry(request)) return p;
@@ -194,15 +196,15 @@ expected<void*, failure> out_of_memory_path::allocate(allocation_request& reques
   return unexpected<failure>{failure{outcome::exhausted, grown.error().code, request.requested}};
 }
 
-// Returns whether no state of the pool could serve the request, which has failed for the reason `why`.
-bool out_of_memory_path::is_never_met(allocation_request const& request, failure const& why) const {
+// Returns whether no state of the pool could serve the request, which has failed for the reason `failure`.
+bool out_of_memory_path::is_never_met(allocation_request const& request, failure const& failure) const {
   auto const& backend = parts_.backend;
   if (!backend.could_hold(request.bytes, request.alignment)) return true;
-  return why.reason == outcome::too_large && !backend.has_chunk_for(request.bytes, request.alignment);
+  return failure.reason == outcome::too_large && !backend.has_chunk_for(request.bytes, request.alignment);
 }
 
-bool out_of_memory_path::release_closed_pools(failure const& why) noexcept {
-  if (why.reason != outcome::exhausted || !deferred_release::any_closed()) return false;
+bool out_of_memory_path::release_closed_pools(failure const& failure) noexcept {
+  if (failure.reason != outcome::exhausted || !deferred_release::any_closed()) return false;
   auto const where = parts_.backend.where();
   all_shards_unlock const during{parts_.shards};
   return deferred_release::give_back_complete(where ? where->ordinal() : -1);
@@ -346,22 +348,22 @@ allocate_path::try_allocate(allocation_request request) noexcept {
 }
 
 expected<void*, failure> allocate_path::allocate_from_all(allocation_request& request) {
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   enter(request);
   // If a thread has often allocated from the shards of other threads, it searches and grows its own shard first. With
   // the option `shard_per_thread` each thread does so.
   bool const avoids_steals = parts_.options.shard_per_thread || allocator_.steals_too_often(*request.shard);
-  for (bool own = avoids_steals && !request.loan;;) {
+  for (bool own_shard = avoids_steals && !request.loan;;) {
     deferred_.run(&request.key);
-    if (auto* const p = own ? allocator_.search_own(request) : allocator_.search_all(request)) return p;
-    auto const grown = allocator_.grow(request, false);
-    if (grown.is_done()) return grown.value();
-    if (grown.must_retry()) continue;
-    if (own) {
-      own = false;
+    if (auto* const p = own_shard ? allocator_.search_own(request) : allocator_.search_all(request)) return p;
+    auto const new_memory = allocator_.grow(request, false);
+    if (new_memory.is_done()) return new_memory.value();
+    if (new_memory.must_retry()) continue;
+    if (own_shard) {
+      own_shard = false;
       continue;
     }
-    auto const found = out_of_memory_.allocate(request, grown.error());
+    auto const found = out_of_memory_.allocate(request, new_memory.error());
     if (found) return found;
     count_failure(*request.shard, request);
     if (!parts_.backend.lost()) return found;
@@ -381,16 +383,16 @@ void allocate_path::enter(allocation_request& request) {
   parts_.caches.ensure_storage(request.thread);
 }
 
-expected<void*, failure> allocate_path::fail(allocation_request const& request, outcome why) noexcept {
+expected<void*, failure> allocate_path::fail(allocation_request const& request, outcome reason) noexcept {
   auto& shard = parts_.shards.shard_of_thread();
-  shard_lock const held{parts_.shards, shard};
+  shard_lock const lock{parts_.shards, shard};
   count_failure(shard, request);
-  return unexpected<failure>{failure{why, 0, request.requested}};
+  return unexpected<failure>{failure{reason, 0, request.requested}};
 }
 
 // A request that waits for memory counts as failed when it ends, not at each attempt.
-void allocate_path::count_failure(pool_shard& in, allocation_request const& request) noexcept {
-  in.counts.failures += request.key.queues() != queueing::admitted;
+void allocate_path::count_failure(pool_shard& shard, allocation_request const& request) noexcept {
+  shard.counts.failures += request.key.queues() != queueing::admitted;
 }
 
 } // namespace gpumem::detail

@@ -89,26 +89,26 @@ void free_path::report_unopened(stream_key const& key, void* pointer, std::optio
 // Does not ask whether the block's own stream captures, if that is not known and one lock suffices. While the stream
 // captures, it records no event, so no other stream gets the block. For another stream's block, the answer decides
 // whether that stream's work becomes a use.
-free_result free_path::free_uncached(free_call const& call, shard_list::lookup const& seen) noexcept {
-  bool const own = seen.that && seen.that->stream == &call.key.timeline();
-  auto const key = own ? call.key : call.key.asked();
-  if (free_to_shard({key, call.pointer, call.bytes, call.use}, seen)) return free_result::done;
-  auto const asked = own ? key.asked() : key;
+free_result free_path::free_uncached(free_call const& call, shard_list::lookup const& lookup) noexcept {
+  bool const own_stream = lookup.that && lookup.that->stream == &call.key.timeline();
+  auto const key = own_stream ? call.key : call.key.asked();
+  if (free_to_shard({key, call.pointer, call.bytes, call.use}, lookup)) return free_result::done;
+  auto const asked = own_stream ? key.asked() : key;
   return free_with_all_locks({asked, call.pointer, call.bytes, call.use});
 }
 
 // Frees under the lock of the block's shard only. Returns false, and frees nothing, if the call needs the locks of all
 // shards, or if its pointer or size is wrong.
-[[gnu::always_inline]] bool free_path::free_to_shard(free_call const& call, shard_list::lookup const& seen) noexcept {
-  if (!seen.that || call.key.capturing() || parts_.caches.budget_exhausted()) [[unlikely]]
+[[gnu::always_inline]] bool free_path::free_to_shard(free_call const& call, shard_list::lookup const& lookup) noexcept {
+  if (!lookup.that || call.key.capturing() || parts_.caches.budget_exhausted()) [[unlikely]]
     return false;
-  auto& shard = *seen.shard;
+  auto& shard = *lookup.shard;
   if (!shard.mutex.try_lock()) {
-    if (push_remote_free(call, seen)) return true;
+    if (push_remote_free(call, lookup)) return true;
     parts_.shards.lock_contended(shard);
   }
-  shard_lock const held{shard, std::adopt_lock};
-  auto& freed = *seen.that;
+  shard_lock const lock{shard, std::adopt_lock};
+  auto& freed = *lookup.that;
   if (!frees_.goes_to_quick_list(freed)) freed.prefetch_neighbours(); // coalescing reads them at the end of the call
   bool const right = parts_.mode.may_use_one_lock(*call.use.timeline) && freed.pointer() == call.pointer &&
                      freed.is_live() && call.fits(freed);
@@ -120,20 +120,20 @@ free_result free_path::free_uncached(free_call const& call, shard_list::lookup c
 // Leaves the free to the next holder of the shard's lock. Returns false for a block that must not be cached, and
 // while caching is off. It does so too while only one stream has used the pool: its frees record no events, but a
 // remote free may record one.
-bool free_path::push_remote_free(free_call const& call, shard_list::lookup const& seen) noexcept {
+bool free_path::push_remote_free(free_call const& call, shard_list::lookup const& lookup) noexcept {
   auto const threshold = parts_.caches.event_threshold_bytes();
-  if (!seen.that || !may_cache(*seen.that, call.key, call.bytes) || threshold == SIZE_MAX) return false;
+  if (!lookup.that || !may_cache(*lookup.that, call.key, call.bytes) || threshold == SIZE_MAX) return false;
   auto& timeline = *call.use.timeline;
-  bool const many = timeline.epochs().count_unrecorded(1, seen.that->bytes, threshold);
+  bool const many = timeline.epochs().count_unrecorded(1, lookup.that->bytes, threshold);
   auto const use = many || timeline.event_request().raised() ? events_.record(call.key, call.use) : call.use;
-  return parts_.caches.call_if_enabled([&] { seen.shard->remote_frees.push(*seen.that, use); });
+  return parts_.caches.call_if_enabled([&] { lookup.shard->remote_frees.push(*lookup.that, use); });
 }
 
 free_result free_path::free_with_all_locks(free_call const& call) noexcept {
   auto const& key = call.key;
   late_misuse wrong;
-  woken_waiters woken;
-  all_shards_lock const held{parts_.shards};
+  woken_waiters waiters;
+  all_shards_lock const lock{parts_.shards};
   frees_.drain_all_remote_frees();
   if (!key.capturing()) deferred_.run(&key);
   auto* const freed = find_or_explain(parts_, key, call.pointer, call.bytes, wrong);
@@ -143,7 +143,7 @@ free_result free_path::free_with_all_locks(free_call const& call) noexcept {
   parts_.mode.add_stream(key.timeline());
   finish_free(*freed, call, shard);
   if (parts_.caches.budget_exhausted()) frees_.flush_thread_caches();
-  queue_.wake_next(woken);
+  queue_.wake_next(waiters);
   monitor_.schedule_look(); // now waiting work may hold all memory
   return waiting_.is_pool_unused() ? free_result::last : free_result::done;
 }
@@ -154,7 +154,7 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
   auto& shard = *cached.parent->shard;
   auto const& timeline = *cached.uses.begin()->timeline;
   {
-    shard_lock const held{parts_.shards, shard};
+    shard_lock const lock{parts_.shards, shard};
     if (parts_.mode.may_use_one_lock(timeline)) [[likely]] {
       ++shard.counters.locked_calls;
       frees_.free_cached_block(cached);
@@ -162,42 +162,42 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
       return free_result::done;
     }
   }
-  woken_waiters woken;
-  all_shards_lock const held{parts_.shards};
+  woken_waiters waiters;
+  all_shards_lock const lock{parts_.shards};
   ++shard.counters.locked_calls;
   shard.counters.all_locked_calls += parts_.shards.all().size() > 1;
   deferred_.run(nullptr);
   parts_.mode.add_stream(timeline);
   frees_.free_cached_block(cached);
   parts_.evictions.notify();
-  queue_.wake_next(woken);
+  queue_.wake_next(waiters);
   return waiting_.is_pool_unused() ? free_result::last : free_result::done;
 }
 
-[[gnu::always_inline]] void free_path::finish_free(block& freed, free_call const& call, pool_shard& in) noexcept {
+[[gnu::always_inline]] void free_path::finish_free(block& returned, free_call const& call, pool_shard& shard) noexcept {
   auto const& key = call.key;
-  parts_.count_live(in, -static_cast<std::int64_t>(freed.requested), 0);
-  ++in.counts.frees;
-  ++in.counters.locked_calls;
-  --in.live_blocks;
+  parts_.count_live(shard, -static_cast<std::int64_t>(returned.requested), 0);
+  ++shard.counts.frees;
+  ++shard.counters.locked_calls;
+  --shard.live_blocks;
   if (key.capturing()) [[unlikely]]
     return [&] {
       assert_all_shards_held(); // a free inside a capture holds all locks
-      deferred_.add(freed, key);
+      deferred_.add(returned, key);
     }();
-  if (!freed.uses.empty()) [[unlikely]]
-    parts_.rules.prune(freed.uses);
+  if (!returned.uses.empty()) [[unlikely]]
+    parts_.rules.prune(returned.uses);
   // A free by the host means that the streams' work on the block is complete, except uses declared by record_use(). So
   // it adds no use.
   if (!key.is_host()) [[likely]]
-    freed.uses.add(events_.record_if_due(key, call.use, freed.bytes, in));
-  frees_.free_block(freed);
+    returned.uses.add(events_.record_if_due(key, call.use, returned.bytes, shard));
+  frees_.free_block(returned);
 }
 
 // No work has used the block since it was granted. If it was ready then, it is freed without a use of the stream. The
 // end of such a use would count as a change, after which the request would try again, for ever.
 void free_path::return_part(stream_key const& key, void* pointer) noexcept {
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   auto& freed = *parts_.shards.find_live(pointer).that;
   auto const& by = freed.was_ready ? stream_key::host() : key;
   queue_.return_part([&] {
@@ -215,7 +215,7 @@ inline constexpr std::size_t max_uses = stream_uses::max_streams - 1;
 } // namespace
 
 stream_uses recorded_uses::of(void const* pointer) noexcept {
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   auto const* const used = parts_.shards.find_live(pointer).that;
   return used ? used->uses : stream_uses{};
 }
@@ -223,7 +223,7 @@ stream_uses recorded_uses::of(void const* pointer) noexcept {
 bool recorded_uses::record(stream_key const& key, void* pointer) {
   key.timeline().prepare();
   late_misuse wrong;
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   if (!key.capturing()) deferred_.run(&key);
   auto* const used = find_or_explain(parts_, key, pointer, std::nullopt, wrong);
   if (!used) return false;

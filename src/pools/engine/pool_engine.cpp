@@ -45,29 +45,29 @@ namespace gpumem::detail {
 
 bool page_calls::pin(void const* pointer, std::size_t bytes) {
   upstream_call::throw_if_here(parts_.shards);
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   return parts_.backend.pin(pointer, bytes);
 }
 
 void page_calls::unpin(void const* pointer, std::size_t bytes) {
   upstream_call::throw_if_here(parts_.shards);
-  woken_waiters woken;
-  all_shards_lock const held{parts_.shards};
+  woken_waiters waiters;
+  all_shards_lock const lock{parts_.shards};
   parts_.backend.unpin(pointer, bytes);
   parts_.requests.count_change();
-  queue_.wake_next(woken);
+  queue_.wake_next(waiters);
 }
 
 void page_calls::open_to(device peer) {
   upstream_call::throw_if_here(parts_.shards);
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   check(parts_.backend.open_to(peer), "cuMemSetAccess");
   parts_.caches.add_devices(cache_limits::bit_of(peer.ordinal()));
 }
 
 expected<exported_page, failure> page_calls::export_page(void const* pointer) {
   if (upstream_call::runs_here(parts_.shards)) return unexpected<failure>{failure_of(broken_rule::inside_growth, 0)};
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   return parts_.backend.export_page(pointer);
 }
 
@@ -87,11 +87,11 @@ pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
 
 std::size_t pool_engine::reserve(std::size_t bytes) {
   upstream_call::throw_if_here(parts_.shards);
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   auto const limit = parts_.chunks.limit();
-  auto const fail = [&](failure const& why) {
+  auto const fail = [&](failure const& failure) {
     assert_all_shards_held();
-    throw_failure_in(parts_.options.name.c_str(), {why.reason, why.code, bytes},
+    throw_failure_in(parts_.options.name.c_str(), {failure.reason, failure.code, bytes},
                      {.reserved = parts_.chunks.reserved(), .limit = limit});
   };
   auto& shard = parts_.shards.shard_of_thread();
@@ -110,25 +110,25 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
 
 void pool_engine::set_limit(std::size_t bytes) {
   check_limit(bytes);
-  woken_waiters woken;
-  all_shards_lock const held{parts_.shards};
+  woken_waiters waiters;
+  all_shards_lock const lock{parts_.shards};
   parts_.chunks.set_limit(bytes);
-  after_limit_change(woken);
+  after_limit_change(waiters);
 }
 
-void pool_engine::after_limit_change(woken_waiters& woken) {
+void pool_engine::after_limit_change(woken_waiters& waiters) {
   parts_.mode.update();
   parts_.requests.count_change();
-  queue_.wake_ended(woken); // ends requests for more than the limit
-  queue_.wake_next(woken);
+  queue_.wake_ended(waiters); // ends requests for more than the limit
+  queue_.wake_next(waiters);
   monitor_.schedule_poll(); // younger work may now hold enough for the first request
 }
 
 bool pool_engine::add_outside(std::size_t bytes) {
   upstream_call::throw_if_here(parts_.shards);
   timeline_registry::cover_own_defaults();
-  woken_waiters woken;
-  all_shards_lock const held{parts_.shards};
+  woken_waiters waiters;
+  all_shards_lock const lock{parts_.shards};
   bool added = parts_.backend.add_outside(bytes);
   while (!added) {
     auto const keep = parts_.chunks.room_beside(bytes);
@@ -136,39 +136,39 @@ bool pool_engine::add_outside(std::size_t bytes) {
     added = parts_.backend.add_outside(bytes);
     if (!more) break;
   }
-  after_limit_change(woken);
+  after_limit_change(waiters);
   return added;
 }
 
 void pool_engine::remove_outside(std::size_t bytes) {
-  woken_waiters woken;
-  all_shards_lock const held{parts_.shards};
+  woken_waiters waiters;
+  all_shards_lock const lock{parts_.shards};
   parts_.chunks.remove_outside(bytes);
-  after_limit_change(woken);
+  after_limit_change(waiters);
 }
 
 address_range& pool_engine::open_range(std::size_t bytes) {
   throw_if_child();
   if (!parts_.backend.paged()) throw std::invalid_argument{"gpumem: a pool without pages lends none"};
   upstream_call::throw_if_here(parts_.shards);
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   return parts_.backend.open_range(bytes);
 }
 
 void pool_engine::close_range(address_range& range) noexcept {
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   parts_.backend.close_range(range);
 }
 
 std::size_t pool_engine::trim(std::size_t keep) {
   upstream_call::throw_if_here(parts_.shards);
   timeline_registry::cover_own_defaults();
-  woken_waiters woken;
-  all_shards_lock const held{parts_.shards};
+  woken_waiters waiters;
+  all_shards_lock const lock{parts_.shards};
   auto const given = release_.release(keep); // empties the thread caches, so shards can become spare
   if (parts_.shards.end_round()) parts_.update_mode();
   parts_.requests.count_change();
-  queue_.wake_next(woken);
+  queue_.wake_next(waiters);
   return given;
 }
 
@@ -180,12 +180,12 @@ std::size_t pool_engine::give_back() noexcept {
 }
 
 std::size_t pool_engine::reserved() noexcept {
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   return parts_.chunks.reserved();
 }
 
 void pool_engine::reset_peaks() {
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   parts_.chunks.reset_peak();
   std::int64_t live = -parts_.caches.snapshot().cached_requested;
   for (auto const& each : parts_.shards.all()) {
@@ -201,7 +201,7 @@ bool pool_engine::synchronize(sync::duration longest) {
   timeline_registry::cover_own_defaults();
   std::vector<stream_timeline*> open;
   {
-    all_shards_lock const held{parts_.shards};
+    all_shards_lock const lock{parts_.shards};
     deferred_.run(nullptr);
     frees_.flush_thread_caches();
     open = reuse_rules::streams_in_use(false, parts_.everywhere());
@@ -210,25 +210,25 @@ bool pool_engine::synchronize(sync::duration longest) {
 }
 
 void pool_engine::refuse_requests() noexcept {
-  woken_waiters woken;
-  all_shards_lock const held{parts_.shards};
-  refuse_requests(woken);
+  woken_waiters waiters;
+  all_shards_lock const lock{parts_.shards};
+  refuse_requests(waiters);
 }
 
-void pool_engine::refuse_requests(woken_waiters& woken) noexcept {
+void pool_engine::refuse_requests(woken_waiters& waiters) noexcept {
   parts_.requests.set_closed();
   parts_.mode.update();
   frees_.flush_thread_caches();
   parts_.requests.count_change();
-  queue_.wake_ended(woken);
+  queue_.wake_ended(waiters);
 }
 
 bool pool_engine::drop_last_handle() noexcept {
   timeline_registry::cover_own_defaults();
-  woken_waiters woken;
-  all_shards_lock const held{parts_.shards};
+  woken_waiters waiters;
+  all_shards_lock const lock{parts_.shards};
   parts_.mode.set_no_handles();
-  refuse_requests(woken);
+  refuse_requests(waiters);
   return waiting_.is_pool_unused();
 }
 

@@ -61,7 +61,7 @@ bool reports_leaks() { return is_set_in_environment("GPUMEM_REPORT_LEAKS"); }
 
 leak_report::leak_report(char const* name, reader read, void* pool) : name_{name}, read_{read}, pool_{pool} {
   auto& all = listed();
-  sync::lock const held{all.mutex};
+  sync::lock const lock{all.mutex};
   if (!all.registered) at_driver_exit(write_all);
   all.registered = true;
   all.pools.push_back(*this);
@@ -70,13 +70,13 @@ leak_report::leak_report(char const* name, reader read, void* pool) : name_{name
 leak_report::~leak_report() {
   if (forked()) return;
   auto& all = listed();
-  sync::lock const held{all.mutex};
+  sync::lock const lock{all.mutex};
   all.pools.remove(*this);
 }
 
 void leak_report::write_all() noexcept {
   auto& all = listed();
-  sync::lock const held{all.mutex};
+  sync::lock const lock{all.mutex};
   for (auto const* each = all.pools.first(); each; each = each->links_.next) each->write();
 }
 
@@ -118,39 +118,39 @@ struct memory_counts {
   std::size_t largest_free = 0;
 };
 
-group group_of(block const& one) noexcept {
-  if (one.is_live()) return group::live;
-  return one.is_free() || one.state() == block_state::quick_listed ? group::free : group::cached;
+group group_of(block const& block) noexcept {
+  if (block.is_live()) return group::live;
+  return block.is_free() || block.state() == block_state::quick_listed ? group::free : group::cached;
 }
 
 memory_counts count_memory(pool_parts& parts, shard_frees& frees) {
-  memory_counts found;
-  all_shards_lock const held{parts.shards};
+  memory_counts counts;
+  all_shards_lock const lock{parts.shards};
   frees.drain_all_remote_frees();
-  found.reserved = parts.chunks.reserved();
-  found.limit = parts.chunks.limit();
+  counts.reserved = parts.chunks.reserved();
+  counts.limit = parts.chunks.limit();
   parts.chunks.visit([&](chunk const& parent) {
     parent.visit([&](block const& one) {
       if (one.state() == block_state::hole) return;
       auto const in = group_of(one);
       auto const stream = in == group::free ? 0 : one.stream->id();
-      auto& counted = found.rows[{in, stream, static_cast<int>(std::bit_width(one.bytes - 1))}];
+      auto& counted = counts.rows[{in, stream, static_cast<int>(std::bit_width(one.bytes - 1))}];
       ++counted.blocks;
       counted.bytes += one.bytes;
-      if (in == group::free) found.largest_free = std::max(found.largest_free, one.bytes);
+      if (in == group::free) counts.largest_free = std::max(counts.largest_free, one.bytes);
     });
   });
-  return found;
+  return counts;
 }
 
 std::string blocks_text(row const& counted, char const* noun) {
   return std::to_string(counted.blocks) + " " + noun + (counted.blocks == 1 ? ", " : "s, ") + size_text(counted.bytes);
 }
 
-std::string sum_text(row_map const& rows, group in, char const* noun) {
+std::string sum_text(row_map const& rows, group group, char const* noun) {
   row sum;
   for (auto const& [key, counted] : rows) {
-    if (key.in != in) continue;
+    if (key.in != group) continue;
     sum.blocks += counted.blocks;
     sum.bytes += counted.bytes;
   }
@@ -178,10 +178,10 @@ std::string describe_memory(pool_parts& parts, shard_frees& frees) {
   return text;
 }
 
-void append_failure_report(pool_parts& parts, shard_frees& frees, failure const& why) noexcept try {
+void append_failure_report(pool_parts& parts, shard_frees& frees, failure const& failure) noexcept try {
   std::ofstream file{parts.options.failure_report, std::ios::app};
-  file << "gpumem: a request for " << size_text(why.requested) << " failed: " << to_string(why.reason)
-       << (is_no_addresses(why) ? ", since the pool found no addresses for more pages\n" : "\n")
+  file << "gpumem: a request for " << size_text(failure.requested) << " failed: " << to_string(failure.reason)
+       << (is_no_addresses(failure) ? ", since the pool found no addresses for more pages\n" : "\n")
        << describe_memory(parts, frees);
 } catch (...) {} // without a report the caller still gets the failure
 
@@ -202,7 +202,7 @@ inline constexpr std::array<std::uint64_t pool_counters::*, 11> counts_of_shards
 // Adds to `sum` the free bytes of a shard, the number of its free ranges, and the free bytes that streams may still
 // use. Appends these streams to `users`; a stream can occur several times.
 [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-add_free_statistics(pool_shard& in, statistics& sum, std::vector<stream_timeline const*>& users) {
+add_free_statistics(pool_shard& shard, statistics& sum, std::vector<stream_timeline const*>& users) {
   auto const add_range = [&](block const& free) {
     bool const over = free.uses.completed();
     sum.free_in_use += over ? 0 : free.bytes;
@@ -212,7 +212,7 @@ add_free_statistics(pool_shard& in, statistics& sum, std::vector<stream_timeline
     }
     return over;
   };
-  in.ranges.lists().visit([&](free_list const& one) {
+  shard.ranges.lists().visit([&](free_list const& one) {
     sum.free_ranges += one.size();
     for (auto const* range = one.newest(); range; range = range->older) {
       if (add_range(*range) && one.timeline()) break; // in the list of one stream, older ranges are complete too
@@ -222,7 +222,7 @@ add_free_statistics(pool_shard& in, statistics& sum, std::vector<stream_timeline
       add_range(spare);
     });
   });
-  sum.free += in.ranges.free_bytes();
+  sum.free += shard.ranges.free_bytes();
 }
 
 } // namespace
@@ -252,30 +252,30 @@ pool_statistics::shard_sums pool_statistics::read_shards() {
   shard_sums sums;
   for (auto const& each : parts_.shards.all()) {
     each->mutex.lock(); // unlike shard_lock, this does not count contention
-    shard_lock const held{*each, std::adopt_lock};
+    shard_lock const lock{*each, std::adopt_lock};
     add_shard(*each, sums);
   }
   if (sums.agree) return sums;
   sums = {};
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   for (auto const& each : parts_.shards.all()) add_shard(*each, sums);
   return sums;
 }
 
-void pool_statistics::add_shard(pool_shard& one, shard_sums& sums) {
+void pool_statistics::add_shard(pool_shard& shard, shard_sums& sums) {
   auto& sum = sums.all;
-  if (parts_.mode.fast_path()) frees_.drain_remote_frees(one);
-  for (auto const count : added) sum.*count += one.counts.*count;
-  sums.live += one.live.bytes;
-  sum.shards += !one.spare;
-  sums.reserved += one.reserved;
-  auto const allocated = one.reserved - one.ranges.free_bytes();
+  if (parts_.mode.fast_path()) frees_.drain_remote_frees(shard);
+  for (auto const count : added) sum.*count += shard.counts.*count;
+  sums.live += shard.live.bytes;
+  sum.shards += !shard.spare;
+  sums.reserved += shard.reserved;
+  auto const allocated = shard.reserved - shard.ranges.free_bytes();
   sum.allocated += allocated;
-  sum.lent += one.lends ? allocated : 0;
-  sum.coalesces += one.ranges.free_ranges().coalesces();
-  sum.coalesces_refused += one.ranges.free_ranges().refused_coalesces();
-  if (!one.lends) sum.largest_free = std::max(sum.largest_free, one.ranges.lists().largest());
-  add_free_statistics(one, sum, sums.users);
+  sum.lent += shard.lends ? allocated : 0;
+  sum.coalesces += shard.ranges.free_ranges().coalesces();
+  sum.coalesces_refused += shard.ranges.free_ranges().refused_coalesces();
+  if (!shard.lends) sum.largest_free = std::max(sum.largest_free, shard.ranges.lists().largest());
+  add_free_statistics(shard, sum, sums.users);
   sum.reserved = parts_.chunks.reserved() + parts_.chunks.releasing();
   sum.limit = parts_.chunks.limit();
   sum.largest_block = parts_.options.largest_block;
@@ -293,7 +293,7 @@ void pool_statistics::add_waiting(statistics& sum) {
 }
 
 pool_counters pool_statistics::read_counters() {
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   pool_counters counters;
   for (auto const& each : parts_.shards.all()) {
     for (auto const count : counts_of_shards) counters.*count += each->counters.*count;
@@ -305,7 +305,7 @@ pool_counters pool_statistics::read_counters() {
 }
 
 std::optional<block_info> pool_statistics::find(void const* pointer) {
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   frees_.drain_all_remote_frees();
   auto const* const parent = parts_.chunks.find_containing(pointer);
   auto const* const found = parent ? parent->find_containing(pointer) : nullptr;
@@ -315,7 +315,7 @@ std::optional<block_info> pool_statistics::find(void const* pointer) {
 }
 
 live_blocks pool_statistics::find_live() {
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   frees_.drain_all_remote_frees();
   live_blocks found;
   parts_.chunks.visit([&](chunk const& parent) {
@@ -329,7 +329,7 @@ live_blocks pool_statistics::find_live() {
 // Returns all ranges, and for each the region of mapped memory in which it lies. A hole, which has no mapped pages,
 // ends a region.
 std::vector<memory_range> pool_statistics::memory_map() {
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   frees_.drain_all_remote_frees();
   std::vector<memory_range> map;
   parts_.chunks.visit([&](chunk const& parent) {
@@ -351,20 +351,20 @@ namespace {
 
 // Returns the bytes on a free list. Sets `consistent` to false if a range on it is not free, belongs to another list or
 // is out of order.
-std::size_t checked_bytes(free_list const& one, bool& consistent) {
+std::size_t checked_bytes(free_list const& list, bool& consistent) {
   std::size_t bytes = 0, found = 0;
   epoch newest = 0;
-  for (auto const* each = one.oldest(); each; each = each->newer) {
-    consistent = consistent && each->is_free() && each->list == &one;
+  for (auto const* each = list.oldest(); each; each = each->newer) {
+    consistent = consistent && each->is_free() && each->list == &list;
     bytes += each->bytes;
-    if (!one.timeline()) continue;
-    consistent = consistent && each->uses.size() == 1 && each->uses.begin()->timeline == one.timeline();
+    if (!list.timeline()) continue;
+    consistent = consistent && each->uses.size() == 1 && each->uses.begin()->timeline == list.timeline();
     consistent = consistent && each->uses.begin()->newest >= newest;
     newest = each->uses.begin()->newest;
   }
-  one.bins().visit_from(0, [&](block const& each) { found += each.bytes; });
+  list.bins().visit_from(0, [&](block const& each) { found += each.bytes; });
   consistent = consistent && found == bytes;
-  return bytes + one.quick().bytes();
+  return bytes + list.quick().bytes();
 }
 
 [[clang::requires_capability(one_shard, all_shards)]] bool is_consistent_with(pool_parts const& parts,
@@ -376,22 +376,24 @@ std::size_t checked_bytes(free_list const& one, bool& consistent) {
     auto end = parent.base;
     std::size_t not_free = 0;
     block const* lower = nullptr;
-    parent.visit([&](block const& each) {
+    parent.visit([&](block const& block) {
       // The blocks of a chunk lie side by side without gaps.
-      consistent = consistent && each.base == end && each.lower == lower && each.bytes > 0 && each.bytes % granule == 0;
-      consistent = consistent && each.parent == &parent && each.uses.size() <= stream_uses::max_streams;
-      end = each.end();
-      lower = &each;
-      if (each.state() == block_state::hole) return;
-      bool const unused = each.is_free() || each.state() == block_state::quick_listed;
-      (unused ? free : taken) += each.bytes;
+      consistent =
+          consistent && block.base == end && block.lower == lower && block.bytes > 0 && block.bytes % granule == 0;
+      consistent = consistent && block.parent == &parent && block.uses.size() <= stream_uses::max_streams;
+      end = block.end();
+      lower = &block;
+      if (block.state() == block_state::hole) return;
+      bool const unused = block.is_free() || block.state() == block_state::quick_listed;
+      (unused ? free : taken) += block.bytes;
       not_free += !unused;
-      if (!each.is_free()) consistent = consistent && parent.shard->find_live(each.pointer()) == &each;
-      if (each.state() == block_state::cached) (each.bytes <= size_class::largest_small ? small : larger) += each.bytes;
-      auto const state = each.state(); // read once: a free by another thread may change it meanwhile
+      if (!block.is_free()) consistent = consistent && parent.shard->find_live(block.pointer()) == &block;
+      if (block.state() == block_state::cached)
+        (block.bytes <= size_class::largest_small ? small : larger) += block.bytes;
+      auto const state = block.state(); // read once: a free by another thread may change it meanwhile
       bool const counted_live =
           state == block_state::allocated || state == block_state::evicted || state == block_state::remote_freed;
-      if (counted_live) live += static_cast<std::int64_t>(each.requested);
+      if (counted_live) live += static_cast<std::int64_t>(block.requested);
     });
     consistent = consistent && end == parent.end() && lower == parent.last && not_free == parent.live_blocks;
   });
@@ -410,7 +412,7 @@ std::size_t checked_bytes(free_list const& one, bool& consistent) {
 } // namespace
 
 bool is_consistent(pool_parts& parts, shard_frees& frees) {
-  all_shards_lock const held{parts.shards};
+  all_shards_lock const lock{parts.shards};
   frees.drain_all_remote_frees();
   bool consistent = false;
   parts.caches.visit_locked([&](cache_counts const& cached) {

@@ -38,7 +38,7 @@ void release_task::expire() noexcept {
   requests_.run();
   auto step = next_step::nothing;
   {
-    all_shards_lock const held{parts_.shards};
+    all_shards_lock const lock{parts_.shards};
     parts_.passes.begin_pass();
     bool const closed = parts_.backend.closed();
     bool const wanted = parts_.backend.wants_release();
@@ -62,10 +62,10 @@ void release_task::expire() noexcept {
 
 // If no event covers uses of the memory that is left, marks their streams, so that a later call on each stream records
 // an event. If polls can show nothing more, the next pass starts when one of these events was recorded.
-release_task::next_step release_task::after_closed_pass(held_by kept) noexcept {
+release_task::next_step release_task::after_closed_pass(held_by keeper) noexcept {
   if (parts_.chunks.empty()) return next_step::end;
   list_closed(parts_.backend.where() ? parts_.backend.where()->ordinal() : -1);
-  bool const waits = process_is_exiting() || kept == held_by::uses_without_event;
+  bool const waits = process_is_exiting() || keeper == held_by::uses_without_event;
   if (waits) defer_release();
   request_events(kept_bytes());
   if (!waits) parts_.passes.schedule();
@@ -88,12 +88,12 @@ std::size_t release_task::kept_bytes() const noexcept {
   return parts_.upstream->stream_ordered() ? std::max(reserved, driver_pool_step) : reserved;
 }
 
-release_task::held_by release_task::release_pass(bool all) noexcept {
+release_task::held_by release_task::release_pass(bool release_all) noexcept {
   parts_.backend.begin_wanted_release();
   try {
     frees_.flush_thread_caches(); // frees fill the caches until the reserved bytes exceed the threshold by an eighth
     parts_.rules.poll_streams(nullptr, parts_.everywhere());
-    parts_.backend.release(all || parts_.backend.closed() ? 0 : parts_.options.release_threshold);
+    parts_.backend.release(release_all || parts_.backend.closed() ? 0 : parts_.options.release_threshold);
     bool const open = reuse_rules::may_complete(parts_.everywhere());
     parts_.passes.count_idle(open && is_beyond_threshold());
     if (open) return held_by::open_events;
@@ -112,7 +112,7 @@ std::vector<stream_timeline*> release_task::streams_without_event() {
 // Called by a thread whose request found no memory. The library thread may make a pass at the same time.
 release_task::given_back release_task::give_back() noexcept {
   if (upstream_call::runs_here(parts_.shards)) return given_back::nothing; // this thread gives memory back already
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   auto const before = parts_.chunks.reserved();
   if (parts_.chunks.releasing() > 0) return given_back::by_other_thread;
   release_pass(true);
@@ -123,7 +123,7 @@ void release_task::close() noexcept {
   retry_releases();
   auto step = next_step::nothing;
   {
-    all_shards_lock const held{parts_.shards};
+    all_shards_lock const lock{parts_.shards};
     parts_.backend.set_closed();
     if (!driver_alive()) return defer_release(); // the driver has shut down: no call of it may be made
     deferred_.run(nullptr);

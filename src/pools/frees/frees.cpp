@@ -26,11 +26,11 @@ import :virtual_pages;
 namespace gpumem::detail {
 
 // Counts a free. Returns whether the frees of the stream that no event covers have reached the threshold for an event.
-// Counts first in the stream's free list of the shard `in`. Adds the sums to the counter of the whole stream later, so
+// Counts first in the stream's free list of `shard`. Adds the sums to the counter of the whole stream later, so
 // that threads that use the same stream rarely write that shared counter.
-bool free_events::passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& in) noexcept {
+bool free_events::passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& shard) noexcept {
   auto const threshold = parts_.mode.event_threshold_bytes();
-  auto* const own = in.ranges.lists().find(timeline);
+  auto* const own = shard.ranges.lists().find(timeline);
   if (!own) [[unlikely]]
     return timeline.epochs().count_unrecorded(1, bytes, threshold);
   if (!own->count_free(bytes, threshold)) [[likely]]
@@ -47,14 +47,14 @@ stream_use free_events::record(stream_key const& key, stream_use const& use) noe
   return use;
 }
 
-void shard_frees::drain(pool_shard& in) noexcept {
-  for (auto* at = in.remote_frees.take_all(); at;) {
+void shard_frees::drain(pool_shard& shard) noexcept {
+  for (auto* at = shard.remote_frees.take_all(); at;) {
     auto& freed = *at;
     at = at->next;
-    parts_.count_live(in, -static_cast<std::int64_t>(freed.requested), 0);
-    ++in.counts.frees;
-    ++in.counters.remote_frees;
-    --in.live_blocks;
+    parts_.count_live(shard, -static_cast<std::int64_t>(freed.requested), 0);
+    ++shard.counts.frees;
+    ++shard.counters.remote_frees;
+    --shard.live_blocks;
     free_block(freed);
   }
 }
@@ -63,20 +63,20 @@ void shard_frees::drain(pool_shard& in) noexcept {
 // split. Other streams can then use that range only after the work of the block's stream. So blocks of a stream with
 // long work (is_behind) do not join it.
 [[gnu::always_inline]] inline range_allocator::coalescing
-shard_frees::coalescing_of(block const& freed) const noexcept {
+shard_frees::coalescing_of(block const& returned) const noexcept {
   // If all blocks have one size, or the pool has a limit, freed blocks do not join unused ranges. Unused ranges then
   // stay usable by all streams.
   if (parts_.has_one_size()) return range_allocator::coalescing::same_streams;
   if (!parts_.mode.multi_stream()) return range_allocator::coalescing::any;
   if (parts_.chunks.limit() != 0) return range_allocator::coalescing::same_streams;
-  bool const over = freed.uses.size() == 1 && !freed.uses.begin()->timeline->is_behind();
+  bool const over = returned.uses.size() == 1 && !returned.uses.begin()->timeline->is_behind();
   return over ? range_allocator::coalescing::unused : range_allocator::coalescing::same_streams;
 }
 
-void shard_frees::free_block(block& freed) noexcept {
-  auto& in = freed.parent->shard->ranges;
-  if (goes_to_quick_list(freed) && in.push_quick(freed)) return;
-  auto const& range = in.free(freed, coalescing_of(freed));
+void shard_frees::free_block(block& returned) noexcept {
+  auto& in = returned.parent->shard->ranges;
+  if (goes_to_quick_list(returned) && in.push_quick(returned)) return;
+  auto const& range = in.free(returned, coalescing_of(returned));
   if (parts_.mode.fast_path()) [[likely]]
     return;
   [&] {
@@ -94,12 +94,12 @@ void shard_frees::free_cached_block(block& cached) noexcept {
 }
 
 bool shard_frees::flush_thread_caches() noexcept {
-  auto* all = parts_.caches.flush();
+  auto* flushed = parts_.caches.flush();
   drain_all_remote_frees();
-  bool any = all;
-  while (all) {
-    auto& kept = *all;
-    all = all->next;
+  bool any = flushed;
+  while (flushed) {
+    auto& kept = *flushed;
+    flushed = flushed->next;
     parts_.mode.add_stream(*kept.uses.begin()->timeline);
     free_cached_block(kept);
   }
@@ -130,36 +130,36 @@ void shard_frees::check_thresholds(block const& range) noexcept {
 
 // The capturing stream comes after the work of the stream for which the block was allocated, but may be destroyed
 // without an event. So if that other stream lives, its work becomes a use of its own.
-void deferred_frees::add(block& freed, stream_key const& key) noexcept {
-  freed.set_state(block_state::deferred);
-  if (freed.stream == &key.timeline()) {
-    freed.stream->owe_event();
-  } else if (freed.stream->owns_handle()) {
-    freed.uses.add({freed.stream, freed.stream->current_epoch()}); // a block has at most three recorded uses
+void deferred_frees::add(block& returned, stream_key const& key) noexcept {
+  returned.set_state(block_state::deferred);
+  if (returned.stream == &key.timeline()) {
+    returned.stream->owe_event();
+  } else if (returned.stream->owns_handle()) {
+    returned.uses.add({returned.stream, returned.stream->current_epoch()}); // a block has at most three recorded uses
   }
-  freed.stream = &key.timeline();
-  freed.stream->retain();
-  freed.next = std::exchange(first_, &freed);
+  returned.stream = &key.timeline();
+  returned.stream->retain();
+  returned.next = std::exchange(first_, &returned);
   parts_.mode.set_deferred_frees(true);
   parts_.notify();
 }
 
 // A block with four open uses stays deferred until one of them is complete.
 void deferred_frees::run_all(stream_key const* now) noexcept {
-  for (auto* at = std::exchange(first_, nullptr); at;) {
-    auto& freed = *at;
-    at = freed.next;
-    auto& timeline = *freed.stream;
+  for (auto* block = std::exchange(first_, nullptr); block;) {
+    auto& returned = *block;
+    block = returned.next;
+    auto& timeline = *returned.stream;
     bool const given = now && &now->timeline() == &timeline && now->has_handle();
     auto const ended = !timeline.is_mortal() ? timeline.current_epoch()
-                       : given               ? now->end_use(freed.bytes, true)
+                       : given               ? now->end_use(returned.bytes, true)
                                              : timeline.end_use_in_capture();
-    parts_.rules.prune(freed.uses);
-    if (freed.uses.add({&timeline, ended})) {
+    parts_.rules.prune(returned.uses);
+    if (returned.uses.add({&timeline, ended})) {
       timeline.release();
-      frees_.free_block(freed);
+      frees_.free_block(returned);
     } else {
-      freed.next = std::exchange(first_, &freed);
+      returned.next = std::exchange(first_, &returned);
     }
   }
   parts_.mode.set_deferred_frees(any());

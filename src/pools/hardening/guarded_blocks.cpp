@@ -45,13 +45,13 @@ private:
   }
 };
 
-template <class Call> bool enqueue(stream_key const& on, Call call) noexcept {
+template <class Call> bool enqueue(stream_key const& key, Call call) noexcept {
   if (!driver_alive()) return false;
   try {
-    device const where{on.timeline().device()};
-    device_guard const scope{where};
+    device const device{key.timeline().device()};
+    device_guard const scope{device};
     own_work const ours;
-    return !where.lost() && where.interpret(call()) == CUDA_SUCCESS;
+    return !device.lost() && device.interpret(call()) == CUDA_SUCCESS;
   } catch (...) { return false; }
 }
 
@@ -59,26 +59,26 @@ CUdeviceptr address(char const* pointer) noexcept { return reinterpret_cast<CUde
 
 } // namespace
 
-bool fill(stream_key const& on, byte_run what, fill_pattern with) noexcept {
-  if (what.bytes == 0) return true;
-  return enqueue(on, [&] {
-    return driver().memset_d8_async(address(what.data), static_cast<unsigned char>(with), what.bytes, on.handle());
+bool fill(stream_key const& key, byte_run run, fill_pattern pattern) noexcept {
+  if (run.bytes == 0) return true;
+  return enqueue(key, [&] {
+    return driver().memset_d8_async(address(run.data), static_cast<unsigned char>(pattern), run.bytes, key.handle());
   });
 }
 
-void fill_by_host(byte_run what, fill_pattern with) noexcept {
-  if (what.bytes) std::memset(what.data, static_cast<unsigned char>(with), what.bytes);
+void fill_by_host(byte_run run, fill_pattern pattern) noexcept {
+  if (run.bytes) std::memset(run.data, static_cast<unsigned char>(pattern), run.bytes);
 }
 
-bool read_back(stream_key const& on, byte_run what, char* into) noexcept {
-  if (what.bytes == 0) return true;
-  return enqueue(on, [&] { return driver().memcpy_dtoh_async(into, address(what.data), what.bytes, on.handle()); });
+bool read_back(stream_key const& key, byte_run run, char* buffer) noexcept {
+  if (run.bytes == 0) return true;
+  return enqueue(key, [&] { return driver().memcpy_dtoh_async(buffer, address(run.data), run.bytes, key.handle()); });
 }
 
 // Usually all bytes are right. So the first byte is compared with the pattern, and then each byte with the next one by
 // a single memcmp.
-corruption compare(char const* data, std::size_t bytes, fill_pattern with) noexcept {
-  auto const right = static_cast<unsigned char>(with);
+corruption compare(char const* data, std::size_t bytes, fill_pattern pattern) noexcept {
+  auto const right = static_cast<unsigned char>(pattern);
   auto const wrong = [&](std::size_t i) { return static_cast<unsigned char>(data[i]) != right; };
   if (bytes == 0 || (!wrong(0) && std::memcmp(data, data + 1, bytes - 1) == 0)) return {};
   corruption found;
@@ -99,11 +99,11 @@ bool covers(block_event const& event, void const* address) noexcept {
 
 } // namespace
 
-void block_history::record(block_event::kind what, void const* pointer, std::size_t bytes,
+void block_history::record(block_event::kind kind, void const* pointer, std::size_t bytes,
                            std::uint64_t stream) noexcept {
   auto const sequence = ++recorded_;
   if (ring_.empty()) return;
-  ring_[sequence % ring_.size()] = {what, sync::thread_index(), sequence, stream, pointer, bytes};
+  ring_[sequence % ring_.size()] = {kind, sync::thread_index(), sequence, stream, pointer, bytes};
 }
 
 // Visits the events, the newest first, until `visit` returns false.
@@ -114,13 +114,13 @@ template <class Visit> void block_history::visit_newest_first(Visit visit) const
   }
 }
 
-std::size_t block_history::newest(void const* address, block_event* into, std::size_t max_events) const noexcept {
+std::size_t block_history::newest(void const* address, block_event* events, std::size_t max_events) const noexcept {
   std::size_t found = 0;
   visit_newest_first([&](block_event const& each) {
-    if (covers(each, address)) into[found++] = each;
+    if (covers(each, address)) events[found++] = each;
     return found < max_events;
   });
-  std::reverse(into, into + found);
+  std::reverse(events, events + found);
   return found;
 }
 
@@ -151,61 +151,61 @@ namespace {
 struct ends {
   std::size_t begin, end;
 };
-ends ends_of(guarded_block const& block, guard_layout const& of) noexcept {
-  if (block.bytes <= of.poison) return {block.bytes, 0};
-  return {of.poison / 2, of.poison / 2};
+ends ends_of(guarded_block const& block, guard_layout const& layout) noexcept {
+  if (block.bytes <= layout.poison) return {block.bytes, 0};
+  return {layout.poison / 2, layout.poison / 2};
 }
 
-void add(corruption& sum, corruption const& part, std::size_t at) noexcept {
+void add(corruption& sum, corruption const& part, std::size_t offset) noexcept {
   if (part.bytes == 0) return;
-  if (sum.bytes == 0) sum.first = at + part.first;
+  if (sum.bytes == 0) sum.first = offset + part.first;
   sum.bytes += part.bytes;
-  sum.last = at + part.last;
+  sum.last = offset + part.last;
 }
 
 } // namespace
 
-std::array<byte_run, 2> guarded_block::all(guard_layout const& of) const noexcept {
-  auto const [begin, end] = ends_of(*this, of);
-  if (begin == bytes) return {{{user - of.guard, of.guard + bytes + tail()}, {}}};
-  return {{{user - of.guard, of.guard + begin}, {user + bytes - end, end + tail()}}};
+std::array<byte_run, 2> guarded_block::all(guard_layout const& layout) const noexcept {
+  auto const [begin, end] = ends_of(*this, layout);
+  if (begin == bytes) return {{{user - layout.guard, layout.guard + bytes + tail()}, {}}};
+  return {{{user - layout.guard, layout.guard + begin}, {user + bytes - end, end + tail()}}};
 }
 
-std::array<byte_run, 2> guarded_block::inside(guard_layout const& of) const noexcept {
-  auto const [begin, end] = ends_of(*this, of);
+std::array<byte_run, 2> guarded_block::inside(guard_layout const& layout) const noexcept {
+  auto const [begin, end] = ends_of(*this, layout);
   return {{{user, begin}, {user + bytes - end, end}}};
 }
 
-std::array<byte_run, 2> guarded_block::guards(guard_layout const& of) const noexcept {
-  return {{{user - of.guard, of.guard}, {user + bytes, tail()}}};
+std::array<byte_run, 2> guarded_block::guards(guard_layout const& layout) const noexcept {
+  return {{{user - layout.guard, layout.guard}, {user + bytes, tail()}}};
 }
 
-void guarded_block::check(guard_layout const& of, char const* seen) noexcept {
-  auto const [begin, end] = ends_of(*this, of);
-  auto const* const first = seen + of.guard;
-  check({seen, first, first + begin, first + begin + end}, of);
+void guarded_block::check(guard_layout const& layout, char const* data) noexcept {
+  auto const [begin, end] = ends_of(*this, layout);
+  auto const* const first = data + layout.guard;
+  check({data, first, first + begin, first + begin + end}, layout);
 }
 
-void guarded_block::check_in_place(guard_layout const& of) noexcept {
-  auto const end = ends_of(*this, of).end;
-  check({user - of.guard, user, user + bytes - end, user + bytes}, of);
+void guarded_block::check_in_place(guard_layout const& layout) noexcept {
+  auto const end = ends_of(*this, layout).end;
+  check({user - layout.guard, user, user + bytes - end, user + bytes}, layout);
 }
 
-void guarded_block::check(pieces const& seen, guard_layout const& of) noexcept {
-  auto const [begin, end] = ends_of(*this, of);
+void guarded_block::check(pieces const& pieces, guard_layout const& layout) noexcept {
+  auto const [begin, end] = ends_of(*this, layout);
   report = {};
   if (guards_filled) {
-    add(report.underrun, compare(seen.front_guard, of.guard, fill_pattern::guard), 0);
-    add(report.overrun, compare(seen.tail_guard, tail(), fill_pattern::guard), 0);
+    add(report.underrun, compare(pieces.front_guard, layout.guard, fill_pattern::guard), 0);
+    add(report.overrun, compare(pieces.tail_guard, tail(), fill_pattern::guard), 0);
   }
   if (!poisoned) return;
-  add(report.after_free, compare(seen.begin, begin, fill_pattern::poison), 0);
-  add(report.after_free, compare(seen.end, end, fill_pattern::poison), bytes - end);
+  add(report.after_free, compare(pieces.begin, begin, fill_pattern::poison), 0);
+  add(report.after_free, compare(pieces.end, end, fill_pattern::poison), bytes - end);
 }
 
-void guarded_blocks::add(std::unique_ptr<guarded_block> made) {
-  auto const address = reinterpret_cast<std::uintptr_t>(made->user);
-  blocks_.emplace(address, std::move(made));
+void guarded_blocks::add(std::unique_ptr<guarded_block> guarded) {
+  auto const address = reinterpret_cast<std::uintptr_t>(guarded->user);
+  blocks_.emplace(address, std::move(guarded));
 }
 
 void guarded_blocks::make_live(guarded_block& fresh) noexcept {
@@ -271,11 +271,11 @@ misuse guarded_blocks::explain(void const* pointer, std::optional<std::size_t> b
   return wrong;
 }
 
-void guarded_blocks::amend(statistics& seen) const noexcept {
-  seen.live = live_;
-  seen.peak_live = peak_live_;
-  seen.allocations = allocations_;
-  seen.frees = frees_;
+void guarded_blocks::amend(statistics& statistics) const noexcept {
+  statistics.live = live_;
+  statistics.peak_live = peak_live_;
+  statistics.allocations = allocations_;
+  statistics.frees = frees_;
 }
 
 } // namespace gpumem::detail

@@ -57,7 +57,9 @@ hardening::hardening(pool_engine& engine, void (*ended)(void* state) noexcept, v
 
 expected<void*, failure> hardening::try_allocate(stream_key const& key, std::size_t bytes,
                                                  std::size_t alignment) noexcept {
-  auto const refuse = [bytes](outcome why, int code = 0) { return unexpected<failure>{failure{why, code, bytes}}; };
+  auto const refuse = [bytes](outcome reason, int code = 0) {
+    return unexpected<failure>{failure{reason, code, bytes}};
+  };
   bool const capturing = key.asked().capturing();
   if (engine_.lost()) return refuse(outcome::device_lost, engine_.where()->lost_error());
   if (capturing) return refuse(outcome::capture_unsupported);
@@ -74,22 +76,22 @@ expected<void*, failure> hardening::try_allocate(stream_key const& key, std::siz
 
 expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) {
   advance(&key, options_.quarantine);
-  auto made = std::make_unique<guarded_block>();
+  auto guarded = std::make_unique<guarded_block>();
   auto const total = layout_.total(bytes, alignment);
-  auto const drawn = draw(key, [&] { return engine_.try_allocate(key, total, alignment); });
-  if (!drawn) return unexpected<failure>{failure{drawn.error().reason, drawn.error().code, bytes}};
-  auto& fresh = *made;
+  auto const result = draw(key, [&] { return engine_.try_allocate(key, total, alignment); });
+  if (!result) return unexpected<failure>{failure{result.error().reason, result.error().code, bytes}};
+  auto& fresh = *guarded;
   fresh.front = layout_.front(alignment);
-  fresh.user = static_cast<char*>(*drawn) + fresh.front;
+  fresh.user = static_cast<char*>(*result) + fresh.front;
   fresh.bytes = bytes;
   fresh.allocated = total;
   fresh.stream = key.id();
   fresh.timeline = &key.timeline();
   try {
     lock const held{mutex_};
-    blocks_.add(std::move(made));
+    blocks_.add(std::move(guarded));
   } catch (...) {
-    engine_.deallocate(key, *drawn, total);
+    engine_.deallocate(key, *result, total);
     throw;
   }
   fill_guards(fresh, key);
@@ -144,12 +146,12 @@ bool hardening::may_touch(stream_key const& key) const noexcept {
 }
 
 void hardening::deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
-  auto* const freed = claim(key, pointer, bytes);
-  if (!freed) return;
-  retire(*freed, key);
+  auto* const guarded = claim(key, pointer, bytes);
+  if (!guarded) return;
+  retire(*guarded, key);
   {
     lock const held{mutex_};
-    quarantine_.put(*freed);
+    quarantine_.put(*guarded);
   }
   advance(&key, engine_.has_waiting() ? 0 : options_.quarantine);
   bool last = false;
@@ -171,35 +173,35 @@ guarded_block* hardening::claim(stream_key const& key, void* pointer, std::optio
 }
 
 // Reports a misuse with the history of its address. Unlocks while the user's handler runs.
-void hardening::report(misuse what) noexcept {
+void hardening::report(misuse misuse) noexcept {
   std::array<block_event, max_reported_events> events{};
-  what.events = blocks_.history().newest(what.pointer, events.data(), events.size());
-  what.history = events.data();
-  what.resource = engine_.options().name.c_str();
+  misuse.events = blocks_.history().newest(misuse.pointer, events.data(), events.size());
+  misuse.history = events.data();
+  misuse.resource = engine_.options().name.c_str();
   sync::scoped_unlock const during{mutex_};
-  report_misuse(what);
+  report_misuse(misuse);
 }
 
 // Enqueues the poison on the stream of the free, under three conditions: work may be enqueued on the stream, the stream
 // is known to come after the fill of the allocation, and no use on another stream was recorded. If one of them does not
 // hold, the quarantine poisons the block later, when all uses are complete. Whether or not it poisons the block,
 // records an event if the stream can have one.
-void hardening::retire(guarded_block& freed, stream_key const& key) noexcept {
-  if (freed.has_recorded_uses) freed.uses = engine_.uses().of(freed.base());
+void hardening::retire(guarded_block& guarded, stream_key const& key) noexcept {
+  if (guarded.has_recorded_uses) guarded.uses = engine_.uses().of(guarded.base());
   if (key.is_host()) return;
   auto& timeline = key.timeline();
-  auto const& granted_use = freed.granted_use;
-  bool const after = !granted_use.timeline || granted_use.completed() ||
-                     timeline.ordered_after(*granted_use.timeline, granted_use.newest);
+  auto const& granted_use = guarded.granted_use;
+  bool const free_is_later = !granted_use.timeline || granted_use.completed() ||
+                             timeline.ordered_after(*granted_use.timeline, granted_use.newest);
   bool const capturing = key.asked().capturing();
-  if ((after || freed.only_guards_filled) && !capturing && !freed.has_recorded_uses && may_touch(key)) {
-    auto const runs = freed.inside(layout_);
-    freed.poisoned = fill(key, runs[0], fill_pattern::poison) && fill(key, runs[1], fill_pattern::poison);
+  if ((free_is_later || guarded.only_guards_filled) && !capturing && !guarded.has_recorded_uses && may_touch(key)) {
+    auto const runs = guarded.inside(layout_);
+    guarded.poisoned = fill(key, runs[0], fill_pattern::poison) && fill(key, runs[1], fill_pattern::poison);
   }
-  if (after) freed.granted_use = {};
+  if (free_is_later) guarded.granted_use = {};
   auto const recorded = capturing || !key.has_handle() ? epoch{0} : timeline.record_later(key.handle());
-  auto const ended = recorded ? recorded : key.end_use(freed.allocated, true);
-  freed.uses.add({&timeline, ended}); // succeeds: a block has at most three recorded uses, and there is room for four
+  auto const ended = recorded ? recorded : key.end_use(guarded.allocated, true);
+  guarded.uses.add({&timeline, ended}); // succeeds: a block has at most three recorded uses, and there is room for four
 }
 
 void hardening::record_use(stream_key const& key, void* pointer) {
@@ -320,12 +322,12 @@ std::vector<block_event> hardening::history(void const* pointer) {
   return blocks_.history().all(pointer);
 }
 
-statistics hardening::amend(statistics seen) {
+statistics hardening::amend(statistics statistics) {
   lock const held{mutex_};
-  blocks_.amend(seen);
-  seen.failures = failures_;
-  seen.quarantined = quarantine_.bytes();
-  return seen;
+  blocks_.amend(statistics);
+  statistics.failures = failures_;
+  statistics.quarantined = quarantine_.bytes();
+  return statistics;
 }
 
 void hardening::drop_last_handle() noexcept {

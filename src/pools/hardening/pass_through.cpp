@@ -57,7 +57,7 @@ expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::
     result = engine_.upstream().allocate_exact(key, bytes, alignment);
   }
   try {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     if (result) {
       live_.insert_or_assign(address_of(*result), block{bytes, alignment, key.id(), &key.timeline(), {}});
       ++held_;
@@ -81,17 +81,17 @@ pass_through::block_map::node_type pass_through::take(stream_key const& key, voi
                                                       std::optional<std::size_t> bytes) noexcept {
   misuse wrong{misuse::kind::foreign_pointer, pointer, bytes.value_or(0), 0, key.id(), engine_.options().name.c_str()};
   {
-    sync::lock const held{mutex_};
-    auto const found = live_.find(address_of(pointer));
-    if (found != live_.end() && (!bytes || *bytes == found->second.bytes)) {
+    sync::lock const lock{mutex_};
+    auto const entry = live_.find(address_of(pointer));
+    if (entry != live_.end() && (!bytes || *bytes == entry->second.bytes)) {
       remember(pointer);
       ++counts_.frees;
-      counts_.live -= found->second.bytes;
-      return live_.extract(found);
+      counts_.live -= entry->second.bytes;
+      return live_.extract(entry);
     }
-    if (found != live_.end()) {
+    if (entry != live_.end()) {
       wrong.what = misuse::kind::wrong_size;
-      wrong.expected = found->second.bytes;
+      wrong.expected = entry->second.bytes;
     } else if (std::ranges::find(freed_, pointer) != freed_.end()) {
       wrong.what = misuse::kind::double_free;
     }
@@ -117,7 +117,7 @@ void pass_through::deallocate(stream_key const& key, void* pointer, std::optiona
 void pass_through::finish_free() noexcept {
   bool last = false;
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     last = --held_ == 0 && no_handles_;
   }
   if (last) ended_(state_); // destroys this object
@@ -126,7 +126,7 @@ void pass_through::finish_free() noexcept {
 void pass_through::drop_last_handle() noexcept {
   bool last = false;
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     no_handles_ = true;
     last = held_ == 0;
   }
@@ -140,7 +140,7 @@ void pass_through::record_use(stream_key const& key, void* pointer) {
     return stream_use{&key.timeline(), recorded ? recorded : key.end_use(bytes, true)};
   };
   {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     auto const found = live_.find(address_of(pointer));
     if (found != live_.end()) {
       auto& [bytes, alignment, stream, timeline, uses] = found->second;
@@ -154,7 +154,7 @@ void pass_through::record_use(stream_key const& key, void* pointer) {
 }
 
 std::optional<block_info> pass_through::find(void const* pointer) {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto after = live_.upper_bound(address_of(pointer));
   if (after == live_.begin()) return std::nullopt;
   auto const& [base, found] = *--after;
@@ -163,19 +163,19 @@ std::optional<block_info> pass_through::find(void const* pointer) {
 }
 
 std::optional<owned_block> pass_through::find_owned(void const* pointer) {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto const found = live_.find(address_of(pointer));
   if (found == live_.end()) return std::nullopt;
   return owned_block{found->second.bytes, found->second.timeline};
 }
 
 void pass_through::reset_peaks() {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   counts_.peak_live = counts_.live;
 }
 
 live_blocks pass_through::find_live() {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   live_blocks found;
   for (auto const& [base, one] : live_)
     found.add({reinterpret_cast<void*>(base), one.bytes, one.bytes, one.stream, true});
@@ -183,7 +183,7 @@ live_blocks pass_through::find_live() {
 }
 
 std::vector<memory_range> pass_through::memory_map() {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   std::vector<memory_range> map;
   for (auto const& [base, one] : live_) {
     auto* const pointer = reinterpret_cast<void*>(base);
@@ -193,7 +193,7 @@ std::vector<memory_range> pass_through::memory_map() {
 }
 
 statistics pass_through::read_statistics() {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto now = counts_;
   now.allocated = now.reserved = now.live;
   now.peak_reserved = now.peak_live;

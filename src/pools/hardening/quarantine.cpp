@@ -31,27 +31,27 @@ std::size_t staging_for(guard_layout const& layout) noexcept {
 // Visits the oldest `max_visited` blocks, and calls `take` for those whose uses are complete. Keeps blocks for which
 // `take` returns false. If all visited blocks are still in use, moves them to the end of the list, so that the next
 // call visits other blocks.
-template <class List, class Take> void for_each_complete(List& from, Take take) noexcept {
+template <class List, class Take> void for_each_complete(List& blocks, Take take) noexcept {
   List staying;
   bool stuck = true;
   std::size_t visited = 0;
-  for (; from.first && visited < max_visited; ++visited) {
-    auto& each = *from.pop();
+  for (; blocks.first && visited < max_visited; ++visited) {
+    auto& each = *blocks.pop();
     bool const complete = each.complete();
     stuck = stuck && !complete;
     if (!complete || !take(each)) staying.push(each);
   }
-  if (stuck && visited == max_visited) std::swap(staying, from);
-  from.prepend(staying);
+  if (stuck && visited == max_visited) std::swap(staying, blocks);
+  blocks.prepend(staying);
 }
 
 } // namespace
 
-quarantine::quarantine(std::optional<device> where, bool by_host, guard_layout const& layout)
+quarantine::quarantine(std::optional<device> device, bool by_host, guard_layout const& layout)
     : layout_{layout}, by_host_{by_host} {
   if (by_host) return;
-  own_.emplace(*where);
-  pinned_.emplace(*where);
+  own_.emplace(*device);
+  pinned_.emplace(*device);
   staging_bytes_ = staging_for(layout);
   staging_ = static_cast<char*>(pinned_->allocate_sync(staging_bytes_));
 }
@@ -73,44 +73,44 @@ guarded_block* quarantine::list::pop() noexcept {
   return item;
 }
 
-void quarantine::list::prepend(list& others) noexcept {
-  if (!others.first) return;
-  others.last->next = first;
-  if (!first) last = others.last;
-  first = others.first;
+void quarantine::list::prepend(list& list) noexcept {
+  if (!list.first) return;
+  list.last->next = first;
+  if (!first) last = list.last;
+  first = list.first;
 }
 
-void quarantine::put(guarded_block& freed) noexcept {
-  bytes_ += freed.allocated;
-  freed.needs_poison = !freed.poisoned;
-  (freed.needs_poison ? unpoisoned_ : kept_).push(freed);
+void quarantine::put(guarded_block& guarded) noexcept {
+  bytes_ += guarded.allocated;
+  guarded.needs_poison = !guarded.poisoned;
+  (guarded.needs_poison ? unpoisoned_ : kept_).push(guarded);
 }
 
 guarded_block* quarantine::advance(stream_key const* asking, std::size_t keep) noexcept {
-  list out;
-  finish_sending(out);
+  list evicted;
+  finish_sending(evicted);
   if (unpoisoned_.first) {
     poll(unpoisoned_, asking);
     poison_complete();
   }
   if (bytes_ - sent_bytes_ > keep) {
     poll(kept_, asking);
-    take_complete(keep, out);
+    take_complete(keep, evicted);
   }
-  return out.first;
+  return evicted.first;
 }
 
 guarded_block* quarantine::give_up() noexcept {
-  list out;
+  list evicted;
   for (auto* const from : {&sent_, &kept_, &unpoisoned_}) {
     while (from->first) {
       auto& item = *from->pop();
       item.report = {};
-      out.push(item);
+      evicted.push(item);
     }
   }
   bytes_ = sent_bytes_ = staged_ = 0;
-  return out.first;
+  return evicted.first;
 }
 
 // Polls the streams that still use the oldest blocks. If no event was recorded after a use, records one or requests one
@@ -138,13 +138,13 @@ void quarantine::poll(stream_use const& use, stream_key const* asking) noexcept 
   timeline.poll();
 }
 
-void quarantine::take_complete(std::size_t keep, list& out) noexcept {
+void quarantine::take_complete(std::size_t keep, list& list) noexcept {
   for_each_complete(kept_, [&](guarded_block& each) {
     if (bytes_ - sent_bytes_ <= keep) return false;
     if (!by_host_) return send(each);
     each.check_in_place(layout_);
     bytes_ -= each.allocated;
-    out.push(each);
+    list.push(each);
     return true;
   });
   if (sent_.first && sent_until_ == 0) sent_until_ = record_epoch();
@@ -176,8 +176,8 @@ void quarantine::poison(guarded_block& complete) noexcept {
 bool quarantine::send(guarded_block& outgoing) noexcept {
   if (sent_until_ != 0) return false; // earlier copies have not ended; an event marks their end
   auto const runs = outgoing.all(layout_);
-  auto const needed = runs[0].bytes + runs[1].bytes;
-  if (needed > staging_bytes_ - staged_) return false;
+  auto const copied_bytes = runs[0].bytes + runs[1].bytes;
+  if (copied_bytes > staging_bytes_ - staged_) return false;
   outgoing.staged = staged_;
   bool copied = true;
   for (auto const& run : runs) {
@@ -199,7 +199,7 @@ epoch quarantine::record_epoch() noexcept {
   return recorded ? recorded : timeline.current_epoch();
 }
 
-void quarantine::finish_sending(list& out) noexcept {
+void quarantine::finish_sending(list& list) noexcept {
   if (!sent_.first) return;
   auto const key = own_->key();
   poll({&key.timeline(), sent_until_}, nullptr);
@@ -207,7 +207,7 @@ void quarantine::finish_sending(list& out) noexcept {
   while (sent_.first) {
     auto& each = *sent_.pop();
     each.check(layout_, staging_ + each.staged);
-    out.push(each);
+    list.push(each);
   }
   bytes_ -= std::exchange(sent_bytes_, 0);
   staged_ = 0;
@@ -229,10 +229,10 @@ bool quarantine::may_advance() const noexcept {
 }
 
 std::vector<stream_timeline*> quarantine::streams_in_use(bool without_event) const {
-  std::vector<stream_timeline*> found;
+  std::vector<stream_timeline*> timelines;
   auto const add = [&](stream_use const& use) {
     if (!use.timeline || use.completed() || (without_event && use.has_event())) return;
-    found.push_back(use.timeline);
+    timelines.push_back(use.timeline);
   };
   for (auto const* const from : {&kept_, &unpoisoned_}) {
     for (auto const* each = from->first; each; each = each->next) {
@@ -241,10 +241,10 @@ std::vector<stream_timeline*> quarantine::streams_in_use(bool without_event) con
     }
   }
   if (sent_.first) add({&own_->key().timeline(), sent_until_});
-  std::ranges::sort(found, {}, &stream_timeline::index);
-  auto const [first, last] = std::ranges::unique(found);
-  found.erase(first, last);
-  return found;
+  std::ranges::sort(timelines, {}, &stream_timeline::index);
+  auto const [first, last] = std::ranges::unique(timelines);
+  timelines.erase(first, last);
+  return timelines;
 }
 
 // Fills only the guards, on the quarantine's own stream. No stream waits for this fill: users must not touch the

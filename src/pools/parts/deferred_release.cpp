@@ -42,34 +42,34 @@ public:
   }
   bool any() const noexcept { return any_.load(std::memory_order_relaxed); }
 
-  void add(deferred_release& one, int device) {
-    sync::lock const held{mutex_};
-    if (std::exchange(one.listed_, true)) return;
-    one.device_ = device;
-    list_.push_front(one);
+  void add(deferred_release& release, int device) {
+    sync::lock const lock{mutex_};
+    if (std::exchange(release.listed_, true)) return;
+    release.device_ = device;
+    list_.push_front(release);
     any_.store(true, std::memory_order_relaxed);
   }
-  void remove(deferred_release& one) {
-    sync::lock const held{mutex_};
-    if (!std::exchange(one.listed_, false)) return;
-    list_.remove(one);
+  void remove(deferred_release& release) {
+    sync::lock const lock{mutex_};
+    if (!std::exchange(release.listed_, false)) return;
+    list_.remove(release);
     any_.store(!list_.empty(), std::memory_order_relaxed);
-    count(one, 0);
-    while (one.visitors_ > 0) left_.wait(mutex_);
+    count(release, 0);
+    while (release.visitors_ > 0) left_.wait(mutex_);
   }
-  void set_uncovered(deferred_release& one, std::size_t bytes) {
-    sync::lock const held{mutex_};
-    if (one.listed_) count(one, bytes);
+  void set_uncovered(deferred_release& release, std::size_t bytes) {
+    sync::lock const lock{mutex_};
+    if (release.listed_) count(release, bytes);
   }
 
   std::uint64_t begin_round() {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     return ++rounds_;
   }
   // Returns a pool of the device that no visit of this round or of a later one has seen; null if there is none. It
   // lives at least until leave().
   deferred_release* enter(int device, std::uint64_t round) {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     for (auto* each = list_.first(); each; each = each->links_.next) {
       if (each->visited_ >= round || each->device_ != device) continue;
       each->visited_ = round;
@@ -78,9 +78,9 @@ public:
     }
     return nullptr;
   }
-  void leave(deferred_release& one) {
-    sync::lock const held{mutex_};
-    if (--one.visitors_ == 0) left_.notify_all();
+  void leave(deferred_release& release) {
+    sync::lock const lock{mutex_};
+    if (--release.visitors_ == 0) left_.notify_all();
   }
 
 private:
@@ -88,10 +88,10 @@ private:
   // reaches the limit can keep as much again.
   static constexpr std::size_t max_pools = 64, max_bytes = std::size_t{32} << 20, reserved_fraction = 128;
 
-  void count(deferred_release& one, std::size_t bytes) noexcept __attribute__((requires_capability(mutex_))) {
-    pools_ += static_cast<std::size_t>(bytes > 0) - static_cast<std::size_t>(one.uncovered_ > 0);
-    bytes_ += bytes - one.uncovered_;
-    one.uncovered_ = bytes;
+  void count(deferred_release& release, std::size_t bytes) noexcept __attribute__((requires_capability(mutex_))) {
+    pools_ += static_cast<std::size_t>(bytes > 0) - static_cast<std::size_t>(release.uncovered_ > 0);
+    bytes_ += bytes - release.uncovered_;
+    release.uncovered_ = bytes;
     auto const most = std::max(max_bytes, chunk_list::reserved_by_all_pools() / reserved_fraction);
     note_uncovered_memory(uncovered_memory::closed_pools, pools_ >= max_pools || bytes_ >= most);
   }
@@ -125,12 +125,12 @@ void deferred_release::defer_release() noexcept {
   while (!deferred.compare_exchange_weak(next_deferred_, this, std::memory_order_acq_rel)) {}
 }
 
-void deferred_release::request_events(std::size_t kept) noexcept {
+void deferred_release::request_events(std::size_t keep) noexcept {
   on_requested_recorded.store(retry_releases, std::memory_order_release);
   try {
     auto const uncovered = streams_without_event();
     for (auto* const timeline : uncovered) timeline->cover_request().raise();
-    closed_pools::instance().set_uncovered(*this, uncovered.empty() ? 0 : kept);
+    closed_pools::instance().set_uncovered(*this, uncovered.empty() ? 0 : keep);
   } catch (std::bad_alloc const&) {
     // The next pool that is made or ends retries the releases.
   }
@@ -146,19 +146,19 @@ void deferred_release::retry_releases() noexcept {
 }
 
 bool deferred_release::give_back_complete(int device) noexcept {
-  auto& all = closed_pools::instance();
+  auto& closed_list = closed_pools::instance();
   auto const deadline = sync::now() + tuning::max_host_wait;
-  for (backoff pause{tuning::max_poll_pause}; all.any() && driver_alive();) {
-    bool any = false, later = false;
-    auto const round = all.begin_round();
-    while (auto* const one = all.enter(device, round)) {
+  for (backoff pause{tuning::max_poll_pause}; closed_list.any() && driver_alive();) {
+    bool has_pools = false, later = false;
+    auto const round = closed_list.begin_round();
+    while (auto* const one = closed_list.enter(device, round)) {
       auto const found = one->give_back();
-      all.leave(*one);
-      any = any || found == given_back::memory;
+      closed_list.leave(*one);
+      has_pools = has_pools || found == given_back::memory;
       later = later || found == given_back::by_other_thread;
     }
-    if (any) retry_releases(); // ends the pools that have no memory any more
-    if (any || !later || sync::now() >= deadline) return any || later;
+    if (has_pools) retry_releases(); // ends the pools that have no memory any more
+    if (has_pools || !later || sync::now() >= deadline) return has_pools || later;
     sync::sleep_for(pause.next());
   }
   return false;

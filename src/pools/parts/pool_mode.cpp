@@ -46,8 +46,8 @@ void pass_timer::schedule() noexcept {
   start_timer(pass_, sync::now() + pause);
 }
 
-void pass_timer::schedule_at(sync::time_point when) noexcept {
-  if (may_post(false)) start_timer(pass_, std::max(when, sync::now() + tuning::max_pass_pause));
+void pass_timer::schedule_at(sync::time_point deadline) noexcept {
+  if (may_post(false)) start_timer(pass_, std::max(deadline, sync::now() + tuning::max_pass_pause));
 }
 
 bool pass_timer::cancel() noexcept {

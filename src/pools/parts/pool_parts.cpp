@@ -27,33 +27,33 @@ namespace gpumem::detail {
 namespace {
 
 // Throws std::invalid_argument if guard, poison or history is so large that a sum with a block's size could overflow.
-void check_hardening(hardening_options const& asked, std::size_t limit) {
+void check_hardening(hardening_options const& options, std::size_t limit) {
   constexpr std::size_t max_bytes = std::size_t{1} << 30, max_events = std::size_t{1} << 24;
   hardening_options const usual;
-  bool const changed = asked.guard != usual.guard || asked.quarantine != usual.quarantine ||
-                       asked.poison != usual.poison || asked.history != usual.history;
-  if (!asked.enabled && changed) {
+  bool const changed = options.guard != usual.guard || options.quarantine != usual.quarantine ||
+                       options.poison != usual.poison || options.history != usual.history;
+  if (!options.enabled && changed) {
     throw std::invalid_argument{
         "gpumem: a pool that is not hardened has neither guard, quarantine, poison nor history"};
   }
-  if (asked.guard > max_bytes || asked.poison > max_bytes || asked.history > max_events) {
+  if (options.guard > max_bytes || options.poison > max_bytes || options.history > max_events) {
     throw std::invalid_argument{
         "gpumem: a pool's guard and poison must each be 1 GiB at most, and its history 16,777,216 events"};
   }
-  if (asked.enabled && limit && limit / granule * granule <= guard_bytes(asked)) {
+  if (options.enabled && limit && limit / granule * granule <= guard_bytes(options)) {
     throw std::invalid_argument{"gpumem: a hardened pool's limit leaves no room between two guards"};
   }
 }
 
-void check_blocks(pool_options const& asked) {
-  for (auto const bytes : {asked.chunk_size, asked.smallest_block, asked.largest_block}) {
+void check_blocks(pool_options const& options) {
+  for (auto const bytes : {options.chunk_size, options.smallest_block, options.largest_block}) {
     if (bytes > PTRDIFF_MAX / 2)
       throw std::invalid_argument{
           "gpumem: a pool's chunks and blocks must be less than a quarter of the address space"};
   }
-  if (asked.largest_block && asked.smallest_block > asked.largest_block)
+  if (options.largest_block && options.smallest_block > options.largest_block)
     throw std::invalid_argument{"gpumem: a pool's smallest_block is larger than its largest_block"};
-  if (asked.limit && std::max(asked.smallest_block, asked.chunk_size) > asked.limit)
+  if (options.limit && std::max(options.smallest_block, options.chunk_size) > options.limit)
     throw std::invalid_argument{"gpumem: a pool's smallest_block and chunk_size must not exceed its limit"};
 }
 
@@ -83,7 +83,9 @@ pool_options checked_options(pool_options options, bool paged) {
 
 } // namespace
 
-std::size_t guard_bytes(hardening_options const& asked) noexcept { return guard_layout::of(asked).total(0, granule); }
+std::size_t guard_bytes(hardening_options const& options) noexcept {
+  return guard_layout::of(options).total(0, granule);
+}
 
 void check_limit(std::size_t limit) {
   if (limit > PTRDIFF_MAX) {
@@ -93,8 +95,8 @@ void check_limit(std::size_t limit) {
 }
 
 // Polls may take at least a sixteenth of the time: without polls streams would share no memory.
-pool_parts::pool_parts(std::unique_ptr<pool_upstream> from, pool_options asked, timer& pass)
-    : upstream{std::move(from)}, options{checked_options(std::move(asked), upstream->paged())},
+pool_parts::pool_parts(std::unique_ptr<pool_upstream> owned_upstream, pool_options new_options, timer& pass)
+    : upstream{std::move(owned_upstream)}, options{checked_options(std::move(new_options), upstream->paged())},
       smallest_block{options.smallest_block ? options.smallest_block + guard_bytes(options.hardened) : 0},
       largest_block{options.largest_block && !options.hardened.enabled ? size_class::of(options.largest_block).bytes
                                                                        : SIZE_MAX},
@@ -111,12 +113,12 @@ void pool_parts::update_mode() noexcept {
   for (auto const& each : shards.all()) peak.publish(each->live);
 }
 
-void pool_parts::count_live_of_many(pool_shard& in, std::int64_t change, std::int64_t nearby) noexcept {
+void pool_parts::count_live_of_many(pool_shard& shard, std::int64_t change, std::int64_t nearby) noexcept {
   // If threads have shards, the count of live bytes lags behind by at most a sixteenth of the reserved bytes, and so
   // does its peak. With 1/512 for each shard, two threads spent a third of their time on the count that they share.
   auto const parts = shards.single() ? shard_list::max_shards : shards.all().size();
   auto const slack = chunks.reserved() / (16 * parts);
-  peak.count(in.live, change, nearby, static_cast<std::int64_t>(slack));
+  peak.count(shard.live, change, nearby, static_cast<std::int64_t>(slack));
 }
 
 void pool_parts::notify() noexcept {

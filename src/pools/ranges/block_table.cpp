@@ -38,8 +38,8 @@ block_metadata::~block_metadata() {
 // then half of the last count again and again. One half would be too much to begin with: a process whose addresses do
 // not suffice for all records needs some of them for other purposes.
 void block_metadata::reserve_addresses() {
-  constexpr auto all = std::size_t{1} << number_bits, few = all / 64;
-  for (auto count = all; count >= backed_at_once; count = std::min(count / 2, few)) {
+  constexpr auto all_numbers = std::size_t{1} << number_bits, few = all_numbers / 64;
+  for (auto count = all_numbers; count >= backed_at_once; count = std::min(count / 2, few)) {
     auto* const begin = mmap(nullptr, bytes_of(count), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (begin == MAP_FAILED) continue;
     auto const address = reinterpret_cast<std::uintptr_t>(begin);

@@ -50,16 +50,16 @@ std::size_t size_bins::largest() const noexcept {
   return largest;
 }
 
-block* quick_lists::pop_all(block* before) noexcept {
-  if (empty()) return before;
+block* quick_lists::pop_all(block* chain) noexcept {
+  if (empty()) return chain;
   for (auto*& head : heads_) {
     while (auto* const listed = head) {
       pop(*listed);
-      listed->next = before;
-      before = listed;
+      listed->next = chain;
+      chain = listed;
     }
   }
-  return before;
+  return chain;
 }
 
 // Returns the range after which `range` belongs by its epoch; null if `range` is the oldest. The newest range is
@@ -101,10 +101,10 @@ free_list& free_lists::assign_to(stream_timeline& timeline) noexcept {
   return made;
 }
 
-void free_lists::index(free_list& one) noexcept {
-  auto i = one.timeline_->index() & mask_;
+void free_lists::index(free_list& list) noexcept {
+  auto i = list.timeline_->index() & mask_;
   while (by_stream_[i]) i = (i + 1) & mask_;
-  by_stream_[i] = &one;
+  by_stream_[i] = &list;
 }
 
 std::size_t free_lists::largest() noexcept {
@@ -116,8 +116,8 @@ std::size_t free_lists::largest() noexcept {
 // Makes spare free lists. If 64 streams or more have a list, first takes back the empty ones: many of these streams may
 // have ended.
 void free_lists::refill(std::size_t spares) {
-  constexpr std::size_t many = 64;
-  if (single_stream_.size() >= many) reclaim();
+  constexpr std::size_t min_lists = 64;
+  if (single_stream_.size() >= min_lists) reclaim();
   while (spare_.size() < spares) {
     auto const capacity = all_.size() + 1;
     all_.reserve(capacity);
@@ -135,10 +135,10 @@ void free_lists::refill(std::size_t spares) {
 }
 
 void free_lists::reclaim() noexcept {
-  auto const kept = std::partition(single_stream_.begin(), single_stream_.end(),
-                                   [](free_list const* each) { return !each->unused(); });
-  spare_.insert(spare_.end(), kept, single_stream_.end()); // refill() has reserved room for all
-  single_stream_.erase(kept, single_stream_.end());
+  auto const kept_end = std::partition(single_stream_.begin(), single_stream_.end(),
+                                       [](free_list const* each) { return !each->unused(); });
+  spare_.insert(spare_.end(), kept_end, single_stream_.end()); // refill() has reserved room for all
+  single_stream_.erase(kept_end, single_stream_.end());
   std::ranges::fill(by_stream_, nullptr);
   for (auto* const each : single_stream_) index(*each);
   for (auto* const each : spare_) {

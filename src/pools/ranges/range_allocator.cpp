@@ -15,11 +15,11 @@ import :free_lists;
 namespace gpumem::detail {
 namespace {
 
-inline bool may_coalesce(block const& one, block const& other, free_range_set::coalescing with) noexcept {
-  if (with == free_range_set::coalescing::any || one.uses.same_streams(other.uses)) return true;
-  if (with == free_range_set::coalescing::same_streams) return false;
-  auto const& unused = one.uses.empty() ? one : other;
-  auto const& used = one.uses.empty() ? other : one;
+inline bool may_coalesce(block const& lower, block const& other, free_range_set::coalescing mode) noexcept {
+  if (mode == free_range_set::coalescing::any || lower.uses.same_streams(other.uses)) return true;
+  if (mode == free_range_set::coalescing::same_streams) return false;
+  auto const& unused = lower.uses.empty() ? lower : other;
+  auto const& used = lower.uses.empty() ? other : lower;
   return unused.uses.empty() && unused.bytes / tuning::max_join_factor <= used.bytes;
 }
 
@@ -43,46 +43,46 @@ bool free_range_set::merge_upper(block& range) noexcept {
 // Joins a block that is on no list to a free neighbour that the same streams used. The neighbour stays on its free
 // list. Its place in the list changes only if the block was used later. Force-inlined, since each free that no thread
 // cache takes runs this code.
-[[gnu::always_inline]] block& free_range_set::merge_into_lower(block& lower, block& by) noexcept {
-  lower.bytes += by.bytes;
-  lower.list->grow(lower, by.uses);
-  records_.release(lower.parent->unlink(by));
+[[gnu::always_inline]] block& free_range_set::merge_into_lower(block& lower, block& addition) noexcept {
+  lower.bytes += addition.bytes;
+  lower.list->grow(lower, addition.uses);
+  records_.release(lower.parent->unlink(addition));
   ++coalesces_;
   pairs_.add_with_upper(lower);
   return lower;
 }
 
-[[gnu::always_inline]] block& free_range_set::merge_into_upper(block& upper, block& by) noexcept {
-  upper.base = by.base;
-  upper.bytes += by.bytes;
-  upper.list->grow(upper, by.uses);
-  records_.release(upper.parent->unlink(by));
+[[gnu::always_inline]] block& free_range_set::merge_into_upper(block& upper, block& addition) noexcept {
+  upper.base = addition.base;
+  upper.bytes += addition.bytes;
+  upper.list->grow(upper, addition.uses);
+  records_.release(upper.parent->unlink(addition));
   ++coalesces_;
   pairs_.add_with_lower(upper);
   return upper;
 }
 
-block& free_range_set::coalesce(block& freed, coalescing with) noexcept {
-  auto* const upper = freed.upper;
-  auto* const lower = freed.lower;
+block& free_range_set::coalesce(block& returned, coalescing coalescing) noexcept {
+  auto* const upper = returned.upper;
+  auto* const lower = returned.lower;
   bool const free_above = upper && upper->is_free(), free_below = lower && lower->is_free();
-  bool const joins_below = free_below && may_coalesce(*lower, freed, with);
-  if (free_above && freed.uses.same_streams(upper->uses)) {
-    if (!joins_below) return merge_into_upper(*upper, freed);
-    merge_upper(freed);
-  } else if (free_above && may_coalesce(freed, *upper, with)) {
-    merge_upper(freed);
+  bool const joins_below = free_below && may_coalesce(*lower, returned, coalescing);
+  if (free_above && returned.uses.same_streams(upper->uses)) {
+    if (!joins_below) return merge_into_upper(*upper, returned);
+    merge_upper(returned);
+  } else if (free_above && may_coalesce(returned, *upper, coalescing)) {
+    merge_upper(returned);
   }
-  // Compares the streams again, because merge_upper() may have added uses to `freed`.
-  if (free_below && lower->uses.same_streams(freed.uses)) return merge_into_lower(*lower, freed);
+  // Compares the streams again, because merge_upper() may have added uses to `returned`.
+  if (free_below && lower->uses.same_streams(returned.uses)) return merge_into_lower(*lower, returned);
   if (joins_below) {
     extract(*lower);
     bool const joined = merge_upper(*lower);
     insert(*lower);
     if (joined) return *lower;
   }
-  insert(freed);
-  return freed;
+  insert(returned);
+  return returned;
 }
 
 block& free_range_set::mark_complete(block& range) noexcept {
@@ -109,12 +109,12 @@ bool free_range_set::merge(block& lower) noexcept {
   return true;
 }
 
-void hole_list::insert(block& made) noexcept {
-  made.set_state(block_state::hole);
-  made.older = nullptr;
-  made.newer = first_;
-  if (first_) first_->older = &made;
-  first_ = &made;
+void hole_list::insert(block& hole) noexcept {
+  hole.set_state(block_state::hole);
+  hole.older = nullptr;
+  hole.newer = first_;
+  if (first_) first_->older = &hole;
+  first_ = &hole;
 }
 
 void hole_list::remove(block& hole) noexcept {
@@ -128,22 +128,22 @@ block& hole_list::at(std::uintptr_t address) const noexcept {
   return *each;
 }
 
-// Splits the first `bytes` of the block `whole` off as a block of their own.
-[[gnu::always_inline]] block& range_allocator::split_front(block& whole, std::size_t bytes) noexcept {
+// Splits the first `bytes` of the block `range` off as a block of their own.
+[[gnu::always_inline]] block& range_allocator::split_front(block& range, std::size_t bytes) noexcept {
   auto& cut_off = metadata_.allocate();
-  cut_off.base = whole.base;
+  cut_off.base = range.base;
   cut_off.bytes = bytes;
-  whole.parent->link_below(cut_off, whole);
-  whole.base += bytes;
-  whole.bytes -= bytes;
+  range.parent->link_below(cut_off, range);
+  range.base += bytes;
+  range.bytes -= bytes;
   return cut_off;
 }
 
-block& range_allocator::free(block& freed, coalescing with) noexcept {
-  table_.erase(freed);
-  --freed.parent->live_blocks;
-  free_bytes_ += freed.bytes;
-  return free_.coalesce(freed, with);
+block& range_allocator::free(block& returned, coalescing coalescing) noexcept {
+  table_.erase(returned);
+  --returned.parent->live_blocks;
+  free_bytes_ += returned.bytes;
+  return free_.coalesce(returned, coalescing);
 }
 
 block& range_allocator::add(chunk& parent, stream_uses const& uses) {
@@ -176,11 +176,11 @@ block& range_allocator::extend(chunk& parent, std::size_t bytes, stream_uses con
   return free_.coalesce(more, coalescing::same_streams);
 }
 
-block& range_allocator::adopt(chunk& parent, range_allocator& from) {
+block& range_allocator::adopt(chunk& parent, range_allocator& source) {
   metadata_.reserve(1);
   lists().reserve();
   auto const uses = parent.first->uses;
-  from.remove(parent);
+  source.remove(parent);
   return add(parent, uses);
 }
 
@@ -205,9 +205,9 @@ void range_allocator::remove(chunk& parent) noexcept {
 [[gnu::always_inline]] block& range_allocator::split(block& range, std::size_t offset, std::size_t bytes) {
   metadata_.reserve(2);
   lists().reserve();
-  auto const left = range.bytes - offset - bytes;
+  auto const remainder = range.bytes - offset - bytes;
   free_bytes_ -= bytes;
-  if (offset == 0 && left == 0) {
+  if (offset == 0 && remainder == 0) {
     free_.extract(range);
     return range;
   }
@@ -217,21 +217,21 @@ void range_allocator::remove(chunk& parent) noexcept {
     range.list->bins().resized(range);
     return taken;
   }
-  auto& taken = metadata_.allocate();
-  taken.base = range.base + offset;
-  taken.bytes = bytes;
+  auto& block = metadata_.allocate();
+  block.base = range.base + offset;
+  block.bytes = bytes;
   free_.pairs().remove_with_upper(range);
-  range.parent->link_above(taken, range);
+  range.parent->link_above(block, range);
   range.bytes = offset;
   range.list->bins().resized(range);
-  if (left == 0) return taken;
+  if (remainder == 0) return block;
   auto& rest = metadata_.allocate();
-  rest.base = taken.end();
-  rest.bytes = left;
+  rest.base = block.end();
+  rest.bytes = remainder;
   rest.uses = range.uses;
-  range.parent->link_above(rest, taken);
+  range.parent->link_above(rest, block);
   free_.insert(rest, &range);
-  return taken;
+  return block;
 }
 
 block& range_allocator::split_off(block& range, std::size_t offset, std::size_t bytes) {
@@ -244,24 +244,24 @@ block& range_allocator::split_off(block& range, std::size_t offset, std::size_t 
 }
 
 block& range_allocator::split_run(block& range, std::size_t bytes) {
-  auto& others = range.list->quick();
-  auto const more = std::min(tuning::min_blocks_for_run / 2 - 1, others.room(bytes));
+  auto& quick_lists = range.list->quick();
+  auto const more = std::min(tuning::min_blocks_for_run / 2 - 1, quick_lists.room(bytes));
   table_.reserve(more + 1);
   metadata_.reserve(more + 2);
   auto const uses = range.uses;
-  auto& taken = split_off(range, 0, (more + 1) * bytes);
-  taken.bytes = bytes;
-  for (auto i = more; i > 0; --i) { // from the highest down, so that the block next to `taken` is allocated next
+  auto& block = split_off(range, 0, (more + 1) * bytes);
+  block.bytes = bytes;
+  for (auto i = more; i > 0; --i) { // from the highest down, so that the block next to `block` is allocated next
     auto& spare = metadata_.allocate();
-    spare.base = taken.base + i * bytes;
+    spare.base = block.base + i * bytes;
     spare.bytes = bytes;
     spare.uses = uses;
-    taken.parent->link_above(spare, taken);
+    block.parent->link_above(spare, block);
     table_.insert(spare);
-    others.push(spare);
+    quick_lists.push(spare);
   }
   free_bytes_ += more * bytes;
-  return taken;
+  return block;
 }
 
 bool range_allocator::flush_quick_lists() noexcept {

@@ -26,22 +26,22 @@ namespace {
 // Promotes the complete ranges of one shard: moves them to the list of ranges that any stream can take. Visits each
 // range once, from the oldest to the newest.
 [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-promote_completed_in(pool_shard& in) noexcept {
-  auto& all = in.ranges.lists();
-  for (auto* const each : all.single_stream()) {
+promote_completed_in(pool_shard& shard) noexcept {
+  auto& lists = shard.ranges.lists();
+  for (auto* const each : lists.single_stream()) {
     auto const& timeline = *each->timeline();
     while (each->oldest() && timeline.completed(each->oldest()->uses.begin()->newest)) {
-      in.ranges.free_ranges().mark_complete(*each->oldest());
-      ++in.counters.promoted;
+      shard.ranges.free_ranges().mark_complete(*each->oldest());
+      ++shard.counters.promoted;
     }
   }
-  for (auto* range = all.multi_stream().oldest(); range;) {
+  for (auto* range = lists.multi_stream().oldest(); range;) {
     auto& visited = *range;
     range = range->newer;
     if (std::ranges::none_of(visited.uses, &stream_use::completed)) continue;
     if (range && range == visited.upper) range = range->newer; // prune() may join `range` to `visited`
-    in.ranges.free_ranges().prune(visited);
-    ++in.counters.promoted;
+    shard.ranges.free_ranges().prune(visited);
+    ++shard.counters.promoted;
   }
 }
 
@@ -54,28 +54,28 @@ promote_completed_in(pool_shard& in) noexcept {
 reuse_tier reuse_rules::classify(stream_uses const& uses, stream_key const& key, reuse_tier last_tier) const {
   if (needs_host(key)) return uses.completed() ? reuse_tier::completed : reuse_tier::none;
   if (uses.empty()) return reuse_tier::completed;
-  auto how = reuse_tier::same_stream;
+  auto tier = reuse_tier::same_stream;
   for (auto const& use : uses) {
-    auto needed = reuse_tier::none;
+    auto worst_tier = reuse_tier::none;
     if (use.timeline == &key.timeline()) {
-      needed = reuse_tier::same_stream;
+      worst_tier = reuse_tier::same_stream;
     } else if (key.timeline().ordered_after(*use.timeline, use.newest)) {
-      needed = reuse_tier::ordered;
+      worst_tier = reuse_tier::ordered;
     } else if (cross_stream_ && use.completed()) {
-      needed = reuse_tier::completed;
+      worst_tier = reuse_tier::completed;
     } else if (last_tier == reuse_tier::wait && use.timeline->waitable(use.newest)) {
-      needed = reuse_tier::wait;
+      worst_tier = reuse_tier::wait;
     }
-    how = std::max(how, needed);
-    if (how > last_tier) return reuse_tier::none;
+    tier = std::max(tier, worst_tier);
+    if (tier > last_tier) return reuse_tier::none;
   }
-  return how;
+  return tier;
 }
 
-bool reuse_rules::promote_completed(shard_span among) noexcept {
+bool reuse_rules::promote_completed(shard_span shards) noexcept {
   if (!cross_stream_) return false;
   bool any = false;
-  for (auto* const shard : among) {
+  for (auto* const shard : shards) {
     auto const before = shard->counters.promoted;
     promote_completed_in(*shard);
     any = any || shard->counters.promoted != before;
@@ -83,68 +83,68 @@ bool reuse_rules::promote_completed(shard_span among) noexcept {
   return any;
 }
 
-void reuse_rules::coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span among) {
-  for (auto* const shard : among) {
+void reuse_rules::coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span shards) {
+  for (auto* const shard : shards) {
     shard->ranges.free_ranges().coalesce_all(
         [&](block const& b) { return classify(b.uses, key, last_tier) != reuse_tier::none; });
   }
 }
 
-std::size_t reuse_rules::poll_streams(stream_key const* asking, shard_span among) {
+std::size_t reuse_rules::poll_streams(stream_key const* asking, shard_span shards) {
   bool const host = host_accessible_ || (asking && asking->is_host());
   if (!cross_stream_ && asking && !host) return 0;
   auto const* const own = asking ? &asking->timeline() : nullptr;
-  for (auto* const timeline : streams_in_use(true, among)) {
+  for (auto* const timeline : streams_in_use(true, shards)) {
     if (timeline == own && !host) continue; // the asking stream needs no event for its own frees
     timeline->cover(timeline == own && asking->has_handle() ? std::optional{asking->handle()} : std::nullopt);
   }
-  auto const open = streams_in_use(false, among);
+  auto const open = streams_in_use(false, shards);
   for (auto* const timeline : open) timeline->poll();
   return open.size();
 }
 
-void reuse_rules::poll_young_events(stream_key const* asking, shard_span among) {
+void reuse_rules::poll_young_events(stream_key const* asking, shard_span shards) {
   auto* const own = asking ? &asking->timeline() : nullptr;
   if (own && asking->has_handle() && !own->has_event()) own->cover(asking->handle());
-  poll_streams(nullptr, among);
-  auto open = streams_in_use(false, among);
+  poll_streams(nullptr, shards);
+  auto open = streams_in_use(false, shards);
   auto const begin = sync::now();
   while (!open.empty() && !(own && own->is_behind()) && sync::now() - begin < tuning::max_young_poll_time) {
     std::erase_if(open, [](stream_timeline* each) { return each->is_behind() || !each->poll(); });
   }
 }
 
-std::vector<stream_timeline*> reuse_rules::streams_in_use(bool without_event, shard_span among) {
-  std::vector<stream_timeline*> found;
-  for (auto* const shard : among) {
+std::vector<stream_timeline*> reuse_rules::streams_in_use(bool without_event, shard_span shards) {
+  std::vector<stream_timeline*> timelines;
+  for (auto* const shard : shards) {
     auto& all = shard->ranges.lists();
     for (auto const* const each : all.single_stream()) {
-      if (each->in_use(without_event)) found.push_back(each->timeline());
+      if (each->in_use(without_event)) timelines.push_back(each->timeline());
     }
     for (auto const* range = all.multi_stream().oldest(); range; range = range->newer) {
       for (auto const& use : range->uses) {
-        if (!use.completed() && !(without_event && use.has_event())) found.push_back(use.timeline);
+        if (!use.completed() && !(without_event && use.has_event())) timelines.push_back(use.timeline);
       }
     }
   }
-  std::ranges::sort(found, {}, &stream_timeline::index);
-  auto const [first, last] = std::ranges::unique(found);
-  found.erase(first, last);
-  return found;
+  std::ranges::sort(timelines, {}, &stream_timeline::index);
+  auto const [first, last] = std::ranges::unique(timelines);
+  timelines.erase(first, last);
+  return timelines;
 }
 
-bool reuse_rules::may_complete(shard_span among) noexcept {
+bool reuse_rules::may_complete(shard_span shards) noexcept {
   auto const may = [](block const& range) { return std::ranges::any_of(range.uses, &stream_use::may_complete); };
-  return std::ranges::any_of(among, [&](pool_shard* in) {
+  return std::ranges::any_of(shards, [&](pool_shard* shard) {
     assert_shard_held();
-    auto& all = in->ranges.lists();
-    for (auto const* const each : all.single_stream()) {
+    auto& lists = shard->ranges.lists();
+    for (auto const* const each : lists.single_stream()) {
       for (auto const* range = each->newest(); range; range = range->older) {
         if (may(*range)) return true;
         if (range->uses.completed()) break; // older ranges are complete too
       }
     }
-    for (auto const* range = all.multi_stream().oldest(); range; range = range->newer) {
+    for (auto const* range = lists.multi_stream().oldest(); range; range = range->newer) {
       if (may(*range)) return true;
     }
     return false;
@@ -178,15 +178,15 @@ goal goal_of(stream_timeline& timeline) noexcept {
   return {&timeline, timeline.newest_recorded(), all};
 }
 
-bool reached(goal const& one) noexcept {
-  auto& timeline = *one.timeline;
-  if (!timeline.completed(one.newest) && timeline.newest_recorded() < one.newest) timeline.cover(std::nullopt);
+bool reached(goal const& goal) noexcept {
+  auto& timeline = *goal.timeline;
+  if (!timeline.completed(goal.newest) && timeline.newest_recorded() < goal.newest) timeline.cover(std::nullopt);
   timeline.poll();
-  return timeline.completed(one.newest);
+  return timeline.completed(goal.newest);
 }
 
-bool is_lost(goal const& one) {
-  auto const ordinal = one.timeline->device();
+bool is_lost(goal const& goal) {
+  auto const ordinal = goal.timeline->device();
   return ordinal >= 0 && device{ordinal}.lost();
 }
 

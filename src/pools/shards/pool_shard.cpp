@@ -16,10 +16,10 @@ namespace gpumem::detail {
 pool_shard::pool_shard(double poll_share, bool locked)
     : mutex{locked}, poll_budget{poll_share, std::chrono::microseconds{200}, sync::now()} {}
 
-void pool_shard::add(std::unique_ptr<address_range> made) noexcept {
-  auto const first = reinterpret_cast<std::uintptr_t>(made->pages.base());
-  include(first, first + made->pages.address_space());
-  addresses.push_back(std::move(made));
+void pool_shard::add(std::unique_ptr<address_range> range) noexcept {
+  auto const first = reinterpret_cast<std::uintptr_t>(range->pages.base());
+  include(first, first + range->pages.address_space());
+  addresses.push_back(std::move(range));
 }
 
 } // namespace gpumem::detail

@@ -41,41 +41,41 @@ pool_shard& shard_list::add(bool locked) {
 
 // A collision at another thread's shard does not count: a shard of its own would not spare the thread that one. The
 // count has the collisions of this window and of the window before it.
-void shard_list::lock_contended(pool_shard& one) noexcept {
-  one.mutex.lock();
+void shard_list::lock_contended(pool_shard& shard) noexcept {
+  shard.mutex.lock();
   assert_shard_held();
-  auto& mine = own_slot();
-  if (shard_per_thread_ || &one != shards_[0].get() || mine.shard.load(std::memory_order_relaxed) != &one) return;
-  auto const now = one.counters.locked_calls, passed = now - mine.window_begin;
-  auto count = mine.contention.load(std::memory_order_relaxed);
+  auto& slot = own_slot();
+  if (shard_per_thread_ || &shard != shards_[0].get() || slot.shard.load(std::memory_order_relaxed) != &shard) return;
+  auto const now = shard.counters.locked_calls, passed = now - slot.window_begin;
+  auto count = slot.contention.load(std::memory_order_relaxed);
   if (passed >= tuning::collision_window) {
-    count = passed < 2 * tuning::collision_window ? mine.in_window : 0;
-    mine.in_window = 0;
-    mine.window_begin = now;
+    count = passed < 2 * tuning::collision_window ? slot.in_window : 0;
+    slot.in_window = 0;
+    slot.window_begin = now;
   }
-  ++mine.in_window;
-  mine.contention.store(count + 1, std::memory_order_relaxed);
+  ++slot.in_window;
+  slot.contention.store(count + 1, std::memory_order_relaxed);
 }
 
 bool shard_list::begin_allocation(std::size_t bytes, bool may_add) noexcept {
-  auto const before = active(), used = in_use_;
+  auto const earlier = active(), used = in_use_;
   auto& slot = own_slot();
   bool const shared = is_shared(bytes);
   auto const& last = shared ? *shards_[0] : *slot.shard.load(std::memory_order_relaxed);
   if (last.counters.locked_calls - last.round_begin >= calls_per_round) end_round();
-  if (shared) return active() != before || in_use_ != used;
+  if (shared) return active() != earlier || in_use_ != used;
   if (may_add && slot.contention.load(std::memory_order_relaxed) >= sync::contention_threshold) add_for_thread();
   auto& mine = *slot.shard.load(std::memory_order_relaxed);
   if (mine.rounds_left == 0) active_.fetch_add(1, std::memory_order_relaxed);
   mine.rounds_left = pool_shard::rounds_active;
-  return active() != before || in_use_ != used;
+  return active() != earlier || in_use_ != used;
 }
 
 void shard_list::add_for_thread() noexcept {
-  auto& mine = own_slot();
-  mine.contention.store(0, std::memory_order_relaxed);
-  mine.in_window = 0;
-  if (mine.shard.load(std::memory_order_relaxed) != shards_[0].get())
+  auto& slot = own_slot();
+  slot.contention.store(0, std::memory_order_relaxed);
+  slot.in_window = 0;
+  if (slot.shard.load(std::memory_order_relaxed) != shards_[0].get())
     return; // another thread has got one for this slot
   try {
     auto* const spare = find_spare();
@@ -84,9 +84,9 @@ void shard_list::add_for_thread() noexcept {
     ++in_use_;
     // With the option no thread stays at the first shard, so that one would count as active beside the thread's own.
     if (shard_per_thread_) given.rounds_left = std::exchange(shards_[0]->rounds_left, 0);
-    mine.shard.store(&given, std::memory_order_release);
+    slot.shard.store(&given, std::memory_order_release);
   } catch (std::bad_alloc const&) {
-    mine.contention.store(first_contention(), std::memory_order_relaxed);
+    slot.contention.store(first_contention(), std::memory_order_relaxed);
   } // the thread shares the first shard until it has met others again; with the option until its next request
 }
 
@@ -108,7 +108,7 @@ pool_shard& shard_list::lending() {
 }
 
 bool shard_list::end_round() noexcept {
-  auto const before = active(), used = in_use_;
+  auto const earlier = active(), used = in_use_;
   auto& first = *shards_[0];
   unsigned now = 0;
   for (auto const& each : all()) {
@@ -127,8 +127,8 @@ bool shard_list::end_round() noexcept {
     each.contention.store(first_contention(), std::memory_order_relaxed);
     each.shard.store(&first, std::memory_order_release);
   }
-  if (now != before) active_.store(now, std::memory_order_relaxed); // all threads read it
-  return now != before || in_use_ != used;
+  if (now != earlier) active_.store(now, std::memory_order_relaxed); // all threads read it
+  return now != earlier || in_use_ != used;
 }
 
 shard_list::lookup shard_list::find_in_all(void const* pointer, std::atomic<pool_shard*>& last) noexcept {

@@ -45,16 +45,16 @@ void pressure_call::resume() noexcept {
   if (freed) finish(*freed);
 }
 
-void pressure_call::finish(std::size_t freed) noexcept {
-  if (!ended_) pool_.end_pressure(*this, freed);
+void pressure_call::finish(std::size_t freed_bytes) noexcept {
+  if (!ended_) pool_.end_pressure(*this, freed_bytes);
   std::shared_ptr<pressure_call> self; // destroyed after the lock, because it may be the last reference
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   self = std::exchange(self_, nullptr);
   over_.notify_all();
 }
 
 void pressure_call::end() noexcept {
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   if (running == this) ended_ = true;
   if (!self_ || ended_) return;
   if (where_.try_cancel(*this)) {
@@ -88,23 +88,23 @@ pressure_call* pressure_list::begin_next() noexcept {
   if (found == calls_.end()) return nullptr;
   auto& next = **found;
   next.busy_ = true;
-  sync::lock const held{next.mutex_};
+  sync::lock const lock{next.mutex_};
   next.self_ = next.shared_from_this();
   return &next;
 }
 
 // If no bytes are wanted, the caller does not run the function, and it stays due. It may be needed soon: a waiting
 // request that now tries again may still be refused.
-void pressure_list::on_begin(pressure_call& item, std::size_t wanted, std::uint64_t change_count) noexcept {
-  if (wanted == 0) return;
+void pressure_list::on_begin(pressure_call& item, std::size_t bytes, std::uint64_t change_count) noexcept {
+  if (bytes == 0) return;
   item.freed_some_ = false;
   item.parks_ = parks_;
   item.change_count_ = change_count;
 }
 
-void pressure_list::on_end(pressure_call& item, std::size_t freed, std::uint64_t change_count) noexcept {
+void pressure_list::on_end(pressure_call& item, std::size_t freed_bytes, std::uint64_t change_count) noexcept {
   item.busy_ = false;
-  if (freed > 0) item.freed_some_ = change_count != item.change_count_;
+  if (freed_bytes > 0) item.freed_some_ = change_count != item.change_count_;
 }
 
 } // namespace gpumem::detail

@@ -56,11 +56,11 @@ std::uint64_t waiting_requests::change_count(waiter const& item) const noexcept 
   return item.has_parts() ? frees_of_others() : change_count();
 }
 
-std::size_t waiting_requests::headroom(std::size_t its_own) const noexcept {
+std::size_t waiting_requests::headroom(std::size_t own_bytes) const noexcept {
   auto const capacity = std::min(parts_.backend.capacity(), upstream_limit_);
   auto const reserved = parts_.chunks.reserved();
   auto const free = parts_.free_bytes() + (capacity - std::min(capacity, reserved));
-  return free - std::min(free, queue.set_aside() - its_own);
+  return free - std::min(free, queue.set_aside() - own_bytes);
 }
 
 bool waiting_requests::fits(waiter const& item) const noexcept {
@@ -105,7 +105,7 @@ std::optional<outcome> request_queue::refusal_at_admission(allocation_request co
   if (parts_.requests.is_closed()) return outcome::closed;
   if (request.key.queues() == queueing::admitted) return std::nullopt;
   if (request.key.queues() == queueing::behind) return outcome::exhausted;
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   if (!waiting_.queue.may_be_overtaken() || waiting_.rounded(request.requested) > waiting_.headroom())
     return outcome::exhausted;
   waiting_.queue.count_overtaking();
@@ -113,7 +113,7 @@ std::optional<outcome> request_queue::refusal_at_admission(allocation_request co
   return std::nullopt;
 }
 
-void request_queue::wake_next(woken_waiters& woken) noexcept {
+void request_queue::wake_next(woken_waiters& waiters) noexcept {
   auto const may = [this](waiter const& item) {
     assert_all_shards_held();
     if (waiting_.refusal(item)) return true;
@@ -123,19 +123,19 @@ void request_queue::wake_next(woken_waiters& woken) noexcept {
   };
   while (auto* const next = waiting_.queue.next_for_turn(may)) {
     if (!waiting_.refusal(*next)) waiting_.queue.count_overtaking(next);
-    give_turn(*next, woken);
+    give_turn(*next, waiters);
   }
 }
 
-void request_queue::wake_ended(woken_waiters& woken) noexcept {
+void request_queue::wake_ended(woken_waiters& waiters) noexcept {
   for (auto* at = waiting_.queue.first(); at; at = waiter_list::after(*at)) {
-    if (!waiter_list::has_turn(*at) && waiting_.refusal(*at)) give_turn(*at, woken);
+    if (!waiter_list::has_turn(*at) && waiting_.refusal(*at)) give_turn(*at, waiters);
   }
 }
 
-void request_queue::give_turn(waiter& item, woken_waiters& woken) noexcept {
+void request_queue::give_turn(waiter& item, woken_waiters& waiters) noexcept {
   take_turn(item);
-  woken.add(item);
+  waiters.add(item);
 }
 
 void request_queue::take_turn(waiter& item) noexcept {
@@ -153,32 +153,32 @@ request_queue::turn request_queue::new_turn(waiter const& item) noexcept {
 // change, after which the request tries again. A request that can never be met ends.
 request_queue::turn request_queue::begin_turn(waiter& item) noexcept {
   bool last = false;
-  auto why = outcome::exhausted;
+  auto reason = outcome::exhausted;
   {
-    woken_waiters woken;
-    all_shards_lock const held{parts_.shards};
+    woken_waiters waiters;
+    all_shards_lock const lock{parts_.shards};
     auto const ends = waiting_.refusal(item);
-    if (!ends) return park(item, woken);
-    why = *ends;
-    if (waiter_list::holds(item)) last = remove(item, woken);
+    if (!ends) return park(item, waiters);
+    reason = *ends;
+    if (waiter_list::holds(item)) last = remove(item, waiters);
   }
-  item.complete(unexpected<failure>{failure_of(item, why)}); // without locks: it calls adaptors
+  item.complete(unexpected<failure>{failure_of(item, reason)}); // without locks: it calls adaptors
   return {last ? waiting::last : waiting::answered};
 }
 
-failure request_queue::failure_of(waiter const& item, outcome why) const noexcept {
-  return {why, why == outcome::device_lost ? parts_.backend.where()->lost_error() : 0, item.bytes()};
+failure request_queue::failure_of(waiter const& item, outcome reason) const noexcept {
+  return {reason, reason == outcome::device_lost ? parts_.backend.where()->lost_error() : 0, item.bytes()};
 }
 
 // Parks the request, or gives it a turn.
-request_queue::turn request_queue::park(waiter& item, woken_waiters& woken) noexcept {
+request_queue::turn request_queue::park(waiter& item, woken_waiters& waiters) noexcept {
   if (waiter_list::holds(item)) return new_turn(item);
   bool const first = waiting_.queue.empty();
   if (!waiting_.queue.park(item)) return {waiting::answered};
   parts_.passes.restart_waiting();
   if (!first) {
     monitor_.pressure.on_park();
-    wake_next(woken);
+    wake_next(waiters);
     monitor_.schedule_poll();
     return {waiting::parked};
   }
@@ -192,21 +192,21 @@ request_queue::turn request_queue::park(waiter& item, woken_waiters& woken) noex
 
 // A limit that was lowered during the turn can make the request too large. A request for which the host has no memory
 // ends, since no free would wake it.
-request_queue::turn request_queue::end_turn(waiter& item, turn const& mine, expected<void*, failure> result) noexcept {
+request_queue::turn request_queue::end_turn(waiter& item, turn const& turn, expected<void*, failure> result) noexcept {
   bool last = false;
   {
-    woken_waiters woken;
-    all_shards_lock const held{parts_.shards};
+    woken_waiters waiters;
+    all_shards_lock const lock{parts_.shards};
     if (!result && may_wait_after(result.error())) {
       auto const ends = item.cancelled() ? std::optional{item.refusal()} : waiting_.refusal(item);
       if (ends) {
         result = unexpected<failure>{failure_of(item, *ends)};
-      } else if (auto const again = wait_again(item, mine, woken); again.what != waiting::answered) {
+      } else if (auto const again = wait_again(item, turn, waiters); again.what != waiting::answered) {
         return again;
       }
     }
     if (result) monitor_.stall.count_grant();
-    last = remove(item, woken);
+    last = remove(item, waiters);
   }
   item.complete(result);
   return {last ? waiting::last : waiting::answered};
@@ -216,13 +216,13 @@ request_queue::turn request_queue::end_turn(waiter& item, turn const& mine, expe
 // grown since its turn began. It waits while memory is live, or while work on memory that it could get is not complete.
 // Otherwise the request ends. Unless it tries again, the bytes set aside for it may be enough for a later request,
 // which then gets a turn.
-request_queue::turn request_queue::wait_again(waiter& item, turn const& mine, woken_waiters& woken) noexcept {
+request_queue::turn request_queue::wait_again(waiter& item, turn const& turn, woken_waiters& waiters) noexcept {
   monitor_.update_work_pending();
   // A request of several parts asks for several blocks. If one is refused, it gives the others back, which in a
   // hardened pool would count as changes. So there changes do not count for such a request.
   bool const counts_changes = !(parts_.options.hardened.enabled && item.has_parts());
-  if (!counts_changes) monitor_.stall.disregard(waiting_.change_count(item) - mine.since);
-  bool const changed = counts_changes && waiting_.change_count(item) != mine.since;
+  if (!counts_changes) monitor_.stall.disregard(waiting_.change_count(item) - turn.since);
+  bool const changed = counts_changes && waiting_.change_count(item) != turn.since;
   if (changed && waiting_.fits(item)) return new_turn(item);
   end_turn_of(item);
   // If the pool's limit leaves room for the request, the upstream must have refused it, having fewer bytes left.
@@ -235,8 +235,8 @@ request_queue::turn request_queue::wait_again(waiter& item, turn const& mine, wo
     return {waiting::answered};
   }
   if (item.seen_changes() == 0) monitor_.pressure.on_park();
-  item.set_seen_changes(counts_changes ? mine.since : waiting_.change_count(item));
-  wake_next(woken);
+  item.set_seen_changes(counts_changes ? turn.since : waiting_.change_count(item));
+  wake_next(waiters);
   monitor_.schedule_poll();
   return {waiting::parked};
 }
@@ -247,7 +247,7 @@ void request_queue::end_turn_of(waiter& item) noexcept {
 }
 
 expected<void*, failure> request_queue::may_go_on(waiter const& item) noexcept {
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   // An attempt of a hardened pool gets the quarantined memory. A request for a turn makes none.
   bool const tries = parts_.options.hardened.enabled && item.has_parts();
   if (tries || waiting_.fits(item) || (item.asks_for_turn() && waiting_.waits_for_nothing(item))) return nullptr;
@@ -255,24 +255,24 @@ expected<void*, failure> request_queue::may_go_on(waiter const& item) noexcept {
 }
 
 bool request_queue::is_too_large(waiter const& item) noexcept {
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   return waiting_.refusal(item) == outcome::too_large;
 }
 
 bool request_queue::cancel(waiter& item, bool& last) noexcept {
-  woken_waiters woken;
-  all_shards_lock const held{parts_.shards};
+  woken_waiters waiters;
+  all_shards_lock const lock{parts_.shards};
   if (!waiter_list::holds(item) || (waiter_list::has_turn(item) && !item.is_being_destroyed())) return false;
-  last = remove(item, woken);
+  last = remove(item, waiters);
   return true;
 }
 
-bool request_queue::remove(waiter& item, woken_waiters& woken) noexcept {
+bool request_queue::remove(waiter& item, woken_waiters& waiters) noexcept {
   waiting_.queue.remove(item);
   if (multi_part_ == &item) multi_part_ = nullptr;
   if (waiting_.queue.empty()) static_cast<void>(waiting_.clear_upstream_limit());
   if (waiting_.queue.empty() && parts_.requests.has_waiting()) parts_.requests.set_waiting(false);
-  wake_next(woken);
+  wake_next(waiters);
   monitor_.schedule_poll();
   return waiting_.is_pool_unused();
 }
@@ -282,19 +282,19 @@ namespace {
 std::string bytes_text(std::size_t count) { return std::to_string(count) + " bytes"; }
 
 // `bytes`: those that the holder has in the pool as its own.
-std::string holder_text(holder& of, std::size_t bytes, bool asks) {
-  auto text = "'" + of.name() + "' holds " + bytes_text(bytes + of.nested());
-  if (of.parent()) text += ", which another scope counts as well";
+std::string holder_text(holder& unit, std::size_t bytes, bool asks) {
+  auto text = "'" + unit.name() + "' holds " + bytes_text(bytes + unit.nested());
+  if (unit.parent()) text += ", which another scope counts as well";
   if (asks) text += "; it waits for memory";
-  if (of.is_marked()) text += "; it waits for something else";
-  if (of.rolls_back_with()) text += "; it can be rolled back";
+  if (unit.is_marked()) text += "; it waits for something else";
+  if (unit.rolls_back_with()) text += "; it can be rolled back";
   return text;
 }
 
-std::string request_text(std::size_t bytes, sync::duration waited, std::string const& of, int priority) {
+std::string request_text(std::size_t bytes, sync::duration waited, std::string const& owner, int priority) {
   auto const time = std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();
-  return "a request for " + bytes_text(bytes) + " waits for " + std::to_string(time) + " ms; of " + of + "; priority " +
-         std::to_string(priority);
+  return "a request for " + bytes_text(bytes) + " waits for " + std::to_string(time) + " ms; of " + owner +
+         "; priority " + std::to_string(priority);
 }
 
 std::string waiter_text(waiter const& item, sync::time_point now) {
@@ -306,29 +306,29 @@ std::string waiter_text(waiter const& item, sync::time_point now) {
 } // namespace
 
 waiting_statistics request_queue::read_statistics() noexcept {
-  all_shards_lock const held{parts_.shards};
+  all_shards_lock const lock{parts_.shards};
   return waiting_.queue.read_statistics();
 }
 
-std::string request_queue::describe(waiting_place const& here, std::size_t live) {
+std::string request_queue::describe(waiting_place const& place, std::size_t live) {
   auto const now = sync::now();
   std::vector<std::pair<std::size_t, std::string>> holding;
   std::vector<holder const*> asking;
-  std::string waiting;
+  std::string lines;
   std::size_t requests = 0, outside = live;
   {
-    all_shards_lock const held{parts_.shards};
+    all_shards_lock const lock{parts_.shards};
     for (auto const* at = waiting_.queue.first(); at; at = waiter_list::after(*at)) {
       ++requests;
-      waiting += "\ngpumem:   " + waiter_text(*at, now);
+      lines += "\ngpumem:   " + waiter_text(*at, now);
       for (auto const* unit = at->holder(); unit; unit = unit->parent()) asking.push_back(unit);
     }
   }
   auto& monitor = deadlock_monitor::get();
-  for (auto const& each : monitor.parked_before(here))
-    waiting += "\ngpumem:   " + request_text(each.bytes, now - each.since, "'" + each.holder + "'", each.priority) +
-               "; in front of the pool";
-  monitor.visit(here, [&](holder& each, std::size_t bytes, bool waits) {
+  for (auto const& each : monitor.parked_before(place))
+    lines += "\ngpumem:   " + request_text(each.bytes, now - each.since, "'" + each.holder + "'", each.priority) +
+             "; in front of the pool";
+  monitor.visit(place, [&](holder& each, std::size_t bytes, bool waits) {
     outside -= std::min(outside, bytes);
     bool const asks = waits || std::ranges::find(asking, &each) != asking.end();
     holding.emplace_back(bytes + each.nested(), "\ngpumem:   " + holder_text(each, bytes, asks));
@@ -337,7 +337,7 @@ std::string request_queue::describe(waiting_place const& here, std::size_t live)
   auto text = "gpumem: " + parts_.options.name + ": " + std::to_string(requests) + " requests wait; " +
               bytes_text(live) + " are live, " + std::to_string(outside) + " of them outside scopes";
   for (auto const& each : holding) text += each.second;
-  return text + waiting;
+  return text + lines;
 }
 
 } // namespace gpumem::detail
