@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Checks includes, lengths, exported names and comments, formats the sources, compares the symbols of both forms of the
-# module, and runs clang-tidy over every unit of build/partitions. Build that, and the library of build/release, first.
+# Checks includes, lengths, exported names, comments and the names of variables, formats the sources, compares the
+# symbols of both forms of the module, and runs clang-tidy over every unit of build/partitions. Build that, and the
+# library of build/release, first.
 # SPDX-License-Identifier: Apache-2.0
 # usage: lint.sh [--check]
 set -euo pipefail
@@ -10,7 +11,7 @@ major=$("$CXX" -dM -E -x c++ /dev/null | sed -n 's/^#define __clang_major__ //p'
 format=(-i)
 [[ ${1-} != --check ]] || format=(--dry-run --Werror)
 status=0
-for check in includes length surface prose; do
+for check in includes length surface prose names; do
   python3 "test/static/$check/check_$check.py" . || status=1
 done
 find modules src test bench -type f \( -name '*.cppm' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.cu' \) \
