@@ -45,16 +45,16 @@ private:
 /// function calls the pool, the calling thread must not wait for its own growth: the pool refuses the call.
 export class [[clang::scoped_lockable]] upstream_call {
 public:
-  explicit upstream_call(shard_list& of) noexcept
+  explicit upstream_call(shard_list& shards) noexcept
       __attribute__((release_capability(one_shard, all_shards), no_thread_safety_analysis));
   upstream_call(upstream_call const&) = delete;
   upstream_call& operator=(upstream_call const&) = delete;
   [[clang::release_capability, clang::no_thread_safety_analysis]] ~upstream_call();
 
   /// Returns whether the calling thread calls the upstream of this pool now.
-  static bool runs_here(shard_list const& of) noexcept;
+  static bool runs_here(shard_list const& shards) noexcept;
   /// Throws rule_error if it does.
-  static void throw_if_here(shard_list const& of);
+  static void throw_if_here(shard_list const& shards);
 
 private:
   all_shards_unlock unlocked_;
@@ -73,8 +73,8 @@ protected:
 
 /// The memory of a pool, and the rules for its growth. Changed only under the locks of all shards.
 export struct backend_parts {
-  backend_parts(pool_upstream& from, pool_options const& asked, reuse_rules& reuse, chunk_list& all, shard_list& pool,
-                reserved_observer& watcher);
+  backend_parts(pool_upstream& upstream, pool_options const& options, reuse_rules& reuse, chunk_list& chunks,
+                shard_list& pool, reserved_observer& watcher);
 
   pool_upstream& upstream;
   pool_options const& options;
@@ -93,10 +93,11 @@ export struct backend_parts {
   [[clang::requires_shared_capability(all_shards)]] inline bool device_gone() const noexcept {
     return closed && lost();
   }
-  /// Marks the device as lost if that is the reason of `why`, a failure of the upstream.
-  void note_failure(failure const& why) const noexcept;
+  /// Marks the device as lost if that is the reason of `failure`, a failure of the upstream.
+  void note_failure(failure const& failure) const noexcept;
   /// Counts bytes that the upstream has given to the shard, and tells the observer.
-  [[clang::requires_capability(one_shard, all_shards)]] void count_growth(pool_shard& into, std::size_t bytes) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void count_growth(pool_shard& shard,
+                                                                          std::size_t bytes) noexcept;
 };
 
 } // namespace gpumem::detail

@@ -28,7 +28,7 @@ public:
   }
   /// Removes a chunk from the list, and returns its description. The chunk's bytes count against the limit until
   /// end_release().
-  [[clang::requires_capability(all_shards)]] chunk begin_release(chunk const& which) noexcept;
+  [[clang::requires_capability(all_shards)]] chunk begin_release(chunk const& chunk) noexcept;
   /// Counts bytes of pages that are being unmapped in a chunk that stays. They count against the limit until
   /// end_release().
   [[clang::requires_capability(all_shards)]] void begin_release(std::size_t bytes) noexcept {
@@ -40,7 +40,7 @@ public:
   /// Counts bytes that the upstream has given.
   [[clang::requires_capability(all_shards)]] void add_reserved(std::size_t bytes) noexcept;
   /// Removes a chunk from the list. Changes no counts.
-  [[clang::requires_capability(all_shards)]] void erase(chunk const& which) noexcept;
+  [[clang::requires_capability(all_shards)]] void erase(chunk const& chunk) noexcept;
 
   [[clang::requires_shared_capability(all_shards)]] inline std::size_t reserved() const noexcept { return reserved_; }
   [[clang::requires_shared_capability(all_shards)]] inline std::size_t releasing() const noexcept { return releasing_; }

@@ -53,10 +53,10 @@ public:
   /// unmapped addresses. Prefers the place where the fewest bytes must be mapped. Among equal places prefers those of
   /// the newest address range, and there one in the stream's segment. Unless `exact`, adds memory for later requests.
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<growth_plan>
-  plan(allocation_request const& request, pool_shard const& in, bool exact) const;
+  plan(allocation_request const& request, pool_shard const& shard, bool exact) const;
   /// Returns whether the shard is to get a larger address range: its newest one has fewer than `most` addresses, and
   /// fewer than 64 for each byte of the shard's memory. Holes and segments need many more addresses than memory.
-  [[clang::requires_capability(one_shard)]] static bool is_short_of_addresses(pool_shard const& in,
+  [[clang::requires_capability(one_shard)]] static bool is_short_of_addresses(pool_shard const& shard,
                                                                               std::size_t most) noexcept;
   /// Returns the size of the smallest page that is worth moving to a shard of `reserved` bytes. In place of smaller
   /// pages the pool makes new, larger ones.
@@ -73,17 +73,17 @@ public:
 
 private:
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<growth_plan>
-  plan_in(allocation_request const& request, address_range& in, bool exact) const;
+  plan_in(allocation_request const& request, address_range& addresses, bool exact) const;
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] block*
-  usable_end(allocation_request const& request, address_range const& in) const;
+  usable_end(allocation_request const& request, address_range const& addresses) const;
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::size_t
-  shortfall(allocation_request const& request, address_range const& in, block const* end, std::size_t offset,
+  shortfall(allocation_request const& request, address_range const& addresses, block const* end, std::size_t offset,
             bool exact) const;
   struct candidate;
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<candidate>
-  best_hole(allocation_request const& request, address_range& in, bool exact) const;
+  best_hole(allocation_request const& request, address_range& addresses, bool exact) const;
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<page_extent>
-  new_segment(allocation_request const& request, address_range const& in) const;
+  new_segment(allocation_request const& request, address_range const& addresses) const;
 
   chunk_list const& chunks_;
   shard_list const& shards_;
@@ -102,8 +102,8 @@ public:
 
   page_price() noexcept;
   inline nanoseconds median() const noexcept { return median_; }
-  /// Adds a growth or a move of `pages` pages that took the time `spent`. Does nothing if there are no pages.
-  void add(nanoseconds spent, std::size_t pages) noexcept;
+  /// Adds a growth or a move of `pages` pages that took the time `time`. Does nothing if there are no pages.
+  void add(nanoseconds time, std::size_t pages) noexcept;
 
 private:
   std::array<nanoseconds, kept> recent_; // a ring; the first `count_` are set

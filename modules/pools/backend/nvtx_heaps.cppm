@@ -19,8 +19,8 @@ export class nvtx_heaps {
 public:
   /// Returns null if no tool implements NVTX's memory interface, or in a build without NVTX's headers. The first call
   /// loads the tool; the driver must be initialised before. Throws std::bad_alloc.
-  static std::unique_ptr<nvtx_heaps> make(device where);
-  explicit nvtx_heaps(device where) noexcept : device_{where} {}
+  static std::unique_ptr<nvtx_heaps> make(device device);
+  explicit nvtx_heaps(device device) noexcept : device_{device} {}
 
   /// Makes a new chunk a heap. Does nothing if a heap of another pool overlaps the chunk, or if the tool refuses the
   /// chunk. The blocks of such a chunk become no regions.

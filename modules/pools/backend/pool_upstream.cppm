@@ -74,7 +74,7 @@ public:
   /// because the upstream may be slow.
   expected<void*, failure> allocate(stream_key const& stream, std::size_t bytes) noexcept;
   /// Gives back memory whose uses the host has seen complete.
-  void deallocate(chunk const& done) noexcept;
+  void deallocate(chunk const& chunk) noexcept;
 
   /// Allocate and free one block with its exact size, for a pool that makes each block an allocation of the upstream.
   expected<void*, failure> allocate_exact(stream_key const& stream, std::size_t bytes, std::size_t alignment) noexcept;
@@ -83,8 +83,8 @@ public:
 protected:
   pool_upstream() noexcept = default;
   void attach(services_handle services) noexcept;
-  void use_pages(gpumem::device where, virtual_pages_options options) {
-    pages_ = std::make_shared<page_store>(where, std::move(options));
+  void use_pages(gpumem::device device, virtual_pages_options options) {
+    pages_ = std::make_shared<page_store>(device, std::move(options));
   }
 
 private:
@@ -100,16 +100,16 @@ private:
 export template <class Upstream> class held_upstream : public pool_upstream {
 public:
   explicit held_upstream(Upstream upstream) : value{std::move(upstream)} { attach(services_of_upstream(value)); }
-  /// Gets pages of the device instead of chunks of `instead`.
-  held_upstream(Upstream instead, gpumem::device where, virtual_pages_options pages)
-      : held_upstream{std::move(instead)} {
-    use_pages(where, std::move(pages));
+  /// Gets pages of the device instead of chunks of `upstream`.
+  held_upstream(Upstream upstream, gpumem::device device, virtual_pages_options pages)
+      : held_upstream{std::move(upstream)} {
+    use_pages(device, std::move(pages));
   }
   Upstream value;
 };
 
 /// Returns an upstream of pages if the device has virtual memory and the options allow pages; otherwise one of chunks.
-export std::unique_ptr<pool_upstream> held_pages(gpumem::device where, pool_options const& options,
+export std::unique_ptr<pool_upstream> held_pages(gpumem::device device, pool_options const& options,
                                                  virtual_pages_options pages);
 
 } // namespace gpumem::detail

@@ -28,20 +28,20 @@ thread_local upstream_call const* innermost_call = nullptr;
 
 } // namespace
 
-upstream_call::upstream_call(shard_list& of) noexcept : unlocked_{of}, of_{of}, outer_{innermost_call} {
+upstream_call::upstream_call(shard_list& shards) noexcept : unlocked_{shards}, of_{shards}, outer_{innermost_call} {
   innermost_call = this;
 }
 
 upstream_call::~upstream_call() { innermost_call = outer_; }
 
-bool upstream_call::runs_here(shard_list const& of) noexcept {
+bool upstream_call::runs_here(shard_list const& shards) noexcept {
   auto const* each = innermost_call;
-  while (each && &each->of_ != &of) each = each->outer_;
+  while (each && &each->of_ != &shards) each = each->outer_;
   return each;
 }
 
-void upstream_call::throw_if_here(shard_list const& of) {
-  if (runs_here(of)) throw rule_error{broken_rule::inside_growth, "pool"};
+void upstream_call::throw_if_here(shard_list const& shards) {
+  if (runs_here(shards)) throw rule_error{broken_rule::inside_growth, "pool"};
 }
 
 bool growth_lock::wait() {
@@ -71,20 +71,21 @@ std::optional<device> device_of(pool_upstream const& upstream) {
 
 } // namespace
 
-backend_parts::backend_parts(pool_upstream& from, pool_options const& asked, reuse_rules& reuse, chunk_list& all,
-                             shard_list& pool, reserved_observer& watcher)
-    : upstream{from}, options{asked}, where{device_of(from)}, rules{reuse}, chunks{all}, shards{pool},
+backend_parts::backend_parts(pool_upstream& upstream, pool_options const& options, reuse_rules& reuse,
+                             chunk_list& chunks, shard_list& pool, reserved_observer& watcher)
+    : upstream{upstream}, options{options}, where{device_of(upstream)}, rules{reuse}, chunks{chunks}, shards{pool},
       observer{watcher},
-      growth{all, pool, reuse, from.paged() ? std::max(smallest_page, from.pages()->granularity()) : smallest_page},
+      growth{chunks, pool, reuse,
+             upstream.paged() ? std::max(smallest_page, upstream.pages()->granularity()) : smallest_page},
       lock{pool} {}
 
-void backend_parts::note_failure(failure const& why) const noexcept {
-  if (where && why.reason == outcome::device_lost) where->mark_lost(static_cast<CUresult>(why.code));
+void backend_parts::note_failure(failure const& failure) const noexcept {
+  if (where && failure.reason == outcome::device_lost) where->mark_lost(static_cast<CUresult>(failure.code));
 }
 
-void backend_parts::count_growth(pool_shard& into, std::size_t bytes) noexcept {
-  into.reserved += bytes;
-  ++into.counts.upstream_allocations;
+void backend_parts::count_growth(pool_shard& shard, std::size_t bytes) noexcept {
+  shard.reserved += bytes;
+  ++shard.counts.upstream_allocations;
   observer.on_reserved_changed();
 }
 

@@ -18,7 +18,7 @@ namespace gpumem::detail {
 
 namespace {
 
-std::uintptr_t base_of(std::unique_ptr<chunk> const& each) noexcept { return each->base; }
+std::uintptr_t base_of(std::unique_ptr<chunk> const& chunk) noexcept { return chunk->base; }
 
 } // namespace
 
@@ -86,13 +86,13 @@ chunk* chunk_list::find_containing(void const* pointer) const noexcept {
   return address < found.end() ? &found : nullptr;
 }
 
-void chunk_list::erase(chunk const& which) noexcept {
-  chunks_.erase(std::ranges::lower_bound(chunks_, which.base, {}, &base_of));
+void chunk_list::erase(chunk const& chunk) noexcept {
+  chunks_.erase(std::ranges::lower_bound(chunks_, chunk.base, {}, &base_of));
 }
 
-chunk chunk_list::begin_release(chunk const& which) noexcept {
-  auto const gone = which;
-  erase(which);
+chunk chunk_list::begin_release(chunk const& chunk) noexcept {
+  auto const gone = chunk;
+  erase(chunk);
   begin_release(gone.bytes);
   return gone;
 }

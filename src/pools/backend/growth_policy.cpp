@@ -26,8 +26,8 @@ std::size_t round_up(std::size_t bytes, std::size_t step) noexcept { return (byt
 std::uintptr_t address_of(block const* range) noexcept { return range ? std::uintptr_t{range->base} : 0; }
 
 // Returns how many bytes lie between an offset and the next aligned address.
-std::size_t slack(std::size_t alignment, address_range const& in, std::size_t offset) noexcept {
-  return (0 - (reinterpret_cast<std::uintptr_t>(in.pages.base()) + offset)) & (alignment - 1);
+std::size_t slack(std::size_t alignment, address_range const& addresses, std::size_t offset) noexcept {
+  return (0 - (reinterpret_cast<std::uintptr_t>(addresses.pages.base()) + offset)) & (alignment - 1);
 }
 
 // Returns whether the block belongs to the stream or was last used by it. If so, the addresses beside the block belong
@@ -57,48 +57,49 @@ bool growth_policy::usable(block const* range, stream_key const& key) const {
 }
 
 // Returns the range at the end of the mapped addresses if the stream may use it without a wait; otherwise null.
-block* growth_policy::usable_end(allocation_request const& request, address_range const& in) const {
-  auto* const last = in.mapped ? in.mapped->last : nullptr;
+block* growth_policy::usable_end(allocation_request const& request, address_range const& addresses) const {
+  auto* const last = addresses.mapped ? addresses.mapped->last : nullptr;
   if (!usable(last, request.key)) return nullptr;
-  return in.offset_of(last->end()) == in.pages.mapped_end() ? last : nullptr;
+  return addresses.offset_of(last->end()) == addresses.pages.mapped_end() ? last : nullptr;
 }
 
 // Returns how many bytes to map, in whole pages, so that the new pages and the range `end` before them hold the
 // request. `end` is a range that the stream may use without a wait, or null; the pages then begin at `offset`.
-std::size_t growth_policy::shortfall(allocation_request const& request, address_range const& in, block const* end,
-                                     std::size_t offset, bool exact) const {
-  auto const need = request.bytes + slack(request.alignment, in, end ? in.offset_of(end->base) : offset);
+std::size_t growth_policy::shortfall(allocation_request const& request, address_range const& addresses,
+                                     block const* end, std::size_t offset, bool exact) const {
+  auto const need = request.bytes + slack(request.alignment, addresses, end ? addresses.offset_of(end->base) : offset);
   auto const least = need - std::min(need - granule, end ? end->bytes : 0);
-  auto const page = exact ? unit_ : usual_page(in.shard->reserved);
+  auto const page = exact ? unit_ : usual_page(addresses.shard->reserved);
   auto wanted = least;
   // With several shards each growth for a small or medium block adds an eighth of the shard's bytes. Otherwise threads
   // would run out of memory more often, and then lock all shards.
   if (!exact && !shards_.single() && !shards_.is_shared(request.bytes))
-    wanted = std::max(wanted, in.shard->reserved / 8);
+    wanted = std::max(wanted, addresses.shard->reserved / 8);
   return wanted > SIZE_MAX - page ? least : round_up(wanted, page);
 }
 
 // Returns the hole in which the fewest bytes must be mapped for the request, at the start or at the end of the hole.
 // Leaves out holes that need more bytes than the limit still allows.
-std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_request const& request, address_range& in,
-                                                                 bool exact) const {
+std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_request const& request,
+                                                                 address_range& addresses, bool exact) const {
   auto const need = request.bytes + (request.alignment - granule);
-  auto const page = exact ? unit_ : usual_page(in.shard->reserved);
+  auto const page = exact ? unit_ : usual_page(addresses.shard->reserved);
   std::optional<candidate> best;
-  in.shard->ranges.holes().visit([&](block const& at) {
+  addresses.shard->ranges.holes().visit([&](block const& each_hole) {
     assert_shard_held();
-    if (at.parent != in.mapped) return;
-    auto const below = usable(at.lower, request.key) ? at.lower->bytes : 0;
-    auto const above = usable(at.upper, request.key) ? at.upper->bytes : 0;
-    if (below + at.bytes + above < need) return;
-    auto const beside = std::max(below, above);
-    auto const lacking = std::min(round_up(need - std::min(need - granule, beside), page), at.bytes);
+    if (each_hole.parent != addresses.mapped) return;
+    auto const bytes_below = usable(each_hole.lower, request.key) ? each_hole.lower->bytes : 0;
+    auto const bytes_above = usable(each_hole.upper, request.key) ? each_hole.upper->bytes : 0;
+    if (bytes_below + each_hole.bytes + bytes_above < need) return;
+    auto const beside = std::max(bytes_below, bytes_above);
+    auto const lacking = std::min(round_up(need - std::min(need - granule, beside), page), each_hole.bytes);
     if (lacking > chunks_.headroom()) return;
-    bool const upwards = above <= below;
-    page_extent const hole{in.offset_of(at.base), at.bytes};
-    auto const* const neighbour = beside == 0 ? nullptr : upwards ? at.lower : at.upper;
-    candidate const found{
-        {&in, hole, lacking, lacking, address_of(neighbour), !upwards}, is_of(at.lower, request.key), at.bytes};
+    bool const upwards = bytes_above <= bytes_below;
+    page_extent const hole{addresses.offset_of(each_hole.base), each_hole.bytes};
+    auto const* const neighbour = beside == 0 ? nullptr : upwards ? each_hole.lower : each_hole.upper;
+    candidate const found{{&addresses, hole, lacking, lacking, address_of(neighbour), !upwards},
+                          is_of(each_hole.lower, request.key),
+                          each_hole.bytes};
     if (!best || found.better_than(*best)) best = found;
   });
   return best;
@@ -108,51 +109,52 @@ std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_requ
 // segment can grow. New segments start in the lower half of the addresses only, so that the upper half stays in one
 // piece for the largest requests.
 std::optional<page_extent> growth_policy::new_segment(allocation_request const& request,
-                                                      address_range const& in) const {
-  if (in.shard->ranges.lists().single_stream().size() <= 1 || request.key.is_host()) return std::nullopt;
-  auto const step = round_up(in.pages.address_space() / tuning::segment_fraction, in.pages.granularity());
-  auto const begin = round_up(in.pages.mapped_end(), step);
-  if (begin + step > in.pages.address_space() / 2) return std::nullopt;
-  return page_extent{begin, in.pages.address_space() - begin};
+                                                      address_range const& addresses) const {
+  if (addresses.shard->ranges.lists().single_stream().size() <= 1 || request.key.is_host()) return std::nullopt;
+  auto const step = round_up(addresses.pages.address_space() / tuning::segment_fraction, addresses.pages.granularity());
+  auto const begin = round_up(addresses.pages.mapped_end(), step);
+  if (begin + step > addresses.pages.address_space() / 2) return std::nullopt;
+  return page_extent{begin, addresses.pages.address_space() - begin};
 }
 
-std::optional<growth_plan> growth_policy::plan_in(allocation_request const& request, address_range& in,
+std::optional<growth_plan> growth_policy::plan_in(allocation_request const& request, address_range& addresses,
                                                   bool exact) const {
-  auto const mapped = in.pages.mapped_end();
-  auto const behind = in.pages.address_space() - mapped;
-  auto const* const end = usable_end(request, in);
-  auto const least = shortfall(request, in, end, mapped, true);
-  candidate at_end{{&in, std::nullopt, shortfall(request, in, end, mapped, exact), least, address_of(end)},
-                   is_of(in.mapped ? in.mapped->last : nullptr, request.key),
-                   behind};
-  if (at_end.plan.bytes > std::min(chunks_.headroom(), behind)) at_end.plan.bytes = least;
-  bool const fits_behind = at_end.plan.bytes <= behind;
+  auto const mapped = addresses.pages.mapped_end();
+  auto const unmapped_bytes = addresses.pages.address_space() - mapped;
+  auto const* const end = usable_end(request, addresses);
+  auto const least = shortfall(request, addresses, end, mapped, true);
+  candidate at_end{
+      {&addresses, std::nullopt, shortfall(request, addresses, end, mapped, exact), least, address_of(end)},
+      is_of(addresses.mapped ? addresses.mapped->last : nullptr, request.key),
+      unmapped_bytes};
+  if (at_end.plan.bytes > std::min(chunks_.headroom(), unmapped_bytes)) at_end.plan.bytes = least;
+  bool const fits_behind = at_end.plan.bytes <= unmapped_bytes;
   bool const at_once = fits_behind && (at_end.plan.bytes <= chunks_.headroom() || !exact);
   if (at_once && exact) return at_end.plan;
-  auto const hole = best_hole(request, in, exact);
+  auto const hole = best_hole(request, addresses, exact);
   if (!at_once) return hole ? std::optional{hole->plan} : fits_behind ? std::optional{at_end.plan} : std::nullopt;
   auto const& best = hole && hole->better_than(at_end) ? *hole : at_end;
   if (best.own_segment || best.plan.beside != 0) return best.plan;
-  auto const segment = new_segment(request, in);
+  auto const segment = new_segment(request, addresses);
   if (!segment) return best.plan;
-  growth_plan const apart{&in, segment, shortfall(request, in, nullptr, segment->offset, false),
-                          shortfall(request, in, nullptr, segment->offset, true)};
+  growth_plan const apart{&addresses, segment, shortfall(request, addresses, nullptr, segment->offset, false),
+                          shortfall(request, addresses, nullptr, segment->offset, true)};
   return apart.bytes <= std::min(chunks_.headroom(), segment->bytes) ? apart : best.plan;
 }
 
-std::optional<growth_plan> growth_policy::plan(allocation_request const& request, pool_shard const& in,
+std::optional<growth_plan> growth_policy::plan(allocation_request const& request, pool_shard const& shard,
                                                bool exact) const {
   std::optional<growth_plan> best;
-  for (auto const& each : std::views::reverse(in.addresses)) {
+  for (auto const& each : std::views::reverse(shard.addresses)) {
     auto const found = plan_in(request, *each, exact);
     if (found && (!best || found->bytes < best->bytes)) best = found;
   }
   return best;
 }
 
-bool growth_policy::is_short_of_addresses(pool_shard const& in, std::size_t most) noexcept {
-  auto const newest = in.addresses.back()->pages.address_space();
-  return newest < most && newest / tuning::addresses_per_byte < in.reserved;
+bool growth_policy::is_short_of_addresses(pool_shard const& shard, std::size_t most) noexcept {
+  auto const newest = shard.addresses.back()->pages.address_space();
+  return newest < most && newest / tuning::addresses_per_byte < shard.reserved;
 }
 
 std::size_t growth_policy::min_moved_page(std::size_t reserved) const noexcept {
@@ -175,9 +177,9 @@ std::size_t growth_policy::page_size(std::size_t reserved, std::size_t bytes, st
 
 page_price::page_price() noexcept : recent_{tuning::page_cost}, median_{tuning::page_cost} {}
 
-void page_price::add(nanoseconds spent, std::size_t pages) noexcept {
+void page_price::add(nanoseconds time, std::size_t pages) noexcept {
   if (pages == 0) return;
-  recent_[count_++ % kept] = spent / static_cast<double>(pages);
+  recent_[count_++ % kept] = time / static_cast<double>(pages);
   auto sorted = recent_;
   auto const end = sorted.begin() + std::min(count_, kept), middle = sorted.begin() + (end - sorted.begin() - 1) / 2;
   std::nth_element(sorted.begin(), middle, end);

@@ -100,14 +100,14 @@ public:
   }
   // Returns false, and adds nothing, if a heap has bytes of the range. Throws std::bad_alloc.
   bool add(std::uintptr_t base, std::size_t bytes) {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     auto const above = ends_.upper_bound(base); // the first heap that ends after the base
     if (above != ends_.end() && above->second < base + bytes) return false;
     ends_.emplace(base + bytes, base);
     return true;
   }
   void remove(std::uintptr_t end) noexcept {
-    sync::lock const held{mutex_};
+    sync::lock const lock{mutex_};
     ends_.erase(end);
   }
 
@@ -118,15 +118,15 @@ private:
 
 } // namespace
 
-std::unique_ptr<nvtx_heaps> nvtx_heaps::make(device where) {
-  return tool_listens() ? std::make_unique<nvtx_heaps>(where) : nullptr;
+std::unique_ptr<nvtx_heaps> nvtx_heaps::make(device device) {
+  return tool_listens() ? std::make_unique<nvtx_heaps>(device) : nullptr;
 }
 
 // Makes the device current during the tool's functions, since a tool may ask the driver about the memory.
 void nvtx_heaps::add_heap(void* base, std::size_t bytes) noexcept {
   auto const begin = address_of(base);
   context_guard const scope{device_.context()};
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   try {
     if (!heap_ranges::instance().add(begin, bytes)) return;
     auto& made = heaps_[begin];
@@ -139,7 +139,7 @@ void nvtx_heaps::add_heap(void* base, std::size_t bytes) noexcept {
 
 void nvtx_heaps::remove_heap(void* base) noexcept {
   context_guard const scope{device_.context()};
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto const found = heaps_.find(address_of(base));
   if (found == heaps_.end()) return;
   unregister_heap(found->second.handle);
@@ -156,7 +156,7 @@ void* nvtx_heaps::heap_of(std::uintptr_t block) noexcept {
 
 bool nvtx_heaps::add_region(void* block, std::size_t bytes) noexcept try {
   context_guard const scope{device_.context()};
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto* const heap = heap_of(address_of(block));
   if (!heap) return true;
   regions_.emplace(address_of(block), bytes);
@@ -166,7 +166,7 @@ bool nvtx_heaps::add_region(void* block, std::size_t bytes) noexcept try {
 
 void nvtx_heaps::remove_region(void* block, std::optional<std::size_t> bytes) noexcept {
   context_guard const scope{device_.context()};
-  sync::lock const held{mutex_};
+  sync::lock const lock{mutex_};
   auto const found = regions_.find(address_of(block));
   if (found == regions_.end() || (bytes && *bytes != found->second)) return;
   unregister_region(block);

@@ -39,11 +39,12 @@ void append(std::vector<page_run>& runs, page_run const& next) {
 
 // Joins adjacent ranges whose uses are complete. With `reuse_policy::ordered` memory stays with the streams that freed
 // it, so this does nothing until the pool is closed.
-void idle_pages::coalesce_complete(address_range& in) {
-  if (!in.mapped || (parts_.options.cross_stream == reuse_policy::ordered && !parts_.closed)) return;
+void idle_pages::coalesce_complete(address_range& addresses) {
+  if (!addresses.mapped || (parts_.options.cross_stream == reuse_policy::ordered && !parts_.closed)) return;
   auto const complete = [gone = parts_.device_gone()](block const& each) { return gone || each.uses.completed(); };
-  for (auto* at = in.mapped->last; at; at = at->lower) {
-    if (at->is_free() && !at->uses.empty() && complete(*at)) at = &in.shard->ranges.free_ranges().mark_complete(*at);
+  for (auto* at = addresses.mapped->last; at; at = at->lower) {
+    if (at->is_free() && !at->uses.empty() && complete(*at))
+      at = &addresses.shard->ranges.free_ranges().mark_complete(*at);
   }
 }
 
@@ -51,7 +52,7 @@ void idle_pages::coalesce_complete(address_range& in) {
 // the host has seen all its uses complete, except those of the stream `in_use_by`. Leaves out the block that holds the
 // address `excluded`, unless that address is 0.
 std::vector<idle_pages::idle_run> idle_pages::find_runs(page_query const& query) {
-  std::vector<idle_run> found;
+  std::vector<idle_run> runs;
   bool const gone = parts_.device_gone();
   auto const is_idle = [&](block const& range) {
     return gone || std::ranges::all_of(range.uses, [&](stream_use const& use) {
@@ -69,62 +70,63 @@ std::vector<idle_pages::idle_run> idle_pages::find_runs(page_query const& query)
       shard->ranges.lists().ready().bins().visit_from(smallest_page, [&](block& range) {
         bool const stays = query.excluded - range.base < range.bytes;
         if (!stays && range.parent->addresses)
-          found.push_back({range.parent->addresses, &range, range.base, range.end()});
+          runs.push_back({range.parent->addresses, &range, range.base, range.end()});
       });
       continue;
     }
-    for (auto const& in : shard->addresses) {
-      coalesce_complete(*in);
-      for (auto* at = in->mapped ? in->mapped->last : nullptr; at; at = at->lower) {
+    for (auto const& addresses : shard->addresses) {
+      coalesce_complete(*addresses);
+      for (auto* at = addresses->mapped ? addresses->mapped->last : nullptr; at; at = at->lower) {
         bool const stays = query.excluded - at->base < at->bytes;
         if (!at->is_free() || stays || !is_idle(*at)) continue;
-        if (!found.empty() && found.back().in == in.get() && found.back().begin == at->end()) {
-          found.back().begin = at->base;
+        if (!runs.empty() && runs.back().in == addresses.get() && runs.back().begin == at->end()) {
+          runs.back().begin = at->base;
         } else {
-          found.push_back({in.get(), at, at->base, at->end()});
+          runs.push_back({addresses.get(), at, at->base, at->end()});
         }
       }
     }
   }
-  std::erase_if(found, [](idle_run const& each) { return each.bytes() < smallest_page; });
+  std::erase_if(runs, [](idle_run const& each) { return each.bytes() < smallest_page; });
   // The lowest run goes first. When the longest one went first, a quarter more was moved in a recorded trace whose
   // blocks each take most of the pool. The runs of the shard that needs memory go before those of others.
-  std::ranges::sort(found, {},
+  std::ranges::sort(runs, {},
                     [&](idle_run const& each) { return std::pair{each.in->shard != query.nearest, each.begin}; });
-  return found;
+  return runs;
 }
 
 std::vector<page_run> idle_pages::find(page_query const& query) {
-  std::vector<page_run> found;
+  std::vector<page_run> runs;
   std::size_t sum = 0, pages = 0;
   for (auto const& run : find_runs(query)) {
-    auto& in = *run.in;
-    if ((query.only_nearest && in.shard != query.nearest) || (query.in && query.in != &in)) continue;
-    auto const base = reinterpret_cast<std::byte const*>(in.pages.base());
-    auto const begin = in.offset_of(run.begin);
+    auto& addresses = *run.in;
+    if ((query.only_nearest && addresses.shard != query.nearest) || (query.in && query.in != &addresses)) continue;
+    auto const base = reinterpret_cast<std::byte const*>(addresses.pages.base());
+    auto const begin = addresses.offset_of(run.begin);
     auto* last = run.last;
-    for (auto end = in.offset_of(run.end); end > begin && sum < query.wanted && pages < query.max_pages;) {
-      auto const page = in.pages.page_of(base + end - 1);
+    for (auto end = addresses.offset_of(run.end); end > begin && sum < query.wanted && pages < query.max_pages;) {
+      auto const page = addresses.pages.page_of(base + end - 1);
       if (!page || page->where.offset < begin) break;
-      bool const there =
+      bool const in_query_window =
           !query.in || (page->where.offset >= query.within.offset && page->where.end() <= query.within.end());
       bool const whole = !page->pinned && page->where.end() <= end;
-      while (in.offset_of(last->base) >= page->where.end()) last = last->lower;
+      while (addresses.offset_of(last->base) >= page->where.end()) last = last->lower;
       auto const bytes = page->where.bytes;
-      if (whole && there && bytes >= query.smallest && bytes <= std::min(query.largest, query.max_bytes - sum)) {
+      if (whole && in_query_window && bytes >= query.smallest &&
+          bytes <= std::min(query.largest, query.max_bytes - sum)) {
         sum += bytes;
         ++pages;
-        append(found, {&in, last, page->where});
+        append(runs, {&addresses, last, page->where});
       }
       end = page->where.offset;
     }
   }
-  if (sum < query.least) found.clear();
-  return found;
+  if (sum < query.least) runs.clear();
+  return runs;
 }
 
 std::size_t idle_pages::detach(std::vector<page_run>& idle) noexcept {
-  std::size_t given = 0;
+  std::size_t returned_bytes = 0;
   auto detached = idle.begin();
   try {
     for (; detached != idle.end(); ++detached) {
@@ -133,7 +135,7 @@ std::size_t idle_pages::detach(std::vector<page_run>& idle) noexcept {
       shard.ranges.make_hole(*last, reinterpret_cast<std::uintptr_t>(in->pages.base()) + where.offset, where.bytes);
       shard.reserved -= where.bytes;
       ++shard.counts.upstream_frees;
-      given += where.bytes;
+      returned_bytes += where.bytes;
     }
   } catch (std::bad_alloc const&) { idle.erase(detached, idle.end()); }
   for (auto const& shard : parts_.shards.all()) {
@@ -143,9 +145,9 @@ std::size_t idle_pages::detach(std::vector<page_run>& idle) noexcept {
       if (!in->mapped->first) parts_.chunks.erase(*std::exchange(in->mapped, nullptr));
     }
   }
-  parts_.chunks.begin_release(given);
+  parts_.chunks.begin_release(returned_bytes);
   parts_.observer.on_reserved_changed();
-  return given;
+  return returned_bytes;
 }
 
 std::size_t idle_pages::count(std::vector<page_run> const& runs) noexcept {

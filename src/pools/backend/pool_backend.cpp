@@ -46,44 +46,44 @@ attempt<placement> chunk_backend::grow(allocation_request const& request, bool e
 
 // Allocates a chunk while the shards are unlocked and the growth lock keeps other threads from growing the pool. If the
 // upstream has less than `bytes`, tries `least`. Returns the chunk's only block, which is free.
-expected<block*, failure> chunk_backend::allocate(stream_key const& key, pool_shard& into, std::size_t bytes,
+expected<block*, failure> chunk_backend::allocate(stream_key const& key, pool_shard& shard, std::size_t bytes,
                                                   std::size_t least) {
-  expected<void*, failure> drawn = nullptr;
+  expected<void*, failure> result = nullptr;
   parts_.lock.begin();
   {
     upstream_call const during{parts_.shards};
-    drawn = parts_.upstream.allocate(key, bytes);
-    if (!drawn && bytes > least) drawn = parts_.upstream.allocate(key, bytes = least);
+    result = parts_.upstream.allocate(key, bytes);
+    if (!result && bytes > least) result = parts_.upstream.allocate(key, bytes = least);
   }
   parts_.lock.end();
-  if (!drawn) {
-    parts_.note_failure(drawn.error());
-    return unexpected<failure>{drawn.error()};
+  if (!result) {
+    parts_.note_failure(result.error());
+    return unexpected<failure>{result.error()};
   }
   try {
-    return &add(key, into, *drawn, bytes);
+    return &add(key, shard, *result, bytes);
   } catch (std::bad_alloc const&) {
     upstream_call const during{parts_.shards};
-    parts_.upstream.deallocate({.base = reinterpret_cast<std::uintptr_t>(*drawn), .bytes = bytes});
+    parts_.upstream.deallocate({.base = reinterpret_cast<std::uintptr_t>(*result), .bytes = bytes});
     throw;
   }
 }
 
-expected<block*, failure> chunk_backend::reserve(std::size_t bytes, pool_shard& into) {
-  return allocate(stream_key::host(), into, bytes, bytes);
+expected<block*, failure> chunk_backend::reserve(std::size_t bytes, pool_shard& shard) {
+  return allocate(stream_key::host(), shard, bytes, bytes);
 }
 
 // Adds a chunk to a shard as one free block. If the upstream's memory is valid only in the order of the key's stream,
 // that stream counts as the block's first user. Other streams then come after it.
-block& chunk_backend::add(stream_key const& key, pool_shard& into, void* base, std::size_t bytes) {
+block& chunk_backend::add(stream_key const& key, pool_shard& shard, void* base, std::size_t bytes) {
   bool const ordered = parts_.upstream.orders_by(key);
   auto& added = parts_.chunks.add(base, bytes);
   try {
     auto& fresh =
-        into.ranges.add(added, ordered ? stream_uses{{&key.timeline(), key.end_use(bytes, true)}} : stream_uses{});
-    added.shard = &into;
-    into.include(added.base, added.end());
-    parts_.count_growth(into, bytes);
+        shard.ranges.add(added, ordered ? stream_uses{{&key.timeline(), key.end_use(bytes, true)}} : stream_uses{});
+    added.shard = &shard;
+    shard.include(added.base, added.end());
+    parts_.count_growth(shard, bytes);
     return fresh;
   } catch (...) {
     auto const lost = parts_.chunks.begin_release(added);
@@ -132,13 +132,13 @@ bool chunk_backend::can_release() const noexcept {
 
 // Gives back idle chunks, the largest one first. A chunk is idle if it is free and all work that used it is complete.
 std::size_t chunk_backend::release(std::size_t keep) noexcept {
-  std::size_t given = 0;
+  std::size_t returned_bytes = 0;
   for (;;) {
     auto* const idle = parts_.chunks.largest_idle(keep, [this](chunk const& parent) {
       assert_shard_held();
       return is_idle_and_complete(parent);
     });
-    if (!idle) return given;
+    if (!idle) return returned_bytes;
     idle->shard->ranges.remove(*idle);
     idle->shard->reserved -= idle->bytes;
     ++idle->shard->counts.upstream_frees;
@@ -150,7 +150,7 @@ std::size_t chunk_backend::release(std::size_t keep) noexcept {
     }
     parts_.chunks.end_release(gone.bytes);
     parts_.lock.notify_release();
-    given += gone.bytes;
+    returned_bytes += gone.bytes;
   }
 }
 
@@ -189,11 +189,11 @@ bool pool_backend::has_chunk_for(std::size_t bytes, std::size_t alignment) const
 }
 
 attempt<placement> pool_backend::grow(allocation_request const& request, bool exact) {
-  auto grown = !paged()       ? chunks_.grow(request, exact)
-               : request.loan ? pages_.lend(request, exact)
-                              : pages_.grow(request, exact);
-  if (!grown.has_failed()) return grown;
-  auto why = grown.error();
+  auto new_memory = !paged()       ? chunks_.grow(request, exact)
+                    : request.loan ? pages_.lend(request, exact)
+                                   : pages_.grow(request, exact);
+  if (!new_memory.has_failed()) return new_memory;
+  auto why = new_memory.error();
   if (takes_chunks_after(why)) {
     auto chunk = chunks_.grow(request, exact);
     if (!chunk.has_failed()) return chunk;
@@ -203,28 +203,28 @@ attempt<placement> pool_backend::grow(allocation_request const& request, bool ex
   return unexpected<failure>{failure{no_addresses ? outcome::exhausted : why.reason, why.code, request.requested}};
 }
 
-bool pool_backend::takes_chunks_after(failure const& why) const noexcept {
-  return paged() && is_no_addresses(why) && parts_.upstream.chunks_serve_as_pages();
+bool pool_backend::takes_chunks_after(failure const& failure) const noexcept {
+  return paged() && is_no_addresses(failure) && parts_.upstream.chunks_serve_as_pages();
 }
 
-expected<std::size_t, failure> pool_backend::grow_to(std::size_t bytes, pool_shard& into) {
+expected<std::size_t, failure> pool_backend::grow_to(std::size_t bytes, pool_shard& shard) {
   for (;;) {
     parts_.lock.wait();
     auto const& chunks = parts_.chunks;
-    auto const wanted = std::min((bytes + granule - 1) / granule * granule, capacity());
-    if (wanted <= chunks.reserved()) return std::size_t{0};
-    auto const missing = wanted - chunks.reserved();
-    if (missing > chunks.headroom()) { // bytes that are being released still count
+    auto const rounded = std::min((bytes + granule - 1) / granule * granule, capacity());
+    if (rounded <= chunks.reserved()) return std::size_t{0};
+    auto const needed_bytes = rounded - chunks.reserved();
+    if (needed_bytes > chunks.headroom()) { // bytes that are being released still count
       parts_.lock.wait_for_release(chunks);
       continue;
     }
     auto const most = chunks.headroom() / unit() * unit(); // pages are whole, but chunks beside them need not be
-    auto const drawn = std::min(missing, most);
+    auto const drawn = std::min(needed_bytes, most);
     if (drawn == 0) return std::size_t{0};
-    auto fresh = paged() ? pages_.reserve(drawn, into) : chunks_.reserve(drawn, into);
+    auto fresh = paged() ? pages_.reserve(drawn, shard) : chunks_.reserve(drawn, shard);
     if (!fresh && takes_chunks_after(fresh.error())) {
       auto const why = fresh.error();
-      fresh = chunks_.reserve(drawn, into);
+      fresh = chunks_.reserve(drawn, shard);
       if (!fresh) return unexpected<failure>{first_cause(why, fresh.error())};
     }
     if (!fresh) return unexpected<failure>{fresh.error()};

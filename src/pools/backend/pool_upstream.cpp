@@ -94,11 +94,11 @@ expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::
   return drawn;
 }
 
-void pool_upstream::deallocate(chunk const& done) noexcept {
+void pool_upstream::deallocate(chunk const& chunk) noexcept {
   auto const host = stream_key::host();
-  auto* const base = reinterpret_cast<void*>(done.base);
+  auto* const base = reinterpret_cast<void*>(chunk.base);
   if (heaps_) heaps_->remove_heap(base);
-  calls_.deallocate(host, base, done.bytes, granule);
+  calls_.deallocate(host, base, chunk.bytes, granule);
 }
 
 expected<void*, failure> pool_upstream::allocate_exact(stream_key const& stream, std::size_t bytes,
