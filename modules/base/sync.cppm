@@ -145,15 +145,15 @@ class [[clang::scoped_lockable]] biased_lock {
 public:
   [[gnu::always_inline]] inline explicit biased_lock(biased_mutex& mutex) noexcept
       __attribute__((acquire_capability(mutex)))
-      : held_{mutex} {
-    held_.lock();
+      : mutex_{mutex} {
+    mutex_.lock();
   }
   biased_lock(biased_lock const&) = delete;
   biased_lock& operator=(biased_lock const&) = delete;
-  [[gnu::always_inline, clang::release_capability]] inline ~biased_lock() { held_.unlock(); }
+  [[gnu::always_inline, clang::release_capability]] inline ~biased_lock() { mutex_.unlock(); }
 
 private:
-  biased_mutex& held_;
+  biased_mutex& mutex_;
 };
 
 /// Each thread with an index below this has biased mutexes of its own.

@@ -149,8 +149,8 @@ private:
   mutable sync::mutex mutex_;
   timeline_store store_ __attribute__((guarded_by(mutex_)));
   // The timelines of streams for which the table `seen_handles` has no room, by handle.
-  std::unordered_map<CUstream, stream_timeline*> others_ __attribute__((guarded_by(mutex_)));
-  std::atomic<bool> any_others_{false};
+  std::unordered_map<CUstream, stream_timeline*> other_streams_ __attribute__((guarded_by(mutex_)));
+  std::atomic<bool> has_other_streams_{false};
   int askers_ __attribute__((guarded_by(mutex_))) = 0;
   std::vector<stream_timeline*> legacy_ __attribute__((guarded_by(mutex_))); // by device
   std::vector<stream_timeline*> idle_ __attribute__((guarded_by(mutex_)));   // of own streams that are not in use

@@ -140,21 +140,21 @@ timeline_registry& timeline_registry::instance() noexcept {
 
 stream_timeline* timeline_registry::find(CUstream handle) const noexcept {
   if (auto* const found = seen_handles.find(handle)) return found;
-  auto const found = others_.find(handle);
-  return found == others_.end() ? nullptr : found->second;
+  auto const found = other_streams_.find(handle);
+  return found == other_streams_.end() ? nullptr : found->second;
 }
 
 void timeline_registry::put(CUstream handle, stream_timeline& timeline) {
   if (seen_handles.put(handle, &timeline)) return;
-  others_.insert_or_assign(handle, &timeline);
-  any_others_.store(true, std::memory_order_release);
+  other_streams_.insert_or_assign(handle, &timeline);
+  has_other_streams_.store(true, std::memory_order_release);
 }
 
 stream_timeline* timeline_registry::find_beyond_table(CUstream handle) const noexcept {
-  if (!any_others_.load(std::memory_order_acquire)) return nullptr;
+  if (!has_other_streams_.load(std::memory_order_acquire)) return nullptr;
   sync::lock const lock{mutex_};
-  auto const found = others_.find(handle);
-  return found == others_.end() ? nullptr : found->second;
+  auto const found = other_streams_.find(handle);
+  return found == other_streams_.end() ? nullptr : found->second;
 }
 
 // The driver is not asked for the id of a stream that lives, since no other stream gets its handle.
