@@ -31,8 +31,8 @@ public:
   std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }
 
 private:
-  memory_location const to_;
-  stream own_;
+  memory_location const location_;
+  stream stream_;
   std::atomic<std::uint64_t> moved_{0};
   std::atomic<std::uint64_t> refused_{0};
 };

@@ -81,20 +81,22 @@ private:
 export class [[nodiscard]] waiting_mark {
 public:
   /// Tells the resource that the holder waits; see scope::waiting_elsewhere.
-  waiting_mark(services_handle services, holder& unit) noexcept : where_{services}, unit_{&unit} {
+  waiting_mark(services_handle services, holder& unit) noexcept : services_{services}, unit_{&unit} {
     unit_->mark();
-    if (where_.table->on_holder_event) where_.table->on_holder_event(where_.state, unit_, holder_event::waits);
+    if (services_.table->on_holder_event) services_.table->on_holder_event(services_.state, unit_, holder_event::waits);
   }
-  waiting_mark(waiting_mark&& other) noexcept : where_{other.where_}, unit_{std::exchange(other.unit_, nullptr)} {}
+  waiting_mark(waiting_mark&& other) noexcept
+      : services_{other.services_}, unit_{std::exchange(other.unit_, nullptr)} {}
   waiting_mark& operator=(waiting_mark&&) = delete;
   ~waiting_mark() {
     if (!unit_) return;
     unit_->unmark();
-    if (where_.table->on_holder_event) where_.table->on_holder_event(where_.state, unit_, holder_event::resumes);
+    if (services_.table->on_holder_event)
+      services_.table->on_holder_event(services_.state, unit_, holder_event::resumes);
   }
 
 private:
-  services_handle where_;
+  services_handle services_;
   holder* unit_;
 };
 

@@ -49,15 +49,15 @@ private:
   class entry {
   public:
     [[clang::no_thread_safety_analysis]] explicit entry(locking_state& state)
-        : of_{state}, outermost_{state.owner_.load(std::memory_order_relaxed) != here()} {
+        : state_{state}, outermost_{state.owner_.load(std::memory_order_relaxed) != here()} {
       if (!outermost_) return;
-      of_.mutex_.lock();
-      of_.owner_.store(here(), std::memory_order_relaxed);
+      state_.mutex_.lock();
+      state_.owner_.store(here(), std::memory_order_relaxed);
     }
     [[clang::no_thread_safety_analysis]] ~entry() {
       if (!outermost_) return;
-      of_.owner_.store(nullptr, std::memory_order_relaxed);
-      of_.mutex_.unlock();
+      state_.owner_.store(nullptr, std::memory_order_relaxed);
+      state_.mutex_.unlock();
     }
     entry(entry const&) = delete;
     entry& operator=(entry const&) = delete;
@@ -65,7 +65,7 @@ private:
   private:
     static void const* here() noexcept { return &refused_calls; } // an address of the calling thread
 
-    locking_state& of_;
+    locking_state& state_;
     bool const outermost_;
   };
   sync::mutex mutex_;

@@ -38,7 +38,7 @@ private:
 
   device home_;
   device_guard scope_;
-  stream_ref on_;
+  stream_ref stream_;
 };
 
 } // namespace gpumem::detail

@@ -37,7 +37,7 @@ public:
   any_pool const& previous() const noexcept { return previous_; }
 
 private:
-  device where_;
+  device device_;
   any_pool previous_;
 };
 

@@ -23,10 +23,10 @@ private:
   friend class allocation;
   // `last_use` is an event made for `used_device`. The destructor records it on the stream `used_stream`.
   scoped_use(stream_ref home, device home_device, stream_ref used_stream, device used_device, event last_use) noexcept
-      : home_{home}, used_{used_stream}, home_device_{home_device}, used_device_{used_device},
+      : home_{home}, used_stream_{used_stream}, home_device_{home_device}, used_device_{used_device},
         use_event_{std::move(last_use)} {}
   stream_ref home_;
-  stream_ref used_;
+  stream_ref used_stream_;
   device home_device_;
   device used_device_;
   event use_event_;
@@ -48,7 +48,7 @@ public:
   inline allocation(services_handle services, stream_key const& stream, void* data, std::size_t bytes,
                     std::size_t alignment) noexcept
       : data_{data}, bytes_{bytes}, alignment_log2_{static_cast<unsigned>(std::countr_zero(alignment))},
-        from_{services}, timeline_{&stream.timeline()}, stream_{stream.handle()} {
+        services_{services}, timeline_{&stream.timeline()}, stream_{stream.handle()} {
     if (data_) hold();
   }
   allocation(allocation&& other) noexcept { swap(other); }
@@ -108,7 +108,7 @@ private:
   void* data_ = nullptr;
   std::size_t bytes_ : 58 = 0;
   std::size_t alignment_log2_ : 6 = 0;
-  services_handle from_;
+  services_handle services_;
   detail::stream_timeline* timeline_ = nullptr;
   CUstream stream_ = nullptr;
 };

@@ -47,7 +47,7 @@ protected:
   // the wait afterwards. `result`: the driver's result of a query of the wait's event, never CUDA_ERROR_NOT_READY.
   virtual void complete(CUresult result) noexcept = 0;
 
-  stream_point where_;
+  stream_point point_;
   poll_queue* queue_ = nullptr; // set before reactor::add_wait(); constant afterwards
   std::atomic<bool> stop_requested_{false};
 

@@ -87,20 +87,20 @@ namespace detail {
 // coroutine that awaits one of the awaitables. The child that makes the count 0 resumes the awaiting coroutine.
 class all_of final : public join_counter {
 public:
-  explicit all_of(std::size_t count) noexcept : missing_{count + 1} {}
+  explicit all_of(std::size_t count) noexcept : running_{count + 1} {}
   void child_failed(std::exception_ptr error) noexcept override;
   std::coroutine_handle<> child_finished() noexcept override;
 
   void begin(std::coroutine_handle<> continuation) noexcept { continuation_ = continuation; }
   // Counts down for the awaiting coroutine, after it has started all children. Returns false if all have ended. If this
   // returns true, *this can be destroyed already.
-  bool must_wait() noexcept { return missing_.fetch_sub(1, std::memory_order_acq_rel) != 1; }
+  bool must_wait() noexcept { return running_.fetch_sub(1, std::memory_order_acq_rel) != 1; }
   void rethrow() const {
     if (error_) std::rethrow_exception(error_);
   }
 
 private:
-  std::atomic<std::size_t> missing_;
+  std::atomic<std::size_t> running_;
   std::atomic<bool> has_failed_{false};
   std::exception_ptr error_;
   std::coroutine_handle<> continuation_;
@@ -116,37 +116,37 @@ template <class R> element_t<R> take_element(when_all_child<R>& child) {
 
 template <class... R> class all_of_tuple {
 public:
-  explicit all_of_tuple(when_all_child<R>... children) noexcept : all_{std::move(children)...} {}
+  explicit all_of_tuple(when_all_child<R>... children) noexcept : children_{std::move(children)...} {}
   static constexpr std::size_t size() noexcept { return sizeof...(R); }
   void start(join_counter& counter) {
-    std::apply([&](auto&... one) { (one.start(counter), ...); }, all_);
+    std::apply([&](auto&... one) { (one.start(counter), ...); }, children_);
   }
   std::tuple<element_t<R>...> take() {
-    return std::apply([](auto&... one) { return std::tuple<element_t<R>...>{take_element(one)...}; }, all_);
+    return std::apply([](auto&... one) { return std::tuple<element_t<R>...>{take_element(one)...}; }, children_);
   }
 
 private:
-  std::tuple<when_all_child<R>...> all_;
+  std::tuple<when_all_child<R>...> children_;
 };
 
 template <class R> class all_of_vector {
 public:
-  explicit all_of_vector(std::vector<when_all_child<R>> children) noexcept : all_{std::move(children)} {}
-  std::size_t size() const noexcept { return all_.size(); }
+  explicit all_of_vector(std::vector<when_all_child<R>> children) noexcept : children_{std::move(children)} {}
+  std::size_t size() const noexcept { return children_.size(); }
   void start(join_counter& counter) {
-    for (auto& one : all_) one.start(counter);
+    for (auto& one : children_) one.start(counter);
   }
   auto take() {
     if constexpr (!std::is_void_v<R>) {
       std::vector<element_t<R>> results;
-      results.reserve(all_.size());
-      for (auto& one : all_) results.push_back(take_element(one));
+      results.reserve(children_.size());
+      for (auto& one : children_) results.push_back(take_element(one));
       return results;
     }
   }
 
 private:
-  std::vector<when_all_child<R>> all_;
+  std::vector<when_all_child<R>> children_;
 };
 
 } // namespace detail
@@ -157,11 +157,11 @@ namespace extend {
 export template <class All> class [[nodiscard]] when_all_awaitable {
 public:
   /// Only when_all() calls it.
-  explicit when_all_awaitable(All children) noexcept : all_{std::move(children)} {}
+  explicit when_all_awaitable(All children) noexcept : children_{std::move(children)} {}
   when_all_awaitable(when_all_awaitable&& other) noexcept
-      : all_{std::move(other.all_)}, used_{std::exchange(other.used_, true)} {}
+      : children_{std::move(other.children_)}, used_{std::exchange(other.used_, true)} {}
   when_all_awaitable& operator=(when_all_awaitable&& other) noexcept {
-    all_ = std::move(other.all_);
+    children_ = std::move(other.children_);
     used_ = std::exchange(other.used_, true);
     return *this;
   }
@@ -170,33 +170,33 @@ public:
   class operation {
   public:
     /// `refused`: whether the when_all_awaitable was awaited before, or moved from.
-    operation(All& children, bool refused) noexcept : all_{children}, point_{children.size()}, refused_{refused} {}
+    operation(All& children, bool refused) noexcept : children_{children}, point_{children.size()}, refused_{refused} {}
     /// Returns whether there is nothing to wait for.
-    bool await_ready() const noexcept { return refused_ || all_.size() == 0; }
+    bool await_ready() const noexcept { return refused_ || children_.size() == 0; }
     /// Starts all children in order on the calling thread. Returns false if all have ended by then.
     bool await_suspend(std::coroutine_handle<> continuation) {
       point_.begin(continuation);
-      all_.start(point_);
+      children_.start(point_);
       return point_.must_wait();
     }
     /// Returns the results, or throws what the comment of when_all says.
     auto await_resume() {
       if (refused_) throw std::logic_error{"gpumem: a when_all was awaited twice, or was moved from"};
       point_.rethrow();
-      return all_.take();
+      return children_.take();
     }
 
   private:
-    All& all_;
+    All& children_;
     detail::all_of point_;
     bool const refused_;
   };
 
   /// Begins the wait.
-  operation operator co_await() noexcept { return {all_, std::exchange(used_, true)}; }
+  operation operator co_await() noexcept { return {children_, std::exchange(used_, true)}; }
 
 private:
-  All all_;
+  All children_;
   bool used_ = false; // whether it was awaited or moved from
 };
 } // namespace extend

@@ -25,7 +25,7 @@ namespace detail {
 class rollback_permission {
 public:
   rollback_permission(services_handle services, holder& work, std::size_t& need) noexcept
-      : from_{services}, work_{work}, need_{need} {
+      : services_{services}, work_{work}, need_{need} {
     work_.allow_rollback();
   }
   rollback_permission(rollback_permission const&) = delete;
@@ -33,12 +33,12 @@ public:
   ~rollback_permission() {
     work_.forbid_rollback();
     need_ = work_.take_need();
-    if (need_ > 0 && from_.table->on_holder_event)
-      from_.table->on_holder_event(from_.state, &work_, holder_event::rolled_back);
+    if (need_ > 0 && services_.table->on_holder_event)
+      services_.table->on_holder_event(services_.state, &work_, holder_event::rolled_back);
   }
 
 private:
-  services_handle from_;
+  services_handle services_;
   holder& work_;
   std::size_t& need_;
 };

@@ -28,7 +28,7 @@ public:
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
-  class device where() noexcept { return where_; }
+  class device where() noexcept { return device_; }
   std::uint64_t dropped_exceptions() const noexcept { return dropped_.load(std::memory_order_relaxed); }
 
 private:
@@ -43,8 +43,8 @@ private:
   expected<void*, failure> call_allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) noexcept;
   void call_deallocate(stream_ref stream, block const& returned) noexcept;
 
-  class device const where_;
-  stream own_; // for calls that have no stream of the caller
+  class device const device_;
+  stream stream_; // for calls that have no stream of the caller
   callback_allocate const allocate_;
   callback_deallocate const deallocate_;
   std::atomic<std::uint64_t> dropped_{0};

@@ -29,10 +29,10 @@ device device_for_stream(memory_location location, std::optional<device> upstrea
 } // namespace
 
 prefetcher::prefetcher(prefetch_options const& options, std::optional<device> upstream)
-    : to_{target(options, upstream)}, own_{device_for_stream(to_, upstream)} {}
+    : location_{target(options, upstream)}, stream_{device_for_stream(location_, upstream)} {}
 
 void prefetcher::move(stream_key const& key, void const* pointer, std::size_t bytes) noexcept {
-  auto const result = enqueue_prefetch(key.is_host() ? own_.key() : key, pointer, bytes, to_);
+  auto const result = enqueue_prefetch(key.is_host() ? stream_.key() : key, pointer, bytes, location_);
   (result == CUDA_SUCCESS ? moved_ : refused_).fetch_add(1, std::memory_order_relaxed);
 }
 

@@ -73,7 +73,7 @@ std::optional<device> owner_of(void const* pointer) {
 
 } // namespace
 
-stream_work::stream_work(stream_ref stream, device home) : home_{home}, scope_{home}, on_{stream} {
+stream_work::stream_work(stream_ref stream, device home) : home_{home}, scope_{home}, stream_{stream} {
   home_.throw_if_lost();
 }
 
@@ -81,17 +81,17 @@ void stream_work::require(CUresult result, char const* call) const { check(home_
 
 // Enqueues a driver call on a stream of the device, in the order of the stream of this object.
 template <class Call> void stream_work::run_at(device device, Call call, char const* text) const {
-  if (device == home_) return require(call(on_.get()), text);
+  if (device == home_) return require(call(stream_.get()), text);
   stream const there{device};
   event before{home_}, after{device};
-  before.record(on_);
+  before.record(stream_);
   before.make_wait(there);
   {
     device_guard const scope{device};
     check(device.interpret(call(there.get())), text);
   }
   after.record(there);
-  after.make_wait(on_);
+  after.make_wait(stream_);
 }
 
 void stream_work::copy(void* destination, void const* origin, std::size_t bytes) const {
@@ -118,20 +118,20 @@ void stream_work::fill(void* target, std::byte value, std::size_t bytes) const {
 }
 
 void stream_work::copy_by_host(void* target, void const* source, std::size_t bytes) const {
-  if (bytes) require(launch(on_.get(), {target, source, {}, bytes}), "cuLaunchHostFunc");
+  if (bytes) require(launch(stream_.get(), {target, source, {}, bytes}), "cuLaunchHostFunc");
 }
 
 void stream_work::fill_by_host(void* target, std::byte value, std::size_t bytes) const {
-  if (bytes) require(launch(on_.get(), {target, nullptr, value, bytes}), "cuLaunchHostFunc");
+  if (bytes) require(launch(stream_.get(), {target, nullptr, value, bytes}), "cuLaunchHostFunc");
 }
 
 void stream_work::wait() const {
   refuse_capture();
-  require(identify(on_, home_).wait_on_host(), "cuStreamSynchronize");
+  require(identify(stream_, home_).wait_on_host(), "cuStreamSynchronize");
 }
 
 void stream_work::refuse_capture() const {
-  if (identify(on_, home_).capturing()) throw acquire_error{failure{outcome::capture_unsupported}};
+  if (identify(stream_, home_).capturing()) throw acquire_error{failure{outcome::capture_unsupported}};
 }
 
 } // namespace gpumem::detail

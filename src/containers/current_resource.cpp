@@ -97,13 +97,13 @@ any_pool set_current_resource(any_pool resource) {
 any_pool reset_current_resource(device device) { return exchange_current(device, std::nullopt); }
 
 scoped_current_resource::scoped_current_resource(device device, any_pool resource)
-    : where_{device}, previous_{set_current_resource(device, std::move(resource))} {}
+    : device_{device}, previous_{set_current_resource(device, std::move(resource))} {}
 
 scoped_current_resource::scoped_current_resource(any_pool resource)
     : scoped_current_resource{device::current(), std::move(resource)} {}
 
 scoped_current_resource::~scoped_current_resource() {
-  if (!detail::forked()) set_current_resource(where_, std::move(previous_));
+  if (!detail::forked()) set_current_resource(device_, std::move(previous_));
 }
 
 } // namespace gpumem

@@ -41,14 +41,14 @@ scoped_use::~scoped_use() {
   try {
     {
       device_guard const scope{used_device_};
-      use_event_.record(used_);
+      use_event_.record(used_stream_);
     }
     device_guard const scope{home_device_};
     use_event_.make_wait(home_);
   } catch (...) {
     // No event could order the streams: the device is lost, a handle is dead, or both are default streams of different
     // devices. The only order left is to wait for the used stream on the host.
-    wait_for(used_, used_device_);
+    wait_for(used_stream_, used_device_);
   }
 }
 
@@ -59,7 +59,7 @@ void allocation::swap(allocation& other) noexcept {
   alignment_log2_ = other.alignment_log2_;
   other.bytes_ = bytes;
   other.alignment_log2_ = log2;
-  std::swap(from_, other.from_);
+  std::swap(services_, other.services_);
   std::swap(timeline_, other.timeline_);
   std::swap(stream_, other.stream_);
 }
@@ -74,7 +74,7 @@ void* allocation::release() noexcept {
 void allocation::free(stream_key const& key) noexcept {
   if (!data_) return;
   auto* const data = std::exchange(data_, nullptr);
-  if (driver_alive()) from_.table->deallocate_keyed(from_.state, &key, data, bytes_, alignment());
+  if (driver_alive()) services_.table->deallocate_keyed(services_.state, &key, data, bytes_, alignment());
   bytes_ = 0;
   drop();
 }
@@ -90,16 +90,16 @@ void allocation::reset(stream_ref stream) {
 }
 
 device allocation::where() const {
-  if (!from_.table) detail::throw_moved_from("allocation");
-  auto const home = detail::device_of(from_);
+  if (!services_.table) detail::throw_moved_from("allocation");
+  auto const home = detail::device_of(services_);
   return home ? *home : device::current();
 }
 
 // Identifies a stream whose work is to use the block. Throws if the stream's device may not.
 stream_key allocation::user(stream_ref stream) const {
   auto const key = identify(stream, where());
-  if (!detail::serves_stream(from_, key))
-    throw detail::rule_error{broken_rule::unopened_device, detail::name_of(from_)};
+  if (!detail::serves_stream(services_, key))
+    throw detail::rule_error{broken_rule::unopened_device, detail::name_of(services_)};
   return key;
 }
 

@@ -101,7 +101,7 @@ void completion_wait::prepare() {
 
 bool completion_wait::add_wait() {
   sync::lock const in_order{queue_->mutex};
-  where_ = target_.record_event(recorded_);
+  point_ = target_.record_event(recorded_);
   registered_ = true;
   auto const answer = queue_->home().add_wait(*this);
   if (answer == reactor::answer::armed) return true;
@@ -139,7 +139,7 @@ void completion_wait::return_event() noexcept {
   auto* const event = std::exchange(recorded_, nullptr);
   if (!event) return;
   give_event(event);
-  where_.timeline->release();
+  point_.timeline->release();
 }
 
 void completion_wait::finish() {

@@ -57,7 +57,7 @@ void poll_queue::remove(pending_wait& point) noexcept {
 poll_request poll_queue::begin_poll() noexcept {
   polled_oldest_ = waits_.first();
   polled_newest_ = waits_.last();
-  return {this, polled_oldest_->where_.event, polled_newest_->where_.event};
+  return {this, polled_oldest_->point_.event, polled_newest_->point_.event};
 }
 
 // If the newest event is complete, all events before it are complete too. An error goes only to the oldest wait.
@@ -376,7 +376,7 @@ void reactor::deliver(completed_waits& completed) noexcept {
   armed_ -= completed.size();
   sync::scoped_unlock const meanwhile{mutex_};
   while (auto* const point = completed.pop()) {
-    publish(point->where_, point->result_);
+    publish(point->point_, point->result_);
     point->complete(device_.interpret(point->result_));
   }
 }

@@ -17,7 +17,7 @@ void all_of::child_failed(std::exception_ptr error) noexcept {
 
 std::coroutine_handle<> all_of::child_finished() noexcept {
   auto const continuation = continuation_; // read first: *this may be destroyed once the last child has counted down
-  if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) return continuation;
+  if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) return continuation;
   return std::noop_coroutine();
 }
 

@@ -39,7 +39,7 @@ class device where_checked(class device device) {
 } // namespace
 
 callback_state::callback_state(class device device, callback_allocate allocate, callback_deallocate deallocate)
-    : source_state{"callback_resource", largest_alignment}, where_{where_checked(device)}, own_{device},
+    : source_state{"callback_resource", largest_alignment}, device_{where_checked(device)}, stream_{device},
       allocate_{required(std::move(allocate), "allocate")}, deallocate_{required(std::move(deallocate), "deallocate")} {
 }
 
@@ -72,17 +72,17 @@ expected<void*, failure> callback_state::allocate_memory(stream_key const& key, 
     given = call_allocate(stream_ref{key.handle()}, bytes, alignment);
     return CUDA_SUCCESS;
   });
-  if (result != CUDA_SUCCESS) return unexpected<failure>{refusal_of(where_.interpret(result), bytes)};
+  if (result != CUDA_SUCCESS) return unexpected<failure>{refusal_of(device_.interpret(result), bytes)};
   return given;
 }
 
 expected<void*, failure> callback_state::allocate_ready(std::size_t bytes, std::size_t alignment) noexcept {
-  auto const given = call_allocate(own_, bytes, alignment);
+  auto const given = call_allocate(stream_, bytes, alignment);
   if (!given) return given;
-  auto const waited = call_on(where_, [&] { return driver().stream_synchronize(own_.get()); });
+  auto const waited = call_on(device_, [&] { return driver().stream_synchronize(stream_.get()); });
   if (waited == CUDA_SUCCESS) return given;
-  call_deallocate(own_, {*given, bytes, bytes, alignment, stream_key::host()});
-  return unexpected<failure>{refusal_of(where_.interpret(waited), bytes)};
+  call_deallocate(stream_, {*given, bytes, bytes, alignment, stream_key::host()});
+  return unexpected<failure>{refusal_of(device_.interpret(waited), bytes)};
 }
 
 // The user's functions may make driver calls, which belong to no graph. Without relaxed_capture, such a call would
@@ -91,13 +91,13 @@ expected<void*, failure> callback_state::call_allocate(stream_ref stream, std::s
                                                        std::size_t alignment) noexcept {
   void* result = nullptr;
   try {
-    where_.require();
-    device_guard const scope{where_};
+    device_.require();
+    device_guard const scope{device_};
     relaxed_capture const mode;
     result = allocate_(stream, bytes, alignment);
   } catch (...) {
     auto const why = current_failure(bytes);
-    if (why.code != 0) where_.interpret(static_cast<CUresult>(why.code)); // marks the device as lost, if it is
+    if (why.code != 0) device_.interpret(static_cast<CUresult>(why.code)); // marks the device as lost, if it is
     return unexpected<failure>{why};
   }
   if (!result) return unexpected<failure>{failure{outcome::exhausted, 0, bytes}};
@@ -107,30 +107,30 @@ expected<void*, failure> callback_state::call_allocate(stream_ref stream, std::s
 }
 
 void callback_state::call_deallocate(stream_ref stream, block const& returned) noexcept {
-  if (where_.lost()) return;
+  if (device_.lost()) return;
   try {
-    device_guard const scope{where_};
+    device_guard const scope{device_};
     relaxed_capture const mode;
     deallocate_(stream, returned.base, returned.bytes, returned.alignment);
   } catch (...) { dropped_.fetch_add(1, std::memory_order_relaxed); }
 }
 
 bool callback_state::free_in_order(stream_key const& key, block const& returned) noexcept {
-  if (where_.lost()) return true;
+  if (device_.lost()) return true;
   auto const on = usable_handle(key);
   if (!on || !key.has_handle()) return free_after_wait(key, returned);
   auto const result = call_on_stream(key, *on, [&] {
     call_deallocate(stream_ref{key.handle()}, returned);
     return CUDA_SUCCESS;
   });
-  return !capture_forbids(where_.interpret(result));
+  return !capture_forbids(device_.interpret(result));
 }
 
 bool callback_state::free_memory(block const& returned) noexcept {
-  call_deallocate(own_, returned);
+  call_deallocate(stream_, returned);
   return true;
 }
 
-void callback_state::mark_lost(stream_key const&, CUresult error) noexcept { where_.mark_lost(error); }
+void callback_state::mark_lost(stream_key const&, CUresult error) noexcept { device_.mark_lost(error); }
 
 } // namespace gpumem::detail

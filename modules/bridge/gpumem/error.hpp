@@ -107,11 +107,11 @@ public:
   /// Makes the text of what() from the failure.
   explicit acquire_error(failure const& failure) : acquire_error{failure, describe(failure)} {}
   /// Uses `text` as the text of what().
-  acquire_error(failure const& failure, std::string const& text) : std::runtime_error{text}, why_{failure} {}
+  acquire_error(failure const& failure, std::string const& text) : std::runtime_error{text}, failure_{failure} {}
   /// Returns the outcome of the request.
-  outcome reason() const noexcept { return why_.reason; }
+  outcome reason() const noexcept { return failure_.reason; }
   /// Returns the outcome, its code and the requested bytes.
-  failure const& why() const noexcept { return why_; }
+  failure const& why() const noexcept { return failure_; }
 
 private:
   static std::string describe(failure const& failure) {
@@ -122,7 +122,7 @@ private:
                                               : text;
   }
 
-  failure why_;
+  failure failure_;
 };
 
 } // namespace gpumem
