@@ -36,7 +36,7 @@ namespace detail {
 // request gets, and the bin counts the block.
 class bin : public grant_hook {
 public:
-  bin(std::size_t size, bool allocates_inside) noexcept : size{size}, inside_{allocates_inside} {}
+  bin(std::size_t size, bool allocates_inside) noexcept : size{size}, allocates_inside_{allocates_inside} {}
   virtual ~bin() = default;
   bin(bin const&) = delete;
   bin& operator=(bin const&) = delete;
@@ -66,7 +66,7 @@ public:
   std::size_t index() const noexcept { return index_; }
   services_handle const& services() const noexcept { return calls_.get(); }
   // Returns whether the chunks of this bin are blocks of the upstream.
-  bool is_inside() const noexcept { return inside_; }
+  bool is_inside() const noexcept { return allocates_inside_; }
   bool admit(waiter& item) noexcept;
   bool cancel(waiter& item) noexcept;
   // Records a use. Returns false if the block is no live block of the bin's resource, or if that resource records no
@@ -87,7 +87,7 @@ private:
   }
 
   aligned_services calls_;
-  bool const inside_;
+  bool const allocates_inside_;
   shared_state* owner_ = nullptr; // counts the live blocks
   std::size_t index_ = 0;
   std::atomic<bool> late_{true}; // added after the first request: other bins may have live blocks of its sizes

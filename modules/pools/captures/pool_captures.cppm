@@ -55,7 +55,7 @@ private:
   friend class intrusive_list<open_capture>;
 
   state_ptr<graph_memory> const memory_;
-  pool_captures& in_;
+  pool_captures& captures_;
   stream_key const key_;
   list_links<open_capture> links_;
 };

@@ -49,7 +49,7 @@ public:
   /// Keeps references to all arguments.
   free_path(pool_parts& parts, shard_frees& frees, deferred_frees& deferred, waiting_requests const& requests,
             progress_monitor& monitor, request_queue& queue) noexcept
-      : parts_{parts}, frees_{frees}, deferred_{deferred}, waiting_{requests}, monitor_{monitor}, queue_{queue},
+      : parts_{parts}, frees_{frees}, deferred_{deferred}, requests_{requests}, monitor_{monitor}, queue_{queue},
         events_{parts} {}
 
   /// Returns whether a thread's cache may hold the block. Reads the block without a lock, since only the owner of a
@@ -98,7 +98,7 @@ private:
   pool_parts& parts_;
   shard_frees& frees_;
   deferred_frees& deferred_;
-  waiting_requests const& waiting_;
+  waiting_requests const& requests_;
   progress_monitor& monitor_;
   request_queue& queue_;
   free_events events_;

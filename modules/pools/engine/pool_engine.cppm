@@ -182,7 +182,7 @@ private:
   pool_parts parts_;
   shard_frees frees_;
   deferred_frees deferred_;
-  waiting_requests waiting_;
+  waiting_requests requests_;
   progress_monitor monitor_;
   request_queue queue_;
   request_passes request_passes_;

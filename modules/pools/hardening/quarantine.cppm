@@ -72,7 +72,7 @@ private:
 
   guard_layout const layout_;
   bool const by_host_;
-  std::optional<stream> own_; // for copies, and for fills that no stream of a caller can do
+  std::optional<stream> copy_stream_; // for copies, and for fills that no stream of a caller can do
   std::optional<pinned_resource> pinned_;
   char* staging_ = nullptr;
   std::size_t staging_bytes_ = 0;
@@ -83,7 +83,8 @@ private:
   std::size_t bytes_ = 0;
   std::size_t sent_bytes_ = 0;
   std::size_t staged_ = 0; // number of bytes of the staging memory in use
-  // An epoch of `own_`: once it is complete, all copies of `sent_` have ended. 0: no epoch is recorded for them yet.
+  // An epoch of `copy_stream_`: once it is complete, all copies of `sent_` have ended. 0: no epoch is recorded for them
+  // yet.
   epoch sent_until_ = 0;
 };
 

@@ -80,10 +80,12 @@ public:
 
   /// Makes sure that `count` more blocks can be inserted. Throws std::bad_alloc.
   inline void reserve(std::size_t count) {
-    while (used_ + count > current_.load(std::memory_order_relaxed)->max_used) [[unlikely]]
+    while (used_entries_ + count > current_.load(std::memory_order_relaxed)->max_used) [[unlikely]]
       rebuild();
   }
-  inline void insert(block& added) noexcept { used_ += insert_in(*current_.load(std::memory_order_relaxed), added); }
+  inline void insert(block& added) noexcept {
+    used_entries_ += insert_in(*current_.load(std::memory_order_relaxed), added);
+  }
   inline void erase(block const& returned) noexcept {
     auto& in = *current_.load(std::memory_order_relaxed);
     in.entries[returned.table_slot].store(erased, std::memory_order_relaxed);
@@ -147,7 +149,7 @@ private:
   inline void reclaim(table& table, std::size_t i) noexcept {
     for (; table.entries[i].load(std::memory_order_relaxed) == erased; i = (i - 1) & table.mask) {
       table.entries[i].store(never_used, std::memory_order_relaxed);
-      --used_;
+      --used_entries_;
     }
   }
   void rebuild();
@@ -155,7 +157,7 @@ private:
   block_metadata const& metadata_;
   std::vector<std::unique_ptr<table>> tables_;
   std::atomic<table*> current_{nullptr};
-  alignas(64) std::size_t used_ = 0; // entries in use or erased; not on a cache line that other threads read
+  alignas(64) std::size_t used_entries_ = 0; // entries in use or erased; not on a cache line that other threads read
 };
 
 } // namespace gpumem::detail

@@ -17,7 +17,7 @@ export class size_bins {
 public:
   inline size_bins() noexcept {
     heads_.fill(&end_);
-    used_.back() = 1;
+    used_bins_.back() = 1;
   }
   static constexpr unsigned steps_log2 = 6;
   static constexpr unsigned exact_bins = 2u << steps_log2;
@@ -39,14 +39,14 @@ public:
     block.next = head;
     head->bin_link = &block.next;
     head = &block;
-    used_[bin / word_bits] |= std::uint64_t{1} << bin % word_bits;
+    used_bins_[bin / word_bits] |= std::uint64_t{1} << bin % word_bits;
     used_words_ |= std::uint64_t{1} << bin / word_bits;
   }
   inline void remove(block& block) noexcept {
     block.next->bin_link = block.bin_link;
     *block.bin_link = block.next;
     std::uint64_t const emptied = heads_[block.bin] == &end_;
-    auto& word = used_[block.bin / word_bits];
+    auto& word = used_bins_[block.bin / word_bits];
     word &= ~(emptied << block.bin % word_bits);
     used_words_ &= ~(std::uint64_t{word == 0} << block.bin / word_bits);
   }
@@ -87,21 +87,21 @@ private:
   // Returns the first bin from `first` on that is not empty; bin_count if all are empty.
   inline unsigned next_used(unsigned first) const noexcept {
     auto const word = first / word_bits;
-    auto const rest = used_[word] & (~std::uint64_t{0} << first % word_bits);
+    auto const rest = used_bins_[word] & (~std::uint64_t{0} << first % word_bits);
     auto const beyond = static_cast<unsigned>(std::countr_zero((used_words_ & (~std::uint64_t{1} << word)) | sentinel));
     auto const none = 0 - static_cast<unsigned>(rest == 0); // all bits set or none: a mask in place of a branch
     auto const next = word ^ ((word ^ beyond) & none);
-    auto const bits = rest | (used_[beyond] & (0 - std::uint64_t{rest == 0}));
+    auto const bits = rest | (used_bins_[beyond] & (0 - std::uint64_t{rest == 0}));
     return next * word_bits + static_cast<unsigned>(std::countr_zero(bits));
   }
   block* search(unsigned first, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept;
   block* find_in(block* head, std::size_t bytes, std::size_t alignment, std::size_t& offset) const noexcept;
 
   // The code has no branches on the contents of bins, because the processor would mispredict them for random sizes. So
-  // every list ends at the dummy block `end_`, and `used_` has one more word, which always has a bit set.
+  // every list ends at the dummy block `end_`, and `used_bins_` has one more word, which always has a bit set.
   static constexpr std::uint64_t sentinel = std::uint64_t{1} << word_count;
   std::uint64_t used_words_ = sentinel;
-  std::array<std::uint64_t, word_count + 1> used_{};
+  std::array<std::uint64_t, word_count + 1> used_bins_{};
   std::array<block*, bin_count> heads_;
   block end_;
 };
@@ -306,7 +306,7 @@ private:
 
   free_list ready_;
   free_list multi_stream_;
-  std::vector<std::unique_ptr<free_list>> all_;
+  std::vector<std::unique_ptr<free_list>> lists_;
   std::vector<free_list*> single_stream_;
   std::vector<free_list*> spare_;
   std::vector<free_list*> by_stream_; // hash table with open addressing, at least half empty

@@ -25,21 +25,21 @@ public:
   attempt(T result) noexcept : attempt{state::done, result, {}} {}
   attempt(unexpected<failure> const& failure) noexcept : attempt{state::failed, {}, failure.error()} {}
 
-  inline bool is_done() const noexcept { return what_ == state::done; }
-  inline bool must_retry() const noexcept { return what_ == state::retry; }
-  inline bool has_failed() const noexcept { return what_ == state::failed; }
+  inline bool is_done() const noexcept { return state_ == state::done; }
+  inline bool must_retry() const noexcept { return state_ == state::retry; }
+  inline bool has_failed() const noexcept { return state_ == state::failed; }
   /// Called only if is_done().
-  inline T value() const noexcept { return found_; }
+  inline T value() const noexcept { return value_; }
   /// Called only if has_failed().
-  inline failure const& error() const noexcept { return why_; }
+  inline failure const& error() const noexcept { return failure_; }
 
 private:
   enum class state : std::uint8_t { done, retry, failed };
-  attempt(state state, T result, failure const& failure) noexcept : what_{state}, found_{result}, why_{failure} {}
+  attempt(state state, T result, failure const& failure) noexcept : state_{state}, value_{result}, failure_{failure} {}
 
-  state what_;
-  T found_;
-  failure why_;
+  state state_;
+  T value_;
+  failure failure_;
 };
 
 /// Where a borrower wants pages of the pool.

@@ -169,30 +169,30 @@ private:
 export class [[clang::scoped_lockable]] all_shards_lock {
 public:
   inline explicit all_shards_lock(shard_list& shards) __attribute__((acquire_capability(one_shard, all_shards)))
-      : of_{shards} {
-    of_.lock_all();
+      : list_{shards} {
+    list_.lock_all();
   }
   all_shards_lock(all_shards_lock const&) = delete;
   all_shards_lock& operator=(all_shards_lock const&) = delete;
-  [[clang::release_capability]] inline ~all_shards_lock() { of_.unlock_all(); }
+  [[clang::release_capability]] inline ~all_shards_lock() { list_.unlock_all(); }
 
 private:
-  shard_list& of_;
+  shard_list& list_;
 };
 
 /// Unlocks all shards for a scope, in functions that are called with the locks held.
 export class [[clang::scoped_lockable]] all_shards_unlock {
 public:
   inline explicit all_shards_unlock(shard_list& shards) __attribute__((release_capability(one_shard, all_shards)))
-      : of_{shards} {
-    of_.unlock_all();
+      : list_{shards} {
+    list_.unlock_all();
   }
   all_shards_unlock(all_shards_unlock const&) = delete;
   all_shards_unlock& operator=(all_shards_unlock const&) = delete;
-  [[clang::release_capability]] inline ~all_shards_unlock() { of_.lock_all(); }
+  [[clang::release_capability]] inline ~all_shards_unlock() { list_.lock_all(); }
 
 private:
-  shard_list& of_;
+  shard_list& list_;
 };
 
 /// Lets requests wait until no evicted block is left. A thread cache evicts a block to make room. Until the cache's

@@ -34,7 +34,7 @@ public:
   };
 
   pressure_call(observer& pool, executor& executor, function free_some) noexcept
-      : pool_{pool}, where_{executor}, free_some_{std::move(free_some)} {}
+      : pool_{pool}, executor_{executor}, free_some_{std::move(free_some)} {}
 
   /// Posts a run to the executor. Called without the lock, after pressure_list::begin_next() has returned this object.
   void post() noexcept;
@@ -49,7 +49,7 @@ private:
   void resume() noexcept override;
 
   observer& pool_;
-  executor& where_;
+  executor& executor_;
   function free_some_;
 
   // Changed under the locks of all shards.

@@ -123,7 +123,7 @@ export class progress_monitor {
 public:
   /// Keeps references to both arguments.
   progress_monitor(pool_parts& parts, waiting_requests& requests) noexcept
-      : stall{parts.options.stall_timeout}, parts_{parts}, waiting_{requests} {}
+      : stall{parts.options.stall_timeout}, parts_{parts}, requests_{requests} {}
 
   pressure_list pressure __attribute__((guarded_by(all_shards)));
   stall_detector stall __attribute__((guarded_by(all_shards)));
@@ -160,7 +160,7 @@ private:
   }
 
   pool_parts& parts_;
-  waiting_requests& waiting_;
+  waiting_requests& requests_;
   bool look_is_due_ __attribute__((guarded_by(all_shards))) = false; // something has changed since the last look
   bool work_was_pending_ __attribute__((guarded_by(all_shards))) =
       false; // whether streams still used free memory at the last poll
@@ -175,7 +175,7 @@ export class request_queue {
 public:
   /// Keeps references to all arguments.
   request_queue(pool_parts& parts, shard_frees& frees, waiting_requests& requests, progress_monitor& monitor) noexcept
-      : parts_{parts}, frees_{frees}, waiting_{requests}, monitor_{monitor} {}
+      : parts_{parts}, frees_{frees}, requests_{requests}, monitor_{monitor} {}
 
   /// The outcome of a request that asks to wait.
   enum class waiting : std::uint8_t {
@@ -224,7 +224,7 @@ public:
   /// each other for ever.
   template <class Free>
   [[clang::requires_capability(one_shard, all_shards)]] void return_part(Free free_part) noexcept {
-    waiting_.count_returned_parts(parts_.requests.without_counting(free_part));
+    requests_.count_returned_parts(parts_.requests.without_counting(free_part));
   }
 
 private:
@@ -238,7 +238,7 @@ private:
 
   pool_parts& parts_;
   shard_frees& frees_;
-  waiting_requests& waiting_;
+  waiting_requests& requests_;
   progress_monitor& monitor_;
   waiter const* multi_part_ __attribute__((guarded_by(all_shards))) =
       nullptr; // the request of several parts that has a turn now; null: none
@@ -251,7 +251,7 @@ public:
   /// Keeps references to all arguments.
   request_passes(pool_parts& parts, deferred_frees& deferred, waiting_requests& requests, progress_monitor& monitor,
                  request_queue& queue) noexcept
-      : parts_{parts}, deferred_{deferred}, waiting_{requests}, monitor_{monitor}, queue_{queue} {
+      : parts_{parts}, deferred_{deferred}, requests_{requests}, monitor_{monitor}, queue_{queue} {
     deadlock_monitor::get().add(*this);
   }
   ~request_passes() { deadlock_monitor::get().remove(*this); }
@@ -274,7 +274,7 @@ private:
 
   pool_parts& parts_;
   deferred_frees& deferred_;
-  waiting_requests& waiting_;
+  waiting_requests& requests_;
   progress_monitor& monitor_;
   request_queue& queue_;
 };

@@ -39,12 +39,11 @@ void append(std::vector<page_run>& runs, page_run const& next) {
 
 // Joins adjacent ranges whose uses are complete. With `reuse_policy::ordered` memory stays with the streams that freed
 // it, so this does nothing until the pool is closed.
-void idle_pages::coalesce_complete(address_range& addresses) {
-  if (!addresses.mapped || (parts_.options.cross_stream == reuse_policy::ordered && !parts_.closed)) return;
+void idle_pages::coalesce_complete(address_range& range) {
+  if (!range.mapped || (parts_.options.cross_stream == reuse_policy::ordered && !parts_.closed)) return;
   auto const complete = [gone = parts_.device_gone()](block const& each) { return gone || each.uses.completed(); };
-  for (auto* at = addresses.mapped->last; at; at = at->lower) {
-    if (at->is_free() && !at->uses.empty() && complete(*at))
-      at = &addresses.shard->ranges.free_ranges().mark_complete(*at);
+  for (auto* at = range.mapped->last; at; at = at->lower) {
+    if (at->is_free() && !at->uses.empty() && complete(*at)) at = &range.shard->ranges.free_ranges().mark_complete(*at);
   }
 }
 

@@ -89,11 +89,11 @@ void pool_captures::close(open_capture& capture) noexcept {
 
 open_capture::open_capture(pool_captures& captures, void const* pool, graph_memory& memory, stream_ref stream,
                            std::optional<device> device)
-    : memory_{&memory}, in_{captures}, key_{identify_for_capture(stream, device)} {
+    : memory_{&memory}, captures_{captures}, key_{identify_for_capture(stream, device)} {
   if (!memory.upstream().is(pool))
     throw std::invalid_argument{"gpumem: the upstream of a capture scope's graph memory must be the pool itself"};
-  in_.memories().add(memory);
-  in_.open(*this);
+  captures_.memories().add(memory);
+  captures_.open(*this);
   key_.timeline().retain();
   timeline_registry::instance().begin_asking();
 }
@@ -103,7 +103,7 @@ open_capture::~open_capture() {
   if (forked()) return;
   timeline_registry::instance().end_asking();
   key_.timeline().release();
-  in_.close(*this);
+  captures_.close(*this);
 }
 
 } // namespace gpumem::detail

@@ -145,7 +145,7 @@ free_result free_path::free_with_all_locks(free_call const& call) noexcept {
   if (parts_.caches.budget_exhausted()) frees_.flush_thread_caches();
   queue_.wake_next(waiters);
   monitor_.schedule_look(); // now waiting work may hold all memory
-  return waiting_.is_pool_unused() ? free_result::last : free_result::done;
+  return requests_.is_pool_unused() ? free_result::last : free_result::done;
 }
 
 // Frees a block that a thread cache has evicted. Returns `last` if the pool has no handle, live block or request any
@@ -171,7 +171,7 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
   frees_.free_cached_block(cached);
   parts_.evictions.notify();
   queue_.wake_next(waiters);
-  return waiting_.is_pool_unused() ? free_result::last : free_result::done;
+  return requests_.is_pool_unused() ? free_result::last : free_result::done;
 }
 
 [[gnu::always_inline]] void free_path::finish_free(block& returned, free_call const& call, pool_shard& shard) noexcept {

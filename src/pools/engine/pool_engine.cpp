@@ -73,9 +73,9 @@ expected<exported_page, failure> page_calls::export_page(void const* pointer) {
 
 pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options)
     : parts_{std::move(upstream), std::move(options), release_}, frees_{parts_}, deferred_{parts_, frees_},
-      waiting_{parts_, deferred_}, monitor_{parts_, waiting_}, queue_{parts_, frees_, waiting_, monitor_},
-      request_passes_{parts_, deferred_, waiting_, monitor_, queue_},
-      free_path_{parts_, frees_, deferred_, waiting_, monitor_, queue_}, allocator_{parts_, frees_},
+      requests_{parts_, deferred_}, monitor_{parts_, requests_}, queue_{parts_, frees_, requests_, monitor_},
+      request_passes_{parts_, deferred_, requests_, monitor_, queue_},
+      free_path_{parts_, frees_, deferred_, requests_, monitor_, queue_}, allocator_{parts_, frees_},
       out_of_memory_{parts_, frees_, allocator_},
       allocate_path_{parts_, frees_, deferred_, queue_, allocator_, out_of_memory_}, uses_{parts_, deferred_},
       pages_{parts_, queue_}, statistics_{parts_, frees_, queue_},
@@ -229,7 +229,7 @@ bool pool_engine::drop_last_handle() noexcept {
   all_shards_lock const lock{parts_.shards};
   parts_.mode.set_no_handles();
   refuse_requests(waiters);
-  return waiting_.is_pool_unused();
+  return requests_.is_pool_unused();
 }
 
 void pool_engine::close() noexcept { release_.close(); }

@@ -50,7 +50,7 @@ template <class List, class Take> void for_each_complete(List& blocks, Take take
 quarantine::quarantine(std::optional<device> device, bool by_host, guard_layout const& layout)
     : layout_{layout}, by_host_{by_host} {
   if (by_host) return;
-  own_.emplace(*device);
+  copy_stream_.emplace(*device);
   pinned_.emplace(*device);
   staging_bytes_ = staging_for(layout);
   staging_ = static_cast<char*>(pinned_->allocate_sync(staging_bytes_));
@@ -166,7 +166,7 @@ void quarantine::poison(guarded_block& complete) noexcept {
     if (by_host_) {
       fill_by_host(run, fill_pattern::poison);
     } else {
-      complete.poisoned = fill(own_->key(), run, fill_pattern::poison) && complete.poisoned;
+      complete.poisoned = fill(copy_stream_->key(), run, fill_pattern::poison) && complete.poisoned;
     }
   }
 }
@@ -181,7 +181,7 @@ bool quarantine::send(guarded_block& outgoing) noexcept {
   outgoing.staged = staged_;
   bool copied = true;
   for (auto const& run : runs) {
-    copied = copied && read_back(own_->key(), run, staging_ + staged_);
+    copied = copied && read_back(copy_stream_->key(), run, staging_ + staged_);
     staged_ += run.bytes;
   }
   // If the copy failed, the block leaves the quarantine without a check.
@@ -194,14 +194,14 @@ bool quarantine::send(guarded_block& outgoing) noexcept {
 // Returns an epoch of the quarantine's own stream. When the epoch is complete, all work enqueued on the stream before
 // this call is complete.
 epoch quarantine::record_epoch() noexcept {
-  auto& timeline = own_->key().timeline();
+  auto& timeline = copy_stream_->key().timeline();
   auto const recorded = timeline.record_later(timeline.handle());
   return recorded ? recorded : timeline.current_epoch();
 }
 
 void quarantine::finish_sending(list& list) noexcept {
   if (!sent_.first) return;
-  auto const key = own_->key();
+  auto const key = copy_stream_->key();
   poll({&key.timeline(), sent_until_}, nullptr);
   if (!key.timeline().completed(sent_until_)) return;
   while (sent_.first) {
@@ -240,7 +240,7 @@ std::vector<stream_timeline*> quarantine::streams_in_use(bool without_event) con
       add(each->granted_use);
     }
   }
-  if (sent_.first) add({&own_->key().timeline(), sent_until_});
+  if (sent_.first) add({&copy_stream_->key().timeline(), sent_until_});
   std::ranges::sort(timelines, {}, &stream_timeline::index);
   auto const [first, last] = std::ranges::unique(timelines);
   timelines.erase(first, last);
@@ -252,9 +252,9 @@ std::vector<stream_timeline*> quarantine::streams_in_use(bool without_event) con
 void quarantine::fill_guards_alone(guarded_block& fresh) noexcept {
   fresh.guards_filled = true;
   for (auto const& run : fresh.guards(layout_))
-    fresh.guards_filled = fill(own_->key(), run, fill_pattern::guard) && fresh.guards_filled;
+    fresh.guards_filled = fill(copy_stream_->key(), run, fill_pattern::guard) && fresh.guards_filled;
   fresh.only_guards_filled = true;
-  fresh.granted_use = {&own_->key().timeline(), record_epoch()};
+  fresh.granted_use = {&copy_stream_->key().timeline(), record_epoch()};
 }
 
 } // namespace gpumem::detail

@@ -86,10 +86,10 @@ void block_table::rebuild() {
   auto const& old = *current_.load(std::memory_order_relaxed);
   tables_.reserve(tables_.size() + 1);
   auto next = std::make_unique<table>(2 * (old.mask + 1));
-  used_ = 0;
+  used_entries_ = 0;
   for (std::size_t i = 0; i <= old.mask; ++i) {
     auto const one = old.entries[i].load(std::memory_order_relaxed);
-    if (one > erased) used_ += insert_in(*next, block_of(one));
+    if (one > erased) used_entries_ += insert_in(*next, block_of(one));
   }
   current_.store(next.get(), std::memory_order_release);
   tables_.push_back(std::move(next));

@@ -44,7 +44,7 @@ block* size_bins::search(unsigned first, std::size_t bytes, std::size_t alignmen
 std::size_t size_bins::largest() const noexcept {
   if (empty()) return 0;
   auto const word = word_bits - 1 - static_cast<unsigned>(std::countl_zero(used_words_ ^ sentinel));
-  auto const bin = word * word_bits + word_bits - 1 - static_cast<unsigned>(std::countl_zero(used_[word]));
+  auto const bin = word * word_bits + word_bits - 1 - static_cast<unsigned>(std::countl_zero(used_bins_[word]));
   std::size_t largest = 0;
   for (auto const* each = heads_[bin]; each != &end_; each = each->next) largest = std::max(largest, each->bytes);
   return largest;
@@ -119,8 +119,8 @@ void free_lists::refill(std::size_t spares) {
   constexpr std::size_t min_lists = 64;
   if (single_stream_.size() >= min_lists) reclaim();
   while (spare_.size() < spares) {
-    auto const capacity = all_.size() + 1;
-    all_.reserve(capacity);
+    auto const capacity = lists_.size() + 1;
+    lists_.reserve(capacity);
     single_stream_.reserve(capacity);
     spare_.reserve(capacity);
     if (2 * capacity > by_stream_.size()) {
@@ -129,8 +129,8 @@ void free_lists::refill(std::size_t spares) {
       mask_ = by_stream_.size() - 1;
       for (auto* const each : single_stream_) index(*each);
     }
-    all_.push_back(std::make_unique<free_list>());
-    spare_.push_back(all_.back().get());
+    lists_.push_back(std::make_unique<free_list>());
+    spare_.push_back(lists_.back().get());
   }
 }
 

@@ -24,8 +24,8 @@ thread_local pressure_call const* running = nullptr;
 } // namespace
 
 void pressure_call::post() noexcept {
-  bool const needs_flush = where_.needs_flush();
-  auto& where = where_;
+  bool const needs_flush = executor_.needs_flush();
+  auto& where = executor_;
   where.post(*this); // another thread may run and destroy this object immediately
   if (needs_flush) where.flush();
 }
@@ -57,7 +57,7 @@ void pressure_call::end() noexcept {
   sync::lock const lock{mutex_};
   if (running == this) ended_ = true;
   if (!self_ || ended_) return;
-  if (where_.try_cancel(*this)) {
+  if (executor_.try_cancel(*this)) {
     self_ = nullptr;
     return;
   }

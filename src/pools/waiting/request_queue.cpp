@@ -106,9 +106,9 @@ std::optional<outcome> request_queue::refusal_at_admission(allocation_request co
   if (request.key.queues() == queueing::admitted) return std::nullopt;
   if (request.key.queues() == queueing::behind) return outcome::exhausted;
   all_shards_lock const lock{parts_.shards};
-  if (!waiting_.queue.may_be_overtaken() || waiting_.rounded(request.requested) > waiting_.headroom())
+  if (!requests_.queue.may_be_overtaken() || requests_.rounded(request.requested) > requests_.headroom())
     return outcome::exhausted;
-  waiting_.queue.count_overtaking();
+  requests_.queue.count_overtaking();
   monitor_.stall.count_grant();
   return std::nullopt;
 }
@@ -116,20 +116,20 @@ std::optional<outcome> request_queue::refusal_at_admission(allocation_request co
 void request_queue::wake_next(woken_waiters& waiters) noexcept {
   auto const may = [this](waiter const& item) {
     assert_all_shards_held();
-    if (waiting_.refusal(item)) return true;
+    if (requests_.refusal(item)) return true;
     if (item.has_parts() && multi_part_) return false; // only one request of several parts at a time
-    return (item.seen_changes() != waiting_.change_count(item) && waiting_.fits(item)) ||
-           waiting_.waits_for_nothing(item);
+    return (item.seen_changes() != requests_.change_count(item) && requests_.fits(item)) ||
+           requests_.waits_for_nothing(item);
   };
-  while (auto* const next = waiting_.queue.next_for_turn(may)) {
-    if (!waiting_.refusal(*next)) waiting_.queue.count_overtaking(next);
+  while (auto* const next = requests_.queue.next_for_turn(may)) {
+    if (!requests_.refusal(*next)) requests_.queue.count_overtaking(next);
     give_turn(*next, waiters);
   }
 }
 
 void request_queue::wake_ended(woken_waiters& waiters) noexcept {
-  for (auto* at = waiting_.queue.first(); at; at = waiter_list::after(*at)) {
-    if (!waiter_list::has_turn(*at) && waiting_.refusal(*at)) give_turn(*at, waiters);
+  for (auto* at = requests_.queue.first(); at; at = waiter_list::after(*at)) {
+    if (!waiter_list::has_turn(*at) && requests_.refusal(*at)) give_turn(*at, waiters);
   }
 }
 
@@ -139,13 +139,13 @@ void request_queue::give_turn(waiter& item, woken_waiters& waiters) noexcept {
 }
 
 void request_queue::take_turn(waiter& item) noexcept {
-  waiting_.queue.give_turn(item, waiting_.rounded(item));
+  requests_.queue.give_turn(item, requests_.rounded(item));
   if (item.has_parts()) multi_part_ = &item;
 }
 
 request_queue::turn request_queue::new_turn(waiter const& item) noexcept {
   monitor_.update_work_pending();
-  return {waiting::turn, waiting_.change_count(item)};
+  return {waiting::turn, requests_.change_count(item)};
 }
 
 // Parks a request (adds it to the queue) so that it misses no free. While requests are parked, all frees look at the
@@ -157,7 +157,7 @@ request_queue::turn request_queue::begin_turn(waiter& item) noexcept {
   {
     woken_waiters waiters;
     all_shards_lock const lock{parts_.shards};
-    auto const ends = waiting_.refusal(item);
+    auto const ends = requests_.refusal(item);
     if (!ends) return park(item, waiters);
     reason = *ends;
     if (waiter_list::holds(item)) last = remove(item, waiters);
@@ -173,8 +173,8 @@ failure request_queue::failure_of(waiter const& item, outcome reason) const noex
 // Parks the request, or gives it a turn.
 request_queue::turn request_queue::park(waiter& item, woken_waiters& waiters) noexcept {
   if (waiter_list::holds(item)) return new_turn(item);
-  bool const first = waiting_.queue.empty();
-  if (!waiting_.queue.park(item)) return {waiting::answered};
+  bool const first = requests_.queue.empty();
+  if (!requests_.queue.park(item)) return {waiting::answered};
   parts_.passes.restart_waiting();
   if (!first) {
     monitor_.pressure.on_park();
@@ -198,7 +198,7 @@ request_queue::turn request_queue::end_turn(waiter& item, turn const& turn, expe
     woken_waiters waiters;
     all_shards_lock const lock{parts_.shards};
     if (!result && may_wait_after(result.error())) {
-      auto const ends = item.cancelled() ? std::optional{item.refusal()} : waiting_.refusal(item);
+      auto const ends = item.cancelled() ? std::optional{item.refusal()} : requests_.refusal(item);
       if (ends) {
         result = unexpected<failure>{failure_of(item, *ends)};
       } else if (auto const again = wait_again(item, turn, waiters); again.what != waiting::answered) {
@@ -221,28 +221,28 @@ request_queue::turn request_queue::wait_again(waiter& item, turn const& turn, wo
   // A request of several parts asks for several blocks. If one is refused, it gives the others back, which in a
   // hardened pool would count as changes. So there changes do not count for such a request.
   bool const counts_changes = !(parts_.options.hardened.enabled && item.has_parts());
-  if (!counts_changes) monitor_.stall.disregard(waiting_.change_count(item) - turn.since);
-  bool const changed = counts_changes && waiting_.change_count(item) != turn.since;
-  if (changed && waiting_.fits(item)) return new_turn(item);
+  if (!counts_changes) monitor_.stall.disregard(requests_.change_count(item) - turn.since);
+  bool const changed = counts_changes && requests_.change_count(item) != turn.since;
+  if (changed && requests_.fits(item)) return new_turn(item);
   end_turn_of(item);
   // If the pool's limit leaves room for the request, the upstream must have refused it, having fewer bytes left.
-  auto const bytes = waiting_.rounded(item);
+  auto const bytes = requests_.rounded(item);
   bool const upstream_full = parts_.chunks.headroom() >= bytes + item.alignment();
   if (upstream_full && !item.has_parts() && !item.asks_for_turn())
-    waiting_.set_upstream_limit(parts_.chunks.reserved() + bytes - granule);
-  if (waiting_.waits_for_nothing(item)) {
+    requests_.set_upstream_limit(parts_.chunks.reserved() + bytes - granule);
+  if (requests_.waits_for_nothing(item)) {
     ++parts_.shards.shard_of_thread().counts.failures;
     return {waiting::answered};
   }
   if (item.seen_changes() == 0) monitor_.pressure.on_park();
-  item.set_seen_changes(counts_changes ? turn.since : waiting_.change_count(item));
+  item.set_seen_changes(counts_changes ? turn.since : requests_.change_count(item));
   wake_next(waiters);
   monitor_.schedule_poll();
   return {waiting::parked};
 }
 
 void request_queue::end_turn_of(waiter& item) noexcept {
-  waiting_.queue.end_turn(item, waiting_.fits(item));
+  requests_.queue.end_turn(item, requests_.fits(item));
   if (multi_part_ == &item) multi_part_ = nullptr;
 }
 
@@ -250,13 +250,13 @@ expected<void*, failure> request_queue::may_go_on(waiter const& item) noexcept {
   all_shards_lock const lock{parts_.shards};
   // An attempt of a hardened pool gets the quarantined memory. A request for a turn makes none.
   bool const tries = parts_.options.hardened.enabled && item.has_parts();
-  if (tries || waiting_.fits(item) || (item.asks_for_turn() && waiting_.waits_for_nothing(item))) return nullptr;
+  if (tries || requests_.fits(item) || (item.asks_for_turn() && requests_.waits_for_nothing(item))) return nullptr;
   return unexpected<failure>{failure{outcome::exhausted, 0, item.bytes()}};
 }
 
 bool request_queue::is_too_large(waiter const& item) noexcept {
   all_shards_lock const lock{parts_.shards};
-  return waiting_.refusal(item) == outcome::too_large;
+  return requests_.refusal(item) == outcome::too_large;
 }
 
 bool request_queue::cancel(waiter& item, bool& last) noexcept {
@@ -268,13 +268,13 @@ bool request_queue::cancel(waiter& item, bool& last) noexcept {
 }
 
 bool request_queue::remove(waiter& item, woken_waiters& waiters) noexcept {
-  waiting_.queue.remove(item);
+  requests_.queue.remove(item);
   if (multi_part_ == &item) multi_part_ = nullptr;
-  if (waiting_.queue.empty()) static_cast<void>(waiting_.clear_upstream_limit());
-  if (waiting_.queue.empty() && parts_.requests.has_waiting()) parts_.requests.set_waiting(false);
+  if (requests_.queue.empty()) static_cast<void>(requests_.clear_upstream_limit());
+  if (requests_.queue.empty() && parts_.requests.has_waiting()) parts_.requests.set_waiting(false);
   wake_next(waiters);
   monitor_.schedule_poll();
-  return waiting_.is_pool_unused();
+  return requests_.is_pool_unused();
 }
 
 namespace {
@@ -307,7 +307,7 @@ std::string waiter_text(waiter const& item, sync::time_point now) {
 
 waiting_statistics request_queue::read_statistics() noexcept {
   all_shards_lock const lock{parts_.shards};
-  return waiting_.queue.read_statistics();
+  return requests_.queue.read_statistics();
 }
 
 std::string request_queue::describe(waiting_place const& place, std::size_t live) {
@@ -318,7 +318,7 @@ std::string request_queue::describe(waiting_place const& place, std::size_t live
   std::size_t requests = 0, outside = live;
   {
     all_shards_lock const lock{parts_.shards};
-    for (auto const* at = waiting_.queue.first(); at; at = waiter_list::after(*at)) {
+    for (auto const* at = requests_.queue.first(); at; at = waiter_list::after(*at)) {
       ++requests;
       lines += "\ngpumem:   " + waiter_text(*at, now);
       for (auto const* unit = at->holder(); unit; unit = unit->parent()) asking.push_back(unit);

@@ -53,10 +53,10 @@ bool progress_monitor::is_work_pending() const noexcept {
 
 waiter* progress_monitor::next_to_poll_for() const noexcept {
   if (!parts_.requests.has_waiting()) return nullptr;
-  if (parts_.options.hardened.enabled || waiting_.has_deferred_frees()) return waiting_.queue.next_waiting();
-  return waiting_.queue.next_for_turn([this](waiter const& item) {
+  if (parts_.options.hardened.enabled || requests_.has_deferred_frees()) return requests_.queue.next_waiting();
+  return requests_.queue.next_for_turn([this](waiter const& item) {
     assert_all_shards_held();
-    return waiting_.fits(item);
+    return requests_.fits(item);
   });
 }
 
@@ -64,13 +64,13 @@ bool progress_monitor::needs_poll() noexcept {
   auto const* const next = next_to_poll_for();
   if (!next) return false;
   bool const open = update_work_pending();
-  return parts_.options.hardened.enabled || waiting_.has_deferred_frees() ||
-         waiting_.change_count(*next) != next->seen_changes() || open;
+  return parts_.options.hardened.enabled || requests_.has_deferred_frees() ||
+         requests_.change_count(*next) != next->seen_changes() || open;
 }
 
 void progress_monitor::schedule_look() noexcept {
-  bool const waits = waiting_.queue.has_holders() || holder::any_marked();
-  if (!parts_.requests.has_waiting() || waiting_.queue.set_aside() > 0 || !waits) return;
+  bool const waits = requests_.queue.has_holders() || holder::any_marked();
+  if (!parts_.requests.has_waiting() || requests_.queue.set_aside() > 0 || !waits) return;
   look_is_due_ = true;
   parts_.passes.schedule();
 }
@@ -79,7 +79,7 @@ bool progress_monitor::needs_pass() noexcept { return needs_poll() || look_is_du
 
 void progress_monitor::schedule_stall_check() noexcept {
   if (parts_.requests.has_waiting() && stall.enabled())
-    parts_.passes.schedule_at(stall.stalls_at(waiting_.frees_of_others()));
+    parts_.passes.schedule_at(stall.stalls_at(requests_.frees_of_others()));
 }
 
 void progress_monitor::schedule_poll() noexcept {
@@ -92,24 +92,24 @@ void progress_monitor::schedule_poll() noexcept {
 // While a growth or a pressure callback is in progress, or while a poll may find memory for the first request, the
 // request may go on without a free.
 place_state progress_monitor::state(waiter const& first) noexcept {
-  place_state now{waiting_.queue, parts_.live_bytes(), waiting_.headroom(), waiting_.rounded(first)};
-  now.fits = waiting_.fits(first);
-  bool const tries = now.fits && (waiting_.change_count(first) != first.seen_changes() ||
+  place_state now{requests_.queue, parts_.live_bytes(), requests_.headroom(), requests_.rounded(first)};
+  now.fits = requests_.fits(first);
+  bool const tries = now.fits && (requests_.change_count(first) != first.seen_changes() ||
                                   reuse_rules::may_complete(parts_.everywhere()));
   bool const in_change = parts_.backend.growing() || parts_.backend.is_releasing();
   if (in_change) schedule_look(); // for the case that the request gets nothing from that
-  now.may_go_on = tries || in_change || waiting_.has_deferred_frees() || pressure.pending();
-  now.has_stalled = stall.has_stalled(waiting_.frees_of_others());
+  now.may_go_on = tries || in_change || requests_.has_deferred_frees() || pressure.pending();
+  now.has_stalled = stall.has_stalled(requests_.frees_of_others());
   return now;
 }
 
 // Returns the bytes that the waiting requests lack. If enough bytes are free for all requests, the bytes lie in pieces.
 // Then the result is the size of the first request.
 std::size_t progress_monitor::wanted() const noexcept {
-  auto const* const first = waiting_.queue.next_waiting();
+  auto const* const first = requests_.queue.next_waiting();
   if (!first || !parts_.requests.has_waiting()) return 0;
-  auto const could_have = waiting_.headroom();
-  auto const waiting = waiting_.queue.waiting_bytes();
+  auto const could_have = requests_.headroom();
+  auto const waiting = requests_.queue.waiting_bytes();
   return waiting > could_have ? waiting - could_have : first->bytes();
 }
 
@@ -144,7 +144,7 @@ void request_passes::end_deadlocks() noexcept {
 void request_passes::show(visitor& visitor) noexcept {
   if (!parts_.requests.has_waiting()) return;
   all_shards_lock const lock{parts_.shards};
-  auto const* const first = waiting_.queue.next_waiting();
+  auto const* const first = requests_.queue.next_waiting();
   if (first && parts_.requests.has_waiting()) visitor.see(monitor_.state(*first));
 }
 
@@ -173,7 +173,7 @@ void request_passes::poll() noexcept {
   monitor_.update_work_pending();
   bool const counts_changes = !parts_.options.hardened.enabled && parts_.options.cross_stream != reuse_policy::ordered;
   auto* const next = monitor_.next_to_poll_for();
-  if (!next || (counts_changes && waiting_.change_count(*next) == next->seen_changes())) return;
+  if (!next || (counts_changes && requests_.change_count(*next) == next->seen_changes())) return;
   if (counts_changes) parts_.passes.restart_waiting();
   if (!counts_changes) next->set_seen_changes(0);
   if (parts_.options.hardened.enabled) queue_.give_turn(*next, waiters); // its attempt empties the quarantine
@@ -203,7 +203,7 @@ void request_passes::remove_pressure_call(pressure_call& item) noexcept {
 std::size_t request_passes::begin_pressure(pressure_call& call) noexcept {
   all_shards_lock const lock{parts_.shards};
   auto const bytes = monitor_.wanted();
-  monitor_.pressure.on_begin(call, bytes, waiting_.change_count());
+  monitor_.pressure.on_begin(call, bytes, requests_.change_count());
   return bytes;
 }
 
@@ -212,8 +212,8 @@ std::size_t request_passes::begin_pressure(pressure_call& call) noexcept {
 void request_passes::end_pressure(pressure_call& call, std::size_t freed_bytes) noexcept {
   woken_waiters waiters;
   all_shards_lock const lock{parts_.shards};
-  monitor_.pressure.on_end(call, freed_bytes, waiting_.change_count());
-  if (freed_bytes > 0 && waiting_.clear_upstream_limit()) {
+  monitor_.pressure.on_end(call, freed_bytes, requests_.change_count());
+  if (freed_bytes > 0 && requests_.clear_upstream_limit()) {
     parts_.requests.count_change();
     queue_.wake_next(waiters);
   }
