@@ -33,7 +33,7 @@ char const* text_of(broken_rule rule) noexcept;
 inline constexpr char const* unidentified_stream = "a stream that cannot be identified; its handle may be dead";
 
 // An exception that says which rule of the interface a caller has broken. It keeps the rule, so that the exception can
-// be converted into a failure and back. `where` is the resource or the call that the text names; null for none.
+// be converted into a failure and back. `function` is the resource or the call that the text names; null for none.
 export class rule_error final : public std::invalid_argument {
 public:
   explicit rule_error(broken_rule rule, char const* function = nullptr);
