@@ -42,6 +42,7 @@ TEST_F(program, writes_an_object_for_each_trace_and_resource) {
   for (auto const& object : all) {
     EXPECT_EQ(object["failures"], 0) << object;
     EXPECT_EQ(object["peak_live_bytes"], 3 << 20) << object;
+    EXPECT_EQ(object["peak_reserved_bytes_by_pass"].size(), object["warm_passes"].get<std::size_t>() + 1) << object;
     EXPECT_GT(object["utilization"], 0.0) << object;
     EXPECT_LE(object["utilization"], 1.0) << object;
     EXPECT_EQ(object["operations_per_pass_and_thread"], 5) << object;
@@ -229,6 +230,7 @@ TEST_F(program, peer_libraries_run_with_kernels_and_at_the_recorded_pace) {
     EXPECT_GE(all[1]["peak_reserved_bytes"], 3 << 20);
     for (auto const& object : all) {
       EXPECT_EQ(object["peak_live_bytes"], 3 << 20) << object;
+      EXPECT_EQ(object["peak_reserved_bytes_by_pass"].size(), object["warm_passes"].get<std::size_t>() + 1) << object;
       EXPECT_EQ(object["failures"], 0) << object;
     }
   }

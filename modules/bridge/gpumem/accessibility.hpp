@@ -1,5 +1,5 @@
-// Asks a resource of any library at run time whether it is empty, and, from CCCL 3.4 on, which processors can access its
-// memory.
+// Asks a resource of any library at run time whether it is empty, and, from CCCL 3.4 on, which processors can access
+// its memory.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
