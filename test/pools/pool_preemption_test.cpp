@@ -113,8 +113,9 @@ TEST_F(pool_preemption, higher_limit_makes_younger_work_hold_enough) {
     EXPECT_EQ(first.ended(), outcome::granted);
     EXPECT_EQ(rolled_back, 1);
   };
-  expect_preemption(pool_resource{device, {.limit = 100 * MiB}});
-  expect_preemption(gpumem::limiting_adaptor{pool_resource{device}, {.limit = 100 * MiB}});
+  // With another effort, passes look at surplus pages.
+  expect_preemption(pool_resource{device, {.limit = 100 * MiB, .effort = 1}});
+  expect_preemption(gpumem::limiting_adaptor{pool_resource{device, {.effort = 1}}, {.limit = 100 * MiB}});
 }
 
 TEST_F(pool_preemption, destroyed_victim_is_replaced_by_another) {
