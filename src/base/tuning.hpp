@@ -111,10 +111,6 @@ inline constexpr std::size_t limit_page_fraction = 4096;
 /// A page is worth moving if it has at least this many quarters of the usual page size.
 /// Utilization: half -.096 to +.014, double -.078 to -.006.
 inline constexpr std::size_t min_moved_quarters = 3;
-/// Before a thread makes new pages, it can wait for the work of its own stream, so that pages that this work uses can
-/// move. It waits only if such pages replace at least this part of the bytes of the new pages.
-/// Utilization: no change.
-inline constexpr std::size_t own_work_fraction = 2;
 /// A shard gets a further address range once its newest one has fewer addresses than this many times the shard's bytes.
 /// Utilization: -.013 to +.004 beside one range of the largest size from the start.
 inline constexpr std::size_t addresses_per_byte = 64;

@@ -166,7 +166,8 @@ bool page_backend::wait_for_own_work(allocation_request const& request) {
   return true;
 }
 
-// Returns the number of pages that can move once the stream's work is complete; 0 if they are too few to wait for.
+// Returns the number of pages that can move once the stream's work is complete; 0 if they would replace less than half
+// of the new pages' bytes.
 std::size_t page_backend::pages_in_use_by(stream_timeline const& stream, allocation_request const& request) {
   auto const plan = parts_.growth.plan(request, growing_shard(request), false);
   if (!plan) return 0;
@@ -177,7 +178,7 @@ std::size_t page_backend::pages_in_use_by(stream_timeline const& stream, allocat
   auto const idle = idle_pages::bytes(idle_.find(query));
   query.in_use_by = &stream;
   auto const found = idle_.find(query);
-  return idle_pages::bytes(found) >= idle + plan->bytes / tuning::own_work_fraction ? idle_pages::count(found) : 0;
+  return idle_pages::bytes(found) >= idle + plan->bytes / 2 ? idle_pages::count(found) : 0;
 }
 
 placement page_backend::move_at_limit(allocation_request const& request) {
