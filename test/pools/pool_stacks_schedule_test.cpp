@@ -237,8 +237,7 @@ TEST(pool_stacks_schedule, every_request_ends_and_none_without_need) {
     std::printf("%10llu %s\n", static_cast<unsigned long long>(times), what.c_str());
   if (seeds.alone() || HasFatalFailure()) return;
   // Whether a request stalls also depends on when the library's thread looks.
-  for (auto const* what : {"rolls back", "nests", "asks for several", "has all"})
-    EXPECT_GT(sum[what], 0u) << what;
+  for (auto const* what : {"rolls back", "nests", "asks for several", "has all"}) EXPECT_GT(sum[what], 0u) << what;
 }
 
 } // namespace
