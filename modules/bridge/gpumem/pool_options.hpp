@@ -57,10 +57,10 @@ struct pool_options {
   /// the pool reserves the least. A moved page is charged with the time that pages took lately, at first with 40 us.
   /// The pool starts without saved time, and saves unspent time, 50 ms at most. A pause of 100 to 200 ms or more
   /// without a call earns no time. While no time is left the pool makes new pages of about 6 MiB, and does not move
-  /// free ones. Within a second the library's thread then unmaps the same number of bytes of free pages, unless they
-  /// are used again. Smaller new pages are charged too, and so are pages that the thread unmaps while the pool works.
-  /// Calls that ask the driver for completed work of other streams take at most the same share of the time, or 1/16 if
-  /// that is more.
+  /// free ones. In the next pause the library's thread unmaps the same number of bytes of free pages, unless they are
+  /// used again. While calls come, it unmaps them as far as saved time pays. Smaller new pages are charged too, and so
+  /// are pages that the thread unmaps while the pool works. Calls that ask the driver for completed work of other
+  /// streams take at most the same share of the time, or 1/16 if that is more.
   ///
   /// If only the stream of the request still uses free pages, `allocate` waits for that work before the pool makes new
   /// pages. These waits are charged too. While several threads use shards of their own, pages move there only with an

@@ -42,8 +42,8 @@ namespace {
 
 // The pause between two looks of the library thread at a pool. With a fifth of it, traces with short gaps earned too
 // little time for moves: utilization changed by -.01 to +.00.
-constexpr sync::duration look_pause = 2 * tuning::max_move_burst;
-// The longest time for which a look unmaps surplus pages: a caller that grows the pool meanwhile waits.
+sync::duration const look_pause = 2 * tuning::max_move_burst;
+// About the longest time for which a look unmaps surplus pages: a caller that grows the pool meanwhile waits.
 constexpr std::chrono::microseconds longest_release{200};
 
 } // namespace
@@ -439,9 +439,9 @@ void page_backend::look(std::uint64_t calls) noexcept {
   if (paused && surplus_ == 0) next_look_.reset();
 }
 
-// Unmaps surplus pages, for at most `longest_release`. While the pool
-// works, the saved time pays for them, since callers may soon need them again. Surplus pages that are no longer idle
-// are in use, and count no more. Returns the bytes that it has unmapped.
+// Unmaps surplus pages, for about `longest_release` at most, but at least one. While the pool works, the saved time
+// pays for them, since callers may soon need them again. Surplus pages that are no longer idle are in use, and count no
+// more. Returns the bytes that it has unmapped.
 std::size_t page_backend::release_surplus(bool paused) noexcept {
   parts_.lock.wait();
   try {
