@@ -104,6 +104,16 @@ TEST_F(pass_timer_test, pass_due_soon_replaces_a_late_one) {
   EXPECT_EQ(count, 1) << "the late one is withdrawn";
 }
 
+TEST_F(pass_timer_test, earliest_of_late_passes_runs) {
+  auto const begin = now();
+  for (auto const deadline : {80ms, 20ms, 40ms}) passes.schedule_at(begin + deadline);
+  sleep_for(200ms);
+  EXPECT_EQ(count, 1);
+  ASSERT_TRUE(at);
+  EXPECT_GE(*at, begin + 20ms);
+  EXPECT_LT(*at, begin + 21ms);
+}
+
 TEST_F(pass_timer_test, withdrawn_pass_does_not_run) {
   EXPECT_TRUE(passes.cancel()) << "nothing is posted";
   passes.schedule();

@@ -236,6 +236,18 @@ TEST_F(pool_policy, pages_move_once_the_pool_has_worked) {
   }
 }
 
+// Below a limit pages are small, so that one growth makes far more of them than are free of charge.
+TEST_F(pool_policy, growth_by_many_small_pages_takes_no_time_that_is_not_saved) {
+  pool r{device, {.limit = 4096 * MiB}, slow_pages(40us)};
+  auto* const most = r.allocate(a, 1536 * MiB);
+  auto const blocks = scatter(r, a);
+  auto const before = r.statistics().reserved;
+  work(r, a, blocks[4], 300ms);
+  auto* const large = r.allocate(a, 8 * MiB);
+  EXPECT_EQ(r.statistics().reserved, before) << "pages move";
+  for (auto* const each : {most, large, blocks[1], blocks[3], blocks[4]}) r.deallocate(a, each);
+}
+
 // Each round moves four pages or two. The saved time pays for 1,250 pages, less the polls and some new pages.
 TEST_F(pool_policy, pages_move_until_the_time_budget_is_used) {
   constexpr int most = 1250 / 4, least = 1250 / 12;

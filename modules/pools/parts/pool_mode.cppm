@@ -68,7 +68,7 @@ public:
   /// Posts a pass after a pause. The pause grows with each pass that found no change for a waiting request. If no
   /// request waits, it grows with each pass that found memory still in use.
   [[clang::requires_capability(all_shards)]] void schedule() noexcept;
-  /// Posts a pass for `deadline`, or for a millisecond from now if that is later.
+  /// Posts a pass for `deadline`, or for a millisecond from now if that is later. An earlier one that is posted stays.
   [[clang::requires_capability(all_shards)]] void schedule_at(sync::time_point deadline) noexcept;
   /// Cancels a posted pass. Returns false if a pass runs or is about to run.
   [[clang::requires_capability(all_shards)]] bool cancel() noexcept;
@@ -89,12 +89,13 @@ public:
   [[clang::requires_capability(all_shards)]] bool gives_up() const noexcept { return gives_up_; }
 
 private:
-  [[clang::requires_capability(all_shards)]] bool may_post(bool soon) noexcept;
+  [[clang::requires_capability(all_shards)]] void post(sync::time_point time, bool late) noexcept;
 
   timer& pass_;
   admission const& requests_;
   bool queued_ __attribute__((guarded_by(all_shards))) = false;
   bool late_ __attribute__((guarded_by(all_shards))) = false; // whether an earlier pass may replace the posted one
+  sync::time_point posted_for_ __attribute__((guarded_by(all_shards)));
   bool running_ __attribute__((guarded_by(all_shards))) = false;
   bool gives_up_ __attribute__((guarded_by(all_shards))) = true; // until the first restart_idle()
   // The pauses grow with passes that found no change for a waiting request, and with passes that found memory in use.

@@ -280,7 +280,7 @@ expected<block*, failure> page_backend::map(growth_plan const& plan, stream_uses
   auto const pages = into.pages() - std::min(before, into.pages());
   if (!loan) { // its pages may be larger, and then cost more
     price_.add(spent, pages);
-    charge_moves(pages - std::min(pages, unpaid));
+    charge_moves(std::min(pages - std::min(pages, unpaid), affordable_pages()));
   }
   return accept(*plan.in, made, uses);
 }

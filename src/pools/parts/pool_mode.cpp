@@ -41,13 +41,14 @@ pass_timer::pass_timer(timer& pass, admission const& requests) noexcept
 void pass_timer::count_idle(bool open) noexcept { gives_up_ = !open || idle_pause_.count() >= 1000; }
 
 void pass_timer::schedule() noexcept {
-  if (!may_post(true)) return;
+  if (queued_ && !late_) return;
   auto const pause = (requests_.has_waiting() ? waiting_pause_ : idle_pause_).next();
-  start_timer(pass_, sync::now() + pause);
+  post(sync::now() + pause, false);
 }
 
 void pass_timer::schedule_at(sync::time_point deadline) noexcept {
-  if (may_post(false)) start_timer(pass_, std::max(deadline, sync::now() + tuning::max_pass_pause));
+  if (queued_ && !late_) return;
+  post(std::max(deadline, sync::now() + tuning::max_pass_pause), true);
 }
 
 bool pass_timer::cancel() noexcept {
@@ -60,14 +61,14 @@ void pass_timer::begin_pass() noexcept {
   running_ = true;
 }
 
-// Returns whether the caller must post a pass, because none is posted. A pass that is due soon first cancels a posted
-// late pass.
-bool pass_timer::may_post(bool soon) noexcept {
-  if (!driver_alive() || (queued_ && !(soon && late_ && try_cancel_timer(pass_)))) return false;
+// Posts a pass, unless one is posted that must stay: each but a late one for a later time.
+void pass_timer::post(sync::time_point time, bool late) noexcept {
+  if (!driver_alive() || (queued_ && !(late_ && time < posted_for_ && try_cancel_timer(pass_)))) return;
   queued_ = true;
-  late_ = !soon;
+  late_ = late;
+  posted_for_ = time;
   process_is_exiting(); // the first call registers a function that will note the exit of the process
-  return true;
+  start_timer(pass_, time);
 }
 
 // On the fast path a call takes the lock of one shard or none. It is off under memory pressure, beyond the release
