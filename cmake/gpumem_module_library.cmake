@@ -180,7 +180,8 @@ function(gpumem_add_module_library name)
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_compile_options(${name} PRIVATE "$<BUILD_INTERFACE:-Wthread-safety>" "$<BUILD_INTERFACE:${GPUMEM_TLS_OPTIONS}>"
     ${GPUMEM_PREFIX_MAPS})
-  target_include_directories(${name} PRIVATE "$<BUILD_INTERFACE:${GPUMEM_TUNING_FOLDER}>")
+  target_include_directories(${name} PRIVATE "$<BUILD_INTERFACE:${GPUMEM_TUNING_FOLDER}>"
+    "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>")
   target_compile_definitions(${name} PRIVATE GPUMEM_BUILT_VERSION=${GPUMEM_BUILT_VERSION})
   # For gpumem_c and for users' shared libraries. In programs the linker removes the indirections.
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)

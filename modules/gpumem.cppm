@@ -31,6 +31,7 @@ export import :holder;
 export import :waiter;
 export import :deadlock_monitor;
 export import :shared_state;
+export import :memory_watcher;
 export import :pointer_set;
 export import :services;
 export import :aligned_services;

@@ -157,6 +157,7 @@ private:
   }
 
   void add(gpumem::extend::trace_record const& record) {
+    if (record.action > gpumem::extend::trace_action::allocate_failure) return; // no call
     if (record.action == gpumem::extend::trace_action::allocate_failure) {
       ++plan_.recorded_failures;
     } else if (record.pointer == 0 && record.bytes == 0) {

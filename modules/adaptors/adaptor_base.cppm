@@ -10,6 +10,7 @@ import :cuda;
 import :device;
 import :error;
 import :holder;
+import :memory_watcher;
 import :misuse;
 import :resource;
 import :services;
@@ -60,6 +61,9 @@ public:
   }
   bool serves_stream(stream_key const& key) const noexcept { return detail::serves_stream(calls_.get(), key); }
   std::size_t trim(std::size_t keep) { return table().trim(state(), keep); }
+  bool watch_memory(memory_watcher& watcher, bool begin) {
+    return table().watch_memory && table().watch_memory(state(), &watcher, begin);
+  }
   std::optional<statistics> read_statistics() { return statistics_from(calls_.get()); }
   char const* resource_name() noexcept { return name_of(calls_.get()); }
 
@@ -119,6 +123,10 @@ public:
     requires trimmable_state<state_type>
   {
     return state_->trim(keep);
+  }
+  bool watch_memory(memory_watcher& watcher, bool begin) {
+    if constexpr (requires { state_->watch_memory(watcher, begin); }) return state_->watch_memory(watcher, begin);
+    return false;
   }
   auto read_statistics()
     requires reporting_state<state_type>
@@ -232,6 +240,8 @@ public:
   {
     return upstream_.trim(keep);
   }
+  /// Begins or ends to tell the watcher of the upstream's memory. Returns whether the upstream tells watchers.
+  bool watch_memory(detail::memory_watcher& watcher, bool begin) { return upstream_.watch_memory(watcher, begin); }
   /// Returns the upstream's statistics.
   auto read_statistics()
     requires requires(link& upstream) { upstream.read_statistics(); }

@@ -9,10 +9,13 @@ module;
 export module gpumem:logging_adaptor;
 import :adaptor_base;
 import :cuda;
+import :error;
+import :memory_watcher;
 import :std;
 import :stream;
 import :sync;
 import :trace;
+import :waiter;
 
 namespace gpumem::detail {
 
@@ -69,6 +72,9 @@ export enum class log_format : std::uint8_t {
 export struct logging_options {
   log_format format = log_format::csv; ///< text or binary rows
   bool auto_flush = false;             ///< whether each row is written to the sinks and flushed immediately
+  /// The number of rows of a binary log to keep in memory, 40 bytes each; 0: all go to the sinks. The log writes the
+  /// newest ones when a request fails, and at flush().
+  std::size_t keep_last = 0;
 };
 
 namespace extend {
@@ -98,7 +104,10 @@ namespace detail {
 // threads stay whole. In a binary log up to 64 threads first write to rings (ring buffers) of their own, from which the
 // rows are moved to the fixed buffer. A thread has no ring if it is not among these 64, if the host has no memory for a
 // ring, or while the thread ends. A thread without a ring writes to the fixed buffer.
-class allocation_log {
+//
+// Rows of memory that the pool gets or gives back lie in a list of their own. The lock of that list is held for moments
+// only: a thread that tells a watcher may hold what a sink needs that calls the pool.
+class allocation_log final : public memory_watcher {
 public:
   allocation_log(std::vector<log_sink> sinks, logging_options options);
   ~allocation_log();
@@ -106,19 +115,34 @@ public:
   allocation_log& operator=(allocation_log const&) = delete;
 
   // Does nothing in a call from inside a sink, while this thread writes to the sinks.
-  void write(trace_action action, stream_key const& key, void const* pointer, std::size_t bytes) noexcept;
+  void write(trace_action action, stream_key const& key, void const* pointer, std::size_t bytes,
+             served_by served = served_by::unknown) noexcept;
   // Writes all rows to the sinks and flushes them. Returns false if a sink has failed, now or earlier.
   bool flush() noexcept;
+  // Writes all rows if the log keeps its last rows in memory.
+  inline void show_kept() noexcept {
+    if (options_.keep_last > 0) flush();
+  }
+  inline bool binary() const noexcept { return options_.format == log_format::binary; }
+  void on_mapped(void const* base, std::size_t bytes) noexcept override;
+  void on_unmapping(void const* base, std::size_t bytes) noexcept override;
+  void on_moved(void const* source, void const* target, std::size_t bytes) noexcept override;
 
 private:
   static constexpr unsigned max_rings = 64;
 
-  void write_binary(trace_record const& record) noexcept;
+  void write_binary(binary_trace_row const& row) noexcept;
+  void write_memory(trace_action action, void const* pointer, std::size_t bytes, void const* source) noexcept;
+  std::uint64_t ticks() const noexcept;
   log_ring* ring_of_thread() noexcept;
   sync::duration passed() const noexcept;
   void append(std::string_view row) noexcept __attribute__((requires_capability(mutex_)));
   void take_rows(log_ring& ring) noexcept __attribute__((requires_capability(mutex_)));
   void drain() noexcept __attribute__((requires_capability(mutex_)));
+  void add_clock_row() noexcept __attribute__((requires_capability(mutex_)));
+  void keep(std::string_view rows) noexcept __attribute__((requires_capability(mutex_)));
+  void write_kept() noexcept __attribute__((requires_capability(mutex_)));
+  void write_to_sinks(std::string_view text) noexcept __attribute__((requires_capability(mutex_)));
   bool flush_sinks() noexcept __attribute__((requires_capability(mutex_)));
   bool writes_here() const noexcept;
 
@@ -126,32 +150,83 @@ private:
   logging_options const options_;
   std::uint64_t const began_; // time of the construction, in microseconds since midnight
   sync::time_point const began_at_;
+  bool const counts_cycles_; // the times of rows are the processor's count of cycles, which takes less than the clock
   sync::mutex mutex_;
   std::string gathered_ __attribute__((guarded_by(mutex_)));
   bool failed_ __attribute__((guarded_by(mutex_))) = false;
+  bool has_header_ __attribute__((guarded_by(mutex_))) = false; // the sinks have it
+  std::uint64_t last_clock_ __attribute__((guarded_by(mutex_))) = 0;
+  std::vector<binary_trace_row> kept_ __attribute__((guarded_by(mutex_))); // a ring of `keep_last` rows
+  std::size_t kept_rows_ __attribute__((guarded_by(mutex_))) = 0;          // since the last time that they were written
+  sync::mutex memory_mutex_;
+  std::vector<binary_trace_row> memory_rows_ __attribute__((guarded_by(memory_mutex_)));
+  bool lost_memory_row_ __attribute__((guarded_by(memory_mutex_))) = false;
   std::atomic<void const*> writer_{nullptr}; // while a thread writes to the sinks, the address of its `refused_calls`
   std::array<std::atomic<log_ring*>, max_rings> rings_{}; // by thread index; a ring is made at its thread's first row
 };
 
 template <class Upstream> class logging_state final : public adaptor_state<logging_state<Upstream>, Upstream> {
+  using base = adaptor_state<logging_state, Upstream>;
+
 public:
   logging_state(Upstream upstream, std::vector<log_sink> sinks, logging_options options)
-      : adaptor_state<logging_state, Upstream>{std::move(upstream)}, log_{std::move(sinks), options} {}
+      : base{std::move(upstream)}, log_{std::move(sinks), options} {
+    if (log_.binary() && this->watch_memory(log_, true)) usual_ = served_by::thread_cache;
+  }
+  ~logging_state() {
+    if (usual_ == served_by::thread_cache) this->watch_memory(log_, false);
+  }
   allocation_log& log() noexcept { return log_; }
+
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
+    last_served = usual_;
+    return base::try_allocate(key, bytes, alignment);
+  }
+  // A request that comes again after a wait has a mark. One that asks for a turn alone has no rows.
+  bool admit(waiter& item) noexcept
+    requires requires(base& upstream) { upstream.base::admit(item); }
+  {
+    if (log_.binary() && !item.asks_for_turn() && item.add_hook(*this) && !item.has_passed(*this)) {
+      item.mark_passed(*this);
+      write(trace_action::wait, item);
+    }
+    return base::admit(item);
+  }
+  bool cancel_waiter(waiter& item) noexcept
+    requires requires(base& upstream) { upstream.base::cancel_waiter(item); }
+  {
+    bool const cancelled = base::cancel_waiter(item);
+    if (cancelled) on_refusal(item);
+    return cancelled;
+  }
 
 private:
   friend class adaptor_state<logging_state, Upstream>;
+  void write(trace_action action, waiter const& item) noexcept {
+    log_.write(action, key_of(item, item.part(0)), nullptr, item.bytes());
+  }
+  void on_grant(waiter const& item, request_part const& part) noexcept override {
+    last_served = served_by::turn;
+    base::on_grant(item, part);
+  }
+  void on_refusal(waiter& item) noexcept override {
+    if (!log_.binary() || !item.has_passed(*this)) return;
+    write(trace_action::refusal, item);
+    log_.show_kept();
+  }
   void on_granted(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
-    log_.write(trace_action::allocate, key, pointer, bytes);
+    log_.write(trace_action::allocate, key, pointer, bytes, last_served);
   }
   void on_free(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
     log_.write(trace_action::free, key, pointer, bytes);
   }
   void on_failure(stream_key const& key, std::size_t bytes) noexcept {
     log_.write(trace_action::allocate_failure, key, nullptr, bytes);
+    if (key.queues() != queueing::behind) log_.show_kept(); // otherwise the request may wait
   }
 
   allocation_log log_;
+  served_by usual_ = served_by::unknown; // a pool's allocation whose thread does not set `last_served`
 };
 
 } // namespace detail
@@ -163,9 +238,10 @@ private:
 /// after midnight its hours go on from 24. Column Stream is the handle of the stream, 0 for allocate_sync and
 /// deallocate_sync.
 ///
-/// A binary log (log_format::binary) has the same rows; trace_reader sorts them by time. The time per row is little
-/// more than one reading of the clock: 30 ns on a host where that takes 20 ns, 47 ns where it takes 28. Threads do not
-/// wait for each other. Each thread needs 40 KiB of host memory.
+/// A binary log (log_format::binary) has the same rows; trace_reader sorts them by time. Threads do not wait for each
+/// other. Each thread needs 40 KiB of host memory. Over a pool the log also says how each allocation was served, and
+/// has rows of pages and chunks that the pool has at first, gets, moves and gives back. A request that waits has a row
+/// when it begins to wait, and one if it ends without memory.
 ///
 /// Rows reach the sinks when 64 KiB are buffered, at flush(), and when the last handle is gone and the last block is
 /// freed. With auto_flush each row reaches them immediately. A sink may call the adaptor; such calls write no rows. A

@@ -19,6 +19,8 @@ using time_point = std::chrono::time_point<clock, std::chrono::nanoseconds>;
 using duration = std::chrono::nanoseconds;
 
 inline time_point now() noexcept { return clock::now(); }
+/// Whether now() is real time. In the form for tests it is not.
+inline constexpr bool real_time = true;
 
 /// A place at which the form for tests may switch threads. Does nothing here.
 inline void schedule_point() noexcept {}

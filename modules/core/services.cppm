@@ -9,6 +9,7 @@ import :device;
 import :driver;
 import :error;
 import :holder;
+import :memory_watcher;
 import :std;
 import :stream;
 import :waiter;
@@ -295,6 +296,11 @@ template <class Type, resource_state S> constexpr services_table make_table() no
   if constexpr (device_bound_state<S>) {
     table.serves_stream = [](void* s, void const* key) noexcept {
       return static_cast<S*>(s)->serves_stream(*static_cast<stream_key const*>(key));
+    };
+  }
+  if constexpr (requires(S& s, memory_watcher& watcher) { s.watch_memory(watcher, true); }) {
+    table.watch_memory = [](void* s, void* watcher, bool begin) -> bool {
+      return static_cast<S*>(s)->watch_memory(*static_cast<memory_watcher*>(watcher), begin);
     };
   }
   table.trim = [](void* s, std::size_t keep) -> std::size_t {

@@ -5,31 +5,41 @@ module;
 #include <string>
 #include <string_view>
 export module gpumem:trace;
+import :memory_watcher;
 import :std;
 
 /// A binary trace is a header and then rows. Each of them has 40 bytes, and every number is little-endian. The rows of
 /// one thread are in the order of its calls. A stable sort by time puts the rows of all threads in the order of the
 /// calls.
+///
+/// In version 1 the time of a row is in nanoseconds, and there are rows of allocations, frees and failures alone. In
+/// version 2 the time is in ticks. Clock rows have the ticks and the nanoseconds of one moment. The reader computes the
+/// time between two of them, and after the last one, in proportion to the ticks.
 namespace gpumem::detail {
 
 inline constexpr std::array<char, 8> binary_trace_magic{'\x89', 'g', 'p', 'u', 'm', 'e', 'm', '\n'};
-inline constexpr std::uint32_t binary_trace_version = 1;
+inline constexpr std::uint32_t binary_trace_version = 2;
 
 struct binary_trace_header {
   std::array<char, 8> magic = binary_trace_magic;
   std::uint32_t version = binary_trace_version;
   std::uint32_t unused_number = 0;
   std::uint64_t microseconds = 0; // from the midnight before the recording to the time 0 of the rows
-  std::array<std::uint64_t, 2> unused{};
+  std::uint64_t ticks = 0;        // at that time
+  std::uint64_t unused = 0;
 };
 
 struct binary_trace_row {
-  std::uint64_t nanoseconds; // since the time in the header
-  std::uint64_t pointer;
+  std::uint64_t ticks;
+  std::uint64_t pointer; // in a clock row: nanoseconds since the time in the header
   std::uint64_t bytes;
-  std::uint64_t stream;
+  std::uint64_t stream; // in a row of a move: the address of the pages before
   std::uint32_t thread;
-  std::uint32_t action; // a trace_action
+  std::uint8_t action;     // a trace_action, or clock_row
+  std::uint8_t served = 0; // a served_by
+  std::uint16_t unused = 0;
+
+  static constexpr std::uint8_t clock_row = 255;
 };
 
 static_assert(sizeof(binary_trace_header) == sizeof(binary_trace_row));
@@ -44,18 +54,28 @@ template <class Part> std::string_view bytes_in_trace(Part const& part) noexcept
 
 namespace gpumem::extend {
 
-/// The kind of call that a row of a trace records.
-export enum class trace_action : std::uint8_t { allocate, free, allocate_failure };
+/// The kind of a row of a trace. Only binary logs have the rows after allocate_failure.
+export enum class trace_action : std::uint8_t {
+  allocate,
+  free,
+  allocate_failure, ///< an attempt has failed; if the request may wait, further rows tell how it goes on
+  map,              ///< the pool has got the memory at `pointer` from the driver or from its upstream
+  unmap,            ///< the pool gives the memory at `pointer` back
+  move,             ///< the pool has moved pages from the address `stream` to `pointer`
+  wait,             ///< the request begins to wait
+  refusal,          ///< the request that waited ends without memory
+};
 
 /// One row. Pointer and stream are recorded numbers and must not be dereferenced. In the log format a pointer of 0 is
-/// `(nil)`, and a stream of 0 is `0`.
+/// `(nil)`, and a stream of 0 is `0`. Rows of memory that the pool gets or gives back have no stream.
 export struct trace_record {
   std::uint64_t thread = 0;                     ///< number of the calling thread
   std::uint64_t microseconds = 0;               ///< since the midnight before the recording
-  trace_action action = trace_action::allocate; ///< kind of the call
+  trace_action action = trace_action::allocate; ///< kind of the row
   std::uint64_t pointer = 0;                    ///< address of the block; 0 for a failed allocation
   std::uint64_t bytes = 0;                      ///< passed to the call
   std::uint64_t stream = 0;                     ///< passed to the call
+  served_by served = served_by::unknown;        ///< how an allocation was served; binary logs of version 2 say it
 
   bool operator==(trace_record const&) const = default;
 };
@@ -96,7 +116,8 @@ private:
   std::size_t size_ = 0;
 };
 
-/// Returns the formatted row of `record`. Allocates nothing. Any thread.
+/// Returns the formatted row of `record`; an empty row if RMM's format has no such action. Allocates nothing. Any
+/// thread.
 export trace_row format_row(trace_record const& record) noexcept;
 
 /// Reads a whole trace from memory, row by row; its first bytes tell the format. Throws `trace_error` for any line that
@@ -105,7 +126,7 @@ export trace_row format_row(trace_record const& record) noexcept;
 ///
 /// next() returns the rows of a binary trace in the order of their times, so that an allocation comes after an earlier
 /// free of its address. If a row is malformed or cut short, next() returns the rows before it in the file, and then
-/// throws `trace_error`.
+/// throws `trace_error`. It reads versions 1 and 2 of the binary form.
 export class trace_reader {
 public:
   /// Reads `text`; `name` is the file name in errors. The constructor checks the header.
@@ -128,6 +149,7 @@ private:
   void read_header();
   void read_binary_header();
   bool next_binary(trace_record& record);
+  std::uint64_t nanoseconds_at(std::uint64_t ticks) noexcept;
   [[noreturn]] void fail(std::string reason);
 
   std::string text_;
@@ -136,7 +158,14 @@ private:
   std::size_t line_ = 0;
   bool binary_ = false;
   std::uint64_t microseconds_ = 0;   // from midnight to the time 0 of a binary trace
-  std::vector<std::size_t> by_time_; // of a binary trace: where its well-formed rows lie in the text
+  std::uint32_t version_ = 0;        // of a binary trace
+  std::size_t read_end_ = 0;         // of a binary trace: where its well-formed rows end in the text
+  std::vector<std::size_t> by_time_; // of a binary trace: where these rows lie in the text, without clock rows
+  struct moment {
+    std::uint64_t ticks, nanoseconds;
+  };
+  std::vector<moment> clock_; // of a binary trace, by ticks
+  std::size_t passed_ = 0;    // the moment in `clock_` that is the last one before the next row
 };
 
 /// Writes a trace to a std::ostream: the header on construction, then one row for each write(). A failed write sets the
@@ -146,7 +175,7 @@ public:
   /// Writes the header. The std::ostream must outlive the writer.
   explicit trace_writer(std::ostream& output);
 
-  /// Writes a row.
+  /// Writes a row. Does nothing if RMM's format has no such action.
   void write(trace_record const& record);
   /// Flushes the std::ostream.
   void flush();

@@ -11,6 +11,7 @@ import :device;
 import :error;
 import :fixed_size_resource;
 import :holder;
+import :memory_watcher;
 import :misuse;
 import :pointer_set;
 import :resource;
@@ -133,6 +134,7 @@ public:
   // Returns true if one of the bins serves the stream, since a block can come from each.
   bool serves_stream(stream_key const& key) const noexcept;
   std::size_t trim(std::size_t keep);
+  bool watch_memory(memory_watcher& watcher, bool begin);
   statistics read_statistics();
   char const* resource_name() noexcept { return name_of(upstream().services()); }
   bool record_use(void* pointer, stream_ref stream);

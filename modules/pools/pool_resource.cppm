@@ -18,6 +18,7 @@ import :executor;
 import :graph_memory;
 import :hardening;
 import :holder;
+import :memory_watcher;
 import :misuse;
 import :page_store;
 import :pass_through;
@@ -89,6 +90,7 @@ public:
   inline std::optional<class device> where() noexcept { return engine_->where(); }
   inline bool serves_stream(stream_key const& key) noexcept { return engine_->serves(key); }
   std::size_t trim(std::size_t keep);
+  bool watch_memory(memory_watcher& watcher, bool begin);
   std::size_t reserve(std::size_t bytes);
   void set_limit(std::size_t bytes);
   bool add_outside(std::size_t bytes);

@@ -12,6 +12,7 @@ import :cuda_resource;
 import :device;
 import :driver;
 import :error;
+import :memory_watcher;
 import :std;
 
 namespace gpumem {
@@ -151,6 +152,8 @@ public:
 
   inline device where() const noexcept { return device_; }
   inline virtual_pages_options const& options() const noexcept { return options_; }
+  /// Returns the watchers that address ranges tell of pages that they map, unmap and move.
+  inline memory_watchers& watchers() noexcept { return watchers_; }
   inline std::size_t granularity() const noexcept { return granularity_; }
   inline std::size_t round_up(std::size_t bytes) const noexcept {
     return (bytes + granularity_ - 1) / granularity_ * granularity_;
@@ -196,6 +199,7 @@ private:
   std::size_t granularity_;
   std::size_t most_addresses_ = 0;
   std::size_t held_bytes_ = 0;
+  memory_watchers watchers_;
   bool full_ = false;
 };
 

@@ -209,11 +209,14 @@ public:
 private:
   virtual_pages(std::size_t space, std::shared_ptr<detail::page_store> pages);
   inline detail::page_store& store() const noexcept { return mapper_.store(); }
+  inline void* address_of(std::size_t offset) const noexcept { return static_cast<std::byte*>(base()) + offset; }
   std::size_t offset_of(void const* address) const noexcept;
   // Returns granted if pages can be mapped at the run, otherwise the reason.
   outcome refusal(page_extent run) const noexcept;
   // Maps the pages, and adds them to the table; all or nothing.
   expected<page_extent, failure> install(detail::page_map pages, page_extent run, std::size_t requested) noexcept;
+  // Tells watchers, and calls the option on_unmapping.
+  void announce_unmapping(page_extent run) const noexcept;
   void unmap_all(detail::page_map pages) noexcept;
   // Tries again to unmap and release the pages that the driver has refused before.
   void retry_unreleased() noexcept;

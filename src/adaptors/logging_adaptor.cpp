@@ -1,11 +1,14 @@
 // logging_adaptor: writes traces as text or binary.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <algorithm>
 #include <atomic>
+#include <base/cycle_counter.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <memory>
@@ -20,6 +23,7 @@ module;
 module gpumem:logging_adaptor.impl;
 import :logging_adaptor;
 import :driver;
+import :memory_watcher;
 import :misuse;
 import :process;
 import :stream;
@@ -67,48 +71,58 @@ std::uint64_t system_thread() noexcept {
 } // namespace
 
 allocation_log::allocation_log(std::vector<log_sink> sinks, logging_options options)
-    : sinks_{std::move(sinks)}, options_{options}, began_{microseconds_since_midnight()}, began_at_{sync::now()} {
+    : sinks_{std::move(sinks)}, options_{options}, began_{microseconds_since_midnight()}, began_at_{sync::now()},
+      counts_cycles_{sync::real_time && has_cycle_counter()} {
   throw_if_child();
   if (sinks_.empty()) throw std::invalid_argument{"gpumem: a logging_adaptor needs at least one sink"};
+  if (options_.keep_last > 0 && !binary())
+    throw std::invalid_argument{"gpumem: only a binary log keeps its last rows in memory"};
   gathered_.reserve(log_buffer + max_row);
-  if (options_.format == log_format::binary) {
-    gathered_.append(bytes_in_trace(binary_trace_header{.microseconds = began_}));
+  if (binary()) {
+    gathered_.append(bytes_in_trace(binary_trace_header{.microseconds = began_, .ticks = ticks()}));
   } else {
     gathered_.append(trace_header).append("\n");
   }
   if (!flush()) throw std::runtime_error{"gpumem: cannot write to the log"};
+  sync::lock const lock{mutex_};
+  has_header_ = true;
+  kept_.resize(options_.keep_last);
 }
 
 allocation_log::~allocation_log() {
-  flush();
+  if (options_.keep_last == 0) flush();
   for (auto const& ring : rings_) delete ring.load(std::memory_order_relaxed);
 }
 
 sync::duration allocation_log::passed() const noexcept { return sync::now() - began_at_; }
 
-void allocation_log::write(trace_action action, stream_key const& key, void const* pointer,
-                           std::size_t bytes) noexcept {
+std::uint64_t allocation_log::ticks() const noexcept {
+  return counts_cycles_ ? read_cycle_counter() : static_cast<std::uint64_t>(passed().count());
+}
+
+void allocation_log::write(trace_action action, stream_key const& key, void const* pointer, std::size_t bytes,
+                           served_by served) noexcept {
   if (writes_here()) [[unlikely]]
     return;
-  trace_record record{.thread = system_thread(),
-                      .action = action,
-                      .pointer = reinterpret_cast<std::uintptr_t>(pointer),
-                      .bytes = bytes,
-                      .stream = reinterpret_cast<std::uintptr_t>(key.handle())};
-  if (options_.format == log_format::binary) return write_binary(record);
+  auto const address = reinterpret_cast<std::uintptr_t>(pointer);
+  auto const stream = reinterpret_cast<std::uintptr_t>(key.handle());
+  if (binary())
+    return write_binary({.ticks = ticks(),
+                         .pointer = address,
+                         .bytes = bytes,
+                         .stream = stream,
+                         .thread = static_cast<std::uint32_t>(system_thread()),
+                         .action = static_cast<std::uint8_t>(action),
+                         .served = static_cast<std::uint8_t>(served)});
+  trace_record record{
+      .thread = system_thread(), .action = action, .pointer = address, .bytes = bytes, .stream = stream};
   sync::lock const lock{mutex_};
   auto const time = std::chrono::duration_cast<std::chrono::microseconds>(passed());
   record.microseconds = began_ + static_cast<std::uint64_t>(time.count());
   append(format_row(record).text());
 }
 
-void allocation_log::write_binary(trace_record const& record) noexcept {
-  binary_trace_row const row{.nanoseconds = static_cast<std::uint64_t>(passed().count()),
-                             .pointer = record.pointer,
-                             .bytes = record.bytes,
-                             .stream = record.stream,
-                             .thread = static_cast<std::uint32_t>(record.thread),
-                             .action = static_cast<std::uint32_t>(record.action)};
+void allocation_log::write_binary(binary_trace_row const& row) noexcept {
   auto* const ring = options_.auto_flush ? nullptr : ring_of_thread();
   if (ring && ring->push(row)) return;
   sync::lock const lock{mutex_};
@@ -116,6 +130,31 @@ void allocation_log::write_binary(trace_record const& record) noexcept {
   take_rows(*ring);
   drain();
   ring->push(row);
+}
+
+void allocation_log::on_mapped(void const* base, std::size_t bytes) noexcept {
+  write_memory(trace_action::map, base, bytes, nullptr);
+}
+
+void allocation_log::on_unmapping(void const* base, std::size_t bytes) noexcept {
+  write_memory(trace_action::unmap, base, bytes, nullptr);
+}
+
+void allocation_log::on_moved(void const* source, void const* target, std::size_t bytes) noexcept {
+  write_memory(trace_action::move, target, bytes, source);
+}
+
+void allocation_log::write_memory(trace_action action, void const* pointer, std::size_t bytes,
+                                  void const* source) noexcept {
+  sync::lock const lock{memory_mutex_};
+  try {
+    memory_rows_.push_back({.ticks = ticks(),
+                            .pointer = reinterpret_cast<std::uintptr_t>(pointer),
+                            .bytes = bytes,
+                            .stream = reinterpret_cast<std::uintptr_t>(source),
+                            .thread = static_cast<std::uint32_t>(system_thread()),
+                            .action = static_cast<std::uint8_t>(action)});
+  } catch (std::bad_alloc const&) { lost_memory_row_ = true; }
 }
 
 // Returns the ring (a buffer of rows) of the calling thread, which is made at the first call. Returns null if too many
@@ -155,23 +194,64 @@ bool allocation_log::flush() noexcept {
     if (auto* const ring = each.load(std::memory_order_acquire)) take_rows(*ring);
   }
   drain();
+  if (!kept_.empty()) write_kept();
   return flush_sinks();
 }
 
 bool allocation_log::writes_here() const noexcept { return writer_.load(std::memory_order_relaxed) == &refused_calls; }
 
 void allocation_log::drain() noexcept {
+  std::vector<binary_trace_row> memory;
+  {
+    sync::lock const lock{memory_mutex_};
+    memory.swap(memory_rows_);
+    failed_ = failed_ || lost_memory_row_;
+  }
+  if (has_header_ && counts_cycles_ && binary() && !(memory.empty() && gathered_.empty())) add_clock_row();
+  std::string_view const memory_text{reinterpret_cast<char const*>(memory.data()),
+                                     memory.size() * sizeof(binary_trace_row)};
+  for (std::string_view const text : {memory_text, std::string_view{gathered_}}) {
+    kept_.empty() ? write_to_sinks(text) : keep(text);
+  }
+  gathered_.clear();
+}
+
+// Adds the time of the clock to the rows, once in a millisecond at most.
+void allocation_log::add_clock_row() noexcept {
+  auto const time = static_cast<std::uint64_t>(passed().count());
+  if (last_clock_ != 0 && time < last_clock_ + 1'000'000) return;
+  last_clock_ = time;
+  gathered_.append(bytes_in_trace(binary_trace_row{
+      .ticks = ticks(), .pointer = time, .bytes = 0, .stream = 0, .thread = 0, .action = binary_trace_row::clock_row}));
+}
+
+void allocation_log::keep(std::string_view rows) noexcept {
+  for (; !rows.empty(); rows.remove_prefix(sizeof(binary_trace_row))) {
+    std::memcpy(&kept_[kept_rows_++ % kept_.size()], rows.data(), sizeof(binary_trace_row));
+  }
+}
+
+// The oldest row is the next one that keep() would replace.
+void allocation_log::write_kept() noexcept {
+  std::string_view const all{reinterpret_cast<char const*>(kept_.data()), kept_.size() * sizeof(binary_trace_row)};
+  auto const next = kept_rows_ % kept_.size() * sizeof(binary_trace_row);
+  if (kept_rows_ > kept_.size()) write_to_sinks(all.substr(next));
+  write_to_sinks(kept_rows_ == kept_.size() ? all : all.substr(0, next));
+  kept_rows_ = 0;
+}
+
+void allocation_log::write_to_sinks(std::string_view text) noexcept {
+  if (text.empty()) return;
   writer_.store(&refused_calls, std::memory_order_relaxed);
   for (auto const& sink : sinks_) {
     try {
-      sink.output().write(gathered_.data(), static_cast<std::streamsize>(gathered_.size()));
+      sink.output().write(text.data(), static_cast<std::streamsize>(text.size()));
       failed_ = failed_ || !sink.output();
     } catch (...) { // an error of the log must not fail the allocation or free
       failed_ = true;
     }
   }
   writer_.store(nullptr, std::memory_order_relaxed);
-  gathered_.clear();
 }
 
 bool allocation_log::flush_sinks() noexcept {

@@ -168,12 +168,14 @@ any_pool make_limiting(stack_base const& base, layer_text layer) {
 }
 
 any_pool make_logging(stack_base const& base, layer_text layer) {
-  auto const file = option_values{layer}.text("file");
+  option_values values{layer};
+  logging_options options;
+  auto const file = values.text("file");
+  options.keep_last = values.number("keep_last", options.keep_last);
   auto const format = layer.take("format");
-  layer.expect_no_more("file, format");
+  layer.expect_no_more("file, format, keep_last");
   if (format && *format != "csv" && *format != "binary")
     refuse_layer(layer, "writes csv or binary, not '" + *format + "'");
-  logging_options options;
   if (format == "binary") options.format = log_format::binary;
   return any_pool{logging_adaptor{upstream_of(base, layer), extend::log_sink{file}, options}};
 }

@@ -19,6 +19,7 @@ module;
 #include <utility>
 #include <vector>
 module gpumem:trace.impl;
+import :memory_watcher;
 import :trace;
 
 namespace gpumem {
@@ -36,9 +37,18 @@ template <class Part> Part part_at(std::string_view text, std::size_t position) 
   return part;
 }
 
-bool is_row_at(std::string_view text, std::size_t position) {
-  return text.size() - position >= row_size &&
-         part_at<binary_trace_row>(text, position).action <= static_cast<std::uint32_t>(trace_action::allocate_failure);
+constexpr std::size_t action_at = offsetof(binary_trace_row, action);
+
+// Returns whether the version has such rows. In version 1 the action has four bytes.
+bool is_row_at(std::string_view text, std::size_t position, std::uint32_t version) {
+  if (text.size() - position < row_size) return false;
+  if (version == 1)
+    return part_at<std::uint32_t>(text, position + action_at) <=
+           static_cast<std::uint32_t>(trace_action::allocate_failure);
+  auto const row = part_at<binary_trace_row>(text, position);
+  bool const known =
+      row.action <= static_cast<std::uint8_t>(trace_action::refusal) || row.action == binary_trace_row::clock_row;
+  return known && row.served <= static_cast<std::uint8_t>(served_by::turn);
 }
 
 } // namespace
@@ -49,16 +59,40 @@ void trace_reader::read_binary_header() {
   line_ = 1;
   if (text_.size() < detail::row_size) fail("cut short: the header is not whole");
   auto const header = detail::part_at<detail::binary_trace_header>(text_, 0);
-  if (header.version != detail::binary_trace_version) {
+  if (header.version == 0 || header.version > detail::binary_trace_version) {
     fail("version " + std::to_string(header.version) + " of the binary format is unknown");
   }
   microseconds_ = header.microseconds;
+  version_ = header.version;
+  if (version_ > 1) clock_.push_back({header.ticks, 0});
   by_time_.reserve(text_.size() / detail::row_size);
-  for (std::size_t at = detail::row_size; detail::is_row_at(text_, at); at += detail::row_size) by_time_.push_back(at);
+  for (read_end_ = detail::row_size; detail::is_row_at(text_, read_end_, version_); read_end_ += detail::row_size) {
+    auto const row = detail::part_at<detail::binary_trace_row>(text_, read_end_);
+    if (version_ > 1 && row.action == detail::binary_trace_row::clock_row) {
+      clock_.push_back({row.ticks, row.pointer});
+    } else {
+      by_time_.push_back(read_end_);
+    }
+  }
   auto const key_of = [&](std::size_t position) {
-    return std::pair{detail::part_at<detail::binary_trace_row>(text_, position).nanoseconds, position};
+    return std::pair{detail::part_at<detail::binary_trace_row>(text_, position).ticks, position};
   };
   std::ranges::sort(by_time_, {}, key_of);
+  std::ranges::sort(clock_, {}, &moment::ticks);
+}
+
+// Without two moments, a tick is a nanosecond. Called for rows in the order of their ticks.
+std::uint64_t trace_reader::nanoseconds_at(std::uint64_t ticks) noexcept {
+  if (clock_.empty()) return ticks;
+  while (passed_ + 2 < clock_.size() && clock_[passed_ + 1].ticks <= ticks) ++passed_;
+  auto const& first = clock_[passed_];
+  auto const since = static_cast<double>(ticks - std::min(ticks, first.ticks));
+  auto const& next = clock_[std::min(passed_ + 1, clock_.size() - 1)];
+  bool const measured = next.ticks > first.ticks && next.nanoseconds >= first.nanoseconds;
+  auto const length = measured ? static_cast<double>(next.nanoseconds - first.nanoseconds) /
+                                     static_cast<double>(next.ticks - first.ticks)
+                               : 1.0;
+  return first.nanoseconds + static_cast<std::uint64_t>(std::min(since * length, 1e18));
 }
 
 bool trace_reader::next_binary(trace_record& record) {
@@ -67,18 +101,18 @@ bool trace_reader::next_binary(trace_record& record) {
     line_ = at / detail::row_size + 1;
     auto const row = detail::part_at<detail::binary_trace_row>(text_, at);
     record = {.thread = row.thread,
-              .microseconds = microseconds_ + row.nanoseconds / 1000,
+              .microseconds = microseconds_ + nanoseconds_at(row.ticks) / 1000,
               .action = static_cast<trace_action>(row.action),
               .pointer = row.pointer,
               .bytes = row.bytes,
-              .stream = row.stream};
+              .stream = row.stream,
+              .served = static_cast<served_by>(row.served)};
     return true;
   }
-  std::size_t const end = (by_time_.size() + 1) * detail::row_size;
-  if (position_ > by_time_.size() || end == text_.size()) return false;
-  line_ = by_time_.size() + 2;
-  if (text_.size() - end < detail::row_size) fail("cut short: this last row is not whole");
-  fail("bad action " + std::to_string(detail::part_at<detail::binary_trace_row>(text_, end).action));
+  if (position_ > by_time_.size() || read_end_ == text_.size()) return false;
+  line_ = read_end_ / detail::row_size + 1;
+  if (text_.size() - read_end_ < detail::row_size) fail("cut short: this last row is not whole");
+  fail("bad action " + std::to_string(detail::part_at<std::uint32_t>(text_, read_end_ + detail::action_at)));
 }
 
 namespace detail {
@@ -211,6 +245,7 @@ trace_error::trace_error(std::string file, std::size_t line, std::string reason)
 
 trace_row extend::format_row(trace_record const& record) noexcept {
   trace_row row;
+  if (static_cast<std::size_t>(record.action) >= detail::trace_action_names.size()) return row;
   char* const begin = row.text_.data();
   detail::trace_cursor cursor{begin, begin + row.text_.size()};
   cursor.number(record.thread);

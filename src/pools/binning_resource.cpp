@@ -16,6 +16,7 @@ import :cuda;
 import :device;
 import :error;
 import :holder;
+import :memory_watcher;
 import :misuse;
 import :pointer_set;
 import :process;
@@ -221,6 +222,16 @@ std::size_t binning_state::trim(std::size_t keep) {
     returned_bytes += each->is_inside() ? 0 : trimmed;
   }
   return returned_bytes;
+}
+
+bool binning_state::watch_memory(memory_watcher& watcher, bool begin) {
+  bool told = false;
+  for (auto* const each : table()) {
+    auto const& services = each->services();
+    if (!each->is_inside() && services.table->watch_memory)
+      told |= services.table->watch_memory(services.state, &watcher, begin);
+  }
+  return told;
 }
 
 statistics binning_state::read_statistics() {

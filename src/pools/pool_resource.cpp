@@ -28,6 +28,7 @@ import :executor;
 import :graph_memory;
 import :hardening;
 import :holder;
+import :memory_watcher;
 import :misuse;
 import :nvtx_heaps;
 import :page_store;
@@ -325,6 +326,13 @@ bool pool_state::synchronize(std::chrono::nanoseconds longest) {
   auto const deadline = deadline_after(longest);
   bool const looked_at = !hardening_ || hardening_->synchronize(longest);
   return engine_->synchronize(std::max<sync::duration>(deadline - sync::now(), {})) && looked_at;
+}
+
+// A pool that passes its requests through has no memory of its own.
+bool pool_state::watch_memory(memory_watcher& watcher, bool begin) {
+  if (pass_through_) return false;
+  engine_->watch_memory(watcher, begin);
+  return true;
 }
 
 std::size_t pool_state::trim(std::size_t keep) {

@@ -171,7 +171,7 @@ virtual_pages::virtual_pages(std::shared_ptr<detail::page_store> pages, std::siz
 virtual_pages::~virtual_pages() {
   if (store().is_gone()) return;
   auto const& pages = table_.pages();
-  for (auto const& [offset, page] : pages) mapper_.announce_unmapping({offset, page.of->bytes});
+  for (auto const& [offset, page] : pages) announce_unmapping({offset, page.of->bytes});
   unmap_all(table_.take({pages.begin(), pages.end()}));
   retry_unreleased();
   if (table_.is_unmapped({0, address_space()})) mapper_.release_addresses();
@@ -230,7 +230,9 @@ expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_
       if (probe.held) table_.keep_unreleased(whole); // the driver has refused to release it
       if (!has_memory) return unexpected<failure>{detail::refusal_of(CUDA_ERROR_OUT_OF_MEMORY, bytes)};
     }
-    return install(detail::plan_pages(run, size), run, bytes);
+    auto const made = install(detail::plan_pages(run, size), run, bytes);
+    if (made) store().watchers().each([&](auto& each) { each.on_mapped(address_of(run.offset), run.bytes); });
+    return made;
   } catch (std::bad_alloc const&) { return unexpected<failure>{detail::no_host_memory(bytes)}; }
 }
 
@@ -269,7 +271,13 @@ expected<page_extent, failure> virtual_pages::move(std::span<page_origin const> 
   if (why != outcome::granted) return refused(why, target_extent.bytes, where().lost_error());
   auto const moved = install(std::move(pages), target_extent, target_extent.bytes);
   if (!moved) return moved;
-  for (auto const& [from, run] : runs) from->unmap(run.offset, run.bytes);
+  for (auto const& [from, run] : runs) {
+    store().watchers().each(
+        [&](auto& each) { each.on_moved(from->address_of(run.offset), address_of(target), run.bytes); });
+    from->mapper_.announce_unmapping(run);
+    from->unmap_all(from->table_.take(from->table_.pages_of(run)));
+    target += run.bytes;
+  }
   return moved;
 }
 
@@ -293,9 +301,14 @@ bool virtual_pages::unmap(std::size_t offset, std::size_t bytes) noexcept {
   retry_unreleased();
   auto const going = table_.pages_of({offset, bytes});
   if (going.empty() || detail::any_pinned(going)) return false;
-  mapper_.announce_unmapping({offset, bytes});
+  announce_unmapping({offset, bytes});
   unmap_all(table_.take(going));
   return true;
+}
+
+void virtual_pages::announce_unmapping(page_extent run) const noexcept {
+  store().watchers().each([&](auto& each) { each.on_unmapping(address_of(run.offset), run.bytes); });
+  mapper_.announce_unmapping(run);
 }
 
 void virtual_pages::unmap_all(detail::page_map pages) noexcept {

@@ -9,10 +9,18 @@ inline std::vector<gpumem::extend::trace_record> read_log(std::string text) {
   return gpumem::extend::trace_reader{std::move(text), "log"}.read_all();
 }
 
-/// Returns the rows with all times 0.
+inline bool is_call(gpumem::extend::trace_record const& row) {
+  return row.action <= gpumem::extend::trace_action::allocate_failure;
+}
+
+/// Returns the rows that RMM's format has too, with all times 0.
 inline std::vector<gpumem::extend::trace_record> rows_without_times(std::string text) {
   auto rows = read_log(std::move(text));
-  for (auto& row : rows) row.microseconds = 0;
+  std::erase_if(rows, [](auto const& row) { return !is_call(row); });
+  for (auto& row : rows) {
+    row.microseconds = 0;
+    row.served = gpumem::extend::served_by::unknown;
+  }
   return rows;
 }
 
@@ -28,7 +36,7 @@ inline void expect_addresses_alternate(std::string text) {
   std::map<std::uint64_t, bool> live;
   std::size_t number = 0;
   for (auto const& row : read_log(std::move(text))) {
-    if (row.action != gpumem::extend::trace_action::allocate_failure) {
+    if (row.action < gpumem::extend::trace_action::allocate_failure) {
       bool const allocates = row.action == gpumem::extend::trace_action::allocate;
       ASSERT_NE(live[row.pointer], allocates) << "row " << number << ", address " << row.pointer;
       live[row.pointer] = allocates;

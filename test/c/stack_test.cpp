@@ -142,6 +142,7 @@ TEST_F(c_stack, every_resource_can_be_described) {
                            "limiting(pool,limit=1GiB)",
                            "logging(cuda,file=/dev/null)",
                            "logging(pool,file=/dev/null,format=binary)",
+                           "logging(pool,file=/dev/null,format=binary,keep_last=1000)",
                            "statistics(limiting(statistics(pool(async)),limit=64MiB))",
                            "failing(pool,every=1000)",
                            "aligned(pool,alignment=4KiB,threshold=1KiB)",
@@ -299,7 +300,7 @@ TEST_F(c_stack, log_is_written) {
   EXPECT_THAT(log_of(""), HasSubstr(",4711,"));
   EXPECT_THAT(log_of(",format=csv"), HasSubstr(",4711,"));
   auto const binary = log_of(",format=binary");
-  EXPECT_EQ(binary.size(), 3u * 40) << "a header and two rows";
+  EXPECT_EQ(binary.size(), 5u * 40) << "a header, two rows, one of the memory and one of the clock";
   EXPECT_EQ(binary.substr(0, 8), "\x89gpumem\n");
   std::filesystem::remove(path);
 }
@@ -377,6 +378,7 @@ TEST_F(c_stack, bad_descriptions_are_refused) {
   expect_refused("binning(pool,bins=1KiB:fixed;1KiB:fixed)", "has a bin of this size already");
   expect_refused("logging(cuda)", "needs the option 'file'");
   expect_refused("logging(cuda,file=/dev/null,format=text)", "'logging' writes csv or binary, not 'text'");
+  expect_refused("logging(cuda,file=/dev/null,keep_last=9)", "only a binary log keeps its last rows in memory");
   expect_refused("logging(cuda,file=/dev/null,size=1)", "'size' is no option of logging; its options are file, format");
   expect_refused("prefetch(managed,to=moon)", "to device or to host, not to 'moon'");
   expect_refused("binning(pool,min_exponent=70,max_exponent=71)", "exponents");

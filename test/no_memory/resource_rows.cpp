@@ -130,7 +130,7 @@ std::vector<row> adaptor_rows() {
        }},
       {"logging_adaptor extend::log_sink logging_options",
        [] { serve_fully(gpumem::logging_adaptor{with().pool, gpumem::extend::log_sink{"/dev/null"}}); }},
-      {"logging_adaptor log_format",
+      {"logging_adaptor log_format extend::served_by",
        [] {
          serve_fully(gpumem::logging_adaptor{
              with().pool, gpumem::extend::log_sink{"/dev/null"}, {.format = gpumem::log_format::binary}});

@@ -122,7 +122,7 @@ TEST(binary_trace, header_cut_anywhere_is_refused) {
 }
 
 TEST(binary_trace, other_headers_are_refused) {
-  EXPECT_EQ(error_of(header(0, 2) + row(0, 1, 0, 1)), "t:1: version 2 of the binary format is unknown");
+  EXPECT_EQ(error_of(header(0, 3) + row(0, 1, 0, 1)), "t:1: version 3 of the binary format is unknown");
   EXPECT_EQ(error_of(header(0, 0)), "t:1: version 0 of the binary format is unknown");
   EXPECT_EQ(error_of("\x88" + header().substr(1)),
             "t:1: not a trace: the first line must be 'Thread,Time,Action,Pointer,Size,Stream', not '.gpumem'");
@@ -172,6 +172,60 @@ TEST(binary_trace, damaged_traces_give_rows_or_an_error) {
     auto const error = error_of(text, &before);
     EXPECT_LE(before.size(), text.size() / part_bytes) << error;
   }
+}
+
+constexpr std::uint64_t clock_row = 255;
+
+std::string header_2(std::uint64_t microseconds, std::uint64_t ticks) {
+  return std::string{magic} + number(2, 4) + number(0, 4) + number(microseconds) + number(ticks) + number(0);
+}
+
+TEST(binary_trace, version_2_has_more_actions_and_says_how_allocations_were_served) {
+  using enum trace_action;
+  std::string text = header_2(0, 0);
+  for (std::uint64_t action = 0; action <= 7; ++action) text += row(action, 1, action | (action << 8), 0x100, 8, 2);
+  auto const rows = read(text);
+  std::vector<trace_action> const actions{allocate, free, allocate_failure, map, unmap, move, wait, refusal};
+  ASSERT_EQ(rows.size(), actions.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i].action, actions[i]);
+    EXPECT_EQ(rows[i].served, static_cast<gpumem::extend::served_by>(i));
+    EXPECT_EQ(rows[i].stream, 2u);
+    EXPECT_EQ(gpumem::extend::format_row(rows[i]).text().empty(), i > 2) << "RMM's format has the first three alone";
+  }
+  EXPECT_EQ(error_of(header() + row(0, 1, 3, 1)), "t:2: bad action 3") << "version 1 has the first three alone";
+  EXPECT_EQ(error_of(header() + row(0, 1, 1 << 8, 1)), "t:2: bad action 256");
+  EXPECT_EQ(error_of(header_2(0, 0) + row(0, 1, 8, 1)), "t:2: bad action 8");
+  EXPECT_EQ(error_of(header_2(0, 0) + row(0, 1, 8 << 8, 1)), "t:2: bad action 2048");
+}
+
+// Ten ticks are a nanosecond at first, and one tick later.
+TEST(binary_trace, times_of_version_2_lie_between_those_of_the_clock) {
+  auto const rows =
+      read(header_2(7, 1'000) + row(1'000, 1, 0, 1) + row(51'000, 1, 0, 2) + row(101'000, 1, clock_row, 10'000) +
+           row(102'000, 1, 0, 3) + row(111'000, 1, clock_row, 20'000) + row(121'000, 1, 0, 4) + row(500, 2, 0, 5));
+  std::vector<std::uint64_t> times;
+  for (auto const& each : rows) times.push_back(each.microseconds);
+  EXPECT_EQ(times, (std::vector<std::uint64_t>{7, 7, 12, 18, 37}));
+  EXPECT_EQ(rows.front().pointer, 5u) << "a time before the header's counts as the header's";
+}
+
+TEST(binary_trace, times_of_version_2_without_the_clock_are_nanoseconds) {
+  for (auto const& clock : {std::string{}, row(1'000, 1, clock_row, 5), row(900, 1, clock_row, 5)}) {
+    auto const rows = read(header_2(0, 1'000) + row(4'000, 1, 0, 1) + clock);
+    ASSERT_EQ(rows.size(), 1u);
+    EXPECT_EQ(rows[0].microseconds, 3u);
+  }
+}
+
+TEST(binary_trace, row_numbers_count_rows_of_the_clock) {
+  gpumem::extend::trace_reader reader{header_2(0, 0) + row(0, 1, clock_row, 0) + row(5, 1, 0, 1) + "x", "t"};
+  trace_record record;
+  ASSERT_TRUE(reader.next(record));
+  EXPECT_EQ(reader.line(), 3u);
+  EXPECT_THROW(reader.next(record), gpumem::extend::trace_error);
+  EXPECT_EQ(reader.line(), 4u);
+  EXPECT_FALSE(reader.next(record));
 }
 
 } // namespace

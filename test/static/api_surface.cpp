@@ -219,6 +219,7 @@ using gpumem::extend::request_part;
 using gpumem::extend::request_parts;
 using gpumem::extend::resource_base;
 using gpumem::extend::resource_state;
+using gpumem::extend::served_by;
 using gpumem::extend::services;
 using gpumem::extend::services_handle;
 using gpumem::extend::services_of;

@@ -25,6 +25,7 @@ using time_point = clock::time_point;
 using duration = clock::duration;
 
 inline time_point now() noexcept { return clock::now(); }
+inline constexpr bool real_time = false;
 
 void schedule_point() noexcept;
 

@@ -241,7 +241,7 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 ///                          from the resource (fixed), by the resource itself (upstream), or by another resource. The
 ///                          exponents add bins whose sizes are powers of two
 ///   limiting(resource, limit=8GiB), statistics(resource),
-///   logging(resource, file=FILE, format=csv), where `format` may also be binary,
+///   logging(resource, file=FILE, format=csv, keep_last=0), where `format` may also be binary,
 ///   prefetch(resource, to=device), where `to` may also be host, aligned(resource, alignment=256, threshold=0),
 ///   tracking(resource, stack_depth=16, freed_remembered=1024, report=stderr), where `report` may also be a file,
 ///   fallback(resource, resource), thread_safe(resource),

@@ -72,6 +72,9 @@ struct services_table {
   /// Returns whether work of a stream may use the resource's memory. `key` points to its stream_key. Null: the resource
   /// knows of no stream whose work may not.
   bool (*serves_stream)(void* state, void const* key) noexcept;
+  /// Begins or ends to tell `watcher`, a memory_watcher of the module, of the memory that the resource gets. Returns
+  /// whether the resource tells watchers. Null if it does not. Throws std::bad_alloc.
+  bool (*watch_memory)(void* state, void* watcher, bool begin);
   /// Returns what holds for the memory, also if the type of an upstream is erased.
   memory_traits (*traits)(void* state) noexcept;
 };

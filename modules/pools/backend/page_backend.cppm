@@ -80,7 +80,7 @@ private:
 /// complete. The pages go after the mapped addresses of an address range, or into holes between them. Pages move from
 /// one shard to another. For all other facts about the functions see pool_backend, which calls them.
 ///
-/// Time for moves: the pool begins without, and time in which calls come earns the share `effort`; a pause earns none,
+/// Time for moves: the pool begins without, and time in which calls come earns the share `effort`. A pause earns none,
 /// nor does the time from it to the next growth. While time is saved, growth moves idle pages. Otherwise it makes few
 /// new pages, free of charge. Idle pages that could have moved instead are the surplus. The library thread looks at the
 /// pool ten times a second, until the pool pauses without a surplus. A look notes whether calls came, and unmaps some

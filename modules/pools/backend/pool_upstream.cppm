@@ -9,6 +9,7 @@ import :block;
 import :cuda;
 import :device;
 import :error;
+import :memory_watcher;
 import :nvtx_heaps;
 import :page_store;
 import :pool_options;
@@ -41,6 +42,8 @@ public:
   inline bool paged() const noexcept { return pages_ != nullptr; }
   /// Returns the physical pages of the pool; null if the pool allocates chunks.
   inline page_store* pages() const noexcept { return pages_.get(); }
+  /// Returns the watchers that are told of chunks and pages.
+  inline memory_watchers& watchers() noexcept { return pages_ ? pages_->watchers() : chunk_watchers_; }
   /// Returns whether chunks can take the place of pages: the program asked for nothing that only pages have, such as
   /// access by other devices or a number of addresses.
   bool chunks_serve_as_pages() const noexcept;
@@ -92,6 +95,7 @@ private:
 
   aligned_services calls_;
   std::shared_ptr<page_store> pages_;
+  memory_watchers chunk_watchers_;
   std::unique_ptr<nvtx_heaps> heaps_;
   memory_traits traits_;
 };

@@ -9,6 +9,7 @@ import :device;
 import :error;
 import :free_path;
 import :frees;
+import :memory_watcher;
 import :page_store;
 import :pool_backend;
 import :pool_mode;
@@ -138,6 +139,9 @@ public:
   std::string describe_memory() { return detail::describe_memory(parts_, frees_); }
 
   std::size_t trim(std::size_t keep);
+  /// Begins or ends to tell the watcher of the pool's pages or chunks. First tells it of those that the pool has.
+  /// Throws std::bad_alloc.
+  void watch_memory(memory_watcher& watcher, bool begin);
   /// Gives back all free memory whose uses are complete, as trim() does, and returns the bytes. Does nothing in a call
   /// from inside the upstream.
   std::size_t give_back() noexcept;

@@ -91,6 +91,7 @@ expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::
   auto const key = key_for(usable ? stream : stream_key::host().waiting(stream.may_wait()));
   auto const drawn = calls_.try_allocate(key, bytes, granule);
   if (heaps_ && drawn && device_source::any_has_block(*drawn, bytes)) heaps_->add_heap(*drawn, bytes);
+  if (drawn) watchers().each([&](auto& each) { each.on_mapped(*drawn, bytes); });
   return drawn;
 }
 
@@ -98,6 +99,7 @@ void pool_upstream::deallocate(chunk const& chunk) noexcept {
   auto const host = stream_key::host();
   auto* const base = reinterpret_cast<void*>(chunk.base);
   if (heaps_) heaps_->remove_heap(base);
+  watchers().each([&](auto& each) { each.on_unmapping(base, chunk.bytes); });
   calls_.deallocate(host, base, chunk.bytes, granule);
 }
 

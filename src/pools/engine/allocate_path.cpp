@@ -19,6 +19,7 @@ import :deferred_release;
 import :device;
 import :error;
 import :frees;
+import :memory_watcher;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;
@@ -42,6 +43,11 @@ namespace {
 inline constexpr std::array<std::uint64_t statistics::*, 4> reuses{
     &statistics::reuse_same_stream, &statistics::reuse_ordered, &statistics::reuse_completed,
     &statistics::reuse_waited};
+
+// In the order of `reuse_tier`.
+inline constexpr std::array<extend::served_by, 5> served{extend::served_by::same_stream, extend::served_by::ordered,
+                                                         extend::served_by::completed, extend::served_by::stream_wait,
+                                                         extend::served_by::new_memory};
 
 // After this many steals the thread's own shard grows instead, since each steal locks all shards.
 // Utilization: half none, double +.006.
@@ -147,6 +153,7 @@ void* shard_allocator::commit(allocation_request const& request, placement place
   if (&owner_shard != request.shard && !owner_shard.spare) [[unlikely]]
     count_steal(*request.shard);
   ++owner_shard.counts.allocations;
+  last_served = served[static_cast<std::size_t>(place.how)];
   if (place.how != reuse_tier::none) [[likely]]
     ++(owner_shard.counts.*reuses[static_cast<std::size_t>(place.how)]);
   return block.pointer();

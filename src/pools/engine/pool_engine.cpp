@@ -21,6 +21,7 @@ import :device;
 import :error;
 import :executor;
 import :frees;
+import :memory_watcher;
 import :page_store;
 import :pool_backend;
 import :pool_mode;
@@ -170,6 +171,30 @@ std::size_t pool_engine::trim(std::size_t keep) {
   parts_.requests.count_change();
   queue_.wake_next(waiters);
   return given;
+}
+
+// While this thread holds all locks and no thread grows the pool, none tells watchers.
+void pool_engine::watch_memory(memory_watcher& watcher, bool begin) {
+  auto& watchers = parts_.upstream->watchers();
+  if (!begin) return watchers.remove(watcher);
+  upstream_call::throw_if_here(parts_.shards);
+  all_shards_lock const lock{parts_.shards};
+  while (parts_.backend.wait_for_growth()) {}
+  watchers.add(watcher);
+  parts_.chunks.visit([&](chunk const& parent) {
+    std::byte* base = nullptr;
+    std::size_t bytes = 0;
+    auto const end = [&] {
+      if (bytes > 0) watcher.on_mapped(base, bytes);
+      bytes = 0;
+    };
+    parent.visit([&](block const& each) {
+      if (each.state() == block_state::hole) return end();
+      if (bytes == 0) base = static_cast<std::byte*>(each.pointer());
+      bytes += each.bytes;
+    });
+    end();
+  });
 }
 
 std::size_t pool_engine::give_back() noexcept {

@@ -1,0 +1,290 @@
+// Binary logs over pools: how each allocation was served, the pool's memory, waits, and logs that keep the last rows.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/simulated.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <ostream>
+#include <random>
+#include <sstream>
+#include <stdexcept>
+#include <streambuf>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+#include "log_rows.hpp"
+#include "memory_rows.hpp"
+
+namespace {
+
+using gpumem::logging_adaptor;
+using gpumem::extend::served_by;
+using gpumem::extend::trace_action;
+using gpumem::extend::trace_record;
+using enum trace_action;
+
+constexpr gpumem::logging_options binary{.format = gpumem::log_format::binary};
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+class pool_log : public simulated {
+protected:
+  static std::vector<trace_action> actions_in(std::ostringstream const& text) {
+    std::vector<trace_action> actions;
+    for (auto const& row : test::read_log(text.str())) actions.push_back(row.action);
+    return actions;
+  }
+  static std::map<served_by, std::uint64_t> served_in(std::ostringstream const& text) {
+    std::map<served_by, std::uint64_t> served;
+    for (auto const& row : test::read_log(text.str())) served[row.served] += row.action == allocate;
+    return served;
+  }
+
+  gpumem::device device{0};
+  gpumem::stream a{device}, b{device};
+  std::ostringstream text;
+};
+
+TEST_F(pool_log, rows_say_how_each_allocation_was_served) {
+  std::map<served_by, std::uint64_t> seen;
+  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    std::ostringstream log;
+    gpumem::pool_resource pool{device, {.limit = 24 * MiB}};
+    logging_adaptor subject{pool, log, binary};
+    std::mt19937_64 random{seed};
+    std::vector<std::pair<void*, std::size_t>> live;
+    for (int call = 0; call < 2'000; ++call) {
+      auto const& stream = random() % 2 ? a : b;
+      if (random() % 8 == 0) random() % 2 ? a.wait(b) : b.wait(a);
+      if (random() % 16 == 0) gpumem::simulator::run_until_idle();
+      if (!live.empty() && random() % 2) {
+        auto const at = random() % live.size();
+        gpumem::simulator::work(stream, {gpumem::simulator::write(live[at].first, 1)});
+        subject.deallocate(stream, live[at].first, live[at].second);
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(at));
+      } else {
+        auto const bytes = random() % 4 ? 1 + random() % 4096 : 1 + random() % (8 * MiB);
+        auto const got = subject.try_allocate(stream, bytes);
+        if (got) live.emplace_back(*got, bytes);
+      }
+    }
+    auto const counted = pool.statistics();
+    for (auto const& [block, bytes] : live) subject.deallocate(a, block, bytes);
+    a.synchronize();
+    b.synchronize();
+    ASSERT_TRUE(subject.flush());
+    auto const served = served_in(log);
+    auto const rows = [&](served_by how) { return served.contains(how) ? served.at(how) : 0; };
+    EXPECT_EQ(rows(served_by::unknown), 0u);
+    EXPECT_EQ(rows(served_by::thread_cache), counted.reuse_thread_cache);
+    EXPECT_EQ(rows(served_by::same_stream), counted.reuse_same_stream - counted.reuse_thread_cache);
+    EXPECT_EQ(rows(served_by::ordered), counted.reuse_ordered);
+    EXPECT_EQ(rows(served_by::completed), counted.reuse_completed);
+    EXPECT_EQ(rows(served_by::stream_wait), counted.reuse_waited);
+    EXPECT_EQ(rows(served_by::turn), 0u);
+    for (auto const& [how, count] : served) seen[how] += count;
+    gpumem::simulator::take_findings(); // frees on another stream have no order here
+  }
+  for (auto const how : {served_by::thread_cache, served_by::same_stream, served_by::ordered, served_by::completed,
+                         served_by::stream_wait, served_by::new_memory})
+    EXPECT_GT(seen[how], 0u) << static_cast<int>(how);
+}
+
+TEST_F(pool_log, resource_that_is_no_pool_has_rows_of_calls_alone) {
+  std::ostringstream passed;
+  {
+    logging_adaptor plain{gpumem::cuda_resource{}, text, binary};
+    plain.deallocate_sync(plain.allocate_sync(100), 100);
+    logging_adaptor through{gpumem::pool_resource{device, {.pass_through = true}}, passed, binary};
+    through.deallocate_sync(through.allocate_sync(100), 100);
+  }
+  EXPECT_EQ(actions_in(text), (std::vector{allocate, free}));
+  EXPECT_EQ(actions_in(passed), (std::vector{allocate, free}));
+  EXPECT_EQ(served_in(text)[served_by::unknown], 1u);
+  EXPECT_EQ(served_in(passed)[served_by::unknown], 1u);
+}
+
+TEST_F(pool_log, memory_that_the_pool_has_gets_and_gives_back_has_rows) {
+  for (bool const pages : {true, false}) {
+    std::ostringstream log;
+    gpumem::pool_resource pool{device, {.pages = pages}};
+    auto* const before = pool.allocate(a, 6 * MiB);
+    logging_adaptor subject{pool, log, binary};
+    auto* const block = subject.allocate(a, 40 * MiB);
+    subject.deallocate(a, block, 40 * MiB);
+    a.synchronize();
+    subject.trim();
+    ASSERT_TRUE(subject.flush());
+    test::mapped_memory mapped;
+    mapped.apply(log.str());
+    EXPECT_TRUE(mapped.contains(reinterpret_cast<std::uintptr_t>(before), 6 * MiB));
+    EXPECT_EQ(mapped.bytes(), pool.statistics().reserved) << pages;
+    EXPECT_GT(mapped.unmaps(), 0u);
+    pool.deallocate(a, before, 6 * MiB);
+  }
+}
+
+// Every second block is free, and a request for all of these bytes moves their pages together.
+TEST_F(pool_log, pages_that_move_have_rows) {
+  gpumem::pool_resource pool{device, {.effort = 1}};
+  logging_adaptor subject{pool, text, binary};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 6; ++i) blocks.push_back(subject.allocate(a, 4 * MiB));
+  for (std::size_t i = 1; i < blocks.size(); i += 2) subject.deallocate(a, blocks[i], 4 * MiB);
+  a.synchronize();
+  auto* const large = subject.allocate(a, 12 * MiB);
+  ASSERT_TRUE(subject.flush());
+  test::mapped_memory mapped;
+  mapped.apply(text.str());
+  EXPECT_GE(mapped.moves(), 2u);
+  EXPECT_EQ(mapped.bytes(), pool.statistics().reserved);
+  subject.deallocate(a, large, 12 * MiB);
+  for (std::size_t i = 0; i < blocks.size(); i += 2) subject.deallocate(a, blocks[i], 4 * MiB);
+}
+
+TEST_F(pool_log, pool_that_outlives_its_log_tells_nothing) {
+  gpumem::pool_resource pool{device};
+  {
+    logging_adaptor subject{pool, text, binary};
+    logging_adaptor other{pool, text, {.format = gpumem::log_format::csv}};
+  }
+  auto const size = text.str().size();
+  pool.deallocate(a, pool.allocate(a, 64 * MiB), 64 * MiB);
+  EXPECT_EQ(text.str().size(), size);
+}
+
+TEST_F(pool_log, each_log_of_a_pool_shows_its_memory) {
+  std::ostringstream second;
+  gpumem::pool_resource pool{device};
+  {
+    logging_adaptor one{pool, text, binary};
+    logging_adaptor other{gpumem::statistics_adaptor{pool}, second, binary};
+    one.deallocate(a, one.allocate(a, 8 * MiB), 8 * MiB);
+  }
+  EXPECT_EQ(actions_in(text), (std::vector{map, allocate, free}));
+  EXPECT_EQ(actions_in(second), (std::vector{map}));
+}
+
+TEST_F(pool_log, bins_show_the_memory_of_their_pools) {
+  gpumem::binning_resource bins{gpumem::pool_resource{device},
+                                {.min_exponent = 20, .max_exponent = 20, .blocks_per_chunk = 4}};
+  {
+    logging_adaptor subject{bins, text, binary};
+    for (auto const bytes : {MiB, 5 * MiB}) subject.deallocate(a, subject.allocate(a, bytes), bytes);
+  }
+  test::mapped_memory mapped;
+  mapped.apply(text.str());
+  EXPECT_GT(mapped.bytes(), 0u);
+}
+
+TEST_F(pool_log, request_that_waits_says_how_it_ends) {
+  using namespace std::chrono_literals;
+  {
+    logging_adaptor subject{gpumem::pool_resource{device, {.limit = 4 * MiB}}, text, binary};
+    auto block = gpumem::acquire(subject, a, 3 * MiB).wait();
+    EXPECT_THROW(
+        (void)gpumem::acquire(subject, b, 3 * MiB, {.deadline = std::chrono::steady_clock::now() + 1ms}).wait(),
+        gpumem::acquire_error);
+    std::thread waiting{[&] { EXPECT_EQ(gpumem::acquire(subject, b, 3 * MiB).wait().bytes(), 3 * MiB); }};
+    while (subject.statistics().waiting == 0) std::this_thread::yield();
+    block.reset();
+    waiting.join();
+  }
+  EXPECT_EQ(actions_in(text), (std::vector{map, allocate, allocate_failure, wait, refusal, allocate_failure, wait, free,
+                                           allocate, free}));
+  EXPECT_EQ(served_in(text)[served_by::turn], 1u);
+}
+
+TEST_F(pool_log, last_rows_are_written_when_a_request_fails) {
+  constexpr std::size_t kept = 50;
+  for (int const calls : {10, 24, 25, 100, 3'000}) { // each has two rows; a thread's buffer holds 1,024
+    std::ostringstream log;
+    {
+      logging_adaptor subject{gpumem::cuda_resource{}, log, {.format = gpumem::log_format::binary, .keep_last = kept}};
+      for (int i = 0; i < calls; ++i)
+        subject.deallocate_sync(subject.allocate_sync(static_cast<std::size_t>(i) + 1),
+                                static_cast<std::size_t>(i) + 1);
+      EXPECT_EQ(actions_in(log), std::vector<trace_action>{});
+      EXPECT_FALSE(subject.try_allocate(a, std::size_t{1} << 50));
+      auto const rows = test::read_log(log.str());
+      auto const expected = std::min<std::size_t>(kept, 2 * static_cast<std::size_t>(calls) + 1);
+      EXPECT_LE(rows.size(), expected);
+      EXPECT_GE(rows.size() + 2, expected) << "rows of the clock take places too";
+      ASSERT_FALSE(rows.empty());
+      EXPECT_EQ(rows.back().action, allocate_failure);
+      for (std::size_t i = 0; i + 1 < rows.size(); ++i)
+        EXPECT_EQ(rows[i].bytes, static_cast<std::size_t>(calls) - (rows.size() - 2 - i) / 2) << i;
+      subject.deallocate_sync(subject.allocate_sync(7), 7);
+      EXPECT_EQ(test::read_log(log.str()).size(), rows.size());
+      EXPECT_TRUE(subject.flush());
+      EXPECT_EQ(test::read_log(log.str()).size(), rows.size() + 2) << "each row is written once";
+      subject.deallocate_sync(subject.allocate_sync(7), 7);
+    }
+    EXPECT_EQ(test::read_log(log.str()).back().bytes, 7u);
+  }
+  EXPECT_THROW((logging_adaptor{gpumem::cuda_resource{}, text, {.keep_last = kept}}), std::invalid_argument);
+}
+
+// A request that may wait fails first, and has not run out of memory by that.
+TEST_F(pool_log, last_rows_are_written_when_a_wait_ends_without_memory) {
+  using namespace std::chrono_literals;
+  logging_adaptor subject{
+      gpumem::pool_resource{device, {.limit = 4 * MiB}}, text, {.format = gpumem::log_format::binary, .keep_last = 64}};
+  auto block = gpumem::acquire(subject, a, 3 * MiB).wait();
+  std::thread waiting{[&] { (void)gpumem::acquire(subject, b, 3 * MiB).wait(); }};
+  while (subject.statistics().waiting == 0) std::this_thread::yield();
+  EXPECT_EQ(actions_in(text), std::vector<trace_action>{});
+  block.reset();
+  waiting.join();
+  block = gpumem::acquire(subject, a, 3 * MiB).wait();
+  EXPECT_EQ(actions_in(text), std::vector<trace_action>{});
+  EXPECT_THROW((void)gpumem::acquire(subject, b, 3 * MiB, {.deadline = std::chrono::steady_clock::now() + 1ms}).wait(),
+               gpumem::acquire_error);
+  ASSERT_FALSE(actions_in(text).empty());
+  EXPECT_EQ(actions_in(text).back(), refusal);
+}
+
+// The sink makes the pool grow, while another thread grows it too and tells the log.
+TEST_F(pool_log, sink_may_make_the_pool_grow) {
+  struct growing_buffer final : std::streambuf {
+    int_type overflow(int_type c) override { return c; }
+    std::streamsize xsputn(char const*, std::streamsize count) override {
+      if (!pool) return count;
+      auto const bytes = (1 + grown++ % 4) * 16 * MiB;
+      if (auto const got = pool->try_allocate(*stream, bytes)) pool->deallocate(*stream, *got, bytes);
+      pool->trim();
+      return count;
+    }
+    gpumem::pool_resource<gpumem::cuda_resource>* pool = nullptr;
+    gpumem::stream* stream = nullptr;
+    std::size_t grown = 0;
+  } buffer;
+  std::ostream sink{&buffer};
+  gpumem::pool_resource pool{device};
+  gpumem::pool_resource<gpumem::cuda_resource> same = pool;
+  buffer.stream = &b;
+  logging_adaptor subject{pool, sink, {.format = gpumem::log_format::binary, .auto_flush = true}};
+  buffer.pool = &same;
+  std::vector<std::thread> running;
+  for (int i = 0; i < 2; ++i) {
+    running.emplace_back([&] {
+      for (int call = 0; call < 50; ++call) {
+        subject.deallocate(a, subject.allocate(a, 24 * MiB), 24 * MiB);
+        subject.trim();
+      }
+    });
+  }
+  for (auto& each : running) each.join();
+  buffer.pool = nullptr;
+  EXPECT_TRUE(subject.flush());
+}
+
+} // namespace
