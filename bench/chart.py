@@ -16,7 +16,7 @@ HEADER = re.compile(r"^\| trace \|(.+)\|$", re.M)
 CELL = re.compile(r"^([\d,]+) \(([\d.]+)\)$")
 WIDTH, ROW, TOP, LABEL, PANEL, GAP = 860, 30, 70, 176, 250, 90
 OURS, OTHERS, RANGE, TEXT, FAINT = "#2f7d32", "#a9b8c9", "#3d4854", "#1f2328", "#57606a"
-SHOWN = {"pool": "gpumem pool", "async": "driver's pool", "PyTorch expandable": "PyTorch, expandable"}
+SHOWN = {"pool": "gpumem pool", "effort 1": "gpumem, effort 1", "PyTorch expandable": "PyTorch, expandable"}
 
 
 def read_table(text):
@@ -33,6 +33,10 @@ def read_table(text):
             if found := CELL.match(cell.strip()):
                 values[name].append((float(found[1].replace(",", "")), float(found[2])))
     return {name: cells for name, cells in values.items() if cells}
+
+
+def is_ours(name):
+    return SHOWN.get(name, "").startswith("gpumem")
 
 
 def geometric_mean(values):
@@ -53,7 +57,7 @@ def panel(left, title, unit, rows, label):
     for index, (name, values) in enumerate(rows.items()):
         mean, y = geometric_mean(values), TOP + index * ROW
         yield (f'<rect x="{left}" y="{y}" width="{mean * scale:.1f}" height="18" '
-               f'fill="{OURS if index == 0 else OTHERS}"/>')
+               f'fill="{OURS if is_ours(name) else OTHERS}"/>')
         yield (f'<line x1="{left + min(values) * scale:.1f}" y1="{y + 9}" x2="{left + max(values) * scale:.1f}" '
                f'y2="{y + 9}" stroke="{RANGE}" stroke-width="1.5"/>')
         yield text_at(left + max(values) * scale + 6, y + 14, label(mean), 12)
@@ -71,7 +75,7 @@ def draw(table):
     yield f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
     for index, name in enumerate(names):
         yield text_at(LABEL - 12, TOP + index * ROW + 14, SHOWN.get(name, name), anchor="end",
-                      weight="bold" if index == 0 else "normal")
+                      weight="bold" if is_ours(name) else "normal")
     yield from panel(LABEL, "Time", "ns an allocation or a free, shorter is better", time, lambda ns: f"{ns:,.0f} ns")
     yield from panel(LABEL + PANEL + GAP, "Memory", "peak reserved / peak live, shorter is better", memory,
                      lambda ratio: f"{ratio:.2f} ×")
