@@ -350,21 +350,19 @@ void pool_state::set_limit(std::size_t bytes) {
   if (!forked()) engine_->set_limit(bytes);
 }
 
-bool pool_state::pin(void const* pointer, std::size_t bytes) {
-  return !forked() && engine_->pages().pin(pointer, bytes);
-}
+bool pool_state::pin(void const* pointer, std::size_t bytes) { return !forked() && engine_->pin(pointer, bytes); }
 
 void pool_state::unpin(void const* pointer, std::size_t bytes) {
-  if (!forked()) engine_->pages().unpin(pointer, bytes);
+  if (!forked()) engine_->unpin(pointer, bytes);
 }
 
 void pool_state::open_to(class device peer) {
-  if (!forked()) engine_->pages().open_to(peer);
+  if (!forked()) engine_->open_to(peer);
 }
 
 expected<exported_page, failure> pool_state::export_page(void const* pointer) {
   if (forked()) return unexpected<failure>{failure{outcome::device_lost, CUDA_ERROR_DEINITIALIZED, 0}};
-  return engine_->pages().export_page(pointer);
+  return engine_->export_page(pointer);
 }
 
 void pool_state::record_use(stream_key const& key, void* pointer) {
@@ -372,7 +370,7 @@ void pool_state::record_use(stream_key const& key, void* pointer) {
   if (captures_.memories().any() && captures_.memories().record_use(key, pointer)) return;
   if (pass_through_) return pass_through_->record_use(key, pointer);
   if (hardening_) return hardening_->record_use(key, pointer);
-  engine_->uses().record(key, pointer);
+  engine_->record_use(key, pointer);
 }
 
 void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexcept {
@@ -422,7 +420,7 @@ inline stream_key key_of_owner(stream_timeline& timeline) noexcept {
 statistics pool_state::read_statistics() {
   if (forked()) return {};
   if (pass_through_) return pass_through_->read_statistics();
-  auto const seen = engine_->statistics().read();
+  auto const seen = engine_->read_statistics();
   return hardening_ ? hardening_->amend(seen) : seen;
 }
 
@@ -468,7 +466,7 @@ std::optional<block_info> pool_state::find(void const* pointer) {
   if (auto const in_graph = captures_.memories().find(pointer)) return in_graph;
   if (pass_through_) return pass_through_->find(pointer);
   auto const guarded = hardening_ ? hardening_->find(pointer) : std::nullopt;
-  return guarded ? guarded : engine_->statistics().find(pointer);
+  return guarded ? guarded : engine_->find(pointer);
 }
 
 std::vector<block_event> pool_state::history(void const* pointer) {
@@ -478,12 +476,12 @@ std::vector<block_event> pool_state::history(void const* pointer) {
 
 live_blocks pool_state::find_live() {
   if (pass_through_) return pass_through_->find_live();
-  return hardening_ ? hardening_->find_live() : engine_->statistics().find_live();
+  return hardening_ ? hardening_->find_live() : engine_->find_live();
 }
 
 std::vector<memory_range> pool_state::memory_map() {
   if (forked()) return std::vector<memory_range>{};
-  return pass_through_ ? pass_through_->memory_map() : engine_->statistics().memory_map();
+  return pass_through_ ? pass_through_->memory_map() : engine_->memory_map();
 }
 
 bool pool_state::add_outside(std::size_t bytes) {

@@ -83,15 +83,15 @@ protected:
   void complete_all() {
     for (int i = 0; i < 2; ++i) {
       all_shards_lock const held{parts->shards};
-      parts->rules.poll_streams(nullptr, parts->everywhere());
+      parts->rules.poll_streams(nullptr, parts->shards.everywhere());
       gpumem::simulator::run_until_idle();
     }
     all_shards_lock const held{parts->shards};
-    parts->rules.poll_streams(nullptr, parts->everywhere());
+    parts->rules.poll_streams(nullptr, parts->shards.everywhere());
   }
   void promote_completed() {
     all_shards_lock const held{parts->shards};
-    EXPECT_TRUE(parts->rules.promote_completed(parts->everywhere()));
+    EXPECT_TRUE(parts->rules.promote_completed(parts->shards.everywhere()));
   }
   allocation_request request(std::size_t bytes, std::size_t alignment = gpumem::detail::granule) {
     return {.key = key_a,

@@ -13,7 +13,7 @@ protected:
   recording_upstream upstream;
 
   template <class Pool> static auto counters_of(Pool& pool) {
-    return static_cast<gpumem::detail::pool_state*>(pool.services().state)->engine().statistics().read_counters();
+    return static_cast<gpumem::detail::pool_state*>(pool.services().state)->engine().read_counters();
   }
 };
 

@@ -166,11 +166,7 @@ TEST_F(quick_lists_test, blocks_coalesce_in_the_order_of_their_epochs) {
 class small_blocks : public gpumem_test::simulated_test {
 protected:
   template <class Pool> static auto quick_list_hits(Pool& pool) {
-    return static_cast<gpumem::detail::pool_state*>(pool.services().state)
-        ->engine()
-        .statistics()
-        .read_counters()
-        .quick_list_hits;
+    return static_cast<gpumem::detail::pool_state*>(pool.services().state)->engine().read_counters().quick_list_hits;
   }
   template <class Pool> static std::vector<void*> many(Pool& pool, gpumem::stream const& on, std::size_t count) {
     std::vector<void*> blocks;

@@ -28,7 +28,7 @@ using shard_list_test = gpumem_test::shard_fixture;
 TEST_F(shard_list_test, single_thread_has_one_shard) {
   pool_resource r{gpumem::cuda_resource{device}};
   for (int i = 0; i < 1000; ++i) r.deallocate(a, r.allocate(a, MiB), MiB);
-  auto const counters = engine_of(r).statistics().read_counters();
+  auto const counters = engine_of(r).read_counters();
   EXPECT_EQ(r.statistics().shards, 1u);
   EXPECT_EQ(counters.all_locked_calls, 0u);
 }
@@ -70,9 +70,9 @@ TEST_F(shard_list_test, threads_that_contend_get_shards_and_take_one_lock) {
     together.arrive_and_wait();
     if (number == 0) {
       rounds(10); // the last call may have met the other thread; afterwards it has memory in its own shard
-      auto const before = engine_of(r).statistics().read_counters();
+      auto const before = engine_of(r).read_counters();
       rounds(1000);
-      auto const after = engine_of(r).statistics().read_counters();
+      auto const after = engine_of(r).read_counters();
       EXPECT_EQ(after.all_locked_calls, before.all_locked_calls);
       EXPECT_EQ(after.locked_calls, before.locked_calls + 2000);
     }
@@ -245,7 +245,7 @@ TEST_F(shard_list_test, free_that_finds_the_lock_taken_becomes_a_remote_free) {
   }};
   auto const given_up = std::chrono::steady_clock::now() + std::chrono::minutes{1}; // the other thread may start late
   auto const lacks = [&] {
-    return engine_of(r).statistics().read_counters().remote_frees == 0 && std::chrono::steady_clock::now() < given_up;
+    return engine_of(r).read_counters().remote_frees == 0 && std::chrono::steady_clock::now() < given_up;
   };
   for (int i = 0; i % 1000 > 0 || lacks(); ++i) {
     auto* const p = r.allocate(a, 8192);
@@ -257,7 +257,7 @@ TEST_F(shard_list_test, free_that_finds_the_lock_taken_becomes_a_remote_free) {
   for (auto& each : handed) {
     if (auto* const p = each.load()) r.deallocate(a, p, 8192);
   }
-  EXPECT_GT(engine_of(r).statistics().read_counters().remote_frees, 0u);
+  EXPECT_GT(engine_of(r).read_counters().remote_frees, 0u);
   EXPECT_TRUE(engine_of(r).is_consistent());
   auto const f = r.statistics();
   EXPECT_EQ(f.live, 0u);
@@ -285,7 +285,7 @@ TEST_F(shard_list_test, free_memory_of_other_shards_is_used_before_growth) {
       turn.arrive_and_wait();
     }
   });
-  EXPECT_GT(engine_of(r).statistics().read_counters().steals, 0u);
+  EXPECT_GT(engine_of(r).read_counters().steals, 0u);
 }
 
 // Three neighbouring ranges wait for several streams. When one stream completes, the middle range has the same uses as

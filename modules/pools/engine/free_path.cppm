@@ -47,10 +47,9 @@ export struct cached_free {
 export class free_path {
 public:
   /// Keeps references to all arguments.
-  free_path(pool_parts& parts, shard_frees& frees, deferred_frees& deferred, waiting_requests const& requests,
-            progress_monitor& monitor, request_queue& queue) noexcept
-      : parts_{parts}, frees_{frees}, deferred_{deferred}, requests_{requests}, monitor_{monitor}, queue_{queue},
-        events_{parts} {}
+  free_path(pool_parts& parts, shard_frees& frees, waiting_requests const& requests, progress_monitor& monitor,
+            request_queue& queue) noexcept
+      : parts_{parts}, frees_{frees}, requests_{requests}, monitor_{monitor}, queue_{queue} {}
 
   /// Returns whether a thread's cache may hold the block. Reads the block without a lock, since only the owner of a
   /// live block changes it.
@@ -77,6 +76,12 @@ public:
   /// Frees a block that a request for several blocks had got before another of its blocks was refused. Such a request
   /// keeps none of its blocks.
   void return_part(stream_key const& key, void* pointer) noexcept;
+  /// Declares that all uses of the block on this stream are enqueued. After the free, the memory is reused only when
+  /// these uses are over too. If no live block begins at the pointer, reports a misuse and returns false. Throws
+  /// cuda_error, std::bad_alloc.
+  bool record_use(stream_key const& key, void* pointer);
+  /// Returns the uses on other streams that were recorded for the live block at the address.
+  stream_uses recorded_uses(void const* pointer) noexcept;
 
 private:
   // The arguments of one free.
@@ -94,34 +99,19 @@ private:
   free_result free_evicted_block(block& cached) noexcept;
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
   finish_free(block& returned, free_call const& call, pool_shard& shard) noexcept;
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] stream_use
+  record_if_due(free_call const& call, std::size_t bytes, pool_shard& shard) noexcept;
+  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
+  passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& shard) noexcept;
+  stream_use record_event(stream_key const& key, stream_use const& use) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] void make_room_for_use(stream_uses& uses,
+                                                                               stream_key const& key);
 
   pool_parts& parts_;
   shard_frees& frees_;
-  deferred_frees& deferred_;
   waiting_requests const& requests_;
   progress_monitor& monitor_;
   request_queue& queue_;
-  free_events events_;
-};
-
-/// Adds to live blocks the uses that callers declare by record_use(). After the free, the memory is reused only when
-/// these uses are over too. Takes the locks of all shards.
-export class recorded_uses {
-public:
-  /// Keeps references to both arguments.
-  recorded_uses(pool_parts& parts, deferred_frees& deferred) noexcept : parts_{parts}, deferred_{deferred} {}
-
-  /// Declares that all uses of the block on this stream are enqueued. If no live block begins at the pointer, reports a
-  /// misuse and returns false. Throws cuda_error, std::bad_alloc.
-  bool record(stream_key const& key, void* pointer);
-  /// Returns the uses on other streams that were recorded for the live block at the address.
-  stream_uses of(void const* pointer) noexcept;
-
-private:
-  [[clang::requires_capability(one_shard, all_shards)]] void admit(stream_uses& uses, stream_key const& key);
-
-  pool_parts& parts_;
-  deferred_frees& deferred_;
 };
 
 } // namespace gpumem::detail

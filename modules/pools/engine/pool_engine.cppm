@@ -31,28 +31,6 @@ import :waiter;
 
 namespace gpumem::detail {
 
-/// Serves these calls. Each function takes the locks of all shards. Any thread.
-export class page_calls {
-public:
-  /// Keeps references to both arguments.
-  page_calls(pool_parts& parts, request_queue& queue) noexcept : parts_{parts}, queue_{queue} {}
-
-  /// Keeps the pages of these bytes mapped in place until unpin() was called as often as pin(). Returns false if a byte
-  /// is not the pool's.
-  bool pin(void const* pointer, std::size_t bytes);
-  void unpin(void const* pointer, std::size_t bytes);
-  /// Lets another device read and write the pages of the pool. Does nothing if the pool has chunks. Throws cuda_error,
-  /// std::bad_alloc.
-  void open_to(device peer);
-  /// Returns the page that holds the pointer, with a file descriptor by which another process can map it. Pins it.
-  /// Fails with outcome::invalid_argument if the pool has no such page, or its pages are not exportable.
-  expected<exported_page, failure> export_page(void const* pointer);
-
-private:
-  pool_parts& parts_;
-  request_queue& queue_;
-};
-
 /// Allocates and frees the blocks of one pool, which has one or more shards with a lock each. If the thread's cache of
 /// freed blocks serves a call, the call takes only the lock of that cache. Otherwise it takes the lock of one shard,
 /// and then, if that is not enough, the locks of all shards. Under a lock the engine makes driver calls on streams, but
@@ -113,12 +91,13 @@ public:
   /// Frees a block that a request for several blocks had got before another one was refused.
   void return_part(stream_key const& key, void* pointer) noexcept { free_path_.return_part(key, pointer); }
 
-  /// Return the objects that serve the calls of the pool other than allocations and frees.
-  inline recorded_uses& uses() noexcept { return uses_; }
-  inline page_calls& pages() noexcept { return pages_; }
+  /// Declare, and return, the uses of a block on other streams; see free_path.
+  bool record_use(stream_key const& key, void* pointer) { return free_path_.record_use(key, pointer); }
+  stream_uses recorded_uses(void const* pointer) noexcept { return free_path_.recorded_uses(pointer); }
+
+  /// Return the objects that serve the requests that wait.
   inline request_queue& requests() noexcept { return queue_; }
   inline request_passes& passes() noexcept { return request_passes_; }
-  inline pool_statistics& statistics() noexcept { return statistics_; }
   inline shard_list& shards() noexcept { return parts_.shards; }
   inline pool_options const& options() const noexcept { return parts_.options; }
   inline pool_upstream& upstream() noexcept { return *parts_.upstream; }
@@ -134,9 +113,36 @@ public:
   inline bool refuses() const noexcept { return parts_.requests.is_closed(); }
   /// Returns whether requests wait for memory.
   inline bool has_waiting() const noexcept { return parts_.requests.has_waiting(); }
-  bool is_consistent();
+
+  // Each of the next functions takes the locks of all shards; read_statistics() only if it must.
+  /// Sums up the counts of the shards, the thread caches and the waiting requests.
+  statistics read_statistics();
+  pool_counters read_counters();
+  /// Describes the block or the free range that holds the address; nullopt if the address is not in the pool. Takes
+  /// time in proportion to the number of blocks in the same chunk.
+  std::optional<block_info> find(void const* pointer);
+  /// Counts the live blocks, and describes the largest. Takes time in proportion to the number of blocks. Throws
+  /// std::bad_alloc.
+  live_blocks find_live();
+  /// Describes all reserved memory, in the order of addresses. Takes time in proportion to the number of blocks. Throws
+  /// std::bad_alloc.
+  std::vector<memory_range> memory_map();
   /// Returns a text about the pool's memory, for people. Throws std::bad_alloc.
   std::string describe_memory() { return detail::describe_memory(parts_, frees_); }
+  /// Returns whether the records of the pool agree: each reserved byte is live, cached or free, and blocks do not
+  /// overlap. The free lists hold exactly the free ranges, and the thread caches keep within their budget.
+  bool is_consistent();
+
+  /// Keeps the pages of these bytes mapped in place until unpin() was called as often as pin(). Returns false if a byte
+  /// is not the pool's.
+  bool pin(void const* pointer, std::size_t bytes);
+  void unpin(void const* pointer, std::size_t bytes);
+  /// Lets another device read and write the pages of the pool. Does nothing if the pool has chunks. Throws cuda_error,
+  /// std::bad_alloc.
+  void open_to(device peer);
+  /// Returns the page that holds the pointer, with a file descriptor by which another process can map it. Pins it.
+  /// Fails with outcome::invalid_argument if the pool has no such page, or its pages are not exportable.
+  expected<exported_page, failure> export_page(void const* pointer);
 
   std::size_t trim(std::size_t keep);
   /// Begins or ends to tell the watcher of the pool's pages or chunks. First tells it of those that the pool has.
@@ -185,18 +191,12 @@ private:
   // to serve waiting requests and to give memory back.
   pool_parts parts_;
   shard_frees frees_;
-  deferred_frees deferred_;
   waiting_requests requests_;
   progress_monitor monitor_;
   request_queue queue_;
   request_passes request_passes_;
   free_path free_path_;
-  shard_allocator allocator_;
-  out_of_memory_path out_of_memory_;
   allocate_path allocate_path_;
-  recorded_uses uses_;
-  page_calls pages_;
-  pool_statistics statistics_;
   release_task release_;
 };
 

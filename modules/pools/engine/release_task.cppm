@@ -29,9 +29,9 @@ public:
   };
 
   /// Keeps references to all arguments.
-  release_task(pool_parts& parts, shard_frees& frees, deferred_frees& deferred, progress_monitor& monitor,
-               request_passes& requests, owner& owner) noexcept
-      : parts_{parts}, frees_{frees}, deferred_{deferred}, monitor_{monitor}, requests_{requests}, owner_{owner} {}
+  release_task(pool_parts& parts, shard_frees& frees, progress_monitor& monitor, request_passes& requests,
+               owner& owner) noexcept
+      : parts_{parts}, frees_{frees}, monitor_{monitor}, requests_{requests}, owner_{owner} {}
 
   /// Ends a round of the shards, and gives back free memory whose uses the host has seen complete, as long as at least
   /// `keep` bytes stay reserved. Returns the bytes given back. The caller holds the locks of all shards; they are
@@ -60,7 +60,6 @@ private:
 
   pool_parts& parts_;
   shard_frees& frees_;
-  deferred_frees& deferred_;
   progress_monitor& monitor_;
   request_passes& requests_;
   owner& owner_;

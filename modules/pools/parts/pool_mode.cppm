@@ -63,11 +63,14 @@ private:
 export class pass_timer {
 public:
   /// Keeps references to both arguments. `pass`: the timer whose expiry is a pass.
-  pass_timer(timer& pass, admission const& requests) noexcept;
+  pass_timer(timer& pass, admission& requests) noexcept;
 
   /// Posts a pass after a pause. The pause grows with each pass that found no change for a waiting request. If no
   /// request waits, it grows with each pass that found memory still in use.
   [[clang::requires_capability(all_shards)]] void schedule() noexcept;
+  /// Counts a change after which waiting requests may succeed, and posts a pass that wakes them. For calls that cannot
+  /// wake them themselves.
+  [[clang::requires_capability(all_shards)]] void notify() noexcept;
   /// Posts a pass for `deadline`, or for a millisecond from now if that is later. An earlier one that is posted stays.
   [[clang::requires_capability(all_shards)]] void schedule_at(sync::time_point deadline) noexcept;
   /// Cancels a posted pass. Returns false if a pass runs or is about to run.
@@ -92,7 +95,7 @@ private:
   [[clang::requires_capability(all_shards)]] void post(sync::time_point time, bool late) noexcept;
 
   timer& pass_;
-  admission const& requests_;
+  admission& requests_;
   bool queued_ __attribute__((guarded_by(all_shards))) = false;
   bool late_ __attribute__((guarded_by(all_shards))) = false; // whether an earlier pass may replace the posted one
   sync::time_point posted_for_ __attribute__((guarded_by(all_shards)));

@@ -50,8 +50,6 @@ export struct pool_parts {
   std::unique_ptr<pool_upstream> const upstream; ///< first, so that it outlives the shards, which hold its memory
   pool_options const options;
   std::size_t const smallest_block; ///< bytes, including the guards around each block of a hardened pool
-  std::size_t const largest_block;  ///< bytes; SIZE_MAX in a hardened pool: it checks requests before it adds guards
-  guard_layout const guards;        ///< of a hardened pool; in other pools they have no bytes
   reuse_rules rules;
   shard_list shards;
   thread_caches caches;
@@ -60,46 +58,12 @@ export struct pool_parts {
   pass_timer passes;
   pool_mode mode;
   pool_backend backend;
-  peak_tracker peak;
-  eviction_wait evictions;
 
   /// Returns whether work of the stream may use the pool's memory. A stream passes this test before the pool gives it
   /// memory, and before a thread cache takes a block that it frees. So a thread cache need not ask when it gives one.
   inline bool serves(stream_key const& key) const noexcept {
     return caches.serves(key.timeline().device()) || upstream->serves(key);
   }
-  /// Returns whether all blocks have the same size.
-  inline bool has_one_size() const noexcept {
-    return options.smallest_block != 0 && options.smallest_block == options.largest_block;
-  }
-  inline shard_list::search_order everywhere() const noexcept { return {shards, *shards.all().front()}; }
-  /// Counts a change of the live bytes of a shard. The caller holds the shard's lock. `nearby`: bytes that count as
-  /// live although they are free, in the calling thread's cache.
-  [[clang::requires_capability(one_shard),
-    clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline void
-  count_live(pool_shard& shard, std::int64_t change, std::int64_t nearby) noexcept {
-    if (shards.all().size() > 1) return count_live_of_many(shard, change, nearby);
-    peak.count_alone(shard.live, change, nearby);
-  }
-
-  // Called under the locks of all shards.
-  /// Applies a change of the number of active shards.
-  [[clang::requires_capability(one_shard, all_shards)]] void update_mode() noexcept;
-  /// Counts a change after which waiting requests may succeed, and posts a pass that wakes them. For calls that cannot
-  /// wake them themselves.
-  [[clang::requires_capability(all_shards)]] void notify() noexcept;
-  /// Returns the number of live blocks, including those in thread caches.
-  [[clang::requires_capability(one_shard, all_shards)]] std::int64_t live_blocks() const noexcept;
-  /// Returns the number of calls that took a lock of a shard, and of allocations from thread caches.
-  [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t calls() const noexcept;
-  /// Returns the bytes on the free lists.
-  [[clang::requires_capability(one_shard, all_shards)]] std::size_t free_bytes() const noexcept;
-  /// Returns the bytes that callers have requested and not yet freed.
-  [[clang::requires_capability(one_shard, all_shards)]] std::size_t live_bytes() const noexcept;
-
-private:
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-  count_live_of_many(pool_shard& shard, std::int64_t change, std::int64_t nearby) noexcept;
 };
 
 /// Returns the bytes that guards add to each block.

@@ -1,4 +1,4 @@
-// The shards of a pool, their locks, the shard of each thread, and the wait for evicted blocks.
+// The shards of a pool, their locks, and the shard of each thread.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:shard_list;
 import :block;
@@ -77,6 +77,8 @@ public:
     std::array<pool_shard*, max_shards> order_;
     std::size_t count_ = 0;
   };
+  /// Returns all shards, the first one first.
+  inline search_order everywhere() const noexcept { return {*this, *shards_[0]}; }
 
   /// Takes the lock of a shard that a try_lock() has found taken. If it is that of the first shard, which is
   /// the calling thread's, counts the collision.
@@ -112,6 +114,25 @@ public:
     return find_in_all(pointer, last);
   }
 
+  /// Counts a change of the live bytes of a shard, and raises the peak. The caller holds the shard's lock. `nearby`:
+  /// bytes that count as live although they are free, in the calling thread's cache. `reserved`: those of the pool.
+  [[clang::requires_capability(one_shard)]] [[gnu::always_inline]] inline void
+  count_live(pool_shard& shard, std::int64_t change, std::int64_t nearby, std::size_t reserved) noexcept {
+    if (all().size() > 1) return count_live_of_many(shard, change, nearby, reserved);
+    peak_.count_alone(shard.live, change, nearby);
+  }
+  /// Returns the peak of the live bytes. Any thread.
+  inline std::size_t peak_live() const noexcept { return peak_.peak(); }
+  /// Sets the peak to the live bytes. `cached`: the bytes in thread caches, which the shards count as live.
+  [[clang::requires_capability(one_shard, all_shards)]] void reset_peak(std::int64_t cached) noexcept;
+  // Return sums over all shards. Blocks in thread caches count as live.
+  [[clang::requires_capability(one_shard, all_shards)]] std::int64_t live_bytes() const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] std::int64_t live_blocks() const noexcept;
+  /// Returns the bytes on the free lists.
+  [[clang::requires_capability(one_shard, all_shards)]] std::size_t free_bytes() const noexcept;
+  /// Returns the number of calls that took a lock of a shard.
+  [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t locked_calls() const noexcept;
+
 private:
   friend class all_shards_lock;
   friend class all_shards_unlock;
@@ -133,6 +154,10 @@ private:
   void lock_all() noexcept;
   void unlock_all() noexcept;
   lookup find_in_all(void const* pointer, std::atomic<pool_shard*>& last) noexcept;
+  [[clang::requires_capability(one_shard)]] void count_live_of_many(pool_shard& shard, std::int64_t change,
+                                                                    std::int64_t nearby, std::size_t reserved) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] bool note_change(std::size_t earlier,
+                                                                         std::size_t used) noexcept;
 
   double const poll_share_;
   bool const shard_per_thread_;
@@ -141,6 +166,7 @@ private:
   std::atomic<unsigned> active_{0};
   std::size_t in_use_ __attribute__((guarded_by(all_shards))) = 1;
   std::array<thread_slot, slots> slots_;
+  peak_tracker peak_;
 };
 
 /// Holds the lock of one shard.
@@ -193,28 +219,6 @@ public:
 
 private:
   shard_list& list_;
-};
-
-/// Lets requests wait until no evicted block is left. A thread cache evicts a block to make room. Until the cache's
-/// thread has freed the block to a shard, the block is on no list.
-export class eviction_wait {
-public:
-  /// Returns once `any()` is false, which means that no evicted block is left. Unlocks the shards during the wait.
-  template <class Any>
-  [[clang::requires_capability(one_shard, all_shards)]] void wait(shard_list& shards, Any must_wait) {
-    ++waiters_;
-    while (must_wait()) shards.wait(freed_);
-    --waiters_;
-  }
-  /// Wakes the threads in wait(). Called after an evicted block was freed.
-  [[clang::requires_shared_capability(all_shards)]] inline void notify() noexcept {
-    if (waiters_ > 0) [[unlikely]]
-      freed_.notify_all();
-  }
-
-private:
-  unsigned waiters_ __attribute__((guarded_by(all_shards))) = 0;
-  sync::spin_condition freed_;
 };
 
 } // namespace gpumem::detail

@@ -23,8 +23,9 @@ namespace gpumem::detail {
 export class waiting_requests {
 public:
   /// Keeps references to both arguments.
-  waiting_requests(pool_parts& parts, deferred_frees const& deferred) noexcept
-      : queue{parts.options.max_overtakes}, parts_{parts}, deferred_{deferred} {}
+  waiting_requests(pool_parts& parts, shard_frees const& frees) noexcept
+      : queue{parts.options.max_overtakes}, parts_{parts}, frees_{frees},
+        guards_{guard_layout::of(parts.options.hardened)} {}
 
   waiter_list queue __attribute__((guarded_by(all_shards)));
 
@@ -50,7 +51,7 @@ public:
   [[clang::requires_capability(one_shard, all_shards)]] bool is_pool_unused() const noexcept;
   /// Returns whether a free inside a graph capture waits for a later call that completes it.
   [[clang::requires_shared_capability(all_shards)]] inline bool has_deferred_frees() const noexcept {
-    return deferred_.any();
+    return frees_.any_deferred();
   }
 
   /// Returns a count of changes that may let a refused request go on: it grows with each free, and with each free range
@@ -82,7 +83,8 @@ private:
   [[clang::requires_shared_capability(all_shards)]] bool could_serve(waiter const& item) const noexcept;
 
   pool_parts& parts_;
-  deferred_frees const& deferred_;
+  shard_frees const& frees_;
+  guard_layout const guards_; // of a hardened pool; in other pools they have no bytes
   std::size_t upstream_limit_ __attribute__((guarded_by(all_shards))) = SIZE_MAX;
   // The changes that count_returned_parts() has counted: blocks that requests of several parts gave back.
   std::uint64_t returned_parts_ __attribute__((guarded_by(all_shards))) = 0;
@@ -249,9 +251,9 @@ private:
 export class request_passes final : public pressure_call::observer, public waiting_place {
 public:
   /// Keeps references to all arguments.
-  request_passes(pool_parts& parts, deferred_frees& deferred, waiting_requests& requests, progress_monitor& monitor,
+  request_passes(pool_parts& parts, shard_frees& frees, waiting_requests& requests, progress_monitor& monitor,
                  request_queue& queue) noexcept
-      : parts_{parts}, deferred_{deferred}, requests_{requests}, monitor_{monitor}, queue_{queue} {
+      : parts_{parts}, frees_{frees}, requests_{requests}, monitor_{monitor}, queue_{queue} {
     deadlock_monitor::get().add(*this);
   }
   ~request_passes() { deadlock_monitor::get().remove(*this); }
@@ -273,7 +275,7 @@ private:
   void end_pressure(pressure_call& call, std::size_t freed_bytes) noexcept override;
 
   pool_parts& parts_;
-  deferred_frees& deferred_;
+  shard_frees& frees_;
   waiting_requests& requests_;
   progress_monitor& monitor_;
   request_queue& queue_;

@@ -70,11 +70,22 @@ count_steal(pool_shard& thief) noexcept {
 
 } // namespace
 
-bool shard_allocator::steals_too_often(pool_shard const& thief) const noexcept {
+allocate_path::allocate_path(pool_parts& parts, shard_frees& frees, request_queue& queue) noexcept
+    : parts_{parts}, frees_{frees}, queue_{queue}, search_{parts.options.cross_stream, parts.rules},
+      largest_block_{parts.options.largest_block && !parts.options.hardened.enabled
+                         ? size_class::of(parts.options.largest_block).bytes
+                         : SIZE_MAX} {}
+
+// Returns whether the thread of the shard `thief` has lately taken `max_steals` blocks from other threads' shards. Then
+// that shard should grow instead.
+bool allocate_path::steals_too_often(pool_shard const& thief) const noexcept {
   return !parts_.shards.single() && thief.steals >= max_steals && !steals_expired(thief);
 }
 
-void* shard_allocator::allocate_from_own(allocation_request& request) {
+// Allocates from the thread's own shard, and locks no other shard. Returns null also if the request needs the locks of
+// all shards. If the pool has one shard, does not poll streams for completed work: the caller then calls search_all(),
+// which polls them under the lock of the same shard.
+void* allocate_path::allocate_from_own(allocation_request& request) {
   request.shard = parts_.shards.uncontended_shard(request.thread, request.bytes);
   if (!request.shard || !parts_.caches.has_storage(request.thread)) [[unlikely]]
     return nullptr;
@@ -95,7 +106,9 @@ void* shard_allocator::allocate_from_own(allocation_request& request) {
   return p;
 }
 
-void* shard_allocator::search_all(allocation_request const& request) {
+// Searches all shards. If that finds nothing, moves the blocks of the thread caches to the free ranges and searches
+// again, as long as there are such blocks.
+void* allocate_path::search_all(allocation_request const& request) {
   frees_.drain_all_remote_frees();
   do {
     if (auto const place = search_.find(request, shard_list::search_order{parts_.shards, *request.shard, false}))
@@ -104,22 +117,28 @@ void* shard_allocator::search_all(allocation_request const& request) {
   return nullptr;
 }
 
-// Searches the thread's own shard, and then the idle chunks of the other shards. Leaves the small blocks on quick
-// lists, which keep them for requests of their size. Coalescing them here halved the speed of threads that allocate
-// what other threads free.
-void* shard_allocator::search_own(allocation_request const& request) {
+// Serves a thread that should not take single blocks out of other threads' shards. Searches its own shard, and then
+// moves an idle chunk of another shard into it. If this returns null, the caller grows the thread's shard. Leaves the
+// small blocks on quick lists, which keep them for requests of their size. Coalescing them here halved the speed of
+// threads that allocate what other threads free.
+void* allocate_path::search_own(allocation_request const& request) {
   request.shard->steals = 0;
   auto place = search_.find(request, {&request.shard, 1});
   if (!place) place = parts_.backend.migrate_chunk(request);
   return place ? commit(request, place) : nullptr;
 }
 
-void* shard_allocator::search_with_wait(allocation_request const& request) {
+// Searches all shards, also ranges that other streams still use. Makes the request's stream wait on the device for the
+// uses of the range that it gets.
+void* allocate_path::search_with_wait(allocation_request const& request) {
   auto const place = search_.find_with_wait(request, shard_list::search_order{parts_.shards, *request.shard, false});
   return place ? commit(request, place) : nullptr;
 }
 
-attempt<void*> shard_allocator::grow(allocation_request const& request, bool exact) {
+// Grows the pool by memory of the upstream, and allocates the block there. Unless `exact`, gets more memory than the
+// request needs. The result is retry() if another thread grew the pool meanwhile, or if the new memory is not enough.
+// The caller then searches again. Unlocks the shards during calls of the upstream.
+attempt<void*> allocate_path::grow(allocation_request const& request, bool exact) {
   if (upstream_call::runs_here(parts_.shards))
     return unexpected<failure>{failure_of(broken_rule::inside_growth, request.requested)};
   if (parts_.backend.wait_for_growth()) return attempt<void*>::retry();
@@ -127,7 +146,7 @@ attempt<void*> shard_allocator::grow(allocation_request const& request, bool exa
     auto const grown = parts_.backend.grow(request, exact);
     if (grown.has_failed()) return unexpected<failure>{grown.error()};
     auto* const allocated = grown.is_done() ? commit(request, grown.value()) : nullptr;
-    parts_.notify();
+    parts_.passes.notify();
     if (auto const when = parts_.backend.next_look()) parts_.passes.schedule_at(*when);
     frees_.flush_beyond_threshold();
     return allocated ? attempt<void*>{allocated} : attempt<void*>::retry();
@@ -137,7 +156,8 @@ attempt<void*> shard_allocator::grow(allocation_request const& request, bool exa
   }
 }
 
-void* shard_allocator::commit(allocation_request const& request, placement place) {
+// Allocates the block of the request at the place that a search has found. Returns its address.
+void* allocate_path::commit(allocation_request const& request, placement place) {
   auto& owner_shard = *place.range->parent->shard;
   bool const waits = request.key.queues() == queueing::admitted;
   bool const ready = waits && place.range->uses.completed();
@@ -148,8 +168,8 @@ void* shard_allocator::commit(allocation_request const& request, placement place
   block.stream = &request.key.timeline();
   block.class_number = request.class_number;
   ++owner_shard.live_blocks;
-  parts_.count_live(owner_shard, static_cast<std::int64_t>(request.requested),
-                    parts_.caches.cached_requested_of(request.thread));
+  parts_.shards.count_live(owner_shard, static_cast<std::int64_t>(request.requested),
+                           parts_.caches.cached_requested_of(request.thread), parts_.chunks.reserved());
   if (&owner_shard != request.shard && !owner_shard.spare) [[unlikely]]
     count_steal(*request.shard);
   ++owner_shard.counts.allocations;
@@ -161,7 +181,7 @@ void* shard_allocator::commit(allocation_request const& request, placement place
 
 // Splits a block off a range. If the block is small and the range is large, splits off more blocks of that size, which
 // serve later requests.
-[[gnu::always_inline]] block& shard_allocator::split_off(allocation_request const& request, placement place) {
+[[gnu::always_inline]] block& allocate_path::split_off(allocation_request const& request, placement place) {
   auto& from = *place.range->parent->shard;
   if (place.range->state() == block_state::quick_listed) {
     from.ranges.pop_quick(*place.range);
@@ -178,7 +198,7 @@ void* shard_allocator::commit(allocation_request const& request, placement place
 // memory for which the stream must wait. After that the host waits for streams, and the pool replaces unused memory by
 // new memory. A pool of pages unmaps only as many unused pages as the request needs, so it does that before the host
 // waits. A pool of chunks gives back all unused chunks, so it does that only after the wait.
-expected<void*, failure> out_of_memory_path::allocate(allocation_request& request, failure const& error) {
+expected<void*, failure> allocate_path::allocate_without_growth(allocation_request& request, failure const& error) {
   if (error.reason == outcome::invalid_argument)
     return unexpected<failure>{error}; // the growth is called from inside itself
   request.growth_failed = true;
@@ -187,9 +207,9 @@ expected<void*, failure> out_of_memory_path::allocate(allocation_request& reques
   if (within_limit && release_closed_pools(error)) {
     if (auto const grown = grow_or_search(request)) return grown;
   }
-  flush();
-  if (auto* const p = allocator_.search_all(request)) return p;
-  if (auto* const p = allocator_.search_with_wait(request)) return p;
+  frees_.flush_for_request();
+  if (auto* const p = search_all(request)) return p;
+  if (auto* const p = search_with_wait(request)) return p;
   expected<void*, failure> grown = unexpected<failure>{error};
   if (error.reason == outcome::device_lost) return grown;
   if (is_never_met(request, error))
@@ -204,65 +224,48 @@ expected<void*, failure> out_of_memory_path::allocate(allocation_request& reques
 }
 
 // Returns whether no state of the pool could serve the request, which has failed for the reason `failure`.
-bool out_of_memory_path::is_never_met(allocation_request const& request, failure const& failure) const {
+bool allocate_path::is_never_met(allocation_request const& request, failure const& failure) const {
   auto const& backend = parts_.backend;
   if (!backend.could_hold(request.bytes, request.alignment)) return true;
   return failure.reason == outcome::too_large && !backend.has_chunk_for(request.bytes, request.alignment);
 }
 
-bool out_of_memory_path::release_closed_pools(failure const& failure) noexcept {
+bool allocate_path::release_closed_pools(failure const& failure) noexcept {
   if (failure.reason != outcome::exhausted || !deferred_release::any_closed()) return false;
   auto const where = parts_.backend.where();
   all_shards_unlock const during{parts_.shards};
   return deferred_release::give_back_complete(where ? where->ordinal() : -1);
 }
 
-// Turns the thread caches off and moves their blocks to the free lists. Then waits until no block is evicted: taken out
-// of a cache by its thread, but not yet on a free list.
-void out_of_memory_path::flush() {
-  bool const cached_till_now = parts_.caches.enabled();
-  parts_.mode.set_under_pressure(true);
-  frees_.flush_thread_caches();
-  if (!cached_till_now) return;
-  parts_.evictions.wait(parts_.shards, [&] {
-    assert_all_shards_held();
-    bool any = false;
-    parts_.chunks.visit([&](chunk const& parent) {
-      parent.visit([&](block const& each) { any |= each.state() == block_state::evicted; });
-    });
-    return any;
-  });
-}
-
 // Polls and searches once more: otherwise memory whose work has just completed would be unmapped and mapped again. Then
 // moves unused pages together to hold the request. If that fails, gives unused memory back to the upstream, and gets
 // new memory for the request instead.
-expected<void*, failure> out_of_memory_path::grow_in_place(allocation_request const& request) {
+expected<void*, failure> allocate_path::grow_in_place(allocation_request const& request) {
   if (parts_.backend.paged()) {
-    parts_.rules.poll_young_events(&request.key, parts_.everywhere());
-    if (auto* const p = allocator_.search_all(request)) return p;
+    parts_.rules.poll_young_events(&request.key, parts_.shards.everywhere());
+    if (auto* const p = search_all(request)) return p;
   }
-  if (auto const place = parts_.backend.move_at_limit(request)) return allocator_.commit(request, place);
+  if (auto const place = parts_.backend.move_at_limit(request)) return commit(request, place);
   parts_.backend.release_for(request);
   auto const grown = grow_or_search(request);
   if (!grown && request.can_park() && parts_.backend.ask_for_release()) parts_.passes.schedule();
   return grown;
 }
 
-expected<void*, failure> out_of_memory_path::grow_or_search(allocation_request const& request) {
+expected<void*, failure> allocate_path::grow_or_search(allocation_request const& request) {
   for (;;) {
-    auto const grown = allocator_.grow(request, true);
+    auto const grown = grow(request, true);
     if (grown.is_done()) return grown.value();
     if (grown.has_failed()) return unexpected<failure>{grown.error()};
-    if (auto* const p = allocator_.search_all(request)) return p;
+    if (auto* const p = search_all(request)) return p;
   }
 }
 
 // Returns whether the request could succeed after streams have completed their work: from free memory, or from new
 // memory after the pool has given back unused memory.
-bool out_of_memory_path::sync_could_help(allocation_request const& request) const {
-  if (!reuse_rules::may_complete(parts_.everywhere())) return false;
-  if (parts_.backend.paged() && parts_.free_bytes() + parts_.chunks.headroom() >= request.bytes) return true;
+bool allocate_path::sync_could_help(allocation_request const& request) const {
+  if (!reuse_rules::may_complete(parts_.shards.everywhere())) return false;
+  if (parts_.backend.paged() && parts_.shards.free_bytes() + parts_.chunks.headroom() >= request.bytes) return true;
   std::size_t run = 0;
   parts_.chunks.visit([&](chunk const& each) { run = std::max(run, each.largest_run()); });
   if (run >= request.bytes && (parts_.options.cross_stream != reuse_policy::ordered || request.key.is_host()))
@@ -272,16 +275,16 @@ bool out_of_memory_path::sync_could_help(allocation_request const& request) cons
 
 // Polls the streams for up to `tuning::max_host_wait`, and searches after each poll. Returns null if the searches find
 // nothing. The caller then gives back the chunks that have become unused.
-void* out_of_memory_path::sync_and_retry(allocation_request const& request) {
+void* allocate_path::sync_and_retry(allocation_request const& request) {
   auto const deadline = sync::now() + tuning::max_host_wait;
-  parts_.rules.poll_streams(nullptr, parts_.everywhere());
+  parts_.rules.poll_streams(nullptr, parts_.shards.everywhere());
   for (backoff pause{tuning::max_poll_pause}; sync_could_help(request);) {
     if (parts_.backend.lost() || sync::now() >= deadline) return nullptr;
     {
       all_shards_unlock const during{parts_.shards};
       sync::sleep_for(pause.next());
     }
-    parts_.rules.poll_streams(nullptr, parts_.everywhere());
+    parts_.rules.poll_streams(nullptr, parts_.shards.everywhere());
     if (auto* const p = search_after_sync(request)) return p;
     if (!request.loan) continue; // no search serves a loan: it needs pages that are complete by now
     if (auto const grown = grow_in_place(request)) return *grown;
@@ -289,8 +292,8 @@ void* out_of_memory_path::sync_and_retry(allocation_request const& request) {
   return search_after_sync(request);
 }
 
-void* out_of_memory_path::search_after_sync(allocation_request const& request) {
-  auto* const p = allocator_.search_all(request);
+void* allocate_path::search_after_sync(allocation_request const& request) {
+  auto* const p = search_all(request);
   if (p) ++request.shard->counts.reuse_after_sync;
   return p;
 }
@@ -332,7 +335,7 @@ allocate_path::try_allocate(allocation_request request) noexcept {
     return unexpected<failure>{failure_of(broken_rule::unopened_device, bytes)};
   }
   bool const beyond_limit = limit && request.bytes > limit;
-  bool const too_large = bytes > parts_.largest_block && !key.for_chunk() && !request.loan;
+  bool const too_large = bytes > largest_block_ && !key.for_chunk() && !request.loan;
   if (beyond_limit || too_large) [[unlikely]]
     return fail(request, outcome::too_large);
   if (!parts_.requests.is_open()) [[unlikely]] {
@@ -345,7 +348,7 @@ allocate_path::try_allocate(allocation_request request) noexcept {
     // itself still reuses its memory.
   }
   try {
-    if (auto* const p = request.loan ? nullptr : allocator_.allocate_from_own(request)) [[likely]]
+    if (auto* const p = request.loan ? nullptr : allocate_from_own(request)) [[likely]]
       return p;
     return allocate_from_all(request);
   } catch (std::bad_alloc const&) {
@@ -359,18 +362,18 @@ expected<void*, failure> allocate_path::allocate_from_all(allocation_request& re
   enter(request);
   // If a thread has often allocated from the shards of other threads, it searches and grows its own shard first. With
   // the option `shard_per_thread` each thread does so.
-  bool const avoids_steals = parts_.options.shard_per_thread || allocator_.steals_too_often(*request.shard);
+  bool const avoids_steals = parts_.options.shard_per_thread || steals_too_often(*request.shard);
   for (bool own_shard = avoids_steals && !request.loan;;) {
-    deferred_.run(&request.key);
-    if (auto* const p = own_shard ? allocator_.search_own(request) : allocator_.search_all(request)) return p;
-    auto const new_memory = allocator_.grow(request, false);
+    frees_.run_deferred(&request.key);
+    if (auto* const p = own_shard ? search_own(request) : search_all(request)) return p;
+    auto const new_memory = grow(request, false);
     if (new_memory.is_done()) return new_memory.value();
     if (new_memory.must_retry()) continue;
     if (own_shard) {
       own_shard = false;
       continue;
     }
-    auto const found = out_of_memory_.allocate(request, new_memory.error());
+    auto const found = allocate_without_growth(request, new_memory.error());
     if (found) return found;
     count_failure(*request.shard, request);
     if (!parts_.backend.lost()) return found;
@@ -382,7 +385,7 @@ expected<void*, failure> allocate_path::allocate_from_all(allocation_request& re
 // its own would not help the thread.
 void allocate_path::enter(allocation_request& request) {
   auto& shards = parts_.shards;
-  if (shards.begin_allocation(request.bytes, !parts_.requests.has_waiting())) parts_.update_mode();
+  if (shards.begin_allocation(request.bytes, !parts_.requests.has_waiting())) parts_.mode.update();
   request.shard = shards.is_shared(request.bytes) ? shards.all().front().get() : &shards.shard_of_thread();
   ++request.shard->counters.locked_calls;
   request.shard->counters.all_locked_calls += parts_.shards.all().size() > 1;

@@ -6,6 +6,7 @@ module;
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 module gpumem:free_path.impl;
 import :free_path;
@@ -13,8 +14,10 @@ import :block;
 import :chunk_list;
 import :cuda;
 import :error;
+import :free_lists;
 import :frees;
 import :misuse;
+import :pool_backend;
 import :pool_mode;
 import :pool_options;
 import :pool_parts;
@@ -54,6 +57,42 @@ block* find_or_explain(pool_parts& parts, stream_key const& key, void* pointer, 
   if (found && found->is_live() && (!bytes || *bytes == found->requested)) return found;
   explain(parts, key, pointer, bytes, wrong);
   return nullptr;
+}
+
+// Counts a free. Returns whether the frees of the stream that no event covers have reached the threshold for an event.
+// Counts first in the stream's free list of `shard`. Adds the sums to the counter of the whole stream later, so
+// that threads that use the same stream rarely write that shared counter.
+bool free_path::passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& shard) noexcept {
+  auto const threshold = parts_.mode.event_threshold_bytes();
+  auto* const own = shard.ranges.lists().find(timeline);
+  if (!own) [[unlikely]]
+    return timeline.epochs().count_unrecorded(1, bytes, threshold);
+  if (!own->count_free(bytes, threshold)) [[likely]]
+    return false;
+  auto const frees = std::exchange(own->unrecorded_frees, 0);
+  return timeline.epochs().count_unrecorded(frees, std::exchange(own->unrecorded_bytes, 0), threshold);
+}
+
+// Records an event for a free if another stream or the host may soon want memory. The event shows them when the work on
+// the block is complete. `bytes`: the size of the block. Returns the use of the call with the epoch of the event, or
+// with its present epoch if none was recorded.
+[[gnu::always_inline]] inline stream_use free_path::record_if_due(free_call const& call, std::size_t bytes,
+                                                                  pool_shard& shard) noexcept {
+  auto& timeline = *call.use.timeline;
+  bool const many = parts_.mode.multi_stream() && passes_threshold(timeline, bytes, shard);
+  bool const due = many || timeline.event_request().raised() || parts_.mode.under_pressure();
+  return due ? record_event(call.key, call.use) : call.use;
+}
+
+// Records an event on the stream of the use, and returns the use with the epoch of the event. Records none, and returns
+// `use` itself, in three cases: if the call has no handle of the stream, if memory stays with its stream
+// (reuse_policy::ordered), and on an error.
+stream_use free_path::record_event(stream_key const& key, stream_use const& use) noexcept {
+  bool const shared = parts_.options.cross_stream != reuse_policy::ordered;
+  if (key.has_handle() && shared && !parts_.backend.lost()) {
+    if (auto const recorded = use.timeline->record_at_free(key.handle())) return {use.timeline, recorded};
+  }
+  return use;
 }
 
 // Completes a free after the attempt to put the block into a thread cache. First frees the block that the cache has
@@ -125,7 +164,7 @@ bool free_path::push_remote_free(free_call const& call, shard_list::lookup const
   if (!lookup.that || !may_cache(*lookup.that, call.key, call.bytes) || threshold == SIZE_MAX) return false;
   auto& timeline = *call.use.timeline;
   bool const many = timeline.epochs().count_unrecorded(1, lookup.that->bytes, threshold);
-  auto const use = many || timeline.event_request().raised() ? events_.record(call.key, call.use) : call.use;
+  auto const use = many || timeline.event_request().raised() ? record_event(call.key, call.use) : call.use;
   return parts_.caches.call_if_enabled([&] { lookup.shard->remote_frees.push(*lookup.that, use); });
 }
 
@@ -135,7 +174,7 @@ free_result free_path::free_with_all_locks(free_call const& call) noexcept {
   woken_waiters waiters;
   all_shards_lock const lock{parts_.shards};
   frees_.drain_all_remote_frees();
-  if (!key.capturing()) deferred_.run(&key);
+  if (!key.capturing()) frees_.run_deferred(&key);
   auto* const freed = find_or_explain(parts_, key, call.pointer, call.bytes, wrong);
   if (!freed) return free_result::refused;
   auto& shard = *freed->parent->shard;
@@ -157,8 +196,7 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
     shard_lock const lock{parts_.shards, shard};
     if (parts_.mode.may_use_one_lock(timeline)) [[likely]] {
       ++shard.counters.locked_calls;
-      frees_.free_cached_block(cached);
-      parts_.evictions.notify();
+      frees_.free_evicted_block(cached);
       return free_result::done;
     }
   }
@@ -166,31 +204,30 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
   all_shards_lock const lock{parts_.shards};
   ++shard.counters.locked_calls;
   shard.counters.all_locked_calls += parts_.shards.all().size() > 1;
-  deferred_.run(nullptr);
+  frees_.run_deferred(nullptr);
   parts_.mode.add_stream(timeline);
-  frees_.free_cached_block(cached);
-  parts_.evictions.notify();
+  frees_.free_evicted_block(cached);
   queue_.wake_next(waiters);
   return requests_.is_pool_unused() ? free_result::last : free_result::done;
 }
 
 [[gnu::always_inline]] void free_path::finish_free(block& returned, free_call const& call, pool_shard& shard) noexcept {
   auto const& key = call.key;
-  parts_.count_live(shard, -static_cast<std::int64_t>(returned.requested), 0);
+  parts_.shards.count_live(shard, -static_cast<std::int64_t>(returned.requested), 0, parts_.chunks.reserved());
   ++shard.counts.frees;
   ++shard.counters.locked_calls;
   --shard.live_blocks;
   if (key.capturing()) [[unlikely]]
     return [&] {
       assert_all_shards_held(); // a free inside a capture holds all locks
-      deferred_.add(returned, key);
+      frees_.defer(returned, key);
     }();
   if (!returned.uses.empty()) [[unlikely]]
     parts_.rules.prune(returned.uses);
   // A free by the host means that the streams' work on the block is complete, except uses declared by record_use(). So
   // it adds no use.
   if (!key.is_host()) [[likely]]
-    returned.uses.add(events_.record_if_due(key, call.use, returned.bytes, shard));
+    returned.uses.add(record_if_due(call, returned.bytes, shard));
   frees_.free_block(returned);
 }
 
@@ -214,22 +251,22 @@ inline constexpr std::size_t max_uses = stream_uses::max_streams - 1;
 
 } // namespace
 
-stream_uses recorded_uses::of(void const* pointer) noexcept {
+stream_uses free_path::recorded_uses(void const* pointer) noexcept {
   all_shards_lock const lock{parts_.shards};
   auto const* const used = parts_.shards.find_live(pointer).that;
   return used ? used->uses : stream_uses{};
 }
 
-bool recorded_uses::record(stream_key const& key, void* pointer) {
+bool free_path::record_use(stream_key const& key, void* pointer) {
   key.timeline().prepare();
   late_misuse wrong;
   all_shards_lock const lock{parts_.shards};
-  if (!key.capturing()) deferred_.run(&key);
+  if (!key.capturing()) frees_.run_deferred(&key);
   auto* const used = find_or_explain(parts_, key, pointer, std::nullopt, wrong);
   if (!used) return false;
   parts_.mode.add_stream(key.timeline());
   auto& timeline = key.timeline();
-  if (!used->uses.find(timeline)) admit(used->uses, key);
+  if (!used->uses.find(timeline)) make_room_for_use(used->uses, key);
   auto const recorded = key.has_handle() ? timeline.record_at_free(key.handle()) : epoch{0};
   used->uses.add({&timeline, recorded ? recorded : key.end_use(used->bytes, true)});
   return true;
@@ -238,7 +275,7 @@ bool recorded_uses::record(stream_key const& key, void* pointer) {
 // Makes room for a use if the block already has `max_uses`. The stream of the new use waits on the device for one of
 // the old uses. The old use is then removed, since the new one covers it. If no use has an event to wait for, the host
 // waits until the uses are complete.
-void recorded_uses::admit(stream_uses& uses, stream_key const& key) {
+void free_path::make_room_for_use(stream_uses& uses, stream_key const& key) {
   uses.prune();
   if (uses.size() < max_uses) return;
   for (auto const& use : uses) {

@@ -44,43 +44,12 @@ import :waiter;
 
 namespace gpumem::detail {
 
-bool page_calls::pin(void const* pointer, std::size_t bytes) {
-  upstream_call::throw_if_here(parts_.shards);
-  all_shards_lock const lock{parts_.shards};
-  return parts_.backend.pin(pointer, bytes);
-}
-
-void page_calls::unpin(void const* pointer, std::size_t bytes) {
-  upstream_call::throw_if_here(parts_.shards);
-  woken_waiters waiters;
-  all_shards_lock const lock{parts_.shards};
-  parts_.backend.unpin(pointer, bytes);
-  parts_.requests.count_change();
-  queue_.wake_next(waiters);
-}
-
-void page_calls::open_to(device peer) {
-  upstream_call::throw_if_here(parts_.shards);
-  all_shards_lock const lock{parts_.shards};
-  check(parts_.backend.open_to(peer), "cuMemSetAccess");
-  parts_.caches.add_devices(cache_limits::bit_of(peer.ordinal()));
-}
-
-expected<exported_page, failure> page_calls::export_page(void const* pointer) {
-  if (upstream_call::runs_here(parts_.shards)) return unexpected<failure>{failure_of(broken_rule::inside_growth, 0)};
-  all_shards_lock const lock{parts_.shards};
-  return parts_.backend.export_page(pointer);
-}
-
 pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options options)
-    : parts_{std::move(upstream), std::move(options), release_}, frees_{parts_}, deferred_{parts_, frees_},
-      requests_{parts_, deferred_}, monitor_{parts_, requests_}, queue_{parts_, frees_, requests_, monitor_},
-      request_passes_{parts_, deferred_, requests_, monitor_, queue_},
-      free_path_{parts_, frees_, deferred_, requests_, monitor_, queue_}, allocator_{parts_, frees_},
-      out_of_memory_{parts_, frees_, allocator_},
-      allocate_path_{parts_, frees_, deferred_, queue_, allocator_, out_of_memory_}, uses_{parts_, deferred_},
-      pages_{parts_, queue_}, statistics_{parts_, frees_, queue_},
-      release_{parts_, frees_, deferred_, monitor_, request_passes_, *this} {
+    : parts_{std::move(upstream), std::move(options), release_}, frees_{parts_}, requests_{parts_, frees_},
+      monitor_{parts_, requests_}, queue_{parts_, frees_, requests_, monitor_},
+      request_passes_{parts_, frees_, requests_, monitor_, queue_},
+      free_path_{parts_, frees_, requests_, monitor_, queue_}, allocate_path_{parts_, frees_, queue_},
+      release_{parts_, frees_, monitor_, request_passes_, *this} {
   default_executor(); // starts the library thread: frees and destructors use it, but must not start it
   deferred_release::retry_releases();
   reserve(parts_.options.initial_size);
@@ -103,7 +72,7 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
     parts_.caches.ensure_storage(sync::thread_index());
   }
   auto missing = parts_.backend.grow_to(bytes, shard);
-  if (!missing && out_of_memory_.release_closed_pools(missing.error())) missing = parts_.backend.grow_to(bytes, shard);
+  if (!missing && allocate_path_.release_closed_pools(missing.error())) missing = parts_.backend.grow_to(bytes, shard);
   if (!missing) fail(missing.error());
   if (*missing > 0) frees_.flush_beyond_threshold();
   return *missing;
@@ -167,7 +136,7 @@ std::size_t pool_engine::trim(std::size_t keep) {
   woken_waiters waiters;
   all_shards_lock const lock{parts_.shards};
   auto const given = release_.release(keep); // empties the thread caches, so shards can become spare
-  if (parts_.shards.end_round()) parts_.update_mode();
+  if (parts_.shards.end_round()) parts_.mode.update();
   parts_.requests.count_change();
   queue_.wake_next(waiters);
   return given;
@@ -212,24 +181,17 @@ std::size_t pool_engine::reserved() noexcept {
 void pool_engine::reset_peaks() {
   all_shards_lock const lock{parts_.shards};
   parts_.chunks.reset_peak();
-  std::int64_t live = -parts_.caches.snapshot().cached_requested;
-  for (auto const& each : parts_.shards.all()) {
-    parts_.peak.publish(each->live);
-    live += each->live.bytes;
-  }
-  parts_.peak.reset(std::max(live, std::int64_t{0}));
+  parts_.shards.reset_peak(parts_.caches.snapshot().cached_requested);
 }
-
-bool pool_engine::is_consistent() { return detail::is_consistent(parts_, frees_); }
 
 bool pool_engine::synchronize(sync::duration longest) {
   timeline_registry::cover_own_defaults();
   std::vector<stream_timeline*> open;
   {
     all_shards_lock const lock{parts_.shards};
-    deferred_.run(nullptr);
+    frees_.run_deferred(nullptr);
     frees_.flush_thread_caches();
-    open = reuse_rules::streams_in_use(false, parts_.everywhere());
+    open = reuse_rules::streams_in_use(false, parts_.shards.everywhere());
   }
   return wait_for_streams(open, longest) && !lost();
 }
@@ -258,5 +220,33 @@ bool pool_engine::drop_last_handle() noexcept {
 }
 
 void pool_engine::close() noexcept { release_.close(); }
+
+bool pool_engine::pin(void const* pointer, std::size_t bytes) {
+  upstream_call::throw_if_here(parts_.shards);
+  all_shards_lock const lock{parts_.shards};
+  return parts_.backend.pin(pointer, bytes);
+}
+
+void pool_engine::unpin(void const* pointer, std::size_t bytes) {
+  upstream_call::throw_if_here(parts_.shards);
+  woken_waiters waiters;
+  all_shards_lock const lock{parts_.shards};
+  parts_.backend.unpin(pointer, bytes);
+  parts_.requests.count_change();
+  queue_.wake_next(waiters);
+}
+
+void pool_engine::open_to(device peer) {
+  upstream_call::throw_if_here(parts_.shards);
+  all_shards_lock const lock{parts_.shards};
+  check(parts_.backend.open_to(peer), "cuMemSetAccess");
+  parts_.caches.add_devices(cache_limits::bit_of(peer.ordinal()));
+}
+
+expected<exported_page, failure> pool_engine::export_page(void const* pointer) {
+  if (upstream_call::runs_here(parts_.shards)) return unexpected<failure>{failure_of(broken_rule::inside_growth, 0)};
+  all_shards_lock const lock{parts_.shards};
+  return parts_.backend.export_page(pointer);
+}
 
 } // namespace gpumem::detail

@@ -26,9 +26,9 @@ import :stream_timeline;
 namespace gpumem::detail {
 
 std::size_t release_task::release(std::size_t keep) {
-  deferred_.run(nullptr);
+  frees_.run_deferred(nullptr);
   frees_.flush_thread_caches();
-  parts_.rules.poll_young_events(nullptr, parts_.everywhere());
+  parts_.rules.poll_young_events(nullptr, parts_.shards.everywhere());
   return parts_.backend.release(keep);
 }
 
@@ -45,8 +45,9 @@ void release_task::expire() noexcept {
     // A pass may have another reason, while the excess is so small that no free has started a release.
     bool const releases = closed || wanted || (is_beyond_threshold() && !parts_.passes.gives_up());
     auto const kept = releases ? release_pass(wanted) : held_by::nothing;
-    if (!closed && !process_is_exiting()) parts_.backend.look(parts_.calls());
-    if (wanted) parts_.notify(); // requests wait for the memory that has gone back
+    if (!closed && !process_is_exiting())
+      parts_.backend.look(parts_.shards.locked_calls() + parts_.caches.snapshot().allocations);
+    if (wanted) parts_.passes.notify(); // requests wait for the memory that has gone back
     parts_.passes.end_pass();
     bool const looks_on = (is_beyond_threshold() && !parts_.passes.gives_up()) || monitor_.needs_pass();
     if (parts_.backend.closed()) {
@@ -69,7 +70,8 @@ release_task::next_step release_task::after_closed_pass(held_by keeper) noexcept
   if (waits) defer_release();
   request_events(kept_bytes());
   if (!waits) parts_.passes.schedule();
-  bool const answered_meanwhile = waits && !process_is_exiting() && reuse_rules::may_complete(parts_.everywhere());
+  bool const answered_meanwhile =
+      waits && !process_is_exiting() && reuse_rules::may_complete(parts_.shards.everywhere());
   return answered_meanwhile ? next_step::retry : next_step::nothing;
 }
 
@@ -92,12 +94,12 @@ release_task::held_by release_task::release_pass(bool release_all) noexcept {
   parts_.backend.begin_wanted_release();
   try {
     frees_.flush_thread_caches(); // frees fill the caches until the reserved bytes exceed the threshold by an eighth
-    parts_.rules.poll_streams(nullptr, parts_.everywhere());
+    parts_.rules.poll_streams(nullptr, parts_.shards.everywhere());
     parts_.backend.release(release_all || parts_.backend.closed() ? 0 : parts_.options.release_threshold);
-    bool const open = reuse_rules::may_complete(parts_.everywhere());
+    bool const open = reuse_rules::may_complete(parts_.shards.everywhere());
     parts_.passes.count_idle(open && is_beyond_threshold());
     if (open) return held_by::open_events;
-    bool const in_use = !reuse_rules::streams_in_use(false, parts_.everywhere()).empty();
+    bool const in_use = !reuse_rules::streams_in_use(false, parts_.shards.everywhere()).empty();
     return in_use ? held_by::uses_without_event : held_by::nothing;
   } catch (std::bad_alloc const&) { return held_by::open_events; } // the next pass tries again
 }
@@ -106,7 +108,7 @@ release_task::held_by release_task::release_pass(bool release_all) noexcept {
 // locks of all shards.
 std::vector<stream_timeline*> release_task::streams_without_event() {
   assert_all_shards_held();
-  return reuse_rules::streams_in_use(true, parts_.everywhere());
+  return reuse_rules::streams_in_use(true, parts_.shards.everywhere());
 }
 
 // Called by a thread whose request found no memory. The library thread may make a pass at the same time.
@@ -126,7 +128,7 @@ void release_task::close() noexcept {
     all_shards_lock const lock{parts_.shards};
     parts_.backend.set_closed();
     if (!driver_alive()) return defer_release(); // the driver has shut down: no call of it may be made
-    deferred_.run(nullptr);
+    frees_.run_deferred(nullptr);
     if (!parts_.passes.cancel()) return; // a pass runs now, and gives the memory back
     parts_.passes.restart_idle();
     step = after_closed_pass(release_pass(true));

@@ -1,4 +1,4 @@
-// Frees of blocks into their shards, the events that they record, and frees inside a capture.
+// Frees of blocks into their shards, and frees inside a capture.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -9,8 +9,6 @@ module gpumem:frees.impl;
 import :frees;
 import :block;
 import :chunk_list;
-import :free_lists;
-import :pool_backend;
 import :pool_mode;
 import :pool_options;
 import :pool_parts;
@@ -25,33 +23,11 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-// Counts a free. Returns whether the frees of the stream that no event covers have reached the threshold for an event.
-// Counts first in the stream's free list of `shard`. Adds the sums to the counter of the whole stream later, so
-// that threads that use the same stream rarely write that shared counter.
-bool free_events::passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& shard) noexcept {
-  auto const threshold = parts_.mode.event_threshold_bytes();
-  auto* const own = shard.ranges.lists().find(timeline);
-  if (!own) [[unlikely]]
-    return timeline.epochs().count_unrecorded(1, bytes, threshold);
-  if (!own->count_free(bytes, threshold)) [[likely]]
-    return false;
-  auto const frees = std::exchange(own->unrecorded_frees, 0);
-  return timeline.epochs().count_unrecorded(frees, std::exchange(own->unrecorded_bytes, 0), threshold);
-}
-
-stream_use free_events::record(stream_key const& key, stream_use const& use) noexcept {
-  bool const shared = parts_.options.cross_stream != reuse_policy::ordered;
-  if (key.has_handle() && shared && !parts_.backend.lost()) {
-    if (auto const recorded = use.timeline->record_at_free(key.handle())) return {use.timeline, recorded};
-  }
-  return use;
-}
-
 void shard_frees::drain(pool_shard& shard) noexcept {
   for (auto* at = shard.remote_frees.take_all(); at;) {
     auto& freed = *at;
     at = at->next;
-    parts_.count_live(shard, -static_cast<std::int64_t>(freed.requested), 0);
+    parts_.shards.count_live(shard, -static_cast<std::int64_t>(freed.requested), 0, parts_.chunks.reserved());
     ++shard.counts.frees;
     ++shard.counters.remote_frees;
     --shard.live_blocks;
@@ -66,7 +42,9 @@ void shard_frees::drain(pool_shard& shard) noexcept {
 shard_frees::coalescing_of(block const& returned) const noexcept {
   // If all blocks have one size, or the pool has a limit, freed blocks do not join unused ranges. Unused ranges then
   // stay usable by all streams.
-  if (parts_.has_one_size()) return range_allocator::coalescing::same_streams;
+  auto const& sizes = parts_.options;
+  if (sizes.smallest_block != 0 && sizes.smallest_block == sizes.largest_block)
+    return range_allocator::coalescing::same_streams;
   if (!parts_.mode.multi_stream()) return range_allocator::coalescing::any;
   if (parts_.chunks.limit() != 0) return range_allocator::coalescing::same_streams;
   bool const over = returned.uses.size() == 1 && !returned.uses.begin()->timeline->is_behind();
@@ -87,10 +65,16 @@ void shard_frees::free_block(block& returned) noexcept {
 
 void shard_frees::free_cached_block(block& cached) noexcept {
   auto& shard = *cached.parent->shard;
-  parts_.count_live(shard, -static_cast<std::int64_t>(cached.requested), 0);
+  parts_.shards.count_live(shard, -static_cast<std::int64_t>(cached.requested), 0, parts_.chunks.reserved());
   --shard.live_blocks;
   ++shard.counters.flushed;
   free_block(cached);
+}
+
+void shard_frees::free_evicted_block(block& evicted) noexcept {
+  free_cached_block(evicted);
+  if (flushing_ > 0) [[unlikely]]
+    evicted_freed_.notify_all();
 }
 
 bool shard_frees::flush_thread_caches() noexcept {
@@ -111,6 +95,24 @@ void shard_frees::flush_beyond_threshold() noexcept {
   if (!parts_.caches.enabled()) flush_thread_caches();
 }
 
+void shard_frees::flush_for_request() {
+  bool const cached_till_now = parts_.caches.enabled();
+  parts_.mode.set_under_pressure(true);
+  flush_thread_caches();
+  if (!cached_till_now) return;
+  auto const any_evicted = [&] {
+    assert_all_shards_held();
+    bool any = false;
+    parts_.chunks.visit([&](chunk const& parent) {
+      parent.visit([&](block const& each) { any |= each.state() == block_state::evicted; });
+    });
+    return any;
+  };
+  ++flushing_;
+  while (any_evicted()) parts_.shards.wait(evicted_freed_);
+  --flushing_;
+}
+
 // Ends memory pressure (the state after a request found no memory) when a sixteenth of the memory is free. If the range
 // can go back to the upstream, and more than the release threshold is reserved, makes the library thread release
 // memory.
@@ -119,7 +121,7 @@ void shard_frees::check_thresholds(block const& range) noexcept {
   auto const reserved = parts_.chunks.reserved();
   if (parts_.mode.under_pressure() && !parts_.requests.has_waiting()) {
     auto const capacity = parts_.chunks.limit() ? parts_.chunks.limit() : reserved;
-    auto const allocated = reserved - parts_.free_bytes();
+    auto const allocated = reserved - parts_.shards.free_bytes();
     parts_.mode.set_under_pressure(capacity - std::min(capacity, allocated) < capacity / 16);
   }
   bool const whole = range.parent->addresses ? range.bytes >= smallest_page : range.parent->live_blocks == 0;
@@ -130,7 +132,7 @@ void shard_frees::check_thresholds(block const& range) noexcept {
 
 // The capturing stream comes after the work of the stream for which the block was allocated, but may be destroyed
 // without an event. So if that other stream lives, its work becomes a use of its own.
-void deferred_frees::add(block& returned, stream_key const& key) noexcept {
+void shard_frees::defer(block& returned, stream_key const& key) noexcept {
   returned.set_state(block_state::deferred);
   if (returned.stream == &key.timeline()) {
     returned.stream->owe_event();
@@ -139,14 +141,14 @@ void deferred_frees::add(block& returned, stream_key const& key) noexcept {
   }
   returned.stream = &key.timeline();
   returned.stream->retain();
-  returned.next = std::exchange(first_, &returned);
+  returned.next = std::exchange(deferred_, &returned);
   parts_.mode.set_deferred_frees(true);
-  parts_.notify();
+  parts_.passes.notify();
 }
 
 // A block with four open uses stays deferred until one of them is complete.
-void deferred_frees::run_all(stream_key const* now) noexcept {
-  for (auto* block = std::exchange(first_, nullptr); block;) {
+void shard_frees::run_all_deferred(stream_key const* now) noexcept {
+  for (auto* block = std::exchange(deferred_, nullptr); block;) {
     auto& returned = *block;
     block = returned.next;
     auto& timeline = *returned.stream;
@@ -157,13 +159,13 @@ void deferred_frees::run_all(stream_key const* now) noexcept {
     parts_.rules.prune(returned.uses);
     if (returned.uses.add({&timeline, ended})) {
       timeline.release();
-      frees_.free_block(returned);
+      free_block(returned);
     } else {
-      returned.next = std::exchange(first_, &returned);
+      returned.next = std::exchange(deferred_, &returned);
     }
   }
-  parts_.mode.set_deferred_frees(any());
-  parts_.notify();
+  parts_.mode.set_deferred_frees(any_deferred());
+  parts_.passes.notify();
 }
 
 } // namespace gpumem::detail

@@ -187,7 +187,7 @@ void hardening::report(misuse misuse) noexcept {
 // hold, the quarantine poisons the block later, when all uses are complete. Whether or not it poisons the block,
 // records an event if the stream can have one.
 void hardening::retire(guarded_block& guarded, stream_key const& key) noexcept {
-  if (guarded.has_recorded_uses) guarded.uses = engine_.uses().of(guarded.base());
+  if (guarded.has_recorded_uses) guarded.uses = engine_.recorded_uses(guarded.base());
   if (key.is_host()) return;
   auto& timeline = key.timeline();
   auto const& granted_use = guarded.granted_use;
@@ -217,7 +217,7 @@ void hardening::record_use(stream_key const& key, void* pointer) {
     used->has_recorded_uses = true;
     base = used->base();
   }
-  engine_.uses().record(key, base);
+  engine_.record_use(key, base);
 }
 
 // Checks blocks in the quarantine, and frees those that leave it. After the driver's end, frees all blocks without a

@@ -34,7 +34,7 @@ bool is_too_much(std::size_t reserved, std::size_t release_threshold) noexcept {
   return reserved > slack && reserved - slack > release_threshold;
 }
 
-pass_timer::pass_timer(timer& pass, admission const& requests) noexcept
+pass_timer::pass_timer(timer& pass, admission& requests) noexcept
     : pass_{pass}, requests_{requests}, waiting_pause_{tuning::max_pass_pause}, idle_pause_{tuning::max_pass_pause} {}
 
 // After 1,000 passes without effect, about a second, the library thread no longer looks for memory to give back.
@@ -44,6 +44,12 @@ void pass_timer::schedule() noexcept {
   if (queued_ && !late_) return;
   auto const pause = (requests_.has_waiting() ? waiting_pause_ : idle_pause_).next();
   post(sync::now() + pause, false);
+}
+
+void pass_timer::notify() noexcept {
+  if (!requests_.has_waiting()) return;
+  requests_.count_change();
+  schedule();
 }
 
 void pass_timer::schedule_at(sync::time_point deadline) noexcept {

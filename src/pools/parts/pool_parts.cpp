@@ -98,58 +98,11 @@ void check_limit(std::size_t limit) {
 pool_parts::pool_parts(std::unique_ptr<pool_upstream> owned_upstream, pool_options new_options, timer& pass)
     : upstream{std::move(owned_upstream)}, options{checked_options(std::move(new_options), upstream->paged())},
       smallest_block{options.smallest_block ? options.smallest_block + guard_bytes(options.hardened) : 0},
-      largest_block{options.largest_block && !options.hardened.enabled ? size_class::of(options.largest_block).bytes
-                                                                       : SIZE_MAX},
-      guards{guard_layout::of(options.hardened)}, rules{options.cross_stream, upstream->host_accessible()},
+      rules{options.cross_stream, upstream->host_accessible()},
       shards{std::max(options.effort, 1.0 / 16), options.shard_per_thread},
       chunks{options.limit, (options.chunk_size + granule - 1) / granule * granule}, passes{pass, requests},
       mode{options, rules, chunks, shards, requests, caches}, backend{*upstream, options, rules, chunks, shards, mode} {
   caches.set_devices(upstream->devices());
-}
-
-// Publishes the live bytes too, since the peak is to be more exact while one shard is active.
-void pool_parts::update_mode() noexcept {
-  mode.update();
-  for (auto const& each : shards.all()) peak.publish(each->live);
-}
-
-void pool_parts::count_live_of_many(pool_shard& shard, std::int64_t change, std::int64_t nearby) noexcept {
-  // If threads have shards, the count of live bytes lags behind by at most a sixteenth of the reserved bytes, and so
-  // does its peak. With 1/512 for each shard, two threads spent a third of their time on the count that they share.
-  auto const parts = shards.single() ? shard_list::max_shards : shards.all().size();
-  auto const slack = chunks.reserved() / (16 * parts);
-  peak.count(shard.live, change, nearby, static_cast<std::int64_t>(slack));
-}
-
-void pool_parts::notify() noexcept {
-  if (!requests.has_waiting()) return;
-  requests.count_change();
-  passes.schedule();
-}
-
-std::int64_t pool_parts::live_blocks() const noexcept {
-  std::int64_t sum = 0;
-  for (auto const& each : shards.all()) sum += each->live_blocks;
-  return sum;
-}
-
-// Returns the live bytes. The shards also count blocks in thread caches as live, so this function subtracts them.
-std::size_t pool_parts::live_bytes() const noexcept {
-  auto sum = -caches.snapshot().cached_requested;
-  for (auto const& each : shards.all()) sum += each->live.bytes;
-  return static_cast<std::size_t>(sum);
-}
-
-std::uint64_t pool_parts::calls() const noexcept {
-  auto sum = caches.snapshot().allocations;
-  for (auto const& each : shards.all()) sum += each->counters.locked_calls;
-  return sum;
-}
-
-std::size_t pool_parts::free_bytes() const noexcept {
-  std::size_t sum = 0;
-  for (auto const& each : shards.all()) sum += each->ranges.free_bytes();
-  return sum;
 }
 
 } // namespace gpumem::detail

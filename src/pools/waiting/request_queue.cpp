@@ -38,7 +38,7 @@ std::size_t waiting_requests::rounded(std::size_t bytes) const noexcept {
 }
 
 std::size_t waiting_requests::block_size(std::size_t bytes, std::size_t alignment) const noexcept {
-  return rounded(parts_.guards.total(bytes, alignment));
+  return rounded(guards_.total(bytes, alignment));
 }
 
 std::size_t waiting_requests::rounded(waiter const& item) const noexcept {
@@ -59,7 +59,7 @@ std::uint64_t waiting_requests::change_count(waiter const& item) const noexcept 
 std::size_t waiting_requests::headroom(std::size_t own_bytes) const noexcept {
   auto const capacity = std::min(parts_.backend.capacity(), upstream_limit_);
   auto const reserved = parts_.chunks.reserved();
-  auto const free = parts_.free_bytes() + (capacity - std::min(capacity, reserved));
+  auto const free = parts_.shards.free_bytes() + (capacity - std::min(capacity, reserved));
   return free - std::min(free, queue.set_aside() - own_bytes);
 }
 
@@ -72,7 +72,7 @@ bool waiting_requests::fits(waiter const& item) const noexcept {
 // freed inside a graph capture (a later call completes such a free). A later free may then help the request.
 bool waiting_requests::is_held_by_others(waiter const& item) const noexcept {
   bool const set_aside = queue.set_aside() > waiter_list::bytes_aside(item);
-  return parts_.live_blocks() > 0 || has_deferred_frees() || set_aside || parts_.backend.is_releasing();
+  return parts_.shards.live_blocks() > 0 || has_deferred_frees() || set_aside || parts_.backend.is_releasing();
 }
 
 std::optional<outcome> waiting_requests::refusal(waiter const& item) const noexcept {
@@ -92,11 +92,11 @@ bool waiting_requests::could_serve(waiter const& item) const noexcept {
 }
 
 bool waiting_requests::waits_for_nothing(waiter const& item) const noexcept {
-  return !is_held_by_others(item) && !(fits(item) && reuse_rules::may_complete(parts_.everywhere()));
+  return !is_held_by_others(item) && !(fits(item) && reuse_rules::may_complete(parts_.shards.everywhere()));
 }
 
 bool waiting_requests::is_pool_unused() const noexcept {
-  return parts_.mode.no_handles() && parts_.live_blocks() == 0 && queue.empty();
+  return parts_.mode.no_handles() && parts_.shards.live_blocks() == 0 && queue.empty();
 }
 
 // Returns why a request that does not wait is refused before it tries; nullopt if it may try. A request that may try

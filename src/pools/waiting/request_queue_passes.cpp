@@ -45,9 +45,9 @@ bool progress_monitor::update_work_pending() noexcept {
 
 // Returns whether a stream's use of free memory is not known to be complete.
 bool progress_monitor::is_work_pending() const noexcept {
-  if (reuse_rules::may_complete(parts_.everywhere())) return true;
+  if (reuse_rules::may_complete(parts_.shards.everywhere())) return true;
   try {
-    return !reuse_rules::streams_in_use(false, parts_.everywhere()).empty();
+    return !reuse_rules::streams_in_use(false, parts_.shards.everywhere()).empty();
   } catch (std::bad_alloc const&) { return true; }
 }
 
@@ -92,10 +92,11 @@ void progress_monitor::schedule_poll() noexcept {
 // While a growth or a pressure callback is in progress, or while a poll may find memory for the first request, the
 // request may go on without a free.
 place_state progress_monitor::state(waiter const& first) noexcept {
-  place_state now{requests_.queue, parts_.live_bytes(), requests_.headroom(), requests_.rounded(first)};
+  auto const live = parts_.shards.live_bytes() - parts_.caches.snapshot().cached_requested;
+  place_state now{requests_.queue, static_cast<std::size_t>(live), requests_.headroom(), requests_.rounded(first)};
   now.fits = requests_.fits(first);
   bool const tries = now.fits && (requests_.change_count(first) != first.seen_changes() ||
-                                  reuse_rules::may_complete(parts_.everywhere()));
+                                  reuse_rules::may_complete(parts_.shards.everywhere()));
   bool const in_change = parts_.backend.growing() || parts_.backend.is_releasing();
   if (in_change) schedule_look(); // for the case that the request gets nothing from that
   now.may_go_on = tries || in_change || requests_.has_deferred_frees() || pressure.pending();
@@ -164,12 +165,12 @@ void request_passes::poll() noexcept {
   all_shards_lock const lock{parts_.shards};
   if (!parts_.requests.has_waiting()) return;
   try {
-    deferred_.run(nullptr);
-    parts_.rules.poll_streams(nullptr, parts_.everywhere());
+    frees_.run_deferred(nullptr);
+    parts_.rules.poll_streams(nullptr, parts_.shards.everywhere());
   } catch (std::bad_alloc const&) {
     // The host is out of memory: the next pass polls again.
   }
-  parts_.rules.promote_completed(parts_.everywhere());
+  parts_.rules.promote_completed(parts_.shards.everywhere());
   monitor_.update_work_pending();
   bool const counts_changes = !parts_.options.hardened.enabled && parts_.options.cross_stream != reuse_policy::ordered;
   auto* const next = monitor_.next_to_poll_for();

@@ -122,7 +122,7 @@ template <class Memory> program_result random_program<Memory>::finish() {
   counts["coalesces refused"] = statistics.coalesces_refused;
   counts["failures"] = statistics.failures;
   counts["allocations"] = statistics.allocations;
-  auto const counters = engine().statistics().read_counters();
+  auto const counters = engine().read_counters();
   counts["thread cache hits"] = counters.thread_cache_hits;
   counts["quick list hits"] = counters.quick_list_hits;
   counts["blocks flushed"] = counters.flushed;
