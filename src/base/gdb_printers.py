@@ -89,7 +89,7 @@ class Pool(Printer):
         if not state:
             return f"{kind}, moved from", []
         parts = part(state["engine_"], "pool_engine", "parts_", "pool_parts")
-        where = parts["backend"]["parts_"]["where"]["_M_payload"]
+        where = parts["where"]["_M_payload"]
         device = f" on device {ordinal(where)}" if where["_M_engaged"] else ""
         chunks = parts["chunks"]
         shards = parts["shards"]

@@ -53,29 +53,29 @@ protected:
 
   auto grow(allocation_request const& request, bool exact = true) {
     all_shards_lock const held{parts->shards};
-    bool const reserves = request.shard->addresses.empty() && parts->backend.paged();
-    if (reserves) EXPECT_TRUE(parts->backend.grow(request, exact).must_retry());
-    return parts->backend.grow(request, exact);
+    bool const reserves = request.shard->addresses.empty() && parts->backend->paged();
+    if (reserves) EXPECT_TRUE(parts->backend->grow(request, exact).must_retry());
+    return parts->backend->grow(request, exact);
   }
   auto grow_to(std::size_t bytes) {
     all_shards_lock const held{parts->shards};
-    return parts->backend.grow_to(bytes, *shard);
+    return parts->backend->grow_to(bytes, *shard);
   }
   std::size_t release(std::size_t keep) {
     all_shards_lock const held{parts->shards};
-    return parts->backend.release(keep);
+    return parts->backend->release(keep);
   }
   void release_for(allocation_request const& request) {
     all_shards_lock const held{parts->shards};
-    parts->backend.release_for(request);
+    parts->backend->release_for(request);
   }
   placement move_at_limit(allocation_request const& request) {
     all_shards_lock const held{parts->shards};
-    return parts->backend.move_at_limit(request);
+    return parts->backend->move_at_limit(request);
   }
   placement migrate_chunk(allocation_request const& request) {
     all_shards_lock const held{parts->shards};
-    return parts->backend.migrate_chunk(request);
+    return parts->backend->migrate_chunk(request);
   }
 
   static auto& of(gpumem::stream const& s) { return s.key().timeline(); }

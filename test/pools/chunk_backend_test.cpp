@@ -65,7 +65,7 @@ TEST_F(chunk_backend_test, growth_takes_less_if_the_upstream_has_no_memory_to_sp
   ASSERT_TRUE(more.has_failed());
   EXPECT_EQ(more.error().reason, outcome::exhausted);
   EXPECT_EQ(parts->chunks.reserved(), 3 * MiB);
-  EXPECT_FALSE(parts->backend.growing());
+  EXPECT_FALSE(parts->backend->growing());
 }
 
 TEST_F(chunk_backend_test, growth_beyond_the_limit_fails_and_asks_the_upstream_for_nothing) {

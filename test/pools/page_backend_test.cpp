@@ -101,7 +101,7 @@ TEST_F(page_backend_test, growth_beyond_the_addresses_fails) {
   ASSERT_TRUE(got.has_failed());
   EXPECT_EQ(got.error().reason, outcome::exhausted) << "the upstream's too_large";
   EXPECT_EQ(parts->chunks.reserved(), 0u);
-  EXPECT_FALSE(parts->backend.growing());
+  EXPECT_FALSE(parts->backend->growing());
 }
 
 TEST_F(page_backend_test, pool_grows_up_to_given_bytes_in_whole_pages) {

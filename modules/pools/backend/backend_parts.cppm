@@ -73,8 +73,8 @@ protected:
 
 /// The memory of a pool, and the rules for its growth. Changed only under the locks of all shards.
 export struct backend_parts {
-  backend_parts(pool_upstream& upstream, pool_options const& options, reuse_rules& reuse, chunk_list& chunks,
-                shard_list& pool, reserved_observer& watcher);
+  backend_parts(pool_upstream& upstream, pool_options const& options, std::optional<device> where, reuse_rules& reuse,
+                chunk_list& chunks, shard_list& pool, reserved_observer& watcher);
 
   pool_upstream& upstream;
   pool_options const& options;

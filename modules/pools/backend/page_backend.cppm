@@ -5,10 +5,17 @@ module;
 export module gpumem:page_backend;
 import :backend_parts;
 import :block;
+import :chunk_list;
+import :device;
 import :error;
 import :growth_policy;
+import :page_store;
+import :pool_backend;
+import :pool_options;
 import :pool_shard;
+import :pool_upstream;
 import :range_search;
+import :reuse_rules;
 import :shard_list;
 import :shard_roles;
 import :std;
@@ -78,44 +85,54 @@ private:
 
 /// Maps new pages or moves idle ones, and unmaps idle pages. An idle page has no live block, and all its uses are
 /// complete. The pages go after the mapped addresses of an address range, or into holes between them. Pages move from
-/// one shard to another. For all other facts about the functions see pool_backend, which calls them.
+/// one shard to another. Where the driver has no addresses, a chunk takes the place of pages.
 ///
 /// Time for moves: the pool begins without, and time in which calls come earns the share `effort`. A pause earns none,
 /// nor does the time from it to the next growth. While time is saved, growth moves idle pages. Otherwise it makes few
 /// new pages, free of charge. Idle pages that could have moved instead are the surplus. The library thread looks at the
 /// pool ten times a second, until the pool pauses without a surplus. A look notes whether calls came, and unmaps some
 /// of the surplus.
-export class page_backend {
+export class page_backend final : public pool_backend {
 public:
-  explicit page_backend(backend_parts& parts) noexcept;
+  /// Keeps references to all arguments.
+  page_backend(pool_upstream& upstream, pool_options const& options, std::optional<device> where, reuse_rules& rules,
+               chunk_list& chunks, shard_list& shards, reserved_observer& watcher) noexcept;
 
+  [[clang::requires_shared_capability(all_shards)]] bool could_hold(std::size_t bytes,
+                                                                    std::size_t alignment) const noexcept override;
   [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow(allocation_request const& request,
-                                                                                bool exact);
-  /// Maps `bytes` bytes of pages after the mapped addresses of the shard `into`. Returns the free range that holds the
-  /// new pages.
-  [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure> reserve(std::size_t bytes,
-                                                                                          pool_shard& into);
-  [[clang::requires_capability(one_shard, all_shards)]] placement move_at_limit(allocation_request const& request);
-  [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] void release_for(allocation_request const& request);
-  /// Maps new pages in the address range of a borrower, as the terms of the request say.
-  [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> lend(allocation_request const& request,
-                                                                                bool exact);
-  /// Reserves `bytes` bytes of addresses for a borrower. Throws cuda_error and std::bad_alloc.
-  [[clang::requires_capability(one_shard, all_shards)]] address_range& open_range(std::size_t bytes);
-  /// Gives the addresses of closed ranges back, as far as no page is mapped there.
-  [[clang::requires_capability(one_shard, all_shards)]] void drop_closed_ranges() noexcept;
-  /// Looks at the pool if next_look() has passed. `calls`: the number of calls that the pool has had.
-  [[clang::requires_capability(one_shard, all_shards)]] void look(std::uint64_t calls) noexcept;
-  /// Returns when the library thread is to call look(); nullopt: not before the next growth.
-  [[clang::requires_shared_capability(all_shards)]] inline std::optional<sync::time_point> next_look() const noexcept {
-    return next_look_;
-  }
-  /// Waits while another thread changes pages. Returns the pages of the shard that holds `pointer`. Returns null if the
-  /// pool gets chunks in place of pages, or if `pointer` is not in the pool.
-  [[clang::requires_capability(one_shard, all_shards)]] virtual_pages* pages_of(void const* pointer);
+                                                                                bool exact) override;
+  [[clang::requires_capability(one_shard, all_shards)]] placement
+  move_at_limit(allocation_request const& request) override;
+  [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept override;
+  [[clang::requires_capability(one_shard, all_shards)]] void release_for(allocation_request const& request) override;
+  [[clang::requires_capability(one_shard, all_shards)]] address_range& open_range(std::size_t bytes) override;
+  [[clang::requires_capability(one_shard, all_shards)]] void close_range(address_range& range) noexcept override;
+  [[clang::requires_capability(one_shard, all_shards)]] void look(std::uint64_t calls) noexcept override;
+  [[clang::requires_capability(one_shard, all_shards)]] CUresult open_to(device peer) override;
+  [[clang::requires_capability(one_shard, all_shards)]] bool pin(void const* pointer, std::size_t bytes) override;
+  [[clang::requires_capability(one_shard, all_shards)]] void unpin(void const* pointer, std::size_t bytes) override;
+  [[clang::requires_capability(one_shard, all_shards)]] expected<exported_page, failure>
+  export_page(void const* pointer) override;
 
 private:
+  [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure> reserve(std::size_t bytes,
+                                                                                          pool_shard& shard) override;
+  // Returns whether a pool that has failed to grow for the reason `failure` gets a chunk instead.
+  bool takes_chunks_after(failure const& failure) const noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow_pages(allocation_request const& request,
+                                                                                      bool exact);
+  // Maps new pages in the address range of a borrower, as the terms of the request say.
+  [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> lend(allocation_request const& request,
+                                                                                bool exact);
+  // Maps `bytes` bytes of pages after the mapped addresses of the shard `into`.
+  [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure> reserve_pages(std::size_t bytes,
+                                                                                                pool_shard& into);
+  // Gives the addresses of closed ranges back, as far as no page is mapped there.
+  [[clang::requires_capability(one_shard, all_shards)]] void drop_closed_ranges() noexcept;
+  // Waits while another thread changes pages. Returns the pages of the shard that holds `pointer`; null if it lies in a
+  // chunk or is not in the pool.
+  [[clang::requires_capability(one_shard, all_shards)]] virtual_pages* pages_of(void const* pointer);
   [[clang::requires_capability(all_shards)]] void begin_looks() noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t surplus_within(std::size_t bytes,
                                                                                    std::uintptr_t excluded = 0);
@@ -153,14 +170,12 @@ private:
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t
   evict(allocation_request const& request, std::optional<growth_plan> const& plan, std::size_t given);
 
-  backend_parts& parts_;
   // A shard gets further addresses only when it cannot grow without: the driver has refused some, or the option
   // `address_space` sets the size of the only address range of a shard.
   bool short_of_addresses_ __attribute__((guarded_by(all_shards)));
   idle_pages idle_;
   time_budget move_budget_
       __attribute__((guarded_by(all_shards))); // time for moves, for polls and waits before them, and for small pages
-  std::optional<sync::time_point> next_look_ __attribute__((guarded_by(all_shards)));
   std::uint64_t seen_calls_ __attribute__((guarded_by(all_shards))) = 0; // at the last look
   std::size_t surplus_ __attribute__((guarded_by(all_shards))) = 0;      // in bytes
   page_price price_ __attribute__((guarded_by(all_shards)));

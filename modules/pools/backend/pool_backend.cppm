@@ -1,4 +1,4 @@
-// Growth and release of a pool's memory: by chunks, or by the backend of pages.
+// Growth and release of a pool's memory by chunks, and the interface of the backend of pages.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
@@ -8,8 +8,6 @@ import :block;
 import :chunk_list;
 import :device;
 import :error;
-import :growth_policy;
-import :page_backend;
 import :page_store;
 import :pool_options;
 import :pool_shard;
@@ -24,58 +22,27 @@ import :sync;
 
 namespace gpumem::detail {
 
-/// Gets chunks from the upstream, and gives back chunks without a live block. A pool of pages gets chunks too where the
-/// driver has no addresses; the functions leave its pages alone. grow() gets a chunk for a request, and unless `exact`
-/// a larger one than the request needs. migrate() moves an unused chunk of another shard to the request's shard.
-/// release() gives back unused chunks as long as at least `keep` bytes remain. pool_backend, which calls these
-/// functions, has their full contracts.
-export class chunk_backend {
-public:
-  explicit chunk_backend(backend_parts& parts) noexcept : parts_{parts} {}
-
-  [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow(allocation_request const& request,
-                                                                                bool exact);
-  /// Gets one chunk of `bytes` bytes for the shard `into`. Returns the chunk's only block, which is free.
-  [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure> reserve(std::size_t bytes,
-                                                                                          pool_shard& into);
-  [[clang::requires_capability(one_shard, all_shards)]] placement migrate(allocation_request const& request);
-  [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept;
-  /// Returns whether release(0) would give back a chunk.
-  [[clang::requires_capability(one_shard, all_shards)]] bool can_release() const noexcept;
-  /// Returns whether the pool has a chunk that does not consist of pages.
-  [[clang::requires_shared_capability(all_shards)]] bool any() const noexcept;
-
-private:
-  [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure>
-  allocate(stream_key const& key, pool_shard& into, std::size_t bytes, std::size_t least);
-  [[clang::requires_capability(one_shard, all_shards)]] block& add(stream_key const& key, pool_shard& into, void* base,
-                                                                   std::size_t bytes);
-  [[clang::requires_shared_capability(all_shards)]] bool is_idle_and_complete(chunk const& parent) const noexcept;
-
-  backend_parts& parts_;
-};
-
-/// Gets chunks or pages, and gives back unused memory. Functions that change the pool need the locks of all shards, and
-/// unlock them during waits and calls of the upstream. One thread at a time grows the pool or changes its pages. Reads
-/// need the lock of any shard; paged(), where() and lost() need none. Sizes are in bytes.
+/// Gets chunks from the upstream, and gives back unused memory. A page_backend gets pages, and chunks only where the
+/// driver has no addresses. Functions that change the pool need the locks of all shards, and unlock them during waits
+/// and calls of the upstream. One thread at a time grows the pool or changes its pages. Reads need the lock of any
+/// shard; paged() needs none. Sizes are in bytes.
 export class pool_backend {
 public:
   /// Keeps references to all arguments.
-  pool_backend(pool_upstream& upstream, pool_options const& options, reuse_rules& rules, chunk_list& chunks,
-               shard_list& shards, reserved_observer& watcher)
-      : parts_{upstream, options, rules, chunks, shards, watcher}, chunks_{parts_}, pages_{parts_} {}
+  pool_backend(pool_upstream& upstream, pool_options const& options, std::optional<device> where, reuse_rules& rules,
+               chunk_list& chunks, shard_list& shards, reserved_observer& watcher)
+      : parts_{upstream, options, where, rules, chunks, shards, watcher} {}
+  virtual ~pool_backend() = default;
 
+  /// Returns whether this is a page_backend, so that free memory can move to where a request needs it.
   inline bool paged() const noexcept { return parts_.upstream.paged(); }
-  /// Returns the upstream's device; nullopt if the upstream has none.
-  inline std::optional<device> where() const noexcept { return parts_.where; }
-  inline bool lost() const noexcept { return parts_.lost(); }
 
   /// Returns the most bytes that the pool can have reserved under its limit: whole pages, or whole granules.
   [[clang::requires_shared_capability(all_shards)]] std::size_t capacity() const noexcept;
   /// Returns whether the pool could serve a request for a block if no other block were live. `bytes`: rounded up as
   /// when memory is short.
-  [[clang::requires_shared_capability(all_shards)]] bool could_hold(std::size_t bytes,
-                                                                    std::size_t alignment) const noexcept;
+  [[clang::requires_shared_capability(all_shards)]] virtual bool could_hold(std::size_t bytes,
+                                                                            std::size_t alignment) const noexcept;
   /// Returns whether a chunk of the pool could hold the block if no other block were live. False in a pool of pages.
   [[clang::requires_shared_capability(all_shards)]] bool has_chunk_for(std::size_t bytes,
                                                                        std::size_t alignment) const noexcept;
@@ -88,8 +55,8 @@ public:
   /// call waited for another thread to release memory. The caller then searches before it tries again. A failure
   /// carries the requested bytes. Its reason is too_large if the upstream of a pool of chunks can never give as many
   /// bytes as the request needs. Throws std::bad_alloc.
-  [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow(allocation_request const& request,
-                                                                                bool exact);
+  [[clang::requires_capability(one_shard, all_shards)]] virtual attempt<placement>
+  grow(allocation_request const& request, bool exact);
   /// Gets memory until `bytes` are reserved. Returns how many bytes it got, or the upstream's failure. Throws
   /// std::bad_alloc.
   [[clang::requires_capability(one_shard, all_shards)]] expected<std::size_t, failure> grow_to(std::size_t bytes,
@@ -104,26 +71,28 @@ public:
 
   /// Gives back unused memory whose uses the host has seen complete, as long as at least `keep` bytes remain. Returns
   /// the bytes given back.
-  [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] virtual std::size_t release(std::size_t keep) noexcept;
   /// Moves unused pages together for a request for which the pool cannot grow. Returns the place of the request's block
   /// in those pages. If the pages are not enough, or in a pool of chunks, moves none and returns an empty place. Throws
   /// std::bad_alloc.
-  [[clang::requires_capability(one_shard, all_shards)]] placement move_at_limit(allocation_request const& request);
+  [[clang::requires_capability(one_shard, all_shards)]] virtual placement move_at_limit(allocation_request const&) {
+    return {};
+  }
   /// Gives unused memory back, so that the pool can grow for the request: as many pages as are missing, and, unless the
   /// request can park, all unused chunks. Throws std::bad_alloc.
-  [[clang::requires_capability(one_shard, all_shards)]] void release_for(allocation_request const& request);
+  [[clang::requires_capability(one_shard, all_shards)]] virtual void release_for(allocation_request const& request);
   /// Makes wants_release() true if there is an unused chunk: a pass of the library thread then gives back all of them.
   /// For a request whose thread must not wait for that. Returns wants_release().
   [[clang::requires_capability(one_shard, all_shards)]] bool ask_for_release() noexcept;
   [[clang::requires_shared_capability(all_shards)]] inline bool wants_release() const noexcept {
     return wants_release_;
   }
-  /// In a pool of pages, gives surplus pages back in time: see page_backend.
-  [[clang::requires_capability(one_shard, all_shards)]] inline void look(std::uint64_t calls) noexcept {
-    pages_.look(calls);
-  }
+  /// In a pool of pages, gives surplus pages back in time: see page_backend. Looks at the pool if next_look() has
+  /// passed. `calls`: the number of calls that the pool has had.
+  [[clang::requires_capability(one_shard, all_shards)]] virtual void look(std::uint64_t /*calls*/) noexcept {}
+  /// Returns when the library thread is to call look(); nullopt: not before the next growth.
   [[clang::requires_shared_capability(all_shards)]] inline std::optional<sync::time_point> next_look() const noexcept {
-    return pages_.next_look();
+    return next_look_;
   }
   /// Called by the pass that gives the chunks back.
   [[clang::requires_capability(all_shards)]] void begin_wanted_release() noexcept { wants_release_ = false; }
@@ -137,29 +106,41 @@ public:
   [[clang::requires_capability(all_shards)]] void set_closed() noexcept { parts_.closed = true; }
   [[clang::requires_shared_capability(all_shards)]] inline bool closed() const noexcept { return parts_.closed; }
 
-  /// Reserves `bytes` bytes of addresses for a borrower, in a pool of pages. Throws cuda_error and std::bad_alloc.
-  [[clang::requires_capability(one_shard, all_shards)]] address_range& open_range(std::size_t bytes);
+  /// Reserves `bytes` bytes of addresses for a borrower. Throws std::invalid_argument in a pool of chunks, cuda_error
+  /// and std::bad_alloc.
+  [[clang::requires_capability(one_shard, all_shards)]] virtual address_range& open_range(std::size_t bytes);
   /// Gives these addresses back as soon as no page is mapped there. The borrower has freed all blocks there.
-  [[clang::requires_capability(one_shard, all_shards)]] void close_range(address_range& range) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] virtual void close_range(address_range&) noexcept {}
 
   /// open_to() lets the device `peer` use the pool's pages. pin() keeps the pages of these bytes mapped in place until
   /// unpin() was called as often as pin(). It returns false if a byte is not the pool's. export_page() returns the
   /// page that holds `pointer`, with a file descriptor of it, or invalid_argument if the pool has no such page. All
-  /// four functions wait while another thread grows the pool or changes its pages.
-  [[clang::requires_capability(one_shard, all_shards)]] CUresult open_to(device peer);
-  [[clang::requires_capability(one_shard, all_shards)]] bool pin(void const* pointer, std::size_t bytes);
-  [[clang::requires_capability(one_shard, all_shards)]] void unpin(void const* pointer, std::size_t bytes);
-  [[clang::requires_capability(one_shard, all_shards)]] expected<exported_page, failure>
+  /// four functions wait while another thread changes pages.
+  [[clang::requires_capability(one_shard, all_shards)]] virtual CUresult open_to(device peer);
+  [[clang::requires_capability(one_shard, all_shards)]] virtual bool pin(void const* pointer, std::size_t bytes);
+  [[clang::requires_capability(one_shard, all_shards)]] virtual void unpin(void const* pointer, std::size_t bytes);
+  [[clang::requires_capability(one_shard, all_shards)]] virtual expected<exported_page, failure>
   export_page(void const* pointer);
 
-private:
-  [[clang::requires_shared_capability(all_shards)]] std::size_t unit() const noexcept;
-  // Returns whether a pool of pages that has failed to grow for the reason `why` gets a chunk instead.
-  bool takes_chunks_after(failure const& why) const noexcept;
+protected:
+  /// Gets memory of `bytes` bytes for the shard. Returns the free range that holds it.
+  [[clang::requires_capability(one_shard, all_shards)]] virtual expected<block*, failure> reserve(std::size_t bytes,
+                                                                                                  pool_shard& shard);
+  /// Returns whether the pool has a chunk that does not consist of pages.
+  [[clang::requires_shared_capability(all_shards)]] bool has_chunks() const noexcept;
+  /// Returns the chunk that holds these bytes; null if a byte is not the pool's.
+  [[clang::requires_capability(one_shard, all_shards)]] chunk* chunk_of(void const* pointer, std::size_t bytes);
 
   backend_parts parts_;
-  chunk_backend chunks_;
-  page_backend pages_;
+  std::optional<sync::time_point> next_look_ __attribute__((guarded_by(all_shards))); // none in a pool of chunks
+
+private:
+  [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure>
+  allocate_chunk(stream_key const& key, pool_shard& shard, std::size_t bytes, std::size_t least);
+  [[clang::requires_capability(one_shard, all_shards)]] block& add_chunk(stream_key const& key, pool_shard& shard,
+                                                                         void* base, std::size_t bytes);
+  [[clang::requires_shared_capability(all_shards)]] chunk* idle_chunk(std::size_t keep) const noexcept;
+
   bool wants_release_ __attribute__((guarded_by(all_shards))) = false;
 };
 

@@ -102,8 +102,8 @@ public:
   inline pool_options const& options() const noexcept { return parts_.options; }
   inline pool_upstream& upstream() noexcept { return *parts_.upstream; }
   /// Returns the upstream's device; nullopt if the upstream has none.
-  inline std::optional<device> where() const noexcept { return parts_.backend.where(); }
-  inline bool lost() const noexcept { return parts_.backend.lost(); }
+  inline std::optional<device> where() const noexcept { return parts_.where; }
+  inline bool lost() const noexcept { return parts_.lost(); }
   /// Returns whether work of the stream may use the pool's memory.
   inline bool serves(stream_key const& key) const noexcept { return parts_.serves(key); }
   inline void report_unopened(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {

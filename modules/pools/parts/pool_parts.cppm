@@ -3,6 +3,7 @@
 export module gpumem:pool_parts;
 import :block;
 import :chunk_list;
+import :device;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;
@@ -49,7 +50,8 @@ export struct pool_parts {
 
   std::unique_ptr<pool_upstream> const upstream; ///< first, so that it outlives the shards, which hold its memory
   pool_options const options;
-  std::size_t const smallest_block; ///< bytes, including the guards around each block of a hardened pool
+  std::optional<device> const where; ///< the upstream's device; nullopt if it has none
+  std::size_t const smallest_block;  ///< bytes, including the guards around each block of a hardened pool
   reuse_rules rules;
   shard_list shards;
   thread_caches caches;
@@ -57,8 +59,9 @@ export struct pool_parts {
   admission requests;
   pass_timer passes;
   pool_mode mode;
-  pool_backend backend;
+  std::unique_ptr<pool_backend> const backend;
 
+  inline bool lost() const noexcept { return where && where->lost(); }
   /// Returns whether work of the stream may use the pool's memory. A stream passes this test before the pool gives it
   /// memory, and before a thread cache takes a block that it frees. So a thread cache need not ask when it gives one.
   inline bool serves(stream_key const& key) const noexcept {

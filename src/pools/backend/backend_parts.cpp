@@ -62,21 +62,11 @@ void growth_lock::wait_for_release(chunk_list const& chunks) {
   while (chunks.releasing() == before) shards_.wait(changed_);
 }
 
-namespace {
-
-std::optional<device> device_of(pool_upstream const& upstream) {
-  auto const ordinal = upstream.device();
-  return ordinal < 0 ? std::nullopt : std::optional{device{ordinal}};
-}
-
-} // namespace
-
-backend_parts::backend_parts(pool_upstream& upstream, pool_options const& options, reuse_rules& reuse,
-                             chunk_list& chunks, shard_list& pool, reserved_observer& watcher)
-    : upstream{upstream}, options{options}, where{device_of(upstream)}, rules{reuse}, chunks{chunks}, shards{pool},
-      observer{watcher},
+backend_parts::backend_parts(pool_upstream& upstream, pool_options const& options, std::optional<device> where,
+                             reuse_rules& reuse, chunk_list& chunks, shard_list& pool, reserved_observer& watcher)
+    : upstream{upstream}, options{options}, where{where}, rules{reuse}, chunks{chunks}, shards{pool}, observer{watcher},
       growth{chunks, pool, reuse,
-             upstream.paged() ? std::max(smallest_page, upstream.pages()->granularity()) : smallest_page},
+             upstream.paged() ? std::max(smallest_page, upstream.pages()->granularity()) : granule},
       lock{pool} {}
 
 void backend_parts::note_failure(failure const& failure) const noexcept {

@@ -48,10 +48,12 @@ constexpr std::chrono::microseconds longest_release{200};
 
 } // namespace
 
-page_backend::page_backend(backend_parts& parts) noexcept
-    : parts_{parts},
-      short_of_addresses_{parts.upstream.paged() && parts.upstream.pages()->options().address_space != 0}, idle_{parts},
-      move_budget_{parts.options.effort, tuning::max_move_burst, sync::now()} {}
+page_backend::page_backend(pool_upstream& upstream, pool_options const& options, std::optional<device> where,
+                           reuse_rules& rules, chunk_list& chunks, shard_list& shards,
+                           reserved_observer& watcher) noexcept
+    : pool_backend{upstream, options, where, rules, chunks, shards, watcher},
+      short_of_addresses_{upstream.pages()->options().address_space != 0}, idle_{parts_},
+      move_budget_{options.effort, tuning::max_move_burst, sync::now()} {}
 
 std::size_t page_backend::affordable_pages(sync::time_point now) noexcept {
   if (move_budget_.unlimited()) return SIZE_MAX;
@@ -79,7 +81,7 @@ void page_backend::poll_for_moves(allocation_request const& request) {
 // Gets pages for a request: moves idle pages, or maps new pages and unmaps idle ones of the same size. The pages are
 // joined with their free neighbours to one range. Returns where in that range the request's block starts. The result is
 // retry() if the range is too small, or after a wait.
-attempt<placement> page_backend::grow(allocation_request const& request, bool exact) {
+attempt<placement> page_backend::grow_pages(allocation_request const& request, bool exact) {
   begin_looks();
   auto const least = request.bytes + (request.alignment - granule);
   if (wants_addresses(*request.shard)) {
@@ -182,7 +184,7 @@ std::size_t page_backend::pages_in_use_by(stream_timeline const& stream, allocat
 }
 
 placement page_backend::move_at_limit(allocation_request const& request) {
-  if (!may_move()) return {};
+  if (request.loan || !may_move()) return {};
   parts_.lock.wait();
   return move(request, true);
 }
@@ -352,14 +354,14 @@ std::size_t page_backend::release(std::size_t keep) noexcept {
   auto const excess = parts_.chunks.reserved() - std::min(keep, parts_.chunks.reserved());
   auto const released = release_idle({.wanted = excess, .max_bytes = excess});
   drop_closed_ranges();
-  return released;
+  return released + pool_backend::release(keep);
 }
 
 void page_backend::release_for(allocation_request const& request) {
   parts_.lock.wait(); // until no other thread changes pages
   if (request.loan) {
     evict(request, loan_plan(request), std::min(request.bytes, parts_.chunks.headroom()));
-    return;
+    return pool_backend::release_for(request);
   }
   auto const& shard = growing_shard(request);
   auto plan = parts_.growth.plan(request, shard, true);
@@ -367,6 +369,7 @@ void page_backend::release_for(allocation_request const& request) {
   while (!plan && evict(request, plan, 0) > 0) plan = parts_.growth.plan(request, shard, true);
   if (plan) evict(request, plan, std::min(plan->bytes, parts_.chunks.headroom()));
   if (!plan && parts_.upstream.chunks_serve_as_pages()) release_idle({.wanted = request.bytes + request.alignment});
+  pool_backend::release_for(request);
 }
 
 // Returns by how much `bytes` exceeds the headroom, the bytes that may still be reserved.
@@ -516,7 +519,7 @@ virtual_pages* page_backend::pages_of(void const* pointer) {
   return parent && parent->addresses ? &parent->addresses->pages : nullptr;
 }
 
-expected<block*, failure> page_backend::reserve(std::size_t bytes, pool_shard& into) {
+expected<block*, failure> page_backend::reserve_pages(std::size_t bytes, pool_shard& into) {
   auto const fits = [bytes](address_range const& in) {
     return bytes <= in.pages.address_space() - in.pages.mapped_end();
   };

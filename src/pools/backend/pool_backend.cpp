@@ -1,4 +1,4 @@
-// Passes each call to the backend for pages or to that for chunks, which allocates, moves and frees chunks.
+// Allocates, moves and frees the chunks of a pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -6,6 +6,7 @@ module;
 #include <cstdint>
 #include <cuda.h>
 #include <new>
+#include <stdexcept>
 module gpumem:pool_backend.impl;
 import :pool_backend;
 import :backend_parts;
@@ -14,7 +15,6 @@ import :chunk_list;
 import :driver;
 import :error;
 import :growth_policy;
-import :page_backend;
 import :page_store;
 import :pool_shard;
 import :pool_upstream;
@@ -28,17 +28,17 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-attempt<placement> chunk_backend::grow(allocation_request const& request, bool exact) {
+attempt<placement> pool_backend::grow(allocation_request const& request, bool exact) {
   auto const need = request.bytes + (request.alignment - granule);
   auto bytes = parts_.chunks.growth(need, request.shard->reserved);
   if (bytes == 0 && parts_.chunks.releasing() > 0 && !request.can_park()) {
     parts_.lock.wait_for_release(parts_.chunks);
     return attempt<placement>::retry();
   }
-  if (bytes == 0) return unexpected<failure>{failure{outcome::exhausted}};
+  if (bytes == 0) return unexpected<failure>{failure{outcome::exhausted, 0, request.requested}};
   if (exact) bytes = need;
-  auto const fresh = allocate(request.key, *request.shard, bytes, need);
-  if (!fresh) return unexpected<failure>{fresh.error()};
+  auto const fresh = allocate_chunk(request.key, *request.shard, bytes, need);
+  if (!fresh) return unexpected<failure>{failure{fresh.error().reason, fresh.error().code, request.requested}};
   std::size_t offset = 0;
   fits(**fresh, request.bytes, request.alignment, offset);
   return placement{*fresh, offset, reuse_tier::none};
@@ -46,8 +46,8 @@ attempt<placement> chunk_backend::grow(allocation_request const& request, bool e
 
 // Allocates a chunk while the shards are unlocked and the growth lock keeps other threads from growing the pool. If the
 // upstream has less than `bytes`, tries `least`. Returns the chunk's only block, which is free.
-expected<block*, failure> chunk_backend::allocate(stream_key const& key, pool_shard& shard, std::size_t bytes,
-                                                  std::size_t least) {
+expected<block*, failure> pool_backend::allocate_chunk(stream_key const& key, pool_shard& shard, std::size_t bytes,
+                                                       std::size_t least) {
   expected<void*, failure> result = nullptr;
   parts_.lock.begin();
   {
@@ -61,7 +61,7 @@ expected<block*, failure> chunk_backend::allocate(stream_key const& key, pool_sh
     return unexpected<failure>{result.error()};
   }
   try {
-    return &add(key, shard, *result, bytes);
+    return &add_chunk(key, shard, *result, bytes);
   } catch (std::bad_alloc const&) {
     upstream_call const during{parts_.shards};
     parts_.upstream.deallocate({.base = reinterpret_cast<std::uintptr_t>(*result), .bytes = bytes});
@@ -69,13 +69,13 @@ expected<block*, failure> chunk_backend::allocate(stream_key const& key, pool_sh
   }
 }
 
-expected<block*, failure> chunk_backend::reserve(std::size_t bytes, pool_shard& shard) {
-  return allocate(stream_key::host(), shard, bytes, bytes);
+expected<block*, failure> pool_backend::reserve(std::size_t bytes, pool_shard& shard) {
+  return allocate_chunk(stream_key::host(), shard, bytes, bytes);
 }
 
 // Adds a chunk to a shard as one free block. If the upstream's memory is valid only in the order of the key's stream,
 // that stream counts as the block's first user. Other streams then come after it.
-block& chunk_backend::add(stream_key const& key, pool_shard& shard, void* base, std::size_t bytes) {
+block& pool_backend::add_chunk(stream_key const& key, pool_shard& shard, void* base, std::size_t bytes) {
   bool const ordered = parts_.upstream.orders_by(key);
   auto& added = parts_.chunks.add(base, bytes);
   try {
@@ -92,7 +92,7 @@ block& chunk_backend::add(stream_key const& key, pool_shard& shard, void* base, 
   }
 }
 
-placement chunk_backend::migrate(allocation_request const& request) {
+placement pool_backend::migrate_chunk(allocation_request const& request) {
   std::size_t offset = 0;
   auto* const idle = parts_.chunks.largest_idle(0, [&](chunk const& parent) {
     auto const& whole = *parent.first;
@@ -111,33 +111,26 @@ placement chunk_backend::migrate(allocation_request const& request) {
   return {&whole, offset, parts_.rules.classify(whole.uses, request.key, reuse_tier::completed)};
 }
 
-bool chunk_backend::is_idle_and_complete(chunk const& parent) const noexcept {
-  bool complete = !parent.addresses && parent.pins == 0, gone = parts_.device_gone();
-  parent.visit([&](block const& each) { complete = complete && each.is_free() && (gone || each.uses.completed()); });
-  return complete;
-}
-
-bool chunk_backend::any() const noexcept {
+bool pool_backend::has_chunks() const noexcept {
   bool found = false;
   parts_.chunks.visit([&](chunk const& each) { found = found || !each.addresses; });
   return found;
 }
 
-bool chunk_backend::can_release() const noexcept {
-  return parts_.chunks.largest_idle(0, [this](chunk const& parent) {
-    assert_shard_held();
-    return is_idle_and_complete(parent);
-  }) != nullptr;
+// Returns the largest idle chunk; null if there is none. A chunk is idle if it is free and all work that used it is
+// complete. Leaves out a chunk if fewer than `keep` bytes would remain without it.
+chunk* pool_backend::idle_chunk(std::size_t keep) const noexcept {
+  return parts_.chunks.largest_idle(keep, [gone = parts_.device_gone()](chunk const& parent) {
+    bool complete = !parent.addresses && parent.pins == 0;
+    parent.visit([&](block const& each) { complete = complete && each.is_free() && (gone || each.uses.completed()); });
+    return complete;
+  });
 }
 
-// Gives back idle chunks, the largest one first. A chunk is idle if it is free and all work that used it is complete.
-std::size_t chunk_backend::release(std::size_t keep) noexcept {
+std::size_t pool_backend::release(std::size_t keep) noexcept {
   std::size_t returned_bytes = 0;
   for (;;) {
-    auto* const idle = parts_.chunks.largest_idle(keep, [this](chunk const& parent) {
-      assert_shard_held();
-      return is_idle_and_complete(parent);
-    });
+    auto* const idle = idle_chunk(keep);
     if (!idle) return returned_bytes;
     idle->shard->ranges.remove(*idle);
     idle->shard->reserved -= idle->bytes;
@@ -154,29 +147,17 @@ std::size_t chunk_backend::release(std::size_t keep) noexcept {
   }
 }
 
-namespace {
-
-// Returns why a request failed for which the driver had no addresses, and the device no chunk either. An upstream that
-// refuses a chunk does not say whether it lacks memory or addresses.
-failure first_cause(failure const& pages, failure const& chunk) noexcept {
-  return chunk.code == CUDA_ERROR_OUT_OF_MEMORY ? pages : chunk;
+std::size_t pool_backend::capacity() const noexcept {
+  auto const unit = parts_.growth.unit();
+  return parts_.chunks.max_reserved() / unit * unit;
 }
 
-} // namespace
-
-std::size_t pool_backend::unit() const noexcept { return paged() ? parts_.growth.unit() : granule; }
-
-std::size_t pool_backend::capacity() const noexcept { return parts_.chunks.max_reserved() / unit() * unit(); }
-
-// Where the pool grows is unknown, so the request needs bytes for an alignment beyond that of pages or chunks too. In a
-// pool of chunks an existing chunk can suffice.
+// Where the pool grows is unknown, so the request needs bytes for an alignment beyond that of chunks too. An existing
+// chunk can suffice.
 bool pool_backend::could_hold(std::size_t bytes, std::size_t alignment) const noexcept {
   auto const most = capacity();
   if (bytes > most) return false;
-  if (!paged()) return std::max(alignment, granule) - granule <= most - bytes || has_chunk_for(bytes, alignment);
-  auto const skipped = std::max(alignment, smallest_page) - smallest_page;
-  auto const addresses = parts_.upstream.pages()->options().address_space;
-  return skipped <= most - bytes && (addresses == 0 || bytes + skipped <= addresses);
+  return std::max(alignment, granule) - granule <= most - bytes || has_chunk_for(bytes, alignment);
 }
 
 bool pool_backend::has_chunk_for(std::size_t bytes, std::size_t alignment) const noexcept {
@@ -186,25 +167,6 @@ bool pool_backend::has_chunk_for(std::size_t bytes, std::size_t alignment) const
     any = any || (!each.addresses && skipped < each.bytes && bytes <= each.bytes - skipped);
   });
   return any;
-}
-
-attempt<placement> pool_backend::grow(allocation_request const& request, bool exact) {
-  auto new_memory = !paged()       ? chunks_.grow(request, exact)
-                    : request.loan ? pages_.lend(request, exact)
-                                   : pages_.grow(request, exact);
-  if (!new_memory.has_failed()) return new_memory;
-  auto why = new_memory.error();
-  if (takes_chunks_after(why)) {
-    auto chunk = chunks_.grow(request, exact);
-    if (!chunk.has_failed()) return chunk;
-    why = first_cause(why, chunk.error());
-  }
-  bool const no_addresses = paged() && !request.loan && why.reason == outcome::too_large;
-  return unexpected<failure>{failure{no_addresses ? outcome::exhausted : why.reason, why.code, request.requested}};
-}
-
-bool pool_backend::takes_chunks_after(failure const& failure) const noexcept {
-  return paged() && is_no_addresses(failure) && parts_.upstream.chunks_serve_as_pages();
 }
 
 expected<std::size_t, failure> pool_backend::grow_to(std::size_t bytes, pool_shard& shard) {
@@ -218,15 +180,11 @@ expected<std::size_t, failure> pool_backend::grow_to(std::size_t bytes, pool_sha
       parts_.lock.wait_for_release(chunks);
       continue;
     }
-    auto const most = chunks.headroom() / unit() * unit(); // pages are whole, but chunks beside them need not be
+    auto const most = chunks.headroom() / parts_.growth.unit() *
+                      parts_.growth.unit(); // pages are whole, but chunks beside them need not be
     auto const drawn = std::min(needed_bytes, most);
     if (drawn == 0) return std::size_t{0};
-    auto fresh = paged() ? pages_.reserve(drawn, shard) : chunks_.reserve(drawn, shard);
-    if (!fresh && takes_chunks_after(fresh.error())) {
-      auto const why = fresh.error();
-      fresh = chunks_.reserve(drawn, shard);
-      if (!fresh) return unexpected<failure>{first_cause(why, fresh.error())};
-    }
+    auto const fresh = reserve(drawn, shard);
     if (!fresh) return unexpected<failure>{fresh.error()};
     return drawn;
   }
@@ -244,69 +202,36 @@ bool pool_backend::add_outside(std::size_t bytes) {
   }
 }
 
-placement pool_backend::migrate_chunk(allocation_request const& request) {
-  return chunks_.migrate(request); // pages move one by one
-}
-
-std::size_t pool_backend::release(std::size_t keep) noexcept {
-  auto const pages = paged() ? pages_.release(keep) : 0;
-  return pages + chunks_.release(keep);
-}
-
-placement pool_backend::move_at_limit(allocation_request const& request) {
-  return paged() && !request.loan ? pages_.move_at_limit(request) : placement{};
-}
-
 void pool_backend::release_for(allocation_request const& request) {
-  if (paged()) pages_.release_for(request);
-  if (!request.can_park()) chunks_.release(0); // the driver's free of a chunk waits for all work of the device
+  if (!request.can_park()) pool_backend::release(0); // the driver's free of a chunk waits for all work of the device
 }
 
-bool pool_backend::ask_for_release() noexcept { return wants_release_ = wants_release_ || chunks_.can_release(); }
+bool pool_backend::ask_for_release() noexcept { return wants_release_ = wants_release_ || idle_chunk(0); }
 
-address_range& pool_backend::open_range(std::size_t bytes) { return pages_.open_range(bytes); }
+address_range& pool_backend::open_range(std::size_t) {
+  throw std::invalid_argument{"gpumem: a pool without pages lends none"};
+}
 
-void pool_backend::close_range(address_range& range) noexcept {
-  range.closed = true;
-  if (!upstream_call::runs_here(parts_.shards)) pages_.drop_closed_ranges(); // otherwise a later call drops it
+chunk* pool_backend::chunk_of(void const* pointer, std::size_t bytes) {
+  parts_.lock.wait();
+  auto* const parent = parts_.chunks.find_containing(pointer);
+  bool const whole = parent && bytes > 0 && bytes <= parent->end() - reinterpret_cast<std::uintptr_t>(pointer);
+  return whole ? parent : nullptr;
 }
 
 bool pool_backend::pin(void const* pointer, std::size_t bytes) {
-  if (auto* const pages = pages_.pages_of(pointer)) return pages->pin(pointer, bytes);
-  auto* const parent = parts_.chunks.find_containing(pointer);
-  bool const whole = parent && bytes > 0 && bytes <= parent->end() - reinterpret_cast<std::uintptr_t>(pointer);
-  if (whole && paged()) ++parent->pins; // in a pool of chunks the program keeps the block
-  return whole;
+  return chunk_of(pointer, bytes); // the program keeps the block
 }
 
-void pool_backend::unpin(void const* pointer, std::size_t bytes) {
-  if (auto* const pages = pages_.pages_of(pointer)) return pages->unpin(pointer, bytes);
-  auto* const parent = parts_.chunks.find_containing(pointer);
-  if (parent && parent->pins > 0) --parent->pins;
-}
+void pool_backend::unpin(void const*, std::size_t) {}
 
-// A pool of chunks needs no call: other devices can use memory of cuMemAlloc after the program has enabled peer access.
-// In a pool of pages another device would use a chunk without that access, so the pool refuses if it has one.
-CUresult pool_backend::open_to(device peer) {
+// Other devices can use memory of cuMemAlloc after the program has enabled peer access.
+CUresult pool_backend::open_to(device) {
   parts_.lock.wait();
-  if (!paged()) return CUDA_SUCCESS;
-  if (parts_.upstream.pages()->is_open_to(peer)) return CUDA_SUCCESS;
-  chunks_.release(0);
-  parts_.lock.wait();
-  if (chunks_.any()) {
-    throw_cuda_error(CUDA_ERROR_NOT_SUPPORTED, "gpumem: open_to(): the pool has chunks beside its pages, since the "
-                                               "process has no addresses left; no other device can access chunks");
-  }
-  for (auto const& shard : parts_.shards.all()) {
-    for (auto const& each : shard->addresses) {
-      if (auto const result = each->pages.open_mapped_to(peer); result != CUDA_SUCCESS) return result;
-    }
-  }
-  return parts_.upstream.pages()->open_to(peer);
+  return CUDA_SUCCESS;
 }
 
-expected<exported_page, failure> pool_backend::export_page(void const* pointer) {
-  if (auto* const pages = pages_.pages_of(pointer)) return pages->export_page(pointer);
+expected<exported_page, failure> pool_backend::export_page(void const*) {
   return unexpected<failure>{failure{outcome::invalid_argument, 0, 0}};
 }
 

@@ -124,7 +124,7 @@ void* allocate_path::search_all(allocation_request const& request) {
 void* allocate_path::search_own(allocation_request const& request) {
   request.shard->steals = 0;
   auto place = search_.find(request, {&request.shard, 1});
-  if (!place) place = parts_.backend.migrate_chunk(request);
+  if (!place) place = parts_.backend->migrate_chunk(request);
   return place ? commit(request, place) : nullptr;
 }
 
@@ -141,13 +141,13 @@ void* allocate_path::search_with_wait(allocation_request const& request) {
 attempt<void*> allocate_path::grow(allocation_request const& request, bool exact) {
   if (upstream_call::runs_here(parts_.shards))
     return unexpected<failure>{failure_of(broken_rule::inside_growth, request.requested)};
-  if (parts_.backend.wait_for_growth()) return attempt<void*>::retry();
+  if (parts_.backend->wait_for_growth()) return attempt<void*>::retry();
   try {
-    auto const grown = parts_.backend.grow(request, exact);
+    auto const grown = parts_.backend->grow(request, exact);
     if (grown.has_failed()) return unexpected<failure>{grown.error()};
     auto* const allocated = grown.is_done() ? commit(request, grown.value()) : nullptr;
     parts_.passes.notify();
-    if (auto const when = parts_.backend.next_look()) parts_.passes.schedule_at(*when);
+    if (auto const when = parts_.backend->next_look()) parts_.passes.schedule_at(*when);
     frees_.flush_beyond_threshold();
     return allocated ? attempt<void*>{allocated} : attempt<void*>::retry();
   } catch (...) {
@@ -214,7 +214,7 @@ expected<void*, failure> allocate_path::allocate_without_growth(allocation_reque
   if (error.reason == outcome::device_lost) return grown;
   if (is_never_met(request, error))
     return unexpected<failure>{failure{outcome::too_large, error.code, request.requested}};
-  if (parts_.backend.paged() && (grown = grow_in_place(request))) return grown;
+  if (parts_.backend->paged() && (grown = grow_in_place(request))) return grown;
   if (request.key.may_wait()) {
     if (auto* const p = sync_and_retry(request)) return p;
   }
@@ -225,14 +225,14 @@ expected<void*, failure> allocate_path::allocate_without_growth(allocation_reque
 
 // Returns whether no state of the pool could serve the request, which has failed for the reason `failure`.
 bool allocate_path::is_never_met(allocation_request const& request, failure const& failure) const {
-  auto const& backend = parts_.backend;
+  auto const& backend = *parts_.backend;
   if (!backend.could_hold(request.bytes, request.alignment)) return true;
   return failure.reason == outcome::too_large && !backend.has_chunk_for(request.bytes, request.alignment);
 }
 
 bool allocate_path::release_closed_pools(failure const& failure) noexcept {
   if (failure.reason != outcome::exhausted || !deferred_release::any_closed()) return false;
-  auto const where = parts_.backend.where();
+  auto const where = parts_.where;
   all_shards_unlock const during{parts_.shards};
   return deferred_release::give_back_complete(where ? where->ordinal() : -1);
 }
@@ -241,14 +241,14 @@ bool allocate_path::release_closed_pools(failure const& failure) noexcept {
 // moves unused pages together to hold the request. If that fails, gives unused memory back to the upstream, and gets
 // new memory for the request instead.
 expected<void*, failure> allocate_path::grow_in_place(allocation_request const& request) {
-  if (parts_.backend.paged()) {
+  if (parts_.backend->paged()) {
     parts_.rules.poll_young_events(&request.key, parts_.shards.everywhere());
     if (auto* const p = search_all(request)) return p;
   }
-  if (auto const place = parts_.backend.move_at_limit(request)) return commit(request, place);
-  parts_.backend.release_for(request);
+  if (auto const place = parts_.backend->move_at_limit(request)) return commit(request, place);
+  parts_.backend->release_for(request);
   auto const grown = grow_or_search(request);
-  if (!grown && request.can_park() && parts_.backend.ask_for_release()) parts_.passes.schedule();
+  if (!grown && request.can_park() && parts_.backend->ask_for_release()) parts_.passes.schedule();
   return grown;
 }
 
@@ -265,7 +265,7 @@ expected<void*, failure> allocate_path::grow_or_search(allocation_request const&
 // memory after the pool has given back unused memory.
 bool allocate_path::sync_could_help(allocation_request const& request) const {
   if (!reuse_rules::may_complete(parts_.shards.everywhere())) return false;
-  if (parts_.backend.paged() && parts_.shards.free_bytes() + parts_.chunks.headroom() >= request.bytes) return true;
+  if (parts_.backend->paged() && parts_.shards.free_bytes() + parts_.chunks.headroom() >= request.bytes) return true;
   std::size_t run = 0;
   parts_.chunks.visit([&](chunk const& each) { run = std::max(run, each.largest_run()); });
   if (run >= request.bytes && (parts_.options.cross_stream != reuse_policy::ordered || request.key.is_host()))
@@ -279,7 +279,7 @@ void* allocate_path::sync_and_retry(allocation_request const& request) {
   auto const deadline = sync::now() + tuning::max_host_wait;
   parts_.rules.poll_streams(nullptr, parts_.shards.everywhere());
   for (backoff pause{tuning::max_poll_pause}; sync_could_help(request);) {
-    if (parts_.backend.lost() || sync::now() >= deadline) return nullptr;
+    if (parts_.lost() || sync::now() >= deadline) return nullptr;
     {
       all_shards_unlock const during{parts_.shards};
       sync::sleep_for(pause.next());
@@ -376,8 +376,8 @@ expected<void*, failure> allocate_path::allocate_from_all(allocation_request& re
     auto const found = allocate_without_growth(request, new_memory.error());
     if (found) return found;
     count_failure(*request.shard, request);
-    if (!parts_.backend.lost()) return found;
-    return unexpected<failure>{failure{outcome::device_lost, parts_.backend.where()->lost_error(), request.requested}};
+    if (!parts_.lost()) return found;
+    return unexpected<failure>{failure{outcome::device_lost, parts_.where->lost_error(), request.requested}};
   }
 }
 

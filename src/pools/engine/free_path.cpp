@@ -89,7 +89,7 @@ bool free_path::passes_threshold(stream_timeline& timeline, std::size_t bytes, p
 // (reuse_policy::ordered), and on an error.
 stream_use free_path::record_event(stream_key const& key, stream_use const& use) noexcept {
   bool const shared = parts_.options.cross_stream != reuse_policy::ordered;
-  if (key.has_handle() && shared && !parts_.backend.lost()) {
+  if (key.has_handle() && shared && !parts_.lost()) {
     if (auto const recorded = use.timeline->record_at_free(key.handle())) return {use.timeline, recorded};
   }
   return use;

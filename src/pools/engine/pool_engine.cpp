@@ -71,8 +71,8 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
     shard.ranges.reserve_metadata(1024, 16);
     parts_.caches.ensure_storage(sync::thread_index());
   }
-  auto missing = parts_.backend.grow_to(bytes, shard);
-  if (!missing && allocate_path_.release_closed_pools(missing.error())) missing = parts_.backend.grow_to(bytes, shard);
+  auto missing = parts_.backend->grow_to(bytes, shard);
+  if (!missing && allocate_path_.release_closed_pools(missing.error())) missing = parts_.backend->grow_to(bytes, shard);
   if (!missing) fail(missing.error());
   if (*missing > 0) frees_.flush_beyond_threshold();
   return *missing;
@@ -99,11 +99,11 @@ bool pool_engine::add_outside(std::size_t bytes) {
   timeline_registry::cover_own_defaults();
   woken_waiters waiters;
   all_shards_lock const lock{parts_.shards};
-  bool added = parts_.backend.add_outside(bytes);
+  bool added = parts_.backend->add_outside(bytes);
   while (!added) {
     auto const keep = parts_.chunks.room_beside(bytes);
     bool const more = keep && release_.release(*keep) > 0; // other threads may grow the pool meanwhile
-    added = parts_.backend.add_outside(bytes);
+    added = parts_.backend->add_outside(bytes);
     if (!more) break;
   }
   after_limit_change(waiters);
@@ -119,15 +119,14 @@ void pool_engine::remove_outside(std::size_t bytes) {
 
 address_range& pool_engine::open_range(std::size_t bytes) {
   throw_if_child();
-  if (!parts_.backend.paged()) throw std::invalid_argument{"gpumem: a pool without pages lends none"};
   upstream_call::throw_if_here(parts_.shards);
   all_shards_lock const lock{parts_.shards};
-  return parts_.backend.open_range(bytes);
+  return parts_.backend->open_range(bytes);
 }
 
 void pool_engine::close_range(address_range& range) noexcept {
   all_shards_lock const lock{parts_.shards};
-  parts_.backend.close_range(range);
+  parts_.backend->close_range(range);
 }
 
 std::size_t pool_engine::trim(std::size_t keep) {
@@ -224,14 +223,14 @@ void pool_engine::close() noexcept { release_.close(); }
 bool pool_engine::pin(void const* pointer, std::size_t bytes) {
   upstream_call::throw_if_here(parts_.shards);
   all_shards_lock const lock{parts_.shards};
-  return parts_.backend.pin(pointer, bytes);
+  return parts_.backend->pin(pointer, bytes);
 }
 
 void pool_engine::unpin(void const* pointer, std::size_t bytes) {
   upstream_call::throw_if_here(parts_.shards);
   woken_waiters waiters;
   all_shards_lock const lock{parts_.shards};
-  parts_.backend.unpin(pointer, bytes);
+  parts_.backend->unpin(pointer, bytes);
   parts_.requests.count_change();
   queue_.wake_next(waiters);
 }
@@ -239,14 +238,14 @@ void pool_engine::unpin(void const* pointer, std::size_t bytes) {
 void pool_engine::open_to(device peer) {
   upstream_call::throw_if_here(parts_.shards);
   all_shards_lock const lock{parts_.shards};
-  check(parts_.backend.open_to(peer), "cuMemSetAccess");
+  check(parts_.backend->open_to(peer), "cuMemSetAccess");
   parts_.caches.add_devices(cache_limits::bit_of(peer.ordinal()));
 }
 
 expected<exported_page, failure> pool_engine::export_page(void const* pointer) {
   if (upstream_call::runs_here(parts_.shards)) return unexpected<failure>{failure_of(broken_rule::inside_growth, 0)};
   all_shards_lock const lock{parts_.shards};
-  return parts_.backend.export_page(pointer);
+  return parts_.backend->export_page(pointer);
 }
 
 } // namespace gpumem::detail

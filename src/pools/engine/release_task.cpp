@@ -29,7 +29,7 @@ std::size_t release_task::release(std::size_t keep) {
   frees_.run_deferred(nullptr);
   frees_.flush_thread_caches();
   parts_.rules.poll_young_events(nullptr, parts_.shards.everywhere());
-  return parts_.backend.release(keep);
+  return parts_.backend->release(keep);
 }
 
 // Runs one pass on the library thread. The pass serves the requests that wait. It gives memory whose uses are complete
@@ -40,21 +40,21 @@ void release_task::expire() noexcept {
   {
     all_shards_lock const lock{parts_.shards};
     parts_.passes.begin_pass();
-    bool const closed = parts_.backend.closed();
-    bool const wanted = parts_.backend.wants_release();
+    bool const closed = parts_.backend->closed();
+    bool const wanted = parts_.backend->wants_release();
     // A pass may have another reason, while the excess is so small that no free has started a release.
     bool const releases = closed || wanted || (is_beyond_threshold() && !parts_.passes.gives_up());
     auto const kept = releases ? release_pass(wanted) : held_by::nothing;
     if (!closed && !process_is_exiting())
-      parts_.backend.look(parts_.shards.locked_calls() + parts_.caches.snapshot().allocations);
+      parts_.backend->look(parts_.shards.locked_calls() + parts_.caches.snapshot().allocations);
     if (wanted) parts_.passes.notify(); // requests wait for the memory that has gone back
     parts_.passes.end_pass();
     bool const looks_on = (is_beyond_threshold() && !parts_.passes.gives_up()) || monitor_.needs_pass();
-    if (parts_.backend.closed()) {
+    if (parts_.backend->closed()) {
       step = after_closed_pass(closed ? kept : held_by::open_events); // if it was closed meanwhile, a pass must follow
     } else if (!process_is_exiting()) {
       if (looks_on) parts_.passes.schedule();
-      if (auto const when = parts_.backend.next_look()) parts_.passes.schedule_at(*when);
+      if (auto const when = parts_.backend->next_look()) parts_.passes.schedule_at(*when);
       monitor_.schedule_stall_check();
     }
   }
@@ -65,7 +65,7 @@ void release_task::expire() noexcept {
 // an event. If polls can show nothing more, the next pass starts when one of these events was recorded.
 release_task::next_step release_task::after_closed_pass(held_by keeper) noexcept {
   if (parts_.chunks.empty()) return next_step::end;
-  list_closed(parts_.backend.where() ? parts_.backend.where()->ordinal() : -1);
+  list_closed(parts_.where ? parts_.where->ordinal() : -1);
   bool const waits = process_is_exiting() || keeper == held_by::uses_without_event;
   if (waits) defer_release();
   request_events(kept_bytes());
@@ -91,11 +91,11 @@ std::size_t release_task::kept_bytes() const noexcept {
 }
 
 release_task::held_by release_task::release_pass(bool release_all) noexcept {
-  parts_.backend.begin_wanted_release();
+  parts_.backend->begin_wanted_release();
   try {
     frees_.flush_thread_caches(); // frees fill the caches until the reserved bytes exceed the threshold by an eighth
     parts_.rules.poll_streams(nullptr, parts_.shards.everywhere());
-    parts_.backend.release(release_all || parts_.backend.closed() ? 0 : parts_.options.release_threshold);
+    parts_.backend->release(release_all || parts_.backend->closed() ? 0 : parts_.options.release_threshold);
     bool const open = reuse_rules::may_complete(parts_.shards.everywhere());
     parts_.passes.count_idle(open && is_beyond_threshold());
     if (open) return held_by::open_events;
@@ -126,7 +126,7 @@ void release_task::close() noexcept {
   auto step = next_step::nothing;
   {
     all_shards_lock const lock{parts_.shards};
-    parts_.backend.set_closed();
+    parts_.backend->set_closed();
     if (!driver_alive()) return defer_release(); // the driver has shut down: no call of it may be made
     frees_.run_deferred(nullptr);
     if (!parts_.passes.cancel()) return; // a pass runs now, and gives the memory back

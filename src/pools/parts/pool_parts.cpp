@@ -6,6 +6,7 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -13,6 +14,8 @@ module gpumem:pool_parts.impl;
 import :pool_parts;
 import :block;
 import :chunk_list;
+import :device;
+import :page_backend;
 import :pool_backend;
 import :pool_mode;
 import :pool_options;
@@ -81,6 +84,16 @@ pool_options checked_options(pool_options options, bool paged) {
   return options;
 }
 
+std::optional<device> device_of(pool_upstream const& upstream) {
+  auto const ordinal = upstream.device();
+  return ordinal < 0 ? std::nullopt : std::optional{device{ordinal}};
+}
+
+template <class... Parts> std::unique_ptr<pool_backend> make_backend(pool_upstream& upstream, Parts&... parts) {
+  if (upstream.paged()) return std::make_unique<page_backend>(upstream, parts...);
+  return std::make_unique<pool_backend>(upstream, parts...);
+}
+
 } // namespace
 
 std::size_t guard_bytes(hardening_options const& options) noexcept {
@@ -97,11 +110,13 @@ void check_limit(std::size_t limit) {
 // Polls may take at least a sixteenth of the time: without polls streams would share no memory.
 pool_parts::pool_parts(std::unique_ptr<pool_upstream> owned_upstream, pool_options new_options, timer& pass)
     : upstream{std::move(owned_upstream)}, options{checked_options(std::move(new_options), upstream->paged())},
+      where{device_of(*upstream)},
       smallest_block{options.smallest_block ? options.smallest_block + guard_bytes(options.hardened) : 0},
       rules{options.cross_stream, upstream->host_accessible()},
       shards{std::max(options.effort, 1.0 / 16), options.shard_per_thread},
       chunks{options.limit, (options.chunk_size + granule - 1) / granule * granule}, passes{pass, requests},
-      mode{options, rules, chunks, shards, requests, caches}, backend{*upstream, options, rules, chunks, shards, mode} {
+      mode{options, rules, chunks, shards, requests, caches},
+      backend{make_backend(*upstream, options, where, rules, chunks, shards, mode)} {
   caches.set_devices(upstream->devices());
 }
 

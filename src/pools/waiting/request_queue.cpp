@@ -57,7 +57,7 @@ std::uint64_t waiting_requests::change_count(waiter const& item) const noexcept 
 }
 
 std::size_t waiting_requests::headroom(std::size_t own_bytes) const noexcept {
-  auto const capacity = std::min(parts_.backend.capacity(), upstream_limit_);
+  auto const capacity = std::min(parts_.backend->capacity(), upstream_limit_);
   auto const reserved = parts_.chunks.reserved();
   auto const free = parts_.shards.free_bytes() + (capacity - std::min(capacity, reserved));
   return free - std::min(free, queue.set_aside() - own_bytes);
@@ -72,12 +72,12 @@ bool waiting_requests::fits(waiter const& item) const noexcept {
 // freed inside a graph capture (a later call completes such a free). A later free may then help the request.
 bool waiting_requests::is_held_by_others(waiter const& item) const noexcept {
   bool const set_aside = queue.set_aside() > waiter_list::bytes_aside(item);
-  return parts_.shards.live_blocks() > 0 || has_deferred_frees() || set_aside || parts_.backend.is_releasing();
+  return parts_.shards.live_blocks() > 0 || has_deferred_frees() || set_aside || parts_.backend->is_releasing();
 }
 
 std::optional<outcome> waiting_requests::refusal(waiter const& item) const noexcept {
   if (parts_.requests.is_closed()) return outcome::closed;
-  if (parts_.backend.lost()) return outcome::device_lost;
+  if (parts_.lost()) return outcome::device_lost;
   return could_serve(item) ? std::nullopt : std::optional{outcome::too_large};
 }
 
@@ -86,9 +86,9 @@ bool waiting_requests::could_serve(waiter const& item) const noexcept {
   if (item.asks_for_turn()) return true;
   for (std::size_t i = 0; i < item.parts(); ++i) {
     auto const& one = item.part(i);
-    if (!parts_.backend.could_hold(block_size(one.bytes, one.alignment), one.alignment)) return false;
+    if (!parts_.backend->could_hold(block_size(one.bytes, one.alignment), one.alignment)) return false;
   }
-  return rounded(item) <= parts_.backend.capacity();
+  return rounded(item) <= parts_.backend->capacity();
 }
 
 bool waiting_requests::waits_for_nothing(waiter const& item) const noexcept {
@@ -167,7 +167,7 @@ request_queue::turn request_queue::begin_turn(waiter& item) noexcept {
 }
 
 failure request_queue::failure_of(waiter const& item, outcome reason) const noexcept {
-  return {reason, reason == outcome::device_lost ? parts_.backend.where()->lost_error() : 0, item.bytes()};
+  return {reason, reason == outcome::device_lost ? parts_.where->lost_error() : 0, item.bytes()};
 }
 
 // Parks the request, or gives it a turn.

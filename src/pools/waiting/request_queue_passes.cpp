@@ -97,7 +97,7 @@ place_state progress_monitor::state(waiter const& first) noexcept {
   now.fits = requests_.fits(first);
   bool const tries = now.fits && (requests_.change_count(first) != first.seen_changes() ||
                                   reuse_rules::may_complete(parts_.shards.everywhere()));
-  bool const in_change = parts_.backend.growing() || parts_.backend.is_releasing();
+  bool const in_change = parts_.backend->growing() || parts_.backend->is_releasing();
   if (in_change) schedule_look(); // for the case that the request gets nothing from that
   now.may_go_on = tries || in_change || requests_.has_deferred_frees() || pressure.pending();
   now.has_stalled = stall.has_stalled(requests_.frees_of_others());
