@@ -85,6 +85,7 @@ export import :release_task;
 export import :pool_engine;
 export import :guarded_blocks;
 export import :quarantine;
+export import :block_calls;
 export import :hardening;
 export import :pass_through;
 export import :captured_order;

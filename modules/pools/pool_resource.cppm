@@ -16,14 +16,13 @@ import :device;
 import :error;
 import :executor;
 import :graph_memory;
-import :hardening;
 import :holder;
 import :memory_watcher;
 import :misuse;
 import :page_store;
-import :pass_through;
 import :pool_captures;
 import :pool_engine;
+import :block_calls;
 import :pool_options;
 import :pool_reports;
 import :pool_upstream;
@@ -81,7 +80,9 @@ public:
     return turn.what == request_queue::waiting::parked;
   }
   /// Maps pages at addresses of a borrower, which has a handle. The engine's deallocate() frees such a block.
-  expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept;
+  expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept {
+    return calls_->lend(key, terms, bytes);
+  }
   bool cancel_waiter(waiter& item) noexcept;
   bool is_too_large(waiter& item) noexcept;
   void on_holder_event(holder& unit, holder_event event) noexcept;
@@ -133,7 +134,6 @@ private:
   bool refuses_beyond_device(waiter& item) noexcept;
   expected<void*, failure> try_part(request_part const& part) noexcept;
   expected<void*, failure> allocate_special(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  expected<void*, failure> allocate_region(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   void free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   bool exceeds_largest_block(std::size_t bytes) const noexcept;
   bool has_block_beyond_largest(waiter const& item) const noexcept;
@@ -144,8 +144,7 @@ private:
   std::atomic<std::int64_t> plain_handles_{0}; // 0 if the pool is special or has no handle, so that one test finds both
   bool const special_; // the pool is hardened, passes requests to its upstream, or tells a tool of its blocks
   pool_engine* const engine_;
-  std::unique_ptr<pass_through> const pass_through_;
-  std::unique_ptr<hardening> const hardening_;
+  std::unique_ptr<block_calls> const calls_;
   std::atomic<std::int64_t> special_handles_{0};
   pool_captures captures_;
   std::unique_ptr<leak_report> leaks_; // null unless leaks are reported; destroyed before the engine

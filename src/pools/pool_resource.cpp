@@ -30,11 +30,11 @@ import :hardening;
 import :holder;
 import :memory_watcher;
 import :misuse;
-import :nvtx_heaps;
 import :page_store;
 import :pass_through;
 import :pool_captures;
 import :pool_engine;
+import :block_calls;
 import :pool_options;
 import :pool_reports;
 import :pool_upstream;
@@ -104,20 +104,12 @@ bool has_driver_pools(gpumem::device device) {
   return supported != 0;
 }
 
-std::unique_ptr<pass_through> make_pass_through(pool_engine& engine, void (*ended)(void* state) noexcept, void* state) {
-  if (!engine.options().pass_through) return nullptr;
+std::unique_ptr<block_calls> make_calls(pool_engine& engine, void (*ended)(void* state) noexcept, void* state) {
   try {
-    return std::make_unique<pass_through>(engine, ended, state);
-  } catch (...) {
-    engine.close();
-    throw;
-  }
-}
-
-std::unique_ptr<hardening> harden(pool_engine& engine, void (*ended)(void* state) noexcept, void* state) {
-  if (!engine.options().hardened.enabled) return nullptr;
-  try {
-    return std::make_unique<hardening>(engine, ended, state);
+    if (engine.options().pass_through) return std::make_unique<pass_through>(engine, ended, state);
+    if (engine.options().hardened.enabled) return std::make_unique<hardening>(engine, ended, state);
+    if (engine.upstream().heaps()) return std::make_unique<region_calls>(engine, ended, state);
+    return std::make_unique<block_calls>(engine, ended, state);
   } catch (...) {
     engine.close();
     throw;
@@ -152,8 +144,7 @@ pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options opt
     : special_{is_special(options = for_pass_through(std::move(options), upstream->paged())) ||
                upstream->show_to_tool()},
       engine_{make_engine(std::move(upstream), std::move(options))},
-      pass_through_{make_pass_through(*engine_, &pool_state::end, this)},
-      hardening_{harden(*engine_, &pool_state::end, this)}, leaks_{make_leak_report(*engine_, *this)} {}
+      calls_{make_calls(*engine_, &pool_state::end, this)}, leaks_{make_leak_report(*engine_, *this)} {}
 
 void pool_state::end(void* state) noexcept {
   auto& ended = *static_cast<pool_state*>(state);
@@ -163,11 +154,7 @@ void pool_state::end(void* state) noexcept {
 // Does nothing in a forked child: the memory that the state would give back belongs to the parent.
 void pool_state::drop_handle() noexcept {
   if (forked() || handles().fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  if (pass_through_ || hardening_) {
-    engine_->refuse_requests();
-    return pass_through_ ? pass_through_->drop_last_handle() : hardening_->drop_last_handle();
-  }
-  if (engine_->drop_last_handle()) dispose();
+  calls_->drop_last_handle();
 }
 
 void pool_state::finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
@@ -198,16 +185,10 @@ bool pool_state::exceeds_largest_block(std::size_t bytes) const noexcept {
   return largest && bytes > size_class::of(largest).bytes;
 }
 
-// Allocates in a pool that passes its requests on, is hardened, or shows its blocks to a tool. In a hardened pool,
-// compares the size with `largest_block` here, because the engine's block is larger by the guards.
 expected<void*, failure> pool_state::allocate_special(stream_key const& key, std::size_t bytes,
                                                       std::size_t alignment) noexcept {
   if (!engine_->serves(key)) return unexpected<failure>{failure_of(broken_rule::unopened_device, bytes)};
-  if (pass_through_) return pass_through_->try_allocate(key, bytes, alignment);
-  if (!hardening_) return allocate_region(key, bytes, alignment);
-  if (!key.for_chunk() && exceeds_largest_block(bytes))
-    return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
-  return hardening_->try_allocate(key, bytes, alignment);
+  return calls_->try_allocate(key, bytes, alignment);
 }
 
 expected<void*, failure> pool_state::allocate_in_capture(stream_key const& key, std::size_t bytes,
@@ -220,23 +201,10 @@ expected<void*, failure> pool_state::allocate_in_capture(stream_key const& key, 
   return (*memory)->try_allocate(key, bytes, alignment);
 }
 
-expected<void*, failure> pool_state::allocate_region(stream_key const& key, std::size_t bytes,
-                                                     std::size_t alignment) noexcept {
-  auto const result = engine_->try_allocate(key, bytes, alignment);
-  if (!result || engine_->upstream().heaps()->add_region(*result, bytes)) return result;
-  engine_->deallocate(key, *result, bytes);
-  return unexpected<failure>{no_host_memory(bytes)};
-}
-
-// Frees in a pool that passes its requests on, is hardened, or shows its blocks to a tool as regions. A region ends
-// before the free: afterwards another thread may get the memory, and make it a region.
 void pool_state::free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   if (!engine_->serves(key)) return engine_->report_unopened(key, pointer, bytes);
   if (captures_.memories().any() && captures_.memories().free(key, pointer, bytes)) return;
-  if (pass_through_) return pass_through_->deallocate(key, pointer, bytes);
-  if (hardening_) return hardening_->deallocate(key, pointer, bytes);
-  engine_->upstream().heaps()->remove_region(pointer, bytes);
-  if (engine_->deallocate(key, pointer, bytes) == free_result::last) dispose();
+  calls_->deallocate(key, pointer, bytes);
 }
 
 bool pool_state::admit(waiter& item) noexcept {
@@ -245,18 +213,10 @@ bool pool_state::admit(waiter& item) noexcept {
     return false;
   }
   return admit_with(item, [&] {
-    return item.allocate_parts([this](request_part const& one) { return try_part(one); },
-                               [this](request_part const& one) {
-                                 if (pass_through_ || hardening_)
-                                   return free_special(one.stream, one.pointer, one.bytes);
-                                 if (special_) engine_->upstream().heaps()->remove_region(one.pointer, one.bytes);
-                                 engine_->return_part(one.stream, one.pointer);
-                               });
+    return item.allocate_parts(
+        [this](request_part const& one) { return try_part(one); },
+        [this](request_part const& one) { calls_->return_part(one.stream, one.pointer, one.bytes); });
   });
-}
-
-expected<void*, failure> pool_state::lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept {
-  return hardening_ ? hardening_->lend(key, terms, bytes) : engine_->lend(key, terms, bytes);
 }
 
 // Ends a request that asks for more than the device has. Returns whether it did.
@@ -268,7 +228,7 @@ bool pool_state::refuses_beyond_device(waiter& item) noexcept {
 
 // Returns null if a request that has a turn may try now, otherwise the failure.
 expected<void*, failure> pool_state::may_try(waiter& item) noexcept {
-  if (item.asks_for_turn() && hardening_) hardening_->flush(); // its turn needs the quarantined memory
+  if (item.asks_for_turn()) calls_->flush(); // its turn needs the quarantined memory
   if (item.asks_for_turn() || item.has_parts()) return engine_->requests().may_go_on(item);
   return nullptr;
 }
@@ -324,7 +284,7 @@ void pool_state::refuse_requests() noexcept {
 bool pool_state::synchronize(std::chrono::nanoseconds longest) {
   if (!driver_alive()) return false;
   auto const deadline = deadline_after(longest);
-  bool const looked_at = !hardening_ || hardening_->synchronize(longest);
+  bool const looked_at = calls_->synchronize(longest);
   return engine_->synchronize(std::max<sync::duration>(deadline - sync::now(), {})) && looked_at;
 }
 
@@ -337,13 +297,13 @@ bool pool_state::watch_memory(memory_watcher& watcher, bool begin) {
 
 std::size_t pool_state::trim(std::size_t keep) {
   if (!driver_alive()) return 0;
-  if (hardening_) hardening_->flush();
+  calls_->flush();
   return engine_->trim(keep);
 }
 
 std::size_t pool_state::reserve(std::size_t bytes) {
   throw_if_child();
-  return pass_through_ ? 0 : engine_->reserve(bytes);
+  return calls_->reserve(bytes);
 }
 
 void pool_state::set_limit(std::size_t bytes) {
@@ -368,9 +328,7 @@ expected<exported_page, failure> pool_state::export_page(void const* pointer) {
 void pool_state::record_use(stream_key const& key, void* pointer) {
   if (!engine_->serves(key)) throw rule_error{broken_rule::unopened_device, "record_use"};
   if (captures_.memories().any() && captures_.memories().record_use(key, pointer)) return;
-  if (pass_through_) return pass_through_->record_use(key, pointer);
-  if (hardening_) return hardening_->record_use(key, pointer);
-  engine_->record_use(key, pointer);
+  calls_->record_use(key, pointer);
 }
 
 void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexcept {
@@ -419,9 +377,7 @@ inline stream_key key_of_owner(stream_timeline& timeline) noexcept {
 
 statistics pool_state::read_statistics() {
   if (forked()) return {};
-  if (pass_through_) return pass_through_->read_statistics();
-  auto const seen = engine_->read_statistics();
-  return hardening_ ? hardening_->amend(seen) : seen;
+  return calls_->read_statistics();
 }
 
 std::string pool_state::describe_waiting() {
@@ -431,18 +387,14 @@ std::string pool_state::describe_waiting() {
 std::string pool_state::describe_memory() { return forked() ? std::string{} : engine_->describe_memory(); }
 
 void pool_state::reset_peaks() {
-  if (forked()) return;
-  if (pass_through_) return pass_through_->reset_peaks();
-  if (hardening_) hardening_->reset_peaks();
-  engine_->reset_peaks();
+  if (!forked()) calls_->reset_peaks();
 }
 
 std::optional<owned_block> pool_state::find_owned(void const* pointer) {
   if (captures_.memories().any()) [[unlikely]] {
     if (auto const in_graph = captures_.memories().find_owned(pointer)) return in_graph;
   }
-  if (pass_through_) return pass_through_->find_owned(pointer);
-  return hardening_ ? hardening_->find_owned(pointer) : engine_->find_owned(pointer);
+  return special_ ? calls_->find_owned(pointer) : engine_->find_owned(pointer);
 }
 
 std::optional<std::size_t> pool_state::try_deallocate(void* pointer) noexcept {
@@ -464,32 +416,23 @@ std::optional<std::size_t> pool_state::try_deallocate(void* pointer) noexcept {
 std::optional<block_info> pool_state::find(void const* pointer) {
   if (forked()) return std::nullopt;
   if (auto const in_graph = captures_.memories().find(pointer)) return in_graph;
-  if (pass_through_) return pass_through_->find(pointer);
-  auto const guarded = hardening_ ? hardening_->find(pointer) : std::nullopt;
-  return guarded ? guarded : engine_->find(pointer);
+  return calls_->find(pointer);
 }
 
 std::vector<block_event> pool_state::history(void const* pointer) {
-  if (!hardening_ || forked()) return {};
-  return hardening_->history(pointer);
+  return forked() ? std::vector<block_event>{} : calls_->history(pointer);
 }
 
-live_blocks pool_state::find_live() {
-  if (pass_through_) return pass_through_->find_live();
-  return hardening_ ? hardening_->find_live() : engine_->find_live();
-}
+live_blocks pool_state::find_live() { return calls_->find_live(); }
 
 std::vector<memory_range> pool_state::memory_map() {
-  if (forked()) return std::vector<memory_range>{};
-  return pass_through_ ? pass_through_->memory_map() : engine_->memory_map();
+  return forked() ? std::vector<memory_range>{} : calls_->memory_map();
 }
 
 bool pool_state::add_outside(std::size_t bytes) {
   if (!driver_alive() || forked()) return false;
   if (engine_->add_outside(bytes)) return true;
-  if (!hardening_) return false;
-  hardening_->flush(); // quarantined blocks may lie in memory that can go back
-  return engine_->add_outside(bytes);
+  return calls_->flush() && engine_->add_outside(bytes); // quarantined blocks may lie in memory that can go back
 }
 
 void pool_state::remove_outside(std::size_t bytes) {

@@ -8,6 +8,7 @@ import :error;
 import :guarded_blocks;
 import :misuse;
 import :pool_engine;
+import :block_calls;
 import :pool_options;
 import :pool_parts;
 import :pool_reports;
@@ -45,40 +46,36 @@ namespace gpumem::detail {
 /// To the engine a block is live until it leaves the quarantine. It is then freed to the engine as unused by any
 /// stream. Driver calls on the streams of callers are made without `mutex_`. The quarantine has a stream of its own;
 /// driver calls on that stream are made under `mutex_`. Any thread.
-export class hardening final : private deferred_release {
+export class hardening final : public block_calls, private deferred_release {
 public:
-  /// Calls `ended(state)` once, after drop_last_handle(), when the last block has gone back to the engine. Throws
-  /// std::invalid_argument, std::bad_alloc, and the exceptions of making a stream and of allocating pinned memory.
+  /// Throws std::invalid_argument, std::bad_alloc, and the exceptions of making a stream and of allocating pinned
+  /// memory.
   hardening(pool_engine& engine, void (*ended)(void* state) noexcept, void* state);
 
   /// If the engine has no memory and `key` allows a wait, waits up to one second for blocks that leave the quarantine.
-  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
+                                        std::size_t alignment) noexcept override;
   /// Lends pages of the engine, which have no guards and are not quarantined. Waits as try_allocate() does.
-  expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept;
-  /// If drop_last_handle() was called before, this object can be gone when the call returns.
-  void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  /// Throws cuda_error, std::bad_alloc.
-  void record_use(stream_key const& key, void* pointer);
+  expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept override;
+  void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept override;
+  void return_part(stream_key const& key, void* pointer, std::size_t bytes) noexcept override {
+    deallocate(key, pointer, bytes);
+  }
+  void record_use(stream_key const& key, void* pointer) override;
 
   /// Checks the blocks in quarantine that no stream uses any more, and frees them to the engine.
-  void flush() noexcept;
+  bool flush() noexcept override;
   /// Waits, at most `longest`, until all blocks in quarantine have gone to the engine. Returns whether they have.
-  bool synchronize(sync::duration longest) noexcept;
+  bool synchronize(sync::duration longest) noexcept override;
 
-  std::optional<block_info> find(void const* pointer);
-  /// Returns the live block that starts at the address; nullopt if there is none.
-  std::optional<owned_block> find_owned(void const* pointer);
-  /// Throws std::bad_alloc.
-  live_blocks find_live();
-  /// Throws std::bad_alloc.
-  std::vector<block_event> history(void const* pointer);
-  void reset_peaks();
-  /// Corrects the engine's `statistics`, and returns them. To the engine blocks in quarantine are live; to the
-  /// users they are freed.
-  statistics amend(statistics statistics);
-
-  /// Called when no handle of the pool is left. This object can be gone when the call returns.
-  void drop_last_handle() noexcept;
+  std::optional<block_info> find(void const* pointer) override;
+  std::optional<owned_block> find_owned(void const* pointer) override;
+  live_blocks find_live() override;
+  std::vector<block_event> history(void const* pointer) override;
+  void reset_peaks() override;
+  /// Corrects the engine's statistics: to the engine blocks in quarantine are live; to the users they are freed.
+  statistics read_statistics() override;
+  void drop_last_handle() noexcept override;
 
 private:
   static constexpr sync::duration max_flush_time{1'000'000}; // 1 ms, in nanoseconds
@@ -106,13 +103,10 @@ private:
   bool may_advance() noexcept;
   bool end_if_empty() noexcept;
 
-  pool_engine& engine_;
   hardening_options const options_;
   guard_layout const layout_;
   bool const by_host_;
   bool const by_device_;
-  void (*const ended_)(void* state) noexcept;
-  void* const state_;
 
   sync::mutex mutex_;
   guarded_blocks blocks_ __attribute__((guarded_by(mutex_)));

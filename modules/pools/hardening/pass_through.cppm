@@ -5,7 +5,7 @@ module;
 export module gpumem:pass_through;
 import :block;
 import :error;
-import :pool_engine;
+import :block_calls;
 import :pool_reports;
 import :std;
 import :stream;
@@ -23,28 +23,28 @@ export bool passes_through(bool asked);
 /// frees that allocation, in the order of the free's stream. So a tool sees the size and lifetime of each block. The
 /// pool's engine, which hands out blocks in other modes, then holds no memory. It only has the upstream and says
 /// whether requests are refused. Any thread.
-export class pass_through {
+export class pass_through final : public block_calls {
 public:
-  /// Calls `ended(state)` once, after drop_last_handle(), when the last block was freed.
-  pass_through(pool_engine& engine, void (*ended)(void* state) noexcept, void* state) noexcept
-      : engine_{engine}, ended_{ended}, state_{state} {}
+  using block_calls::block_calls;
 
-  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  /// If drop_last_handle() was called before, this object can be gone when the call returns.
-  void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
+  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
+                                        std::size_t alignment) noexcept override;
+  void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept override;
+  void return_part(stream_key const& key, void* pointer, std::size_t bytes) noexcept override {
+    deallocate(key, pointer, bytes);
+  }
   /// Declares a use by the stream of `key`; the stream of the free waits for it. A block holds the uses of four
   /// streams. A fifth stream first waits for the other four, so that its use stands for their uses too.
-  void record_use(stream_key const& key, void* pointer);
-  std::optional<block_info> find(void const* pointer);
-  /// Returns the live block that starts at the address; nullopt if there is none.
-  std::optional<owned_block> find_owned(void const* pointer);
-  void reset_peaks();
-  /// Throws std::bad_alloc.
-  live_blocks find_live();
-  std::vector<memory_range> memory_map();
-  statistics read_statistics();
-  /// Called when no handle of the pool is left. This object can be gone when the call returns.
-  void drop_last_handle() noexcept;
+  void record_use(stream_key const& key, void* pointer) override;
+  /// Reserves nothing.
+  std::size_t reserve(std::size_t /*bytes*/) override { return 0; }
+  std::optional<block_info> find(void const* pointer) override;
+  std::optional<owned_block> find_owned(void const* pointer) override;
+  live_blocks find_live() override;
+  std::vector<memory_range> memory_map() override;
+  void reset_peaks() override;
+  statistics read_statistics() override;
+  void drop_last_handle() noexcept override;
 
 private:
   struct block {
@@ -61,9 +61,6 @@ private:
   void remember(void* pointer) noexcept __attribute__((requires_capability(mutex_)));
   void finish_free() noexcept;
 
-  pool_engine& engine_;
-  void (*const ended_)(void* state) noexcept;
-  void* const state_;
   sync::mutex mutex_;
   block_map live_ __attribute__((guarded_by(mutex_)));
   std::array<void*, remembered> freed_ __attribute__((guarded_by(mutex_))){};

@@ -50,16 +50,17 @@ std::optional<device> device_for(pool_engine& engine) {
 } // namespace
 
 hardening::hardening(pool_engine& engine, void (*ended)(void* state) noexcept, void* state)
-    : engine_{engine}, options_{engine.options().hardened}, layout_{guard_layout::of(options_)},
-      by_host_{engine.upstream().host_accessible()}, by_device_{engine.upstream().device_accessible()}, ended_{ended},
-      state_{state}, blocks_{options_.history}, quarantine_{device_for(engine), by_host_, layout_},
-      pause_{tuning::max_pass_pause} {}
+    : block_calls{engine, ended, state}, options_{engine.options().hardened}, layout_{guard_layout::of(options_)},
+      by_host_{engine.upstream().host_accessible()}, by_device_{engine.upstream().device_accessible()},
+      blocks_{options_.history}, quarantine_{device_for(engine), by_host_, layout_}, pause_{tuning::max_pass_pause} {}
 
 expected<void*, failure> hardening::try_allocate(stream_key const& key, std::size_t bytes,
                                                  std::size_t alignment) noexcept {
   auto const refuse = [bytes](outcome reason, int code = 0) {
     return unexpected<failure>{failure{reason, code, bytes}};
   };
+  auto const largest = engine_.options().largest_block; // the engine's block is larger by the guards
+  if (largest && bytes > size_class::of(largest).bytes && !key.for_chunk()) return refuse(outcome::too_large);
   bool const capturing = key.asked().capturing();
   if (engine_.lost()) return refuse(outcome::device_lost, engine_.where()->lost_error());
   if (capturing) return refuse(outcome::capture_unsupported);
@@ -285,7 +286,7 @@ bool hardening::drain(sync::time_point deadline, until goal) noexcept {
 }
 
 // Polls for up to 1 ms. The check copies complete blocks to the host, which takes less time.
-void hardening::flush() noexcept { drain(sync::now() + max_flush_time, until::nothing_is_left); }
+bool hardening::flush() noexcept { return drain(sync::now() + max_flush_time, until::nothing_is_left); }
 
 bool hardening::synchronize(sync::duration longest) noexcept {
   drain(deadline_after(longest), until::nothing_is_left);
@@ -294,8 +295,11 @@ bool hardening::synchronize(sync::duration longest) noexcept {
 }
 
 void hardening::reset_peaks() {
-  lock const held{mutex_};
-  blocks_.reset_peak();
+  {
+    lock const held{mutex_};
+    blocks_.reset_peak();
+  }
+  engine_.reset_peaks();
 }
 
 std::optional<owned_block> hardening::find_owned(void const* pointer) {
@@ -306,10 +310,12 @@ std::optional<owned_block> hardening::find_owned(void const* pointer) {
 }
 
 std::optional<block_info> hardening::find(void const* pointer) {
-  lock const held{mutex_};
-  auto const* const found = blocks_.find_containing(pointer);
-  if (!found) return std::nullopt;
-  return block_info{found->user, found->live ? found->bytes : 0, found->allocated, found->stream, found->live};
+  {
+    lock const held{mutex_};
+    if (auto const* const found = blocks_.find_containing(pointer))
+      return block_info{found->user, found->live ? found->bytes : 0, found->allocated, found->stream, found->live};
+  }
+  return engine_.find(pointer);
 }
 
 live_blocks hardening::find_live() {
@@ -322,7 +328,8 @@ std::vector<block_event> hardening::history(void const* pointer) {
   return blocks_.history().all(pointer);
 }
 
-statistics hardening::amend(statistics statistics) {
+statistics hardening::read_statistics() {
+  auto statistics = engine_.read_statistics();
   lock const held{mutex_};
   blocks_.amend(statistics);
   statistics.failures = failures_;
@@ -331,6 +338,7 @@ statistics hardening::amend(statistics statistics) {
 }
 
 void hardening::drop_last_handle() noexcept {
+  engine_.refuse_requests();
   bool last = false;
   {
     lock const held{mutex_};
@@ -357,7 +365,7 @@ bool hardening::end_if_empty() noexcept {
     if (blocks_.frees() != released_) return false;
   }
   unlist_closed();
-  ended_(state_);
+  end();
   return true;
 }
 

@@ -17,6 +17,7 @@ import :driver;
 import :error;
 import :misuse;
 import :pool_engine;
+import :block_calls;
 import :pool_options;
 import :pool_reports;
 import :pool_upstream;
@@ -120,17 +121,18 @@ void pass_through::finish_free() noexcept {
     sync::lock const lock{mutex_};
     last = --held_ == 0 && no_handles_;
   }
-  if (last) ended_(state_); // destroys this object
+  if (last) end();
 }
 
 void pass_through::drop_last_handle() noexcept {
+  engine_.refuse_requests();
   bool last = false;
   {
     sync::lock const lock{mutex_};
     no_handles_ = true;
     last = held_ == 0;
   }
-  if (last) ended_(state_);
+  if (last) end();
 }
 
 void pass_through::record_use(stream_key const& key, void* pointer) {
