@@ -12,7 +12,7 @@ source "$source_folder/test/mutants/make_mutant.sh"
 cd "$build"
 touch "$results"
 here=./test/mutants/matrix.$$
-trap 'rm -rf "$here"' EXIT
+trap 'rm -rf "$here" "$here.log"' EXIT
 export GTEST_FAIL_FAST=1 GPUMEM_WAIT_SECONDS=1
 
 tell() { (IFS=$'\t'; echo "$list	$fault	$program	$*") >>"$results"; }
@@ -22,11 +22,10 @@ for fault in $(awk -v RS= '$1 != "#" { print $1 }' "$source_folder/test/mutants/
   for program; do
     grep -qF "$list"$'\t'"$fault"$'\t'"$program"$'\t' "$results" && continue
     if [[ $built == no ]]; then
-      read_fault "$list" "$fault"
       built=yes
-      compile_mutant "$here" "$library" 2>"$here.log" || built=failed
+      { read_fault "$list" "$fault" && compile_mutant "$here" "$library"; } >"$here.log" 2>&1 || built=failed
     fi
-    if [[ $built == failed ]] || ! link_mutant "$here" "$program" 2>"$here.log"; then
+    if [[ $built == failed ]] || ! link_mutant "$here" "$program" >"$here.log" 2>&1; then
       tell unbuilt 0 -
       continue
     fi
@@ -36,4 +35,3 @@ for fault in $(awk -v RS= '$1 != "#" { print $1 }' "$source_folder/test/mutants/
     tell "$found" $((SECONDS - begin)) "$(sed -n 's/^\[  FAILED  \] \([^ ,]*\).*/\1/p' "$here/told.txt" | head -1 | grep . || echo -)"
   done
 done
-rm -f "$here.log"

@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
 # read_fault LIST FAULT: finds the fault's line in the sources, and reads into `facts`: what the fault does, the line's
-# file, its number, the line, the faulty line, and the further line of the list, if any.
+# file, its number, the line, the faulty line, and the further line of the list, if any. Fails if there is no such line.
 read_fault() {
   local found
   found=$(shopt -s globstar && cd "$source_folder" &&
-    awk -v name="$2" -f test/mutants/find_faults.awk "test/mutants/$1" src/**/*.cpp) || { echo "$found"; exit 1; }
+    awk -v name="$2" -f test/mutants/find_faults.awk "test/mutants/$1" src/**/*.cpp) || { echo "$found"; return 1; }
   mapfile -t facts <<<"$found"
 }
 
@@ -39,7 +39,7 @@ compile_mutant() {
     }
     ++number == ENVIRON["number"] && inside && $0 == ENVIRON["right"] { $0 = ENVIRON["wrong"]; ++changed }
     { print }
-    END { exit !changed }' "$unit" >"$mutant" || { echo "$unit is older than ${facts[1]}: build $library first"; exit 1; }
+    END { exit !changed }' "$unit" >"$mutant" || { echo "$unit is older than ${facts[1]}: build $library first"; return 1; }
 
   # Takes the compile command of the build, with other output files, and less optimization, which takes less time.
   local inside=$file
@@ -53,7 +53,7 @@ compile_mutant() {
   for path in "$unit" "'$unit'" "\"$unit\""; do # as the build quotes it
     compile=${compile//-c "$path"/-c $mutant}
   done
-  [[ $compile == *"-c $mutant"* ]] || { echo "the build does not compile $unit"; exit 1; }
+  [[ $compile == *"-c $mutant"* ]] || { echo "the build does not compile $unit"; return 1; }
   compile=${compile// -Werror/} # what a fault leaves unused
   compile=${compile// -O3 / -O1 }
   printf -v path %q "${original%/*}"
