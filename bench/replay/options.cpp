@@ -53,7 +53,7 @@ void resolve_resources(options& chosen, std::span<resource_name const> known) {
     if (asked == "all") {
       chosen.all_resources = true;
       for (resource_name const& resource : known) {
-        if (limit_fits(chosen, resource)) add(resource.name);
+        if (resource.in_all && limit_fits(chosen, resource)) add(resource.name);
       }
       continue;
     }

@@ -44,6 +44,7 @@ export struct resource_name {
   std::string_view name;
   bool takes_limit = false;
   bool by_time = false; ///< its counts and bytes depend on the time between the calls
+  bool in_all = true;   ///< `all` includes it
 };
 
 export struct options {

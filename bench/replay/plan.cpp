@@ -165,6 +165,9 @@ private:
     } else {
       record.action == gpumem::extend::trace_action::allocate ? allocate(record) : free(record);
       plan_.microseconds.push_back(since_first(record.microseconds));
+      plan_.threads.push_back(
+          threads_.try_emplace(record.thread, static_cast<std::uint32_t>(threads_.size())).first->second);
+      plan_.lines.push_back(static_cast<std::uint32_t>(reader_.line()));
     }
   }
 
@@ -239,6 +242,7 @@ private:
   plan plan_;
   std::unordered_map<std::uint64_t, block_state> states_;
   std::unordered_map<std::uint64_t, std::uint32_t> streams_;
+  std::unordered_map<std::uint64_t, std::uint32_t> threads_;
   std::vector<std::uint32_t> free_slots_;
   std::uint64_t live_bytes_ = 0;
   std::uint64_t latest_ = 0;  // time of day of the latest row, in microseconds
@@ -249,6 +253,34 @@ private:
 
 plan make_plan(std::string text, std::string const& name) {
   return detail::plan_builder{std::move(text), name}.build();
+}
+
+plan first_operations(plan const& whole, std::size_t count) {
+  plan part;
+  count = std::min(count, whole.operations.size());
+  auto const copy = [count](auto const& from, auto& to) {
+    to.assign(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(count));
+  };
+  copy(whole.operations, part.operations);
+  copy(whole.microseconds, part.microseconds);
+  copy(whole.threads, part.threads);
+  copy(whole.lines, part.lines);
+  part.blocks = whole.blocks;
+  part.streams = whole.streams;
+  std::vector<operation const*> live(whole.blocks);
+  std::uint64_t live_bytes = 0;
+  for (operation const& next : part.operations) {
+    bool const elsewhere = !next.allocates && live[next.block]->stream != next.stream;
+    part.allocations += next.allocates;
+    part.frees_elsewhere += elsewhere ? 1 : 0;
+    live_bytes += next.allocates ? next.bytes : std::uint64_t{0} - next.bytes;
+    part.peak_live_bytes = std::max(part.peak_live_bytes, live_bytes);
+    live[next.block] = next.allocates ? &next : nullptr;
+  }
+  for (operation const* each : live) {
+    if (each != nullptr) part.live_at_end.push_back({each->bytes, each->block, each->stream, 0});
+  }
+  return part;
 }
 
 void require_times(plan const& of, std::string const& name) {

@@ -2,6 +2,7 @@
 // before a pass runs.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -32,6 +33,8 @@ export struct operation {
 export struct plan {
   std::vector<operation> operations;
   std::vector<std::uint64_t> microseconds; ///< of each operation, since the first row; never decreasing
+  std::vector<std::uint32_t> threads;      ///< of each operation: the number of its thread, from 0
+  std::vector<std::uint32_t> lines;        ///< of each operation: the number of its row, as in a trace_error
   std::vector<operation> live_at_end;      ///< frees of the blocks that the trace leaves live, each on its own stream
   std::uint32_t blocks = 0;                ///< slots that a pass needs: the most blocks live at once
   std::uint32_t streams = 0;               ///< streams of the trace; stream 0 counts if it occurs
@@ -46,6 +49,9 @@ export struct plan {
 /// rows that contradict each other. These are frees of an unknown or freed pointer or with another size, and
 /// allocations at a live pointer.
 export plan make_plan(std::string text, std::string const& name);
+
+/// Returns the plan of the first `count` operations.
+export plan first_operations(plan const& whole, std::size_t count);
 
 /// Throws gpumem::extend::trace_error with `name` if all rows have the same time.
 export void require_times(plan const& of, std::string const& name);

@@ -1,0 +1,118 @@
+// The search for a limit beside one that tries all, and the replay in which requests wait.
+// SPDX-License-Identifier: Apache-2.0
+#include "traces.hpp"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+import replay;
+import advise;
+
+namespace {
+
+using namespace advise_test;
+
+constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+
+replay::loaded_trace loaded(std::string text) { return {"t", "t.csv", replay::make_plan(std::move(text), "t.csv")}; }
+
+// Runs one job in a child process, as the adviser does: a process that has used a driver cannot fork such jobs.
+advise::figures in_child(std::function<advise::figures()> const& job) {
+  return advise::run_jobs({job}, [] {}).front();
+}
+
+advise::figures with_waits(replay::loaded_trace const& trace, std::uint64_t limit) {
+  return in_child([&] { return advise::replay_with_waits(trace, limit); });
+}
+
+TEST(limits, the_search_equals_one_that_tries_all_limits) {
+  for (unsigned seed = 1; seed <= 10; ++seed) {
+    replay::loaded_trace const trace = loaded(random_trace(seed, 300, 10 + 3 * seed, (2 + seed) * mib));
+    std::optional<std::uint64_t> least;
+    std::uint64_t failed = 0;
+    for (std::uint64_t limit = advise::limit_step; !least; limit += advise::limit_step) {
+      auto const tried = in_child([&] { return advise::replay_over(trace, "pool_effort_1", limit); });
+      if (tried.completed)
+        least = limit;
+      else
+        failed = tried.failed;
+    }
+    replay::progress none{1, nullptr};
+    auto const found = advise::find_least_limit(trace, none);
+    ASSERT_TRUE(found) << seed;
+    EXPECT_EQ(found->bytes, *least) << seed;
+    EXPECT_EQ(found->failed, failed) << seed;
+  }
+}
+
+TEST(limits, a_large_trace_is_searched_in_two_parts) {
+  trace_writer writer{20};
+  writer.allocate(0x1000, 5'000 * mib);
+  writer.allocate(0x2000, 1'001 * mib);
+  writer.free(0x1000, 5'000 * mib);
+  replay::loaded_trace const trace = loaded(writer.text());
+  replay::progress none{1, nullptr};
+  auto const found = advise::find_least_limit(trace, none);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->bytes, 6'002 * mib);
+  EXPECT_EQ(found->failed, 1U);
+}
+
+TEST(limits, requests_wait_for_the_frees_of_other_threads) {
+  replay::loaded_trace const trace = loaded(crowded(4, 2));
+  auto const all = with_waits(trace, 256 * mib);
+  EXPECT_TRUE(all.completed);
+  EXPECT_EQ(all.waits, 0U);
+  auto const half = with_waits(trace, 128 * mib);
+  EXPECT_TRUE(half.completed);
+  EXPECT_GT(half.waits, 0U);
+  EXPECT_LE(half.reserved, 128 * mib);
+}
+
+TEST(limits, threads_that_all_wait_end_the_replay) {
+  trace_writer writer{20};
+  for (unsigned thread = 1; thread <= 2; ++thread) writer.allocate(0x1000 * thread, 32 * mib, thread);
+  for (unsigned thread = 1; thread <= 2; ++thread) writer.allocate(0x10000 * thread, 32 * mib, thread);
+  for (unsigned thread = 1; thread <= 2; ++thread) {
+    writer.free(0x1000 * thread, 32 * mib, thread);
+    writer.free(0x10000 * thread, 32 * mib, thread);
+  }
+  replay::loaded_trace const trace = loaded(writer.text());
+  auto const stuck = with_waits(trace, 64 * mib);
+  EXPECT_FALSE(stuck.completed);
+  EXPECT_EQ(stuck.failed, 2U);
+  EXPECT_TRUE(with_waits(trace, 96 * mib).completed);
+}
+
+TEST(limits, a_free_waits_for_the_allocation_of_its_block_by_another_thread) {
+  trace_writer writer{20};
+  writer.allocate(0x1000, 64 * mib, 1);
+  writer.allocate(0x2000, 64 * mib, 2); // waits for the free of the first
+  writer.free(0x2000, 64 * mib, 3);
+  writer.free(0x1000, 64 * mib, 1);
+  replay::loaded_trace const trace = loaded(writer.text());
+  auto const counted = with_waits(trace, 64 * mib);
+  EXPECT_TRUE(counted.completed);
+  EXPECT_EQ(counted.waits, 1U);
+}
+
+TEST(jobs, an_error_in_a_child_is_an_error_here) {
+  auto const fails = [](auto job) -> std::string {
+    try {
+      in_child(job);
+    } catch (std::runtime_error const& error) { return error.what(); }
+    return "no error";
+  };
+  EXPECT_EQ(fails([]() -> advise::figures { throw std::runtime_error("no such thing"); }), "no such thing");
+  EXPECT_EQ(fails([]() -> advise::figures { _exit(7); }), "a replay ended by status 7");
+}
+
+} // namespace
