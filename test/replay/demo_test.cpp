@@ -71,13 +71,13 @@ TEST_F(demo, table_has_each_trace_over_four_allocators) {
     auto const row = words_of(lines[at + 1 + i]);
     EXPECT_EQ(row.name, names[i]);
     ASSERT_EQ(row.cells.size(), 12U) << lines[at + 1 + i];
-    EXPECT_EQ(row.cells[1], 1) << "cuMemAlloc reserves what is live";
+    EXPECT_GT(row.cells[1], .95) << "cuMemAlloc reserves what is live, rounded up";
     EXPECT_EQ(row.cells[5], 1) << "the driver's pool takes a driver call for each operation";
     EXPECT_GE(row.cells[10], .94) << "utilization of the pool";
     EXPECT_LT(row.cells[9], row.cells[6]) << "the pool reserves less than one over chunks";
     EXPECT_LT(row.cells[11], 1) << "driver calls of the pool";
   }
-  EXPECT_EQ(words_of(lines[at + 1]).cells[0], .96) << "GiB";
+  EXPECT_EQ(words_of(lines[at + 1]).cells[0], .99) << "GiB";
 }
 
 TEST_F(demo, batches_wait_within_the_limit_and_a_missing_order_is_found) {
