@@ -79,6 +79,7 @@ export import :frees;
 export import :pressure_calls;
 export import :request_queue;
 export import :pool_reports;
+export import :pool_monitor;
 export import :free_path;
 export import :allocate_path;
 export import :release_task;

@@ -23,6 +23,7 @@ import :page_store;
 import :pool_captures;
 import :pool_engine;
 import :block_calls;
+import :pool_monitor;
 import :pool_options;
 import :pool_reports;
 import :pool_upstream;
@@ -102,6 +103,7 @@ public:
   void open_to(class device peer);
   expected<exported_page, failure> export_page(void const* pointer);
   statistics read_statistics();
+  monitored_numbers read_numbers();
   std::string describe_waiting();
   std::string describe_memory();
   void reset_peaks();
@@ -147,7 +149,8 @@ private:
   std::unique_ptr<block_calls> const calls_;
   std::atomic<std::int64_t> special_handles_{0};
   pool_captures captures_;
-  std::unique_ptr<leak_report> leaks_; // null unless leaks are reported; destroyed before the engine
+  std::unique_ptr<leak_report> leaks_;        // null unless leaks are reported; destroyed before the engine
+  std::unique_ptr<monitored_pool> monitored_; // null unless statistics are published; destroyed before the engine
 };
 
 // The parts of a pool's calls that do not depend on the type of its upstream.

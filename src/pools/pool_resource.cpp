@@ -35,6 +35,7 @@ import :pass_through;
 import :pool_captures;
 import :pool_engine;
 import :block_calls;
+import :pool_monitor;
 import :pool_options;
 import :pool_reports;
 import :pool_upstream;
@@ -126,6 +127,16 @@ std::unique_ptr<leak_report> make_leak_report(pool_engine& engine, pool_state& p
   }
 }
 
+std::unique_ptr<monitored_pool> make_monitored(pool_engine& engine, pool_state& pool) {
+  auto const read = [](void* state) { return static_cast<pool_state*>(state)->read_numbers(); };
+  try {
+    return is_monitored() ? std::make_unique<monitored_pool>(engine.options().name.c_str(), read, &pool) : nullptr;
+  } catch (...) {
+    engine.close();
+    throw;
+  }
+}
+
 } // namespace
 
 std::unique_ptr<pool_upstream> held_pages(gpumem::device device, pool_options const& options,
@@ -144,7 +155,8 @@ pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options opt
     : special_{is_special(options = for_pass_through(std::move(options), upstream->paged())) ||
                upstream->show_to_tool()},
       engine_{make_engine(std::move(upstream), std::move(options))},
-      calls_{make_calls(*engine_, &pool_state::end, this)}, leaks_{make_leak_report(*engine_, *this)} {}
+      calls_{make_calls(*engine_, &pool_state::end, this)}, leaks_{make_leak_report(*engine_, *this)},
+      monitored_{make_monitored(*engine_, *this)} {}
 
 void pool_state::end(void* state) noexcept {
   auto& ended = *static_cast<pool_state*>(state);
@@ -168,6 +180,7 @@ void pool_state::finish_in_pool(stream_key const& key, void* pointer, std::optio
 
 void pool_state::dispose() noexcept {
   leaks_.reset();
+  monitored_.reset();
   engine_->close();
   delete this;
 }
@@ -288,12 +301,7 @@ bool pool_state::synchronize(std::chrono::nanoseconds longest) {
   return engine_->synchronize(std::max<sync::duration>(deadline - sync::now(), {})) && looked_at;
 }
 
-// A pool that passes its requests through has no memory of its own.
-bool pool_state::watch_memory(memory_watcher& watcher, bool begin) {
-  if (pass_through_) return false;
-  engine_->watch_memory(watcher, begin);
-  return true;
-}
+bool pool_state::watch_memory(memory_watcher& watcher, bool begin) { return calls_->watch_memory(watcher, begin); }
 
 std::size_t pool_state::trim(std::size_t keep) {
   if (!driver_alive()) return 0;
@@ -378,6 +386,11 @@ inline stream_key key_of_owner(stream_timeline& timeline) noexcept {
 statistics pool_state::read_statistics() {
   if (forked()) return {};
   return calls_->read_statistics();
+}
+
+monitored_numbers pool_state::read_numbers() {
+  auto const device = where();
+  return {read_statistics(), engine_->statistics().read_counters().page_moves, device ? device->ordinal() : -1};
 }
 
 std::string pool_state::describe_waiting() {

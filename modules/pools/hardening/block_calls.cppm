@@ -3,6 +3,7 @@
 export module gpumem:block_calls;
 import :error;
 import :free_path;
+import :memory_watcher;
 import :misuse;
 import :pool_engine;
 import :pool_reports;
@@ -46,6 +47,11 @@ public:
   /// Waits, at most `longest`, until this object keeps no freed block. Returns whether it keeps none.
   virtual bool synchronize(sync::duration /*longest*/) noexcept { return true; }
   virtual std::size_t reserve(std::size_t bytes) { return engine_.reserve(bytes); }
+  /// Begins or ends to tell the watcher of the pool's memory. Returns whether the pool has memory of its own.
+  virtual bool watch_memory(memory_watcher& watcher, bool begin) {
+    engine_.watch_memory(watcher, begin);
+    return true;
+  }
 
   virtual std::optional<block_info> find(void const* pointer) { return engine_.find(pointer); }
   virtual std::optional<owned_block> find_owned(void const* pointer) { return engine_.find_owned(pointer); }

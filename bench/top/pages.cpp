@@ -1,0 +1,145 @@
+// Reads the pages by read(), since a mapping of another process's file may end by a signal.
+// SPDX-License-Identifier: Apache-2.0
+#include "pages.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace top {
+
+namespace {
+
+using page = gpumem::detail::monitor_page;
+
+constexpr int most_readings = 1'000;
+
+class open_file {
+public:
+  explicit open_file(std::string const& path)
+      : number_{open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK)} {}
+  open_file(open_file const&) = delete;
+  open_file& operator=(open_file const&) = delete;
+  ~open_file() {
+    if (number_ >= 0) close(number_);
+  }
+  int get() const noexcept { return number_; }
+
+private:
+  int number_;
+};
+
+// Returns the number of the process in "gpumem.USER.PROCESS" or "gpumem.USER.PROCESS.NUMBER"; nullopt for other names.
+std::optional<std::uint64_t> process_of(std::string_view name, uid_t user) {
+  std::string const begin = "gpumem." + std::to_string(user) + ".";
+  if (!name.starts_with(begin)) return std::nullopt;
+  name.remove_prefix(begin.size());
+  std::uint64_t number = 0;
+  auto const [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+  std::string_view const rest{end, static_cast<std::size_t>(name.data() + name.size() - end)};
+  bool const numbered = rest.size() == 2 && rest[0] == '.' && rest[1] >= '0' && rest[1] <= '9';
+  return error == std::errc{} && (rest.empty() || numbered) ? std::optional{number} : std::nullopt;
+}
+
+bool is_page_of(struct stat const& status, uid_t user) {
+  bool const closed_to_others = (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
+  return S_ISREG(status.st_mode) && status.st_uid == user && closed_to_others && status.st_size == sizeof(page);
+}
+
+bool has_ended(int file) {
+  struct flock lock{};
+  lock.l_type = F_RDLCK;
+  lock.l_whence = SEEK_SET;
+  return fcntl(file, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+}
+
+// Removes the file, unless another process has made a new one of this name meanwhile.
+void remove(std::string const& path, struct stat const& status) {
+  struct stat now{};
+  if (lstat(path.c_str(), &now) == 0 && now.st_ino == status.st_ino && now.st_dev == status.st_dev)
+    unlink(path.c_str());
+}
+
+bool read_at(int file, void* to, std::size_t bytes, std::size_t offset) {
+  return pread(file, to, bytes, static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes);
+}
+
+// Returns a state of the page between two writes of the process.
+std::unique_ptr<page> read_between_writes(int file) {
+  auto copy = std::make_unique<page>();
+  for (int i = 0; i < most_readings; ++i) {
+    std::uint64_t before = 0;
+    std::uint64_t after = 0;
+    if (!read_at(file, &before, sizeof before, offsetof(page, sequence))) return nullptr;
+    if (!read_at(file, copy.get(), sizeof *copy, 0)) return nullptr;
+    if (!read_at(file, &after, sizeof after, offsetof(page, sequence))) return nullptr;
+    if (before % 2 == 0 && before == after) return copy->magic == page::expected_magic ? std::move(copy) : nullptr;
+  }
+  return nullptr;
+}
+
+void make_printable(char* text, std::size_t size) {
+  text[size - 1] = '\0';
+  for (; *text != '\0'; ++text) {
+    if (*text < ' ' || *text > '~') *text = '?';
+  }
+}
+
+std::string name_of(std::uint64_t process) {
+  std::array<char, 32> name{};
+  open_file const file{"/proc/" + std::to_string(process) + "/comm"};
+  if (file.get() < 0 || read(file.get(), name.data(), name.size() - 1) <= 0) return "-";
+  std::string_view const text{name.data()};
+  name[std::min(text.find('\n'), text.size())] = '\0';
+  make_printable(name.data(), name.size());
+  return name.data();
+}
+
+std::optional<process> read_page(std::string const& path, std::uint64_t number, uid_t user) {
+  open_file const file{path};
+  struct stat status{};
+  if (file.get() < 0 || fstat(file.get(), &status) != 0 || !is_page_of(status, user)) return std::nullopt;
+  if (has_ended(file.get())) {
+    remove(path, status);
+    return std::nullopt;
+  }
+  auto const copy = read_between_writes(file.get());
+  if (!copy) return std::nullopt;
+  process seen{.number = number, .program = name_of(number), .pools = copy->pools, .rows = {}};
+  seen.rows.assign(copy->rows, copy->rows + std::min<std::uint64_t>(copy->pools, page::most_rows));
+  for (row& each : seen.rows) make_printable(each.name, sizeof each.name);
+  return seen;
+}
+
+} // namespace
+
+std::vector<process> read_pages(std::string const& folder, uid_t user) {
+  std::unique_ptr<DIR, int (*)(DIR*)> const open{opendir(folder.c_str()), closedir};
+  if (!open) throw std::system_error{errno, std::generic_category(), "cannot read " + folder};
+  std::vector<process> all;
+  while (auto const* const entry = readdir(open.get())) {
+    auto const number = process_of(entry->d_name, user);
+    if (!number) continue;
+    if (auto seen = read_page(folder + "/" + entry->d_name, *number, user)) all.push_back(std::move(*seen));
+  }
+  std::ranges::sort(all, {}, &process::number);
+  return all;
+}
+
+} // namespace top

@@ -1,0 +1,214 @@
+// The page of shared memory, and the timer that writes on it.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/monitor_page.hpp>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <system_error>
+module gpumem:pool_monitor.impl;
+import :pool_monitor;
+import :driver;
+import :intrusive_list;
+import :process;
+import :sync;
+import :timer;
+
+namespace gpumem::detail {
+
+namespace {
+
+inline constexpr auto publish_interval = std::chrono::milliseconds{100};
+inline constexpr int most_names = 8;
+
+[[noreturn]] void throw_errno(std::string const& what) {
+  throw std::system_error{errno, std::generic_category(), what};
+}
+
+struct flock whole_file(int kind) {
+  struct flock lock{};
+  lock.l_type = static_cast<short>(kind);
+  lock.l_whence = SEEK_SET;
+  return lock;
+}
+
+// Removes the page of an ended process of this user that had the number of this one. Returns whether the name is free.
+bool remove_abandoned(char const* path) {
+  int const file = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) return errno == ENOENT;
+  struct stat status{};
+  auto lock = whole_file(F_RDLCK);
+  bool const ours = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid();
+  bool const abandoned = ours && fcntl(file, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+  close(file);
+  return abandoned && unlink(path) == 0;
+}
+
+// Makes the page's file, and locks it. Another process may have the same number in another container that shares the
+// folder: then the name gets one more number. Sets `path`. Throws std::system_error.
+int make_file(std::string& path) {
+  auto const name =
+      std::string{monitor_folder} + "/gpumem." + std::to_string(geteuid()) + "." + std::to_string(getpid());
+  for (int i = 0; i < most_names; ++i) {
+    path = i == 0 ? name : name + "." + std::to_string(i);
+    if (!remove_abandoned(path.c_str())) continue;
+    int const file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (file >= 0) return file;
+    if (errno != EEXIST) throw_errno("cannot make " + path);
+  }
+  errno = EEXIST;
+  throw_errno("cannot make " + path);
+}
+
+// Keeps the file open, since closing it would give up the lock.
+monitor_page* make_page(std::string& path) {
+  int const file = make_file(path);
+  auto lock = whole_file(F_WRLCK);
+  void* page = MAP_FAILED;
+  int error = fcntl(file, F_SETLK, &lock) == 0 ? 0 : errno;
+  // otherwise a full folder would be found by a signal, at the first store
+  if (error == 0) error = posix_fallocate(file, 0, sizeof(monitor_page));
+  if (error == 0) page = mmap(nullptr, sizeof(monitor_page), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (page != MAP_FAILED) return static_cast<monitor_page*>(page);
+  if (error == 0) error = errno;
+  unlink(path.c_str());
+  close(file);
+  errno = error;
+  throw_errno("cannot make " + path);
+}
+
+monitor_row row_of(char const* name, monitored_numbers const& read) {
+  auto const& counted = read.counted;
+  monitor_row row{.name = {},
+                  .device = read.device,
+                  .live = counted.live,
+                  .reserved = counted.reserved,
+                  .limit = counted.limit,
+                  .cached = counted.cached,
+                  .peak_live = counted.peak_live,
+                  .peak_reserved = counted.peak_reserved,
+                  .waiting = counted.waiting,
+                  .waiting_bytes = counted.waiting_bytes,
+                  .allocations = counted.allocations,
+                  .misses = counted.allocations - std::min(counted.allocations, counted.reuse_thread_cache),
+                  .failures = counted.failures,
+                  .moves = read.moves};
+  std::string_view{name}.copy(row.name, sizeof row.name - 1);
+  return row;
+}
+
+// Stores words one by one, so that another process never reads half a word.
+void store(void* to, void const* from, std::size_t bytes) {
+  auto* const words = static_cast<std::uint64_t*>(to);
+  for (std::size_t i = 0; i < bytes / sizeof *words; ++i) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, static_cast<std::byte const*>(from) + i * sizeof word, sizeof word);
+    __atomic_store_n(words + i, word, __ATOMIC_RELAXED);
+  }
+}
+
+} // namespace
+
+// The list of pools, and the page. Never destroyed: static objects may end their pools later.
+class pool_monitor final : public timer {
+public:
+  static pool_monitor& instance() {
+    static auto* const all = new pool_monitor;
+    return *all;
+  }
+
+  void add(monitored_pool& pool) {
+    sync::lock const lock{mutex_};
+    if (!opened_) open();
+    pools_.push_back(pool);
+    if (!page_ || publishes_) return;
+    try {
+      start_timer(*this, sync::now());
+      publishes_ = true;
+    } catch (...) {
+      pools_.remove(pool);
+      throw;
+    }
+  }
+
+  void remove(monitored_pool& pool) {
+    sync::lock const lock{mutex_};
+    pools_.remove(pool);
+  }
+
+private:
+  // Called once. Without a page the process goes on.
+  void open() __attribute__((requires_capability(mutex_))) {
+    opened_ = true;
+    try {
+      page_ = make_page(path_);
+    } catch (std::exception const& error) {
+      std::fprintf(stderr, "gpumem: GPUMEM_MONITOR: no statistics are published: %s\n", error.what());
+      return;
+    }
+    at_driver_exit([]() noexcept {
+      if (!forked()) unlink(instance().path_.c_str());
+    });
+  }
+
+  void expire() noexcept override {
+    {
+      sync::lock const lock{mutex_};
+      try {
+        publish();
+      } catch (...) {
+        // without host memory the page keeps the numbers before
+      }
+      publishes_ = !pools_.empty();
+      if (!publishes_) return;
+    }
+    start_timer(*this, sync::now() + publish_interval);
+  }
+
+  void publish() __attribute__((requires_capability(mutex_))) {
+    std::uint64_t pools = 0;
+    for (auto const* each = pools_.first(); each; each = each->links_.next, ++pools) {
+      if (pools < rows_.size()) rows_[pools] = row_of(each->name_, each->read_(each->pool_));
+    }
+    __atomic_store_n(&page_->sequence, ++sequence_, __ATOMIC_RELAXED);
+    std::atomic_thread_fence(std::memory_order_release);
+    __atomic_store_n(&page_->magic, monitor_page::expected_magic, __ATOMIC_RELAXED);
+    __atomic_store_n(&page_->pools, pools, __ATOMIC_RELAXED);
+    store(page_->rows, rows_.data(), std::min<std::size_t>(pools, rows_.size()) * sizeof(monitor_row));
+    __atomic_store_n(&page_->sequence, ++sequence_, __ATOMIC_RELEASE);
+  }
+
+  sync::mutex mutex_;
+  intrusive_list<monitored_pool> pools_ __attribute__((guarded_by(mutex_)));
+  bool opened_ __attribute__((guarded_by(mutex_))) = false;
+  bool publishes_ __attribute__((guarded_by(mutex_))) = false; // the timer is started, or expires
+  monitor_page* page_ __attribute__((guarded_by(mutex_))) = nullptr;
+  std::uint64_t sequence_ __attribute__((guarded_by(mutex_))) = 0;
+  std::array<monitor_row, monitor_page::most_rows> rows_ __attribute__((guarded_by(mutex_)));
+  std::string path_; // set before the exit function is registered
+};
+
+bool is_monitored() { return is_set_in_environment("GPUMEM_MONITOR"); }
+
+monitored_pool::monitored_pool(char const* name, reader read, void* pool) : name_{name}, read_{read}, pool_{pool} {
+  pool_monitor::instance().add(*this);
+}
+
+monitored_pool::~monitored_pool() {
+  if (!forked()) pool_monitor::instance().remove(*this);
+}
+
+} // namespace gpumem::detail
