@@ -10,6 +10,7 @@ module;
 #include <type_traits>
 #include <utility>
 export module gpumem:pool_resource;
+import :block_calls;
 import :cuda;
 import :cuda_resource;
 import :device;
@@ -22,7 +23,6 @@ import :misuse;
 import :page_store;
 import :pool_captures;
 import :pool_engine;
-import :block_calls;
 import :pool_monitor;
 import :pool_options;
 import :pool_reports;

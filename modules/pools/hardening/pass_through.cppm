@@ -4,8 +4,9 @@ module;
 #include <map>
 export module gpumem:pass_through;
 import :block;
-import :error;
 import :block_calls;
+import :error;
+import :memory_watcher;
 import :pool_reports;
 import :std;
 import :stream;
