@@ -60,6 +60,9 @@ public:
     if (table().on_holder_event) table().on_holder_event(state(), &unit, event);
   }
   bool serves_stream(stream_key const& key) const noexcept { return detail::serves_stream(calls_.get(), key); }
+  bool set_label(void const* pointer, unsigned label) noexcept {
+    return table().set_label && table().set_label(state(), pointer, label);
+  }
   std::size_t trim(std::size_t keep) { return table().trim(state(), keep); }
   bool watch_memory(memory_watcher& watcher, bool begin) {
     return table().watch_memory && table().watch_memory(state(), &watcher, begin);
@@ -118,6 +121,10 @@ public:
     requires device_bound_state<state_type>
   {
     return state_->serves_stream(key);
+  }
+  bool set_label(void const* pointer, unsigned label) noexcept {
+    if constexpr (requires { state_->set_label(pointer, label); }) return state_->set_label(pointer, label);
+    return false;
   }
   std::size_t trim(std::size_t keep)
     requires trimmable_state<state_type>
@@ -234,6 +241,8 @@ public:
   {
     return upstream_.serves_stream(key);
   }
+  /// Names a live block of the upstream, if the upstream names blocks.
+  bool set_label(void const* pointer, unsigned label) noexcept { return upstream_.set_label(pointer, label); }
   /// Trims the upstream.
   std::size_t trim(std::size_t keep)
     requires requires(link& upstream) { upstream.trim(keep); }

@@ -9,6 +9,7 @@ import :cuda;
 import :deadlock_monitor;
 import :error;
 import :holder;
+import :labels;
 import :std;
 import :stream;
 import :waiter;
@@ -28,7 +29,8 @@ class scope_state final : public adaptor_state<scope_state<Upstream>, Upstream>,
 
 public:
   scope_state(Upstream upstream, std::string name, scope_options const& options)
-      : base{std::move(upstream), false}, holder{std::move(name), options.priority} {
+      : base{std::move(upstream), false}, holder{std::move(name), options.priority},
+        label_{label_number(this->name())} {
     tell(holder_event::begins);
     deadlock_monitor::get().add(*this);
   }
@@ -63,8 +65,9 @@ private:
     if constexpr (requires(base& b) { b.on_holder_event(*this, event); }) base::on_holder_event(*this, event);
   }
   friend class adaptor_state<scope_state, Upstream>;
-  void on_granted(stream_key const& key, void*, std::size_t bytes) noexcept {
+  void on_granted(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
     this->count_bytes(key, static_cast<std::ptrdiff_t>(bytes));
+    this->set_label(pointer, label_);
   }
   void on_free(stream_key const& key, void*, std::size_t bytes) noexcept {
     this->count_bytes(key, -static_cast<std::ptrdiff_t>(bytes));
@@ -72,6 +75,8 @@ private:
   void on_refused_free(stream_key const& key, std::size_t bytes) noexcept {
     this->count_bytes(key, static_cast<std::ptrdiff_t>(bytes));
   }
+
+  std::uint32_t const label_; // names the blocks in snapshots
 };
 
 } // namespace detail

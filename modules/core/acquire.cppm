@@ -30,6 +30,9 @@ export struct acquire_options {
   /// When std::chrono::steady_clock reaches this time, a request that still waits ends with outcome::deadline. The
   /// library thread checks the clock. Memory that is free when the request begins is granted even after the deadline.
   sync::time_point deadline = sync::time_point::max();
+  /// Names the block in snapshots and reports, if not null. The text must live until the request has ended; see
+  /// pool_resource::set_label.
+  char const* label = nullptr;
 };
 
 /// One of the blocks for which acquire_all() asks.
@@ -93,6 +96,9 @@ public:
   std::optional<failure> wrong() const noexcept { return {}; }
 };
 
+// Names a block in snapshots, if the resource names blocks. Does nothing if the host has no memory for the text.
+void set_label(services_handle const& services, void const* pointer, char const* label) noexcept;
+
 // The first attempt of a request for one block. Most requests end here, without a waiting_operation: its construction
 // took three times as long as the allocation itself.
 class first_attempt {
@@ -117,6 +123,8 @@ public:
   inline bool holds() const noexcept { return granted_ != nullptr; }
   inline failure const& why() const noexcept { return failure_; }
   inline allocation take(request const& request) noexcept {
+    if (request.options.label) [[unlikely]]
+      set_label(request.from, granted_, request.options.label);
     return {request.from, *stream_, std::exchange(granted_, nullptr), request.bytes, request.options.alignment};
   }
 
@@ -194,6 +202,7 @@ private:
 
   services_handle services_;
   sync::time_point deadline_;
+  char const* label_;
   bool parked_ = false;
   bool cancelled_ = false; // set by cancel()
 };

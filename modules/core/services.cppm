@@ -317,6 +317,11 @@ template <class Type, resource_state S> constexpr services_table make_table() no
   };
   table.name = [](void* s) noexcept { return name_of(*static_cast<S*>(s)); };
   table.traits = [](void* s) noexcept { return Type::traits_of(*static_cast<S*>(s)); };
+  if constexpr (requires(S& s, void const* p, unsigned label) { s.set_label(p, label); }) {
+    table.set_label = [](void* s, void const* p, unsigned label) noexcept {
+      return static_cast<S*>(s)->set_label(p, label);
+    };
+  }
   return table;
 }
 

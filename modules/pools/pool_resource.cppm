@@ -7,6 +7,7 @@ module;
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 export module gpumem:pool_resource;
@@ -18,6 +19,8 @@ import :error;
 import :executor;
 import :graph_memory;
 import :holder;
+import :labels;
+import :memory_walk;
 import :memory_watcher;
 import :misuse;
 import :page_store;
@@ -114,6 +117,8 @@ public:
   std::vector<block_event> history(void const* pointer);
   live_blocks find_live();
   std::vector<memory_range> memory_map();
+  bool set_label(void const* pointer, std::uint32_t label) noexcept;
+  memory_copy copy_memory();
   inline char const* resource_name() noexcept { return engine_->options().name.c_str(); }
   inline pool_engine& engine() noexcept { return *engine_; }
   inline pool_captures& captures() noexcept { return captures_; }
@@ -352,8 +357,19 @@ public:
   std::optional<block_info> find(void const* pointer) const { return state_->find(pointer); }
   /// Returns all reserved memory, as ranges in the order of their addresses. The ranges fill each region without gaps.
   /// A region is a chunk, or mapped pages with no unmapped pages in between. In a hardened pool the range of a live
-  /// block includes its guards. Takes time in proportion to the number of blocks. Throws std::bad_alloc. Any thread.
+  /// block includes its guards. Copies at most 1,000 ranges at one moment; other threads may use the pool between such
+  /// moments. Takes time in proportion to the number of blocks. Throws std::bad_alloc. Any thread.
   std::vector<memory_range> memory_map() const { return state_->memory_map(); }
+
+  // For the module gpumem.snapshot.
+  detail::memory_copy copy_memory() const { return state_->copy_memory(); }
+
+  /// Names a live block in snapshots and reports until it is freed; an empty text takes the name away. The caller owns
+  /// the block. Returns false, and does nothing, if no live block begins at the address. The process keeps each
+  /// different text, up to 65,535 of them, so use few. Throws std::bad_alloc. Any thread.
+  bool set_label(void const* pointer, std::string_view label) {
+    return pointer && state_->set_label(pointer, label_number(label));
+  }
 
   /// Returns the allocations and frees of blocks that held the address, the oldest first, as far as a hardened pool
   /// remembers them; nothing for other pools. Throws std::bad_alloc. Any thread.

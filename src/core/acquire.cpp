@@ -13,6 +13,7 @@ import :allocation;
 import :cuda;
 import :device;
 import :error;
+import :labels;
 import :process;
 import :services;
 import :stream;
@@ -23,10 +24,14 @@ import :waiter;
 
 namespace gpumem::detail {
 
+void set_label(services_handle const& services, void const* pointer, char const* label) noexcept try {
+  if (services.table->set_label) services.table->set_label(services.state, pointer, label_number(label));
+} catch (...) {} // the block stays unnamed
+
 request_operation::request_operation(request const& request, expected<stream_key, failure> const& key,
                                      std::span<request_part> more) noexcept
     : waiter{key ? *key : stream_key::host(), request.bytes, request.options.alignment, request.options.priority, more},
-      services_{request.from}, deadline_{request.options.deadline} {
+      services_{request.from}, deadline_{request.options.deadline}, label_{request.options.label} {
   if (request.asks_for_turn) ask_for_turn();
   if (bytes() == 0) {
     complete(nullptr);
@@ -137,6 +142,7 @@ expected<allocation, failure> request_operation::take() noexcept {
   auto const result = take_result();
   parked_ = false;
   if (!result) return unexpected<failure>{result.error()};
+  if (label_ && *result) set_label(services_, *result, label_);
   return allocation{services_, stream(), *result, *result ? bytes() : 0, alignment()};
 }
 
@@ -146,6 +152,7 @@ std::optional<failure> request_operation::take_into(std::span<allocation> places
   if (!result) return result.error();
   for (std::size_t i = 0; i < places.size(); ++i) {
     auto const& one = part(i);
+    if (label_ && one.pointer) set_label(services_, one.pointer, label_);
     places[i] = allocation{services_, one.stream, one.pointer, one.pointer ? one.bytes : 0, one.alignment};
   }
   return std::nullopt;

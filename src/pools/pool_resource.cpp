@@ -6,6 +6,7 @@ module;
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cuda.h>
 #include <memory>
 #include <optional>
@@ -29,6 +30,7 @@ import :executor;
 import :graph_memory;
 import :hardening;
 import :holder;
+import :memory_walk;
 import :memory_watcher;
 import :misuse;
 import :page_store;
@@ -390,7 +392,7 @@ statistics pool_state::read_statistics() {
 
 monitored_numbers pool_state::read_numbers() {
   auto const device = where();
-  return {read_statistics(), engine_->statistics().read_counters().page_moves, device ? device->ordinal() : -1};
+  return {read_statistics(), engine_->read_counters().page_moves, device ? device->ordinal() : -1};
 }
 
 std::string pool_state::describe_waiting() {
@@ -441,6 +443,12 @@ live_blocks pool_state::find_live() { return calls_->find_live(); }
 std::vector<memory_range> pool_state::memory_map() {
   return forked() ? std::vector<memory_range>{} : calls_->memory_map();
 }
+
+bool pool_state::set_label(void const* pointer, std::uint32_t label) noexcept {
+  return !forked() && calls_->set_label(pointer, label);
+}
+
+memory_copy pool_state::copy_memory() { return forked() ? memory_copy{} : calls_->copy_memory(); }
 
 bool pool_state::add_outside(std::size_t bytes) {
   if (!driver_alive() || forked()) return false;

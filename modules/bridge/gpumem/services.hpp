@@ -77,6 +77,9 @@ struct services_table {
   bool (*watch_memory)(void* state, void* watcher, bool begin);
   /// Returns what holds for the memory, also if the type of an upstream is erased.
   memory_traits (*traits)(void* state) noexcept;
+  /// Names a live block in snapshots; `label` is the number of the text. Returns false if the resource does not know
+  /// the block. Null if it names no blocks.
+  bool (*set_label)(void* state, void const* pointer, unsigned label) noexcept;
 };
 
 /// A table with the state on which its functions work. Does not keep the state alive.

@@ -75,6 +75,9 @@ public:
 
   /// Returns the chunk that holds the address; null if none does.
   [[clang::requires_shared_capability(all_shards)]] chunk* find_containing(void const* pointer) const noexcept;
+  /// Returns the lowest chunk that ends above the address; null if there is none.
+  [[clang::requires_shared_capability(all_shards)]] chunk const*
+  first_ending_above(std::uintptr_t address) const noexcept;
   template <class Visit> [[clang::requires_shared_capability(all_shards)]] void visit(Visit visitor) const {
     for (auto const& each : chunks_) visitor(*each);
   }

@@ -454,6 +454,15 @@ public:
   }
   /// Returns the sums of the counts of all caches, while other threads may change the counts. Any thread.
   cache_counts snapshot() const noexcept;
+  /// Calls `visitor(number, counts)` for each cache that has held blocks, while other threads may change the counts.
+  /// `number`: the index of its thread, or a larger number if several threads share the cache. Any thread.
+  template <class Visit> void visit(Visit visitor) const {
+    for (unsigned number = 0; number < caches_.size(); ++number) {
+      cache_counts counts;
+      caches_[number].add_to(counts);
+      if (caches_[number].has_storage()) visitor(number, counts);
+    }
+  }
   /// Calls `visitor(counts)` with the sums while no cache changes. The caller holds the locks of all shards.
   template <class Visit> [[clang::requires_capability(all_shards)]] void visit_locked(Visit visitor) {
     with_all_locked([&] { visitor(snapshot()); });

@@ -9,6 +9,7 @@ import :device;
 import :error;
 import :free_path;
 import :frees;
+import :memory_walk;
 import :memory_watcher;
 import :page_store;
 import :pool_backend;
@@ -127,6 +128,18 @@ public:
   /// Describes all reserved memory, in the order of addresses. Takes time in proportion to the number of blocks. Throws
   /// std::bad_alloc.
   std::vector<memory_range> memory_map();
+  /// Names a live block of the caller; 0: takes its name away. Does nothing, and returns false, if no live block begins
+  /// at the address.
+  inline bool set_label(void const* pointer, std::uint32_t label) noexcept {
+    auto* const named = parts_.shards.find_live(pointer).that;
+    if (!named || !named->is_live()) return false;
+    named->set_label(label);
+    return true;
+  }
+  /// `piece`: the most blocks that are copied at one moment. Throws std::bad_alloc.
+  memory_copy copy_memory(std::size_t piece = memory_walk::usual_piece) {
+    return detail::copy_memory(parts_, frees_, requests_, read_statistics(), piece);
+  }
   /// Returns a text about the pool's memory, for people. Throws std::bad_alloc.
   std::string describe_memory() { return detail::describe_memory(parts_, frees_); }
   /// Returns whether the records of the pool agree: each reserved byte is live, cached or free, and blocks do not

@@ -3,6 +3,7 @@
 export module gpumem:block_calls;
 import :error;
 import :free_path;
+import :memory_walk;
 import :memory_watcher;
 import :misuse;
 import :pool_engine;
@@ -57,6 +58,12 @@ public:
   virtual std::optional<owned_block> find_owned(void const* pointer) { return engine_.find_owned(pointer); }
   virtual live_blocks find_live() { return engine_.find_live(); }
   virtual std::vector<memory_range> memory_map() { return engine_.memory_map(); }
+  /// Names a live block; see pool_engine.
+  virtual bool set_label(void const* pointer, std::uint32_t label) noexcept {
+    return engine_.set_label(pointer, label);
+  }
+  /// Throws std::bad_alloc.
+  virtual memory_copy copy_memory() { return engine_.copy_memory(); }
   virtual std::vector<block_event> history(void const* /*pointer*/) { return {}; }
   virtual void reset_peaks() { engine_.reset_peaks(); }
   virtual statistics read_statistics() { return engine_.read_statistics(); }

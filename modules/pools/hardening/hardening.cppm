@@ -2,13 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:hardening;
 import :backoff;
+import :block_calls;
 import :cuda;
 import :deferred_release;
 import :error;
 import :guarded_blocks;
+import :memory_walk;
 import :misuse;
 import :pool_engine;
-import :block_calls;
 import :pool_options;
 import :pool_parts;
 import :pool_reports;
@@ -71,6 +72,9 @@ public:
   std::optional<block_info> find(void const* pointer) override;
   std::optional<owned_block> find_owned(void const* pointer) override;
   live_blocks find_live() override;
+  /// The quarantine keeps the name.
+  bool set_label(void const* pointer, std::uint32_t label) noexcept override;
+  memory_copy copy_memory() override;
   std::vector<block_event> history(void const* pointer) override;
   void reset_peaks() override;
   /// Corrects the engine's statistics: to the engine blocks in quarantine are live; to the users they are freed.

@@ -6,6 +6,7 @@ export module gpumem:pass_through;
 import :block;
 import :block_calls;
 import :error;
+import :memory_walk;
 import :memory_watcher;
 import :pool_reports;
 import :std;
@@ -44,6 +45,8 @@ public:
   std::optional<owned_block> find_owned(void const* pointer) override;
   live_blocks find_live() override;
   std::vector<memory_range> memory_map() override;
+  bool set_label(void const* /*pointer*/, std::uint32_t /*label*/) noexcept override { return false; }
+  memory_copy copy_memory() override;
   void reset_peaks() override;
   statistics read_statistics() override;
   void drop_last_handle() noexcept override;

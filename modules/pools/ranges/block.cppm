@@ -117,14 +117,20 @@ export class free_list;
 /// between `allocated` and `cached` need only the lock of a thread cache.
 export enum class block_state : std::uint8_t {
   free,
-  allocated,
   quick_listed, ///< small and free, on a quick list
   cached,       ///< freed, and in a thread cache
   evicted,      ///< removed from a thread cache: the block is still to be made free
   remote_freed, ///< in a remote free
   deferred,     ///< freed by a stream that is capturing a graph: the block is made free after the capture
   hole,         ///< its pages are unmapped
+  allocated = 0x40,
+  labelled = 0xc0, ///< allocated, and named by its owner; every other change of the state ends that
 };
+
+/// Returns whether a block in this state is live: allocated or labelled. Tests one bit, since each free asks.
+export inline bool is_live(block_state state) noexcept {
+  return (static_cast<std::uint8_t>(state) & static_cast<std::uint8_t>(block_state::allocated)) != 0;
+}
 
 /// The record of a block: a part of a chunk, all of it in one state. Allocations and frees touch mostly the first two
 /// cache lines of a record; processors fetch these two together.
@@ -145,7 +151,11 @@ export struct alignas(128) block {
   chunk* parent = nullptr;
   free_list* list = nullptr; ///< while free
   block* older = nullptr;    ///< free: neighbours on the free list, by age of their uses; hole: on the list of holes
-  block* newer = nullptr;
+  union {
+    block* newer = nullptr;
+    std::uint64_t
+        allocated_at; ///< neither free nor a hole: the shard's locked calls when the block left its free memory
+  };
   relaxed_atomic<stream_timeline*>
       stream;       ///< the stream that the block was allocated on; deferred: the stream that freed it
   stream_uses uses; ///< free or cached: uses after which it may be reused; live: uses that record_use() has declared
@@ -153,6 +163,7 @@ export struct alignas(128) block {
   block* pair_prev = nullptr; ///< links of the list free_pairs, if this block and its upper neighbour are free
   block* pair_next = nullptr;
   bool was_ready = false; ///< live and granted to a request that waits: all its earlier uses were complete then
+  relaxed_atomic<std::uint32_t> label; ///< labelled: the number of the text; otherwise of no meaning
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
   inline void* pointer() const noexcept { return reinterpret_cast<void*>(std::uintptr_t{base}); }
@@ -164,7 +175,16 @@ export struct alignas(128) block {
     __builtin_prefetch(lower, 1);
     __builtin_prefetch(upper, 1);
   }
-  inline bool is_live() const noexcept { return state() == block_state::allocated; }
+  inline bool is_live() const noexcept { return detail::is_live(state()); }
+  /// Names a live block, or takes its name away if `number` is 0. Only the owner of the block may do so.
+  inline void set_label(std::uint32_t number) noexcept {
+    label = number;
+    set_state(number ? block_state::labelled : block_state::allocated);
+  }
+  /// Returns the number of the block's label; 0 if it has none.
+  inline std::uint32_t label_number() const noexcept {
+    return state() == block_state::labelled ? std::uint32_t{label} : 0;
+  }
 };
 
 static_assert(sizeof(block) == 256);

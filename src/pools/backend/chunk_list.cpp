@@ -86,6 +86,11 @@ chunk* chunk_list::find_containing(void const* pointer) const noexcept {
   return address < found.end() ? &found : nullptr;
 }
 
+chunk const* chunk_list::first_ending_above(std::uintptr_t address) const noexcept {
+  auto const found = std::ranges::upper_bound(chunks_, address, {}, [](auto const& each) { return each->end(); });
+  return found == chunks_.end() ? nullptr : found->get();
+}
+
 void chunk_list::erase(chunk const& chunk) noexcept {
   chunks_.erase(std::ranges::lower_bound(chunks_, chunk.base, {}, &base_of));
 }

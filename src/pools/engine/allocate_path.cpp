@@ -167,6 +167,7 @@ void* allocate_path::commit(allocation_request const& request, placement place) 
   block.requested = request.requested;
   block.stream = &request.key.timeline();
   block.class_number = request.class_number;
+  block.allocated_at = owner_shard.counters.locked_calls;
   ++owner_shard.live_blocks;
   parts_.shards.count_live(owner_shard, static_cast<std::int64_t>(request.requested),
                            parts_.caches.cached_requested_of(request.thread), parts_.chunks.reserved());

@@ -147,7 +147,7 @@ void pool_engine::watch_memory(memory_watcher& watcher, bool begin) {
   if (!begin) return watchers.remove(watcher);
   upstream_call::throw_if_here(parts_.shards);
   all_shards_lock const lock{parts_.shards};
-  while (parts_.backend.wait_for_growth()) {}
+  while (parts_.backend->wait_for_growth()) {}
   watchers.add(watcher);
   parts_.chunks.visit([&](chunk const& parent) {
     std::byte* base = nullptr;

@@ -16,6 +16,7 @@ import :block;
 import :chunk_list;
 import :free_lists;
 import :frees;
+import :memory_walk;
 import :pool_mode;
 import :pool_options;
 import :pool_parts;
@@ -178,24 +179,22 @@ live_blocks pool_engine::find_live() {
   return found;
 }
 
-// Returns all ranges, and for each the region of mapped memory in which it lies. A hole, which has no mapped pages,
-// ends a region.
 std::vector<memory_range> pool_engine::memory_map() {
-  all_shards_lock const lock{parts_.shards};
-  frees_.drain_all_remote_frees();
+  std::vector<copied_block> blocks;
+  for (memory_walk walk{parts_, frees_}; walk.copy_next(blocks);) {}
   std::vector<memory_range> map;
-  parts_.chunks.visit([&](chunk const& parent) {
-    auto first = map.size();
-    auto const end = [&] {
-      end_region(std::span{map}.subspan(first));
-      first = map.size();
-    };
-    parent.visit([&](block const& one) {
-      if (one.state() == block_state::hole) return end();
-      map.push_back(range_of(one));
-    });
-    end();
-  });
+  map.reserve(blocks.size());
+  std::size_t first = 0; // of the region
+  auto const end = [&] {
+    end_region(std::span{map}.subspan(first));
+    first = map.size();
+  };
+  for (auto const& each : blocks) {
+    if (each.begins_region) end();
+    bool const live = each.state == memory_state::live;
+    map.push_back({each.base, each.bytes, live ? each.requested : 0, live ? each.stream : 0, live});
+  }
+  end();
   return map;
 }
 
@@ -243,8 +242,7 @@ std::size_t checked_bytes(free_list const& list, bool& consistent) {
       if (block.state() == block_state::cached)
         (block.bytes <= size_class::largest_small ? small : larger) += block.bytes;
       auto const state = block.state(); // read once: a free by another thread may change it meanwhile
-      bool const counted_live =
-          state == block_state::allocated || state == block_state::evicted || state == block_state::remote_freed;
+      bool const counted_live = is_live(state) || state == block_state::evicted || state == block_state::remote_freed;
       if (counted_live) live += static_cast<std::int64_t>(block.requested);
     });
     consistent = consistent && end == parent.end() && lower == parent.last && not_free == parent.live_blocks;

@@ -25,6 +25,7 @@ import :device;
 import :driver;
 import :error;
 import :guarded_blocks;
+import :memory_walk;
 import :misuse;
 import :pool_engine;
 import :pool_options;
@@ -307,6 +308,18 @@ std::optional<owned_block> hardening::find_owned(void const* pointer) {
   auto const* const found = blocks_.find_live(pointer);
   if (!found) return std::nullopt;
   return owned_block{found->bytes, found->timeline};
+}
+
+bool hardening::set_label(void const* pointer, std::uint32_t label) noexcept {
+  lock const held{mutex_};
+  auto const* const found = blocks_.find_live(pointer);
+  return found && engine_.set_label(found->base(), label);
+}
+
+memory_copy hardening::copy_memory() {
+  auto copy = engine_.copy_memory();
+  copy.statistics = read_statistics();
+  return copy;
 }
 
 std::optional<block_info> hardening::find(void const* pointer) {

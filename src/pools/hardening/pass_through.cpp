@@ -12,12 +12,13 @@ module;
 module gpumem:pass_through.impl;
 import :pass_through;
 import :block;
+import :block_calls;
 import :cuda;
 import :driver;
 import :error;
+import :memory_walk;
 import :misuse;
 import :pool_engine;
-import :block_calls;
 import :pool_options;
 import :pool_reports;
 import :pool_upstream;
@@ -182,6 +183,21 @@ live_blocks pass_through::find_live() {
   for (auto const& [base, one] : live_)
     found.add({reinterpret_cast<void*>(base), one.bytes, one.bytes, one.stream, true});
   return found;
+}
+
+memory_copy pass_through::copy_memory() {
+  memory_copy copy;
+  copy.statistics = read_statistics();
+  for (auto const& each : memory_map()) {
+    copy.blocks.push_back({.base = each.base,
+                           .bytes = each.bytes,
+                           .requested = each.requested,
+                           .stream = each.stream,
+                           .state = memory_state::live,
+                           .begins_region = true});
+  }
+  copy.pieces = 1;
+  return copy;
 }
 
 std::vector<memory_range> pass_through::memory_map() {
