@@ -33,7 +33,9 @@ from pathlib import Path
 HEADERS = ["torch/include/c10/*.h", "torch/include/torch/headeronly/*.h",
            "torch/include/torch/csrc/api/include/torch/version.h"]
 LIBRARIES = ["torch/lib/libc10.so", "torch/lib/libc10_cuda.so"]
-PARTS = {"2.9.1": HEADERS, "2.11.0": HEADERS + LIBRARIES, "2.15.0": HEADERS + LIBRARIES}  # 2.9.1 is of CUDA 12
+VIEWER = ["torch/cuda/_memory_viz.py"]
+PARTS = {"2.9.1": HEADERS, "2.11.0": HEADERS + LIBRARIES,  # 2.9.1 is of CUDA 12
+         "2.15.0": HEADERS + LIBRARIES + VIEWER}
 
 READ_AHEAD = 5 << 20  # holds the wheel's directory, or nearly all of the parts
 ATTEMPTS = 4

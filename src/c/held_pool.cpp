@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -238,6 +239,16 @@ gpumem_pool::exported_page recorded_pool::export_page(void const*) {
 
 void recorded_pool::visit_ranges(std::function<void(gpumem_range const&)> const&) {
   throw std::invalid_argument{"gpumem: only a pool, fixed or arena knows its ranges, not a stack over one"};
+}
+
+void recorded_pool::set_label(void const* pointer, std::string_view label) {
+  auto const from = extend::services_of(resource_);
+  if (from.table->set_label && from.table->set_label(from.state, pointer, detail::label_number(label))) return;
+  throw std::invalid_argument{"gpumem: the stack has no live block at this address, or names no blocks"};
+}
+
+void recorded_pool::write_snapshot(snapshot_file const&) {
+  throw std::invalid_argument{"gpumem: only a pool, fixed or arena has snapshots, not a stack over one"};
 }
 
 void recorded_pool::restore(std::span<gpumem_range const>) {

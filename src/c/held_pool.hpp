@@ -8,6 +8,8 @@
 #include <map>
 #include <span>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -39,6 +41,11 @@ inline void visit_map(std::vector<memory_range> const& map, std::function<void(g
     visit(
         {sizeof(gpumem_range), one.base, one.bytes, one.requested, one.stream, one.live, one.region, one.region_bytes});
 }
+
+/// Writes a snapshot of the copy. Throws std::invalid_argument if the file cannot be written.
+void write_snapshot(detail::memory_copy copy, std::string name, int device, snapshot_file const& file);
+/// Returns a copy that has only these ranges.
+detail::memory_copy copy_of(std::vector<memory_range> const& map);
 
 /// A pool of the C ABI over a resource that knows its own blocks.
 template <class R> class held_pool final : public gpumem_pool {
@@ -110,6 +117,24 @@ public:
   void visit_ranges(std::function<void(gpumem_range const&)> const& visit) override {
     visit_map(resource_.memory_map(), visit);
   }
+  void set_label(void const* pointer, std::string_view label) override {
+    if constexpr (has_limit) {
+      if (resource_.set_label(pointer, label)) return;
+      throw std::invalid_argument{"gpumem: no live block of the pool begins at this address"};
+    }
+    throw std::invalid_argument{"gpumem: graph memory names no blocks"};
+  }
+  void write_snapshot(snapshot_file const& file) override {
+    auto const from = extend::services_of(resource_);
+    auto* const name = from.table->name(from.state);
+    if constexpr (has_limit) {
+      c::write_snapshot(resource_.copy_memory(), name, ordinal_, file);
+    } else {
+      auto copy = copy_of(resource_.memory_map());
+      copy.statistics = resource_.statistics();
+      c::write_snapshot(std::move(copy), name, ordinal_, file);
+    }
+  }
   void restore(std::span<gpumem_range const> live) override {
     if constexpr (requires { resource_.restore({}); }) {
       std::vector<memory_range> ranges;
@@ -154,7 +179,8 @@ public:
   void record_use(void* pointer, stream_ref stream) override;
   bool synchronize(std::chrono::nanoseconds longest) override;
   void reset_peaks() override;
-  /// The next three functions, visit_ranges() and restore() throw std::invalid_argument: only a pool supports them.
+  /// The next three functions, visit_ranges(), write_snapshot() and restore() throw std::invalid_argument: only a pool
+  /// supports them.
   void reserve(std::size_t bytes) override;
   void set_limit(std::size_t bytes) override;
   bool add_outside(std::size_t) override { return true; }
@@ -168,6 +194,8 @@ public:
   gpumem::statistics statistics() override;
   found_block find(void const* pointer) override;
   void visit_ranges(std::function<void(gpumem_range const&)> const& visit) override;
+  void set_label(void const* pointer, std::string_view label) override;
+  void write_snapshot(snapshot_file const&) override;
   void restore(std::span<gpumem_range const>) override;
   any_pool resource() override { return resource_; }
 

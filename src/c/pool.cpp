@@ -290,6 +290,19 @@ gpumem_outcome gpumem_visit_ranges(gpumem_pool* pool, void (*visit)(void* contex
   return outcome_of([&] { pool->visit_ranges([&](gpumem_range const& one) { visit(context, &one); }); });
 }
 
+gpumem_outcome gpumem_set_label(gpumem_pool* pool, void const* pointer, char const* label) noexcept {
+  if (!pool) return refuse("gpumem_set_label", no_pool);
+  return outcome_of([&] {
+    if (pointer) pool->set_label(pointer, label ? label : "");
+  });
+}
+
+gpumem_outcome gpumem_write_snapshot(gpumem_pool* pool, char const* path, char const* options) noexcept {
+  if (!pool) return refuse("gpumem_write_snapshot", no_pool);
+  if (!path) return refuse("gpumem_write_snapshot", "the path is NULL");
+  return outcome_of([&] { pool->write_snapshot(gpumem::c::parse_snapshot_options(path, options ? options : "")); });
+}
+
 gpumem_outcome gpumem_find(gpumem_pool* pool, void const* pointer, gpumem_block* block) noexcept {
   if (!pool) return refuse("gpumem_find", no_pool);
   if (!block) return refuse("gpumem_find", "the out-pointer is NULL");

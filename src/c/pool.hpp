@@ -15,6 +15,9 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
+
+#include "snapshot.hpp"
 
 /// The pool to which a C caller has a pointer. Its functions throw exceptions; outcome_of() turns them into outcomes.
 /// Any thread.
@@ -83,6 +86,10 @@ struct gpumem_pool {
   virtual found_block find(void const* pointer) = 0;
   /// Calls `visit` for each range of the reserved memory, in the order of addresses.
   virtual void visit_ranges(std::function<void(gpumem_range const&)> const& visit) = 0;
+  /// Names a live block. Throws std::invalid_argument if there is none, or the resource names no blocks.
+  virtual void set_label(void const* pointer, std::string_view label) = 0;
+  /// Writes a snapshot. Throws std::invalid_argument if the file cannot be written, and for stacks.
+  virtual void write_snapshot(gpumem::c::snapshot_file const& file) = 0;
   /// Makes exactly the blocks of `live` live, if this is graph memory. Other pools throw std::invalid_argument.
   virtual void restore(std::span<gpumem_range const> live) = 0;
   /// Returns a handle to the outermost resource.

@@ -151,11 +151,25 @@ void* allocator::malloc_recorded(std::size_t bytes, DeviceIndex device, cudaStre
   return pointer;
 }
 
+namespace {
+
+// Names a block of the device's pool in gpumem's snapshots by the text of torch.cuda.memory._set_memory_metadata.
+// Blocks of PyTorch's memory pools stay unnamed.
+void label(void const* pointer, DeviceIndex device, gpumem_torch_block const& block) {
+  auto const& text = history::user_metadata();
+  gpumem_pool* pool = nullptr;
+  if (text.empty() || block.pool[0] != 0 || block.pool[1] != 0) return;
+  if (gpumem_torch_pool(device, &pool) == GPUMEM_GRANTED && pool) gpumem_set_label(pool, pointer, text.c_str());
+}
+
+} // namespace
+
 void allocator::tell_allocated(void* pointer, std::size_t bytes, DeviceIndex device, cudaStream_t stream,
                                history::context context) {
   gpumem_torch_block block{};
   block.size = sizeof block;
   check(gpumem_torch_describe_block(pointer, &block));
+  label(pointer, device, block);
   history_.allocated(pointer, {device, bytes, stream, {block.pool[0], block.pool[1]}}, std::move(context));
 }
 

@@ -117,6 +117,10 @@ void blocks_are_allocated_and_freed() {
   REQUIRE(found && found->live && found->base == block && found->bytes == 1000 && found->allocated >= 1000);
   REQUIRE(!pool.find(&pool));
   REQUIRE(pool.statistics().live == 1000);
+  pool.set_label(block, "weights");
+  pool.write_snapshot("/dev/null", "format=pickle");
+  thrown_by<std::invalid_argument>([&] { pool.set_label(&pool, "foreign"); });
+  thrown_by<std::invalid_argument>([&] { pool.write_snapshot("/no/such/folder/file"); });
   pool.deallocate(stream, block, 1000);
   auto* const again = pool.allocate(stream, 1000, 4096);
   REQUIRE(reinterpret_cast<std::uintptr_t>(again) % 4096 == 0);

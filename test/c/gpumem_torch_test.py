@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import contextlib
 import ctypes
+import json
 import os
 import sys
 import tempfile
@@ -41,6 +42,23 @@ class Plugged(unittest.TestCase):
 
 
 class Memory(Plugged):
+    def assert_snapshot_shows(self, block, size):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "snapshot"
+            gpumem_torch.snapshot(path)
+            regions = json.loads(path.read_text())["regions"]
+            found = [each for region in regions for each in region["blocks"] if each["address"] == block]
+            self.assertEqual([(each["state"], each["requested"]) for each in found], [("live", size)])
+            gpumem_torch.snapshot(path, format="pickle")
+            self.assertEqual(path.read_bytes()[:2], b"\x80\x02")
+            with self.assertRaises(gpumem_torch.Failure) as caught:
+                gpumem_torch.snapshot(path, format="xml")
+            self.assertEqual(caught.exception.outcome, "invalid_argument")
+        with self.assertRaises(gpumem_torch.Failure):
+            gpumem_torch.snapshot(path)  # its folder is gone
+        with self.assertRaises(ValueError):
+            gpumem_torch.snapshot(path, device=1)
+
     @alone
     def test_statistics_follow_allocations_and_frees(self):
         self.assertEqual(set(gpumem_torch.statistics(0).values()), {0})
@@ -54,6 +72,7 @@ class Memory(Plugged):
         self.assertEqual(set(gpumem_torch.statistics(1).values()), {0})
         found = gpumem_torch.find(block + 5)
         self.assertEqual((found["base"], found["bytes"], found["live"]), (block, 3 * MIB, True))
+        self.assert_snapshot_shows(block, 3 * MIB)
         self.free(block, 3 * MIB, stream)
         self.assertFalse(gpumem_torch.find(block)["live"])
         self.assertEqual(gpumem_torch.statistics(0)["live"], 0)

@@ -3,8 +3,22 @@
 #include <gpumem/gpumem.h>
 
 #include <stdint.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "checks.h"
+
+static int file_has(char const* path, char const* text) {
+  static char content[1 << 16];
+  FILE* file = fopen(path, "rb");
+  if (!file) return 0;
+  size_t const bytes = fread(content, 1, sizeof content - 1, file);
+  fclose(file);
+  for (size_t i = 0; i + strlen(text) <= bytes; ++i) {
+    if (memcmp(content + i, text, strlen(text)) == 0) return 1;
+  }
+  return 0;
+}
 
 static gpumem_failure last_failure(void) {
   gpumem_failure failure = {.size = sizeof failure};
@@ -28,6 +42,40 @@ static void figures_of_a_failure(void) {
   EXPECT_REFUSED(gpumem_read_failure(&small), GPUMEM_INVALID_ARGUMENT, "write sizeof(gpumem_failure)");
   EXPECT_REFUSED(gpumem_read_failure(NULL), GPUMEM_INVALID_ARGUMENT, "NULL");
   release(pool, stream, block, 6 * MIB);
+  EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
+}
+
+static void labels_and_snapshots(void) {
+  void* stream = simulated_stream(0);
+  gpumem_pool* pool = make("limit=8MiB");
+  void* block = allocate(pool, stream, 1 * MIB);
+  EXPECT(gpumem_set_label(pool, block, "weights of the first layer") == GPUMEM_GRANTED);
+  EXPECT(gpumem_set_label(pool, NULL, "nothing") == GPUMEM_GRANTED);
+  EXPECT_REFUSED(gpumem_set_label(pool, &pool, "foreign"), GPUMEM_INVALID_ARGUMENT, "no live block");
+  EXPECT_REFUSED(gpumem_set_label(NULL, block, "a"), GPUMEM_INVALID_ARGUMENT, "the pool is NULL");
+  EXPECT(gpumem_write_snapshot(pool, "snapshot.json", NULL) == GPUMEM_GRANTED);
+  EXPECT(file_has("snapshot.json", "\"label\":\"weights of the first layer\""));
+  EXPECT(gpumem_write_snapshot(pool, "snapshot.json", " format = pickle ") == GPUMEM_GRANTED);
+  EXPECT(file_has("snapshot.json", "active_allocated") && !file_has("snapshot.json", "{\"format\""));
+  EXPECT(gpumem_set_label(pool, block, NULL) == GPUMEM_GRANTED);
+  EXPECT(gpumem_write_snapshot(pool, "snapshot.json", "format=json") == GPUMEM_GRANTED);
+  EXPECT(!file_has("snapshot.json", "weights"));
+  EXPECT(remove("snapshot.json") == 0);
+  gpumem_outcome const wrong = GPUMEM_INVALID_ARGUMENT;
+  EXPECT_REFUSED(gpumem_write_snapshot(pool, "/no/such/folder/file", NULL), wrong, "/no/such/folder/file");
+  EXPECT_REFUSED(gpumem_write_snapshot(pool, "file", "format=xml"), wrong, "json or pickle, not 'xml'");
+  EXPECT_REFUSED(gpumem_write_snapshot(pool, "file", "form=json"), wrong, "unknown option 'form'");
+  EXPECT_REFUSED(gpumem_write_snapshot(pool, "file", "format=json,format=json"), wrong, "repeated");
+  EXPECT_REFUSED(gpumem_write_snapshot(pool, NULL, NULL), wrong, "the path is NULL");
+  EXPECT_REFUSED(gpumem_write_snapshot(NULL, "file", NULL), wrong, "the pool is NULL");
+  release(pool, stream, block, 1 * MIB);
+  EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
+  pool = make("statistics(pool)");
+  EXPECT(gpumem_allocate(pool, stream, 1000, GPUMEM_ALIGNMENT, &block) == GPUMEM_GRANTED);
+  EXPECT(gpumem_set_label(pool, block, "through the adaptor") == GPUMEM_GRANTED);
+  EXPECT_REFUSED(gpumem_set_label(pool, &pool, "foreign"), wrong, "no live block");
+  EXPECT_REFUSED(gpumem_write_snapshot(pool, "file", NULL), wrong, "not a stack");
+  EXPECT(gpumem_free(pool, stream, block) == GPUMEM_GRANTED);
   EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
 }
 
@@ -82,6 +130,7 @@ static void a_pool_is_steered(void) {
 
 static test const tests[] = {
     {"figures_of_a_failure", figures_of_a_failure},
+    {"labels_and_snapshots", labels_and_snapshots},
     {"requests_that_wait", requests_that_wait},
     {"a_pool_is_steered", a_pool_is_steered},
 };

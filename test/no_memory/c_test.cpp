@@ -145,6 +145,16 @@ std::vector<row> pool_rows() {
          if (gpumem_release_on(made, streams, 1) != GPUMEM_GRANTED) gpumem_release(made);
        }},
       {"gpumem_reserve", [] { gpumem_reserve(with.pool, 8 * MiB); }},
+      {"gpumem_set_label gpumem_write_snapshot",
+       [] {
+         on_block([](void* block) {
+           static int number = 0; // a text that is known already needs no memory
+           auto const label = "label " + std::to_string(number++);
+           gpumem_set_label(with.pool, block, label.c_str());
+           gpumem_write_snapshot(with.pool, "/dev/null", "format=json");
+           gpumem_write_snapshot(with.pool, "/dev/null", "format=pickle");
+         });
+       }},
       {"gpumem_read_statistics gpumem_visit_ranges",
        [] {
          gpumem_statistics now{};

@@ -2,13 +2,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checks.hpp"
 
+#include <gpumem/gpumem_torch.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <fstream>
 #include <iterator>
 #include <map>
 #include <memory>
+#include <sstream>
+#include <string>
 #include <thread>
 
 namespace {
@@ -217,6 +223,13 @@ void texts_of_the_thread() {
   torch.pushCompileContext(inner);
   torch.setUserMetadata("note");
   auto const first = torch.allocate(mib);
+  gpumem_pool* pool = nullptr;
+  EXPECT(gpumem_torch_pool(0, &pool) == GPUMEM_GRANTED && pool);
+  EXPECT(gpumem_write_snapshot(pool, "labelled.json", nullptr) == GPUMEM_GRANTED);
+  std::ostringstream labelled;
+  labelled << std::ifstream{"labelled.json"}.rdbuf();
+  std::remove("labelled.json");
+  EXPECT(labelled.str().find("\"label\":\"note\"") != std::string::npos);
   torch.popCompileContext();
   auto const second = torch.allocate(mib);
   torch.popCompileContext();

@@ -18,7 +18,8 @@ from unittest import mock
 import torch_parts
 
 MACHINE = platform.machine()
-CONTENT = {"torch/__init__.py": b"", "torch/include/c10/cuda/one.h": b"// c10", "torch/include/c10/two.txt": b"",
+CONTENT = {"torch/__init__.py": b"", "torch/cuda/_memory_viz.py": b"# viewer",
+           "torch/include/c10/cuda/one.h": b"// c10", "torch/include/c10/two.txt": b"",
            "torch/include/torch/headeronly/three.h": b"// headeronly", "torch/include/ATen/four.h": b"// ATen",
            "torch/include/torch/csrc/api/include/torch/version.h": b"// version",
            "torch/lib/libc10.so": random.Random(1).randbytes(3000), "torch/lib/libc10_cuda.so": b"cuda",
@@ -104,8 +105,9 @@ class Parts(unittest.TestCase):
                    "torch/include/torch/csrc/api/include/torch/version.h"}
         self.assertEqual(self.parts_of("2.9.1"), headers)
         libraries = {"torch/lib/libc10.so", "torch/lib/libc10_cuda.so"}
-        for version in ("2.11.0", "2.15.0"):
-            self.assertEqual(self.parts_of(version), headers | libraries)
+        viewer = {"torch/cuda/_memory_viz.py"}
+        for version, more in (("2.11.0", set()), ("2.15.0", viewer)):
+            self.assertEqual(self.parts_of(version), headers | libraries | more)
             for name in libraries:
                 self.assertEqual((self.folder / version / name).read_bytes(), CONTENT[name])
         self.assertEqual(sorted(os.listdir(self.folder)), sorted(torch_parts.PARTS))

@@ -372,6 +372,20 @@ gpumem_outcome gpumem_find(gpumem_pool* pool, void const* pointer, gpumem_block*
 gpumem_outcome gpumem_visit_ranges(gpumem_pool* pool, void (*visit)(void* context, gpumem_range const* range),
                                    void* context) GPUMEM_NOEXCEPT;
 
+/// Names a live block of the caller in snapshots and reports until it is freed; an empty label or NULL takes the name
+/// away. The process keeps each different label, up to 65,535 of them, so use few. NULL as the pointer does nothing. A
+/// pointer that is not live in the pool, and a stack whose resources name no blocks, give GPUMEM_INVALID_ARGUMENT.
+gpumem_outcome gpumem_set_label(gpumem_pool* pool, void const* pointer, char const* label) GPUMEM_NOEXCEPT;
+
+/// Writes a file with all that the pool knows of its memory, in place of an older file: blocks, pages, thread caches,
+/// requests that wait, and statistics. Other threads may use the pool meanwhile; the lock of one shard is held for at
+/// most 1,000 blocks at a time. `options` may be NULL, or name the format:
+///   format=json    a JSON object, which the guide's page "See your memory" describes (the default)
+///   format=pickle  the file of torch.cuda.memory._dump_snapshot, which PyTorch's _memory_viz.py reads
+/// An unknown option, a file that cannot be written, and a stack whose outermost resource is not a pool give
+/// GPUMEM_INVALID_ARGUMENT.
+gpumem_outcome gpumem_write_snapshot(gpumem_pool* pool, char const* path, char const* options) GPUMEM_NOEXCEPT;
+
 #pragma GCC visibility pop
 #ifdef __cplusplus
 }

@@ -238,6 +238,15 @@ public:
     return found_block{b.base, static_cast<std::size_t>(b.bytes), static_cast<std::size_t>(b.allocated), b.stream,
                        b.live != 0};
   }
+  /// Names a live block of the caller in snapshots and reports until it is freed; an empty label takes the name away.
+  /// See gpumem_set_label.
+  void set_label(void const* pointer, std::string const& label) {
+    detail::require(gpumem_set_label(handle_, pointer, label.c_str()));
+  }
+  /// Writes a file with all that the pool knows of its memory; the options are those of gpumem_write_snapshot.
+  void write_snapshot(std::string const& path, std::string const& options = {}) const {
+    detail::require(gpumem_write_snapshot(handle_, path.c_str(), options.c_str()));
+  }
   /// Returns the ordinal of the device.
   int device() const {
     int ordinal = -1;

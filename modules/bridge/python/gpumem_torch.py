@@ -26,7 +26,7 @@ import threading
 from pathlib import Path
 
 __all__ = ["Failure", "configure", "statistics", "find", "install", "installed", "library", "mem_pool",
-           "share_pool", "trim", "version"]
+           "share_pool", "snapshot", "trim", "version"]
 
 OUTCOMES = ("granted", "stopped", "deadline", "closed", "too_large", "exhausted", "preempted", "stalled",
             "capture_unsupported", "device_lost", "invalid_argument", "driver_error")
@@ -118,6 +118,8 @@ def _declare(lib):
         "gpumem_device": (code, [pointer, ctypes.POINTER(code)]),
         "gpumem_read_statistics": (code, [pointer, ctypes.POINTER(_Statistics)]),
         "gpumem_find": (code, [pointer, pointer, ctypes.POINTER(_Block)]),
+        "gpumem_set_label": (code, [pointer, pointer, ctypes.c_char_p]),
+        "gpumem_write_snapshot": (code, [pointer, ctypes.c_char_p, ctypes.c_char_p]),
         "gpumem_torch_configure": (code, [ctypes.c_char_p]),
         "gpumem_torch_share_pool": (code, [code, pointer]),
         "gpumem_torch_pool": (code, [code, ctypes.POINTER(pointer)]),
@@ -242,6 +244,16 @@ def find(pointer, device=0):
         return None
     return {"base": block.base, "bytes": block.bytes, "allocated": block.allocated, "stream": block.stream,
             "live": bool(block.live)}
+
+
+def snapshot(path, device=0, format="json"):
+    """Writes all that the device's pool knows of its memory to a file: blocks, pages, thread caches, statistics. `format`
+    is "json", or "pickle" for PyTorch's _memory_viz.py. Memory of torch.cuda.MemPool is shown as the blocks that it has
+    from the pool. Raises Failure if the file cannot be written, and ValueError while the device has no pool."""
+    pool = _pool(_ordinal(device))
+    if not pool:
+        raise ValueError(f"gpumem_torch: device {_ordinal(device)} has no pool before its first allocation")
+    check(library().gpumem_write_snapshot(pool, os.fsencode(path), f"format={format}".encode()))
 
 
 def trim(keep=0, device=0, wait=1.0):

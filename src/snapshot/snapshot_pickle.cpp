@@ -1,0 +1,227 @@
+// Converts snapshots to PyTorch's pickle, and back.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <array>
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <ostream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+module gpumem.snapshot;
+
+namespace gpumem {
+namespace {
+
+// Writes a pickle of protocol 2. A text that occurs again is a reference to the first one.
+class pickle_writer {
+public:
+  explicit pickle_writer(std::ostream& stream) : stream_{stream} { stream_ << "\x80\x02"; }
+  void end() { stream_ << '.'; }
+
+  // Writes a dictionary or a list, whose items `write()` writes.
+  template <class Write> void dictionary(Write write) { group("}(", 'u', write); }
+  template <class Write> void list(Write write) { group("](", 'e', write); }
+  // Write an item: its key in a dictionary, or its value.
+  void text(std::string const& value) {
+    auto const [at, added] = texts_.try_emplace(value, static_cast<std::uint32_t>(texts_.size()));
+    if (!added) return number('j', at->second);
+    number('X', static_cast<std::uint32_t>(value.size()));
+    stream_ << value;
+    number('r', at->second);
+  }
+  void integer(std::uint64_t value) {
+    if (value <= INT_MAX) return number('J', static_cast<std::uint32_t>(value));
+    stream_ << "\x8a\x09"; // nine bytes, since the highest bit is the sign
+    for (int i = 0; i < 9; ++i) stream_ << static_cast<char>(i < 8 ? value >> (8 * i) & 0xff : 0);
+  }
+  void member(std::string const& key, std::uint64_t value) {
+    text(key);
+    integer(value);
+  }
+  void member(std::string const& key, std::string const& value) {
+    text(key);
+    text(value);
+  }
+  void member(std::string const& key, bool value) {
+    text(key);
+    stream_ << (value ? '\x88' : '\x89');
+  }
+  // Writes a pair of integers.
+  void pair(std::uint64_t first, std::uint64_t second) {
+    integer(first);
+    integer(second);
+    stream_ << '\x86';
+  }
+
+private:
+  template <class Write> void group(char const* begin, char end, Write write) {
+    stream_ << begin;
+    write();
+    stream_ << end;
+  }
+  void number(char operation, std::uint32_t value) {
+    stream_ << operation;
+    for (int i = 0; i < 4; ++i) stream_ << static_cast<char>(value >> (8 * i) & 0xff);
+  }
+
+  std::ostream& stream_;
+  std::map<std::string, std::uint32_t> texts_;
+};
+
+std::uint64_t address_of(snapshot_block const& block) { return reinterpret_cast<std::uintptr_t>(block.base); }
+
+void write_frames(pickle_writer& writer, std::string const& label) {
+  writer.text("frames");
+  writer.list([&] {
+    if (label.empty()) return;
+    writer.dictionary([&] {
+      writer.member("name", label);
+      writer.member("filename", std::string{"label"});
+      writer.member("line", std::uint64_t{0});
+    });
+  });
+}
+
+void write_block(pickle_writer& writer, memory_snapshot const& snapshot, snapshot_block const& block) {
+  writer.dictionary([&] {
+    bool const live = block.state == memory_state::live;
+    writer.member("address", address_of(block));
+    writer.member("size", block.bytes);
+    writer.member("requested_size", live ? block.requested : block.bytes);
+    writer.member("state", std::string{live                                   ? "active_allocated"
+                                       : block.state == memory_state::pending ? "active_pending_free"
+                                                                              : "inactive"});
+    write_frames(writer, snapshot.labels[block.label]);
+  });
+}
+
+using blocks = std::vector<snapshot_block>::const_iterator;
+
+void write_segment(pickle_writer& writer, memory_snapshot const& snapshot, blocks first, blocks end) {
+  std::uint64_t total = 0, allocated = 0, requested = 0;
+  for (auto at = first; at != end; ++at) {
+    total += at->bytes;
+    allocated += at->state == memory_state::live ? at->bytes : 0;
+    requested += at->requested;
+  }
+  writer.dictionary([&] {
+    writer.member("device", std::uint64_t{snapshot.device < 0 ? 0u : static_cast<unsigned>(snapshot.device)});
+    writer.member("address", address_of(*first));
+    writer.member("total_size", total);
+    writer.member("allocated_size", allocated);
+    writer.member("active_size", allocated);
+    writer.member("requested_size", requested);
+    writer.member("stream", std::uint64_t{0}); // blocks of all streams lie in a region
+    writer.member("segment_type", std::string{"large"});
+    writer.text("segment_pool_id");
+    writer.pair(0, 0);
+    writer.member("is_expandable", true);
+    write_frames(writer, "");
+    writer.text("blocks");
+    writer.list([&] {
+      for (auto at = first; at != end; ++at) write_block(writer, snapshot, *at);
+    });
+  });
+}
+
+} // namespace
+
+void write_pickle(memory_snapshot const& snapshot, std::ostream& stream) {
+  pickle_writer writer{stream};
+  writer.dictionary([&] {
+    writer.text("segments");
+    writer.list([&] {
+      auto const& all = snapshot.blocks;
+      for (auto at = all.begin(); at != all.end();) {
+        auto const end = std::find_if(at + 1, all.end(), [](snapshot_block const& one) { return one.begins_region; });
+        write_segment(writer, snapshot, at, end);
+        at = end;
+      }
+    });
+    writer.text("device_traces");
+    writer.list([&] {
+      for (int i = 0; i <= snapshot.device; ++i) writer.list([] {});
+    });
+    writer.text("allocator_settings");
+    writer.dictionary([] {});
+    writer.text("external_annotations");
+    writer.list([] {});
+  });
+  writer.end();
+}
+
+namespace {
+
+using extend::pickle_value;
+
+std::uint64_t count_of(pickle_value const& owner, std::string_view key) {
+  auto const number = owner[key].as<std::int64_t>();
+  if (number < 0) throw std::invalid_argument{"gpumem: a snapshot has a negative " + std::string{key}};
+  return static_cast<std::uint64_t>(number);
+}
+
+// Returns the text of the innermost frame of a block; empty if it has none.
+std::string innermost_frame(pickle_value const& block) {
+  auto const& members = block.as<pickle_value::dictionary>();
+  auto const found = members.find("frames");
+  if (found == members.end()) return {};
+  auto const& frames = found->second.as<pickle_value::list>();
+  if (frames.empty()) return {};
+  auto const& file = frames.front()["filename"].as<std::string>();
+  auto const& name = frames.front()["name"].as<std::string>();
+  return file == "label" ? name : file + ":" + std::to_string(count_of(frames.front(), "line")) + ":" + name;
+}
+
+snapshot_block block_of(pickle_value const& record, std::uint64_t address, std::uint64_t stream, bool first) {
+  snapshot_block block{reinterpret_cast<void*>(address), count_of(record, "size")};
+  auto const& state = record["state"].as<std::string>();
+  if (state == "active_allocated") {
+    block.state = memory_state::live;
+    block.requested = count_of(record, "requested_size");
+    block.stream = stream;
+  } else if (state.starts_with("active_")) {
+    block.state = memory_state::pending;
+  } else if (state != "inactive") {
+    throw std::invalid_argument{"gpumem: a snapshot has a block in the unknown state " + state};
+  }
+  block.begins_region = first;
+  return block;
+}
+
+} // namespace
+
+memory_snapshot snapshot_of_pickle(std::string_view text) {
+  auto const pickle = extend::read_pickle(text);
+  memory_snapshot snapshot;
+  std::map<std::string, std::uint32_t> numbers{{"", 0}};
+  auto& sums = snapshot.statistics;
+  for (auto const& segment : pickle["segments"].as<pickle_value::list>()) {
+    auto address = count_of(segment, "address");
+    auto const stream = count_of(segment, "stream");
+    snapshot.device = static_cast<int>(count_of(segment, "device"));
+    bool first = true;
+    for (auto const& record : segment["blocks"].as<pickle_value::list>()) {
+      auto block = block_of(record, address, stream, std::exchange(first, false));
+      auto const [at, added] =
+          numbers.try_emplace(innermost_frame(record), static_cast<std::uint32_t>(snapshot.labels.size()));
+      if (added) snapshot.labels.push_back(at->first);
+      block.label = at->second;
+      address += block.bytes;
+      sums.reserved += block.bytes;
+      sums.live += block.requested;
+      (block.state == memory_state::live ? sums.allocated : sums.free) += block.bytes;
+      snapshot.blocks.push_back(block);
+    }
+  }
+  std::ranges::sort(snapshot.blocks, {}, address_of);
+  snapshot.pieces = 1;
+  return snapshot;
+}
+
+} // namespace gpumem

@@ -1,0 +1,114 @@
+// The reader of pickles: all protocols, and texts that are cut short, wrong or ask to run something.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <variant>
+
+import gpumem;
+import gpumem.snapshot;
+
+namespace {
+
+using namespace std::string_literals;
+using namespace std::string_view_literals;
+using gpumem::extend::pickle_value;
+using gpumem::extend::read_pickle;
+
+std::string refusal(std::string_view text) {
+  try {
+    static_cast<void>(read_pickle(text));
+  } catch (std::invalid_argument const& error) { return error.what(); }
+  return "was read";
+}
+
+// Python's pickle.dumps writes these for {"a": [1, -2, 300, 70000, 2**40, 1.5, None, True, ("x", b"y")], 7: {}}.
+constexpr auto protocol_0 = "(dp0\nVa\np1\n(lp2\nI1\naI-2\naI300\naI70000\naL1099511627776L\naF1.5\naNaI01\na(Vx\np3\n"
+                            "Vy\np4\ntp5\nasI7\n(dp6\ns."sv;
+constexpr auto protocol_4 = "\x80\x04\x95\x3e\0\0\0\0\0\0\0}\x94(\x8c\x01"
+                            "a\x94]\x94(K\x01J\xfe\xff\xff\xffM,\x01Jp\x11"
+                            "\x01\0\x8a\x06\0\0\0\0\0\x01G?\xf8\0\0\0\0\0\0N\x88\x8c\x01x\x94"
+                            "C\x01y\x94\x86\x94"
+                            "eK\x07"
+                            "}\x94u."sv;
+
+TEST(pickle, reads_each_protocol) {
+  for (auto const text : {protocol_0, protocol_4}) {
+    auto const all = read_pickle(text);
+    auto const& list = all["a"].as<pickle_value::list>();
+    ASSERT_EQ(list.size(), 9u);
+    EXPECT_EQ(list[0].as<std::int64_t>(), 1);
+    EXPECT_EQ(list[1].as<std::int64_t>(), -2);
+    EXPECT_EQ(list[2].as<std::int64_t>(), 300);
+    EXPECT_EQ(list[3].as<std::int64_t>(), 70000);
+    EXPECT_EQ(list[4].as<std::int64_t>(), std::int64_t{1} << 40);
+    EXPECT_EQ(list[5].as<double>(), 1.5);
+    EXPECT_TRUE(std::holds_alternative<std::monostate>(list[6].value));
+    EXPECT_EQ(list[8].as<pickle_value::list>()[0].as<std::string>(), "x");
+    EXPECT_EQ(list[8].as<pickle_value::list>()[1].as<std::string>(), "y");
+    EXPECT_TRUE(all["7"].as<pickle_value::dictionary>().empty());
+    EXPECT_THROW(static_cast<void>(all["b"]), std::invalid_argument);
+    EXPECT_THROW(static_cast<void>(all["a"].as<double>()), std::invalid_argument);
+  }
+}
+
+TEST(pickle, refuses_to_run_and_says_where) {
+  EXPECT_EQ(refusal("cos\nsystem\n(Vls\ntR."),
+            "gpumem: the pickle names something to import or to run, which is refused, at byte 0");
+  EXPECT_EQ(refusal("\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x02ls\x85R."sv),
+            "gpumem: the pickle names something to import or to run, which is refused, at byte 14");
+}
+
+TEST(pickle, malformed_texts_are_refused) {
+  EXPECT_EQ(refusal(""), "gpumem: the pickle is cut short, at byte 0");
+  EXPECT_EQ(refusal("."), "gpumem: the pickle has no single value, at byte 1");
+  EXPECT_EQ(refusal("\x80\x09N."sv), "gpumem: the pickle has an unknown protocol, at byte 2");
+  EXPECT_EQ(refusal("hello"), "gpumem: the pickle refers to a value that was not stored, at byte 2");
+  EXPECT_EQ(refusal("]K\x01u."), "gpumem: the pickle has no mark, at byte 4");
+  EXPECT_EQ(refusal("}(K\x01u."), "gpumem: the pickle has a key without a value, at byte 5");
+  EXPECT_EQ(refusal("}]Ns."), "gpumem: the pickle has a key that is neither a text nor an integer, at byte 5");
+  EXPECT_EQ(refusal("h\x05."), "gpumem: the pickle refers to a value that was not stored, at byte 2");
+  EXPECT_EQ(refusal("a."), "gpumem: the pickle takes a value that is not there, at byte 1");
+  EXPECT_EQ(refusal("\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\x01."sv),
+            "gpumem: the pickle has an integer of more than 64 bits, at byte 11");
+}
+
+// A list that holds itself, and lists that hold the list before twice, which are 2 to the 40 values.
+TEST(pickle, endless_values_are_refused) {
+  EXPECT_NE(refusal("]q\0h\0a."sv).find("without end"), std::string::npos);
+  std::string doubled = "]q"s + '\0';
+  for (int i = 0; i < 40; ++i)
+    doubled += "]q"s + static_cast<char>(i + 1) + "(h" + static_cast<char>(i) + "h" + static_cast<char>(i) + "e";
+  doubled = doubled.substr(0) + ".";
+  EXPECT_NE(refusal(doubled), "was read");
+}
+
+TEST(pickle, cut_and_changed_snapshots_are_read_or_refused) {
+  gpumem::memory_snapshot seen;
+  seen.device = 0;
+  for (std::uintptr_t i = 0; i < 20; ++i)
+    seen.blocks.push_back({.base = reinterpret_cast<void*>(i << 20), .bytes = 1 << 20, .begins_region = i % 5 == 0});
+  std::ostringstream written;
+  gpumem::write_pickle(seen, written);
+  auto const text = written.str();
+  EXPECT_EQ(gpumem::snapshot_of_pickle(text).blocks.size(), 20u);
+  for (std::size_t end = 0; end < text.size(); ++end)
+    EXPECT_THROW(static_cast<void>(gpumem::snapshot_of_pickle(std::string_view{text}.substr(0, end))),
+                 std::invalid_argument);
+  std::mt19937 random{1};
+  for (int i = 0; i < 20'000; ++i) {
+    auto changed = text;
+    changed[random() % changed.size()] = static_cast<char>(random());
+    try {
+      static_cast<void>(gpumem::snapshot_of_pickle(changed));
+    } catch (std::invalid_argument const&) {} // any other end of the program is a fault
+  }
+}
+
+} // namespace
