@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# The guide's page shows what gpumem-advise prints. --write: puts it there.
+# A page of the guide shows what a tool prints. Arguments: the tool, the source folder, the page; --write puts it there.
 # SPDX-License-Identifier: Apache-2.0
 import re
 import subprocess
@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 program, root = Path(sys.argv[1]), Path(sys.argv[2])
-page = root / "modules/guide/advise.md"
-BLOCK = re.compile(r"^```text\n\$ gpumem-advise ([^\n]*)\n(.*?)^```$", re.S | re.M)
+page = root / "modules/guide" / sys.argv[3]
+BLOCK = re.compile(r"^```text\n\$ " + program.name + r" ([^\n]*)\n(.*?)^```$", re.S | re.M)
 
 
 def shown(command):
     done = subprocess.run([program, *command.split()], cwd=root, capture_output=True, text=True, check=True)
-    return f"```text\n$ gpumem-advise {command}\n{done.stdout}```"
+    return f"```text\n$ {program.name} {command}\n{done.stdout}```"
 
 
 text = page.read_text()
@@ -21,4 +21,4 @@ made = BLOCK.sub(lambda block: shown(block[1]), text)
 if "--write" in sys.argv:
     page.write_text(made)
 elif not BLOCK.search(text) or made != text:
-    sys.exit(f"{page} differs from what the program prints: python3 {sys.argv[0]} PROGRAM ROOT --write")
+    sys.exit(f"{page} differs from what the program prints: python3 {sys.argv[0]} PROGRAM ROOT PAGE --write")

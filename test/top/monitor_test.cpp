@@ -1,6 +1,7 @@
 // The page of a process whose pools are published: its owner, its numbers, and its end.
 // SPDX-License-Identifier: Apache-2.0
 #include "../../bench/top/pages.hpp"
+#include "../support/longest_wait.hpp"
 
 #include <gpumem/monitor_page.hpp>
 #include <gpumem/pool_options.hpp>
@@ -29,9 +30,8 @@ import gpumem;
 namespace {
 
 using namespace gpumem::literals;
+using gpumem_test::longest_wait;
 using pool_type = gpumem::pool_resource<gpumem::cuda_resource>;
-
-constexpr std::chrono::seconds longest{60}; // until a test gives up; none waits for it
 
 // A child process that uses gpumem, which this process does not: a child of a process that does cannot. It calls
 // `body`, which may call next() to tell the test, and to wait for it.
@@ -39,7 +39,7 @@ class monitored {
 public:
   explicit monitored(std::function<void(monitored&)> const& body) {
     if (pipe(from_child_.data()) != 0 || pipe(to_child_.data()) != 0) std::abort();
-    process_ = fork();
+    number_ = process_ = fork();
     if (process_ != 0) {
       close(from_child_[1]);
       close(to_child_[0]);
@@ -58,7 +58,7 @@ public:
     end();
     close(from_child_[0]);
     close(to_child_[1]);
-    std::filesystem::remove(path()); // after a failed test
+    std::filesystem::remove(path());
   }
 
   /// Called by the child: goes on when the test has called go_on().
@@ -84,17 +84,15 @@ public:
 
   std::string path() const {
     return std::string{gpumem::detail::monitor_folder} + "/gpumem." + std::to_string(geteuid()) + "." +
-           std::to_string(number_ > 0 ? number_ : process_);
+           std::to_string(number_);
   }
-  /// Keeps the number of the child beyond its end.
-  void keep_number() { number_ = process_; }
 
   /// Returns what the child has published, as soon as `enough` is true; nullopt after a long time.
   std::optional<top::process> seen(std::function<bool(top::process const&)> const& enough) const {
-    for (auto const begin = std::chrono::steady_clock::now(); std::chrono::steady_clock::now() - begin < longest;
+    for (auto const begin = std::chrono::steady_clock::now(); std::chrono::steady_clock::now() - begin < longest_wait();
          std::this_thread::yield()) {
       for (auto& each : top::read_pages(gpumem::detail::monitor_folder, geteuid())) {
-        if (each.number == static_cast<std::uint64_t>(process_) && enough(each)) return each;
+        if (each.number == static_cast<std::uint64_t>(number_) && enough(each)) return each;
       }
     }
     return std::nullopt;
@@ -103,7 +101,7 @@ public:
 private:
   std::array<int, 2> from_child_{};
   std::array<int, 2> to_child_{};
-  pid_t process_ = -1;
+  pid_t process_ = -1; // -1 after its end
   pid_t number_ = -1;
 };
 
@@ -149,7 +147,6 @@ TEST(monitor, the_page_belongs_to_the_user_alone_and_goes_with_the_process) {
     static pool_type const pool{gpumem::device{0}};
     self.next();
   }};
-  child.keep_number();
   ASSERT_TRUE(child.waits());
   ASSERT_TRUE(child.seen(has_rows)); // a page without a lock would be removed
   struct stat status{};
@@ -234,7 +231,6 @@ TEST(monitor, leaves_the_page_of_a_living_process_with_the_same_number) {
     static pool_type const pool{gpumem::device{0}};
     self.next();
   }};
-  child.keep_number();
   ASSERT_TRUE(child.waits());
   write_page(child);
   int const file = open(child.path().c_str(), O_RDWR);

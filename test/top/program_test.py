@@ -51,13 +51,14 @@ class Program:
 class Test(unittest.TestCase):
     def run_program(self, *arguments):
         program = Program(*arguments)
-        self.addCleanup(lambda: (program.process.kill(), program.process.communicate()))
+        self.addCleanup(lambda: (program.process.kill(), program.process.communicate(),
+                                 program.page().unlink(missing_ok=True)))
         self.assertTrue(program.ready)
         return program
 
     def test_a_row_for_each_pool(self):
         program = self.run_program()
-        rows = program.shown(lambda rows: len(rows) == 2)
+        rows = program.shown(lambda rows: len(rows) == 2 and "3.00 MiB" in rows[0])
         self.assertRegex(rows[0], r'^\d+ +gpumem_monitore +training "a" +0 +3\.00 MiB +4\.00 MiB +64\.00 MiB +0 +0 +1$')
         self.assertRegex(rows[1], r"^\d+ +gpumem_monitore +fixed_size +0 +- +- +- +0 +0 +0$")
         page = program.page()
@@ -113,7 +114,7 @@ class Test(unittest.TestCase):
 
     def test_prometheus(self):
         program = self.run_program()
-        program.shown(lambda rows: len(rows) == 2)
+        program.shown(lambda rows: "3.00 MiB" in "".join(rows))
         status, text, _ = top("--prometheus")
         self.assertEqual(status, 0)
         self.assertIn(f'\ngpumem_pool_live_bytes{{process="{program.process.pid}",program="{PROGRAM}",'

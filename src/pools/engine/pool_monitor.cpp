@@ -160,7 +160,7 @@ private:
       return;
     }
     at_driver_exit([]() noexcept {
-      if (!forked()) unlink(instance().path_.c_str());
+      unlink(instance().path_.c_str()); // a forked child does not run this
     });
   }
 
