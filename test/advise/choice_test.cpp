@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+import gpumem;
 import replay;
 import advise;
 
@@ -92,6 +93,32 @@ TEST(choice, offers_blocks_of_one_size_where_they_waste_at_most_half) {
   EXPECT_TRUE(offers());
   plan.peak_live_bytes = 299;
   EXPECT_FALSE(offers());
+}
+
+// Returns the text of statements that compile.
+#define COMPILED(...) (static_cast<void>([] { __VA_ARGS__ }), #__VA_ARGS__)
+
+TEST(choice, its_lines_of_cpp_compile) {
+  replay::plan plan;
+  plan.operations = {{1048576, 0, 0, 1}};
+  plan.blocks = 1;
+  plan.peak_live_bytes = 1048576;
+  // clang-format off
+  std::vector<std::string> const lines{
+      COMPILED(gpumem::cuda_resource memory{gpumem::device{0}};),
+      COMPILED(gpumem::async_resource memory{gpumem::device{0}};),
+      COMPILED(gpumem::fixed_size_resource memory{gpumem::cuda_resource{gpumem::device{0}}, {.block_size = 1048576, .blocks_per_chunk = 1}};),
+      COMPILED(gpumem::pool_resource memory{gpumem::device{0}};),
+      COMPILED(gpumem::pool_resource memory{gpumem::device{0}, {.effort = 1}};),
+      COMPILED(gpumem::pool_resource memory{gpumem::device{0}, {.effort = 0}};),
+      COMPILED(gpumem::pool_resource memory{gpumem::device{0}, {.pages = false}};),
+      COMPILED(gpumem::binning_resource memory{gpumem::pool_resource{gpumem::device{0}, {.effort = 1}}, {.min_exponent = 18, .max_exponent = 22}};),
+      COMPILED(gpumem::arena_resource memory{gpumem::cuda_resource{gpumem::device{0}}};),
+      COMPILED(gpumem::pool_resource memory{gpumem::device{0}, {.limit = 2097152}};)};
+  // clang-format on
+  std::vector<std::string> offered;
+  for (auto const& each : advise::candidates_for(plan, 2097152)) offered.push_back(each.cpp);
+  EXPECT_EQ(offered, lines);
 }
 
 TEST(choice, counts_the_bytes_of_the_driver_as_it_rounds_them) {

@@ -52,6 +52,31 @@ TEST(plan, numbers_blocks_and_streams_densely_and_reuses_block_numbers) {
   EXPECT_EQ(plan.allocations, 3U);
 }
 
+TEST(plan, numbers_threads_and_notes_the_line_of_each_operation) {
+  trace_text trace;
+  trace.allocate("0xa00", "256").row("allocate failure", "(nil)", "512", "0").free("0xa00", "256");
+  trace.text += "7,00:00:00.000000,allocate,0xb00,512,0\n";
+  replay::plan const plan = plan_of(trace);
+  EXPECT_EQ(plan.threads, (std::vector<std::uint32_t>{0, 0, 1}));
+  EXPECT_EQ(plan.lines, (std::vector<std::uint32_t>{2, 4, 5}));
+}
+
+TEST(plan, its_first_operations_are_those_of_the_shorter_trace) {
+  trace_text trace;
+  trace.allocate("0xa00", "256", "0x1").allocate("0xb00", "512", "0x2").free("0xa00", "256", "0x2");
+  replay::plan const shorter = plan_of(trace);
+  replay::plan const part =
+      replay::first_operations(plan_of(trace.allocate("0xc00", "4096", "0x2").free("0xb00", "512", "0x2")), 3);
+  EXPECT_EQ(part.operations, shorter.operations);
+  EXPECT_EQ(part.live_at_end, shorter.live_at_end);
+  EXPECT_EQ(part.microseconds, shorter.microseconds);
+  EXPECT_EQ(part.threads, shorter.threads);
+  EXPECT_EQ(part.lines, shorter.lines);
+  EXPECT_EQ(part.allocations, shorter.allocations);
+  EXPECT_EQ(part.frees_elsewhere, shorter.frees_elsewhere);
+  EXPECT_EQ(part.peak_live_bytes, shorter.peak_live_bytes);
+}
+
 TEST(plan, computes_the_peak_of_live_bytes) {
   replay::plan const plan = plan_of(trace_text{}
                                         .allocate("0x1", "100")
