@@ -1,0 +1,60 @@
+// gpumem-report: shows what a program did with memory, from its logs.
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+import gpumem;
+import replay;
+import report;
+
+namespace {
+
+constexpr int status_usage = 2;
+
+std::vector<report::summary> summarize(std::vector<std::string> const& files) {
+  std::vector<report::summary> all;
+  report::bounds most;
+  most.columns /= files.size();
+  most.frames /= files.size();
+  replay::progress shown{2 * files.size(), stderr};
+  for (std::string const& file : files) {
+    shown.step("reading " + file);
+    auto const rows = report::read_recording(file);
+    shown.step("summarizing " + file);
+    all.push_back(report::summarize(rows, most));
+  }
+  return all;
+}
+
+int run(report::options const& chosen) {
+  auto const all = summarize(chosen.files);
+  std::string text = report::format_text(all);
+  if (!chosen.json.empty()) replay::write_whole(chosen.json, report::format_json(all));
+  if (!chosen.page.empty()) {
+    std::string const page = report::format_page(all);
+    replay::write_whole(chosen.page, page);
+    text += "\nThe page: " + chosen.page + ", " + report::format_bytes(page.size()) + "\n";
+  }
+  std::fputs(text.c_str(), stdout);
+  return 0;
+}
+
+int fail(char const* reason, char const* end) {
+  std::fprintf(stderr, "gpumem-report: %s\n%s", reason, end);
+  return status_usage;
+}
+
+} // namespace
+
+int main(int count, char** arguments) {
+  try {
+    report::parsed_options const parsed = report::parse_options({arguments + 1, arguments + count});
+    if (!parsed.help) return run(parsed.chosen);
+    std::fputs(parsed.help->c_str(), stdout);
+    return 0;
+  } catch (replay::usage_error const& error) {
+    return fail(error.what(), "Try 'gpumem-report --help'.\n");
+  } catch (std::exception const& error) { return fail(error.what(), ""); }
+}

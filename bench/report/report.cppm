@@ -1,0 +1,10 @@
+// The partitions of the report, each after those that it uses.
+// SPDX-License-Identifier: Apache-2.0
+export module report;
+
+export import :options;
+export import :events;
+export import :range_set;
+export import :summary;
+export import :text;
+export import :page;

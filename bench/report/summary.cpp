@@ -1,0 +1,417 @@
+// Computes the figures of a report in two passes over the events: the curves and their extremes, then the maps and the
+// holders at the moments that the first pass has found.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <iterator>
+#include <map>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+module report:summary.impl;
+import :events;
+import :range_set;
+import :summary;
+
+namespace report {
+
+namespace detail {
+
+std::string hexadecimal(std::uint64_t value) {
+  char text[16];
+  return "0x" + std::string(text, std::to_chars(text, text + sizeof text, value, 16).ptr);
+}
+
+std::size_t bin_of(std::uint64_t bytes) {
+  return std::min<std::size_t>(bytes == 0 ? 0 : std::bit_width(bytes) - 1, size_bins - 1);
+}
+
+struct block {
+  std::uint64_t bytes = 0;
+  std::uint16_t stream = 0, thread = 0;
+  bool in_memory = false; // all of it was free
+};
+
+// The first address after the block. Pools hand out multiples of 256 bytes.
+std::uint64_t end_of(std::uint64_t pointer, std::uint64_t bytes) {
+  constexpr std::uint64_t granule = 256;
+  return pointer + (std::max<std::uint64_t>(bytes, 1) + granule - 1) / granule * granule;
+}
+
+// Blocks and memory after a row. `with_free`: also the free ranges.
+template <bool with_free> class memory_state {
+public:
+  // Returns false for the free of an unknown block.
+  bool apply(event const& row) {
+    switch (row.action) {
+    case trace_action::allocate: allocate(row); return true;
+    case trace_action::free: return free(row.pointer);
+    case trace_action::map:
+    case trace_action::move:
+      mapped_.add(row.pointer, row.pointer + row.bytes);
+      if constexpr (with_free) free_.add(row.pointer, row.pointer + row.bytes);
+      return true;
+    case trace_action::unmap:
+      mapped_.remove(row.pointer, row.pointer + row.bytes);
+      if constexpr (with_free) free_.remove(row.pointer, row.pointer + row.bytes);
+      return true;
+    default: return true;
+    }
+  }
+
+  moment now(std::size_t row, std::uint64_t microseconds) const {
+    return {row, microseconds, live_, blocks_.size(), mapped_.bytes(), free_.bytes(), free_.largest()};
+  }
+  std::uint64_t live() const noexcept { return live_; }
+  std::unordered_map<std::uint64_t, block> const& blocks() const noexcept { return blocks_; }
+  range_set<false> const& mapped() const noexcept { return mapped_; }
+
+private:
+  void allocate(event const& row) {
+    free(row.pointer); // the log has lost its free
+    block made{row.bytes, row.stream, row.thread, false};
+    if constexpr (with_free) made.in_memory = free_.remove(row.pointer, end_of(row.pointer, row.bytes));
+    blocks_.emplace(row.pointer, made);
+    live_ += row.bytes;
+  }
+  bool free(std::uint64_t pointer) {
+    auto const found = blocks_.find(pointer);
+    if (found == blocks_.end()) return false;
+    live_ -= found->second.bytes;
+    if constexpr (with_free)
+      if (found->second.in_memory) free_.add(pointer, end_of(pointer, found->second.bytes));
+    blocks_.erase(found);
+    return true;
+  }
+
+  std::unordered_map<std::uint64_t, block> blocks_; // by address
+  range_set<false> mapped_;
+  range_set<true> free_;
+  std::uint64_t live_ = 0;
+};
+
+std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint16_t> in_order(wait_span const& each) {
+  return {each.begin, each.end, each.bytes, each.stream};
+}
+
+// Requests that wait. A grant has the stream and the bytes of its request; equal requests are granted in their order.
+class wait_list {
+public:
+  void begin(event const& row) {
+    open_[{row.stream, row.bytes}].push_back(row.microseconds);
+    ++waiting_;
+  }
+  void end(event const& row, bool refused) {
+    auto const found = open_.find({row.stream, row.bytes});
+    if (found == open_.end()) return; // the wait began before the log
+    add(*found, row.microseconds, refused);
+  }
+  std::uint32_t waiting() const noexcept { return waiting_; }
+  // Returns all waits in the order of their begins; those that have not ended end now.
+  std::vector<wait_span> finish(std::uint64_t microseconds) {
+    while (!open_.empty()) add(*open_.begin(), microseconds, false);
+    std::ranges::sort(ended_, {}, in_order);
+    return std::move(ended_);
+  }
+
+private:
+  using key = std::pair<std::uint16_t, std::uint64_t>;
+  void add(std::pair<key const, std::deque<std::uint64_t>>& of, std::uint64_t end, bool refused) {
+    ended_.push_back({of.second.front(), end, of.first.second, of.first.first, refused});
+    of.second.pop_front();
+    if (of.second.empty()) open_.erase(key{of.first});
+    --waiting_;
+  }
+
+  std::map<key, std::deque<std::uint64_t>> open_;
+  std::vector<wait_span> ended_;
+  std::uint32_t waiting_ = 0;
+};
+
+column joined(column const& first, column const& second) {
+  column both = first;
+  both.live_least = std::min(first.live_least, second.live_least);
+  both.live_most = std::max(first.live_most, second.live_most);
+  both.reserved_most = std::max(first.reserved_most, second.reserved_most);
+  if (second.worst.scattered() > first.worst.scattered()) both.worst = second.worst;
+  for (std::size_t i = 0; i < reasons; ++i) both.served[i] += second.served[i];
+  both.waiting = std::max(first.waiting, second.waiting);
+  return both;
+}
+
+// Columns of equally many rows. When there are too many, each two become one.
+class column_list {
+public:
+  explicit column_list(std::size_t most) : most_{std::max<std::size_t>(most / 2 * 2, 2)} {}
+
+  void add(column const& row) {
+    if (!columns_.empty() && filled_ < rows_) {
+      columns_.back() = joined(columns_.back(), row);
+      ++filled_;
+      return;
+    }
+    if (columns_.size() == most_) halve();
+    columns_.push_back(row);
+    filled_ = 1;
+  }
+  std::size_t rows_of_column() const noexcept { return rows_; }
+  std::vector<column> take() { return std::move(columns_); }
+
+private:
+  void halve() {
+    for (std::size_t i = 0; i < most_ / 2; ++i) columns_[i] = joined(columns_[2 * i], columns_[2 * i + 1]);
+    columns_.resize(most_ / 2);
+    rows_ *= 2;
+  }
+
+  std::size_t most_; // even
+  std::size_t rows_ = 1, filled_ = 0;
+  std::vector<column> columns_;
+};
+
+// The first pass: what changes over time. Also collects all addresses that were ever mapped.
+class curves {
+public:
+  curves(summary& made, std::size_t most) : made_{made}, columns_{most} {}
+
+  void add(std::size_t row, event const& next) {
+    count(next);
+    if (!state_.apply(next)) ++made_.main.unknown_frees;
+    figures& all = made_.main;
+    moment const now = state_.now(row, next.microseconds);
+    if (row == 0 || now.live > all.peak_live.live) all.peak_live = now;
+    if (row == 0 || now.reserved > all.peak_reserved.reserved) all.peak_reserved = now;
+    all.last = now;
+    column one{.microseconds = now.microseconds,
+               .live_least = now.live,
+               .live_most = now.live,
+               .reserved_most = now.reserved,
+               .worst = now,
+               .served = {},
+               .waiting = waits_.waiting()};
+    if (next.action == trace_action::allocate) one.served[static_cast<std::size_t>(next.served)] = 1;
+    columns_.add(one);
+  }
+
+  // Returns the addresses that were ever mapped.
+  std::vector<address_run> finish(std::size_t most_waits) {
+    figures& all = made_.main;
+    all.rows = all.last.row + 1;
+    all.microseconds = all.last.microseconds;
+    made_.rows_of_column = columns_.rows_of_column();
+    made_.columns = columns_.take();
+    all.worst = all.peak_live;
+    for (column const& each : made_.columns) {
+      bool const in_use = each.worst.live >= all.peak_live.live / 2;
+      if (in_use && each.worst.scattered() > all.worst.scattered()) all.worst = each.worst;
+    }
+    made_.waits = waits_.finish(all.microseconds);
+    for (wait_span const& each : made_.waits) all.waited += each.end - each.begin;
+    if (made_.waits.size() > most_waits) {
+      auto const by_length = [](wait_span const& each) {
+        return std::tuple{~(each.end - each.begin), each.begin, each.bytes, each.stream}; // the longest first
+      };
+      std::ranges::sort(made_.waits, {}, by_length);
+      made_.waits.resize(most_waits);
+      std::ranges::sort(made_.waits, {}, in_order);
+    }
+    std::vector<address_run> runs;
+    for (auto const& [begin, end] : addresses_.all()) runs.push_back({begin, end});
+    return runs;
+  }
+
+private:
+  void count(event const& next) {
+    figures& all = made_.main;
+    switch (next.action) {
+    case trace_action::allocate: {
+      ++all.allocations;
+      ++all.served[static_cast<std::size_t>(next.served)];
+      size_bin& bin = made_.sizes[bin_of(next.bytes)];
+      ++bin.blocks;
+      bin.bytes += next.bytes;
+      if (next.served == served_by::turn) waits_.end(next, false);
+      break;
+    }
+    case trace_action::free: ++all.frees; break;
+    case trace_action::allocate_failure: ++all.failures; break;
+    case trace_action::move:
+      ++all.moves;
+      all.moved_bytes += next.bytes;
+      addresses_.add(next.pointer, next.pointer + next.bytes);
+      break;
+    case trace_action::map:
+      ++all.maps;
+      addresses_.add(next.pointer, next.pointer + next.bytes);
+      break;
+    case trace_action::unmap: ++all.unmaps; break;
+    case trace_action::wait:
+      ++all.waits;
+      waits_.begin(next);
+      break;
+    case trace_action::refusal:
+      ++all.refusals;
+      waits_.end(next, true);
+      break;
+    }
+  }
+
+  summary& made_;
+  memory_state<true> state_;
+  column_list columns_;
+  wait_list waits_;
+  range_set<false> addresses_;
+};
+
+// Where an address is in the maps, which show the runs side by side.
+class layout {
+public:
+  layout(std::vector<address_run> const& runs, std::size_t most_cells) : runs_{runs} {
+    for (address_run const& each : runs_) {
+      offsets_.push_back(bytes_);
+      bytes_ += each.end - each.begin;
+    }
+    cell_bytes_ = std::bit_ceil(std::max<std::uint64_t>((bytes_ + most_cells - 1) / most_cells, 256));
+  }
+  std::uint64_t cell_bytes() const noexcept { return cell_bytes_; }
+  std::size_t cells() const noexcept { return static_cast<std::size_t>((bytes_ + cell_bytes_ - 1) / cell_bytes_); }
+
+  // Calls visit(cell, bytes) for each cell with bytes of the range.
+  template <class Visit> void each_cell(std::uint64_t begin, std::uint64_t end, Visit const& visit) const {
+    auto const after = std::ranges::upper_bound(runs_, begin, {}, &address_run::begin);
+    if (after == runs_.begin()) return;
+    auto const run = std::prev(after);
+    end = std::min(end, run->end);
+    if (begin >= end) return;
+    std::uint64_t const base = offsets_[static_cast<std::size_t>(run - runs_.begin())] - run->begin;
+    for (std::uint64_t at = base + begin; at < base + end;) {
+      std::uint64_t const next = std::min(base + end, (at / cell_bytes_ + 1) * cell_bytes_);
+      visit(static_cast<std::size_t>(at / cell_bytes_), next - at);
+      at = next;
+    }
+  }
+
+private:
+  std::vector<address_run> const& runs_;
+  std::vector<std::uint64_t> offsets_;
+  std::uint64_t bytes_ = 0, cell_bytes_ = 0;
+};
+
+// The second pass: the state at some rows.
+class snapshots {
+public:
+  snapshots(summary& made, recording const& of, bounds const& most)
+      : made_{made}, of_{of}, layout_{made.runs, most.cells}, colors_{std::min(of.streams.size(), most.colors)} {
+    made.cell_bytes = layout_.cell_bytes();
+    for (std::size_t i = 0; i < colors_; ++i) made.colors.push_back(stream_name(of, static_cast<std::uint16_t>(i)));
+    if (of.streams.size() > colors_) made.colors.back() = "other streams";
+    if (made.memory != memory_source::none) choose_rows(most.frames);
+  }
+
+  void add(std::size_t row, event const& next) {
+    state_.apply(next);
+    if (row == made_.main.peak_live.row) note_holders();
+    if (next_ < rows_.size() && rows_[next_] == row) {
+      draw(row, next.microseconds);
+      ++next_;
+    }
+  }
+
+private:
+  void choose_rows(std::size_t frames) {
+    std::uint64_t const last = made_.main.rows - 1;
+    for (std::size_t i = 0; i < frames; ++i) rows_.push_back(last * i / std::max<std::size_t>(frames - 1, 1));
+    for (moment const* each : {&made_.main.peak_live, &made_.main.peak_reserved, &made_.main.worst})
+      rows_.push_back(each->row);
+    std::ranges::sort(rows_);
+    rows_.erase(std::ranges::unique(rows_).begin(), rows_.end());
+  }
+
+  void note_holders() {
+    std::map<std::uint16_t, holder> streams, threads;
+    auto const add = [](holder& to, std::uint64_t bytes) {
+      to.bytes += bytes;
+      ++to.blocks;
+    };
+    for (auto const& [pointer, each] : state_.blocks()) {
+      add(streams[each.stream], each.bytes);
+      add(threads[each.thread], each.bytes);
+      size_bin& bin = made_.sizes[bin_of(each.bytes)];
+      ++bin.blocks_at_peak;
+      bin.bytes_at_peak += each.bytes;
+    }
+    auto const list = [](auto const& all, auto const& name) {
+      std::vector<holder> sorted;
+      for (auto const& [number, each] : all) sorted.push_back({name(number), each.bytes, each.blocks});
+      std::ranges::sort(sorted, [](holder const& a, holder const& b) {
+        return a.bytes != b.bytes ? a.bytes > b.bytes : a.name < b.name;
+      });
+      return sorted;
+    };
+    made_.streams = list(streams, [&](std::uint16_t number) { return stream_name(of_, number); });
+    made_.threads =
+        list(threads, [&](std::uint16_t number) { return "thread " + std::to_string(of_.threads[number]); });
+  }
+
+  void draw(std::size_t row, std::uint64_t microseconds) {
+    std::vector<std::uint64_t> live(layout_.cells()), colored(layout_.cells() * colors_);
+    memory_frame frame{state_.now(row, microseconds), std::vector<std::uint8_t>(layout_.cells()),
+                       std::vector<std::uint8_t>(layout_.cells())};
+    for (auto const& [begin, end] : state_.mapped().all())
+      layout_.each_cell(begin, end, [&](std::size_t cell, std::uint64_t) { frame.cells[cell] = 1; });
+    for (auto const& [pointer, each] : state_.blocks()) {
+      std::size_t const color = std::min<std::size_t>(each.stream, colors_ - 1);
+      layout_.each_cell(pointer, end_of(pointer, each.bytes), [&](std::size_t cell, std::uint64_t bytes) {
+        live[cell] += bytes;
+        colored[cell * colors_ + color] += bytes;
+      });
+    }
+    for (std::size_t i = 0; i < live.size(); ++i) {
+      if (live[i] == 0 || frame.cells[i] == 0) continue;
+      auto const first = colored.begin() + static_cast<std::ptrdiff_t>(i * colors_);
+      auto const most = std::max_element(first, first + static_cast<std::ptrdiff_t>(colors_));
+      frame.cells[i] = static_cast<std::uint8_t>(2 + (most - first));
+      auto const share = 255 * static_cast<double>(live[i]) / static_cast<double>(layout_.cell_bytes());
+      frame.shares[i] = static_cast<std::uint8_t>(std::clamp(share, 1.0, 255.0));
+    }
+    made_.frames.push_back(std::move(frame));
+  }
+
+  summary& made_;
+  recording const& of_;
+  layout layout_;
+  std::size_t colors_;
+  memory_state<false> state_;
+  std::vector<std::size_t> rows_;
+  std::size_t next_ = 0;
+};
+
+} // namespace detail
+
+std::string stream_name(recording const& of, std::uint16_t number) {
+  std::uint64_t const handle = of.streams[number];
+  return "stream " + (handle == 0 ? "0" : detail::hexadecimal(handle));
+}
+
+summary summarize(recording const& of, bounds most) {
+  summary made;
+  made.name = of.name;
+  made.file = of.file;
+  made.memory = of.memory;
+  made.sizes.resize(size_bins);
+  detail::curves first{made, most.columns};
+  for (std::size_t row = 0; row < of.events.size(); ++row) first.add(row, of.events[row]);
+  made.runs = first.finish(most.waits);
+  detail::snapshots second{made, of, most};
+  for (std::size_t row = 0; row < of.events.size(); ++row) second.add(row, of.events[row]);
+  return made;
+}
+
+} // namespace report
