@@ -1,6 +1,7 @@
 # Installs the library, from the tree of the demo where that is configured, and says how a project uses it.
 # SPDX-License-Identifier: Apache-2.0
-tools_of_bench=(gpumem-replay gpumem-report gpumem-advise gpumem-top gpumem-bench gpumem-completion-bench gpumem-waiting-bench)
+tools_of_bench=(gpumem-replay gpumem-report gpumem-advise gpumem-top gpumem-bench gpumem-completion-bench
+  gpumem-waiting-bench)
 
 # tree_serves PREFIX: succeeds if build/release can be installed to the prefix. For /usr the folders have other names
 # (CMake's GNUInstallDirs), which the tree of the preset `install` knows when it is configured.
