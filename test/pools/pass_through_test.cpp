@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include <cuda.h>
+
 import gpumem;
 #include "../sources/recorded_misuse.hpp"
 
@@ -42,6 +44,31 @@ TEST_F(pass_through, each_block_is_an_allocation_of_exactly_its_bytes) {
   }
   EXPECT_EQ(pool.statistics().peak_live, 5'000'000u);
   EXPECT_EQ(pool.statistics().allocations, 3u);
+}
+
+TEST_F(pass_through, memory_that_the_host_can_touch_passes_through_too) {
+  auto const expect_exact = [&](auto resource) {
+    gpumem::statistics_adaptor const upstream{resource};
+    gpumem::pool_resource pool{upstream, options()};
+    auto* const block = pool.allocate(stream_, 1001);
+    EXPECT_EQ(upstream.counters().bytes.value, 1001);
+    pool.deallocate(stream_, block);
+    EXPECT_EQ(upstream.counters().bytes.value, 0);
+  };
+  expect_exact(gpumem::managed_resource{device_});
+  expect_exact(gpumem::pinned_resource{device_});
+}
+
+TEST_F(pass_through, free_inside_a_capture_ends_the_block_and_leaves_the_capture_valid) {
+  gpumem::pool_resource pool{upstream_, options()};
+  auto* const block = pool.allocate(stream_, 1000);
+  stream_.begin_capture();
+  pool.deallocate(stream_, block, 1000);
+  EXPECT_FALSE(pool.find(block));
+  EXPECT_EQ(pool.statistics().live, 0u);
+  EXPECT_EQ(upstream_.counters().bytes.value, 0);
+  EXPECT_EQ(gpumem::driver_api::driver().graph_destroy(stream_.end_capture()), CUDA_SUCCESS);
+  pool.deallocate(other_, pool.allocate(other_, 1000), 1000);
 }
 
 TEST_F(pass_through, pool_of_a_device_uses_the_driver_in_stream_order) {
