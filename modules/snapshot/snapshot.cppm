@@ -70,9 +70,9 @@ namespace extend {
 /// A value of a pickle: None, a truth value, an integer, a number, a text or bytes, a list or tuple, or a dictionary
 /// with the text of each key.
 struct pickle_value {
-  using list = std::vector<pickle_value>;
-  using dictionary = std::map<std::string, pickle_value, std::less<>>;
-  std::variant<std::monostate, bool, std::int64_t, double, std::string, list, dictionary> value;
+  using list = std::vector<pickle_value>;                              ///< a list or tuple
+  using dictionary = std::map<std::string, pickle_value, std::less<>>; ///< values by the text of their key
+  std::variant<std::monostate, bool, std::int64_t, double, std::string, list, dictionary> value; ///< None: monostate
 
   /// Returns the value of this key. Throws std::invalid_argument if there is none, or this is no dictionary.
   pickle_value const& operator[](std::string_view key) const;
