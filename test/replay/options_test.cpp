@@ -37,6 +37,12 @@ TEST(options, options_have_defaults) {
   EXPECT_EQ(chosen.csv, "");
 }
 
+TEST(options, all_leaves_out_resources_that_must_be_named) {
+  std::vector<replay::resource_name> const some{{"cuda", false}, {"fixed", true, false, false}};
+  EXPECT_EQ(replay::parse_options({"a.csv"}, some).chosen.resources, words{"cuda"});
+  EXPECT_EQ(replay::parse_options({"a.csv", "--resource", "fixed"}, some).chosen.resources, words{"fixed"});
+}
+
 TEST(options, all_options_are_read) {
   replay::options const chosen =
       parse({"a.csv",     "b.csv.gz", "--resource", "pool", "arena",   "--device", "simulated",
