@@ -50,8 +50,10 @@ install(FILES "${PROJECT_SOURCE_DIR}/modules/bridge/gpumem/gpumem.h"
 install(TARGETS gpumem_simulator_driver gpumem_simulator_runtime LIBRARY DESTINATION "${gpumem_simulator_folder}")
 install(FILES "${PROJECT_SOURCE_DIR}/cmake/simulator_path.cpp" DESTINATION "${gpumem_package}")
 if(GPUMEM_BUILD_BENCH)
-  set(gpumem_tools gpumem-replay gpumem-report gpumem-advise gpumem-top gpumem-bench gpumem-completion-bench
-    gpumem-waiting-bench)
+  set(gpumem_tools gpumem-replay gpumem-advise gpumem-top gpumem-bench gpumem-completion-bench gpumem-waiting-bench)
+  if(TARGET gpumem-report) # otherwise D3 was not found
+    list(APPEND gpumem_tools gpumem-report)
+  endif()
   set_target_properties(${gpumem_tools} PROPERTIES GPUMEM_INSTALLED ON)
   install(TARGETS ${gpumem_tools} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" OPTIONAL)
 endif()

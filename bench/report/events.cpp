@@ -152,6 +152,15 @@ std::vector<event> merge(std::vector<event> const& calls, std::string log, std::
   return merged;
 }
 
+// Makes the lowest address of the memory 0: the addresses of a replay differ each time.
+void shift_addresses(std::vector<event>& events) {
+  std::uint64_t lowest = std::numeric_limits<std::uint64_t>::max();
+  for (event const& each : events)
+    if (event_list::is_memory(each.action)) lowest = std::min(lowest, each.pointer);
+  for (event& each : events)
+    if (each.action != trace_action::allocate_failure) each.pointer -= lowest;
+}
+
 bool is_binary(std::string const& text) { return text.starts_with('\x89'); }
 
 // Returns whether the recording has memory now.
@@ -165,6 +174,7 @@ bool add_memory(recording& of, std::string text) {
     return false;
   }
   of.events = merge(of.events, replay_log(trace), of.file);
+  shift_addresses(of.events);
   return true;
 }
 

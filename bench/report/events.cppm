@@ -38,7 +38,7 @@ export struct recording {
 };
 
 /// Reads a log in RMM's format or in gpumem's binary form, plain or gzip. A log without rows of memory is replayed over
-/// a pool on the simulated device, and its blocks get the addresses of the replay. A binary log that cannot be
+/// a pool on the simulated device, and its blocks get the addresses of the replay, from 0. A binary log that cannot be
 /// replayed, since it begins when blocks are live, has no memory. Throws gpumem::extend::trace_error with the file and
 /// the line, std::runtime_error if the replay fails, and cuda_error.
 export recording read_recording(std::string const& file);

@@ -32,6 +32,7 @@ int run(report::options const& chosen) {
   auto const all = summarize(chosen.files);
   std::string text = report::format_text(all);
   if (!chosen.json.empty()) replay::write_whole(chosen.json, report::format_json(all));
+  if (!chosen.svg.empty()) replay::write_whole(chosen.svg, report::format_svg(all));
   if (!chosen.page.empty()) {
     std::string const page = report::format_page(all);
     replay::write_whole(chosen.page, page);

@@ -8,3 +8,4 @@ export import :range_set;
 export import :summary;
 export import :text;
 export import :page;
+export import :svg;

@@ -231,7 +231,7 @@ std::string format_text(std::span<summary const> all) {
 std::string format_json(std::span<summary const> all) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (summary const& each : all) list.push_back(detail::json_of(each));
-  return list.dump(2) + "\n";
+  return list.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 } // namespace report

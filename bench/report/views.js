@@ -158,7 +158,7 @@ function draw_waits() {
   const note = make(section, "p.faint");
   const tell = () => {
     const of = current();
-    note.textContent = of.wait_count === 0 ? `No request waited. ${count(of.failures)} attempts to allocate failed.` :
+    note.textContent = of.wait_count === 0 ? (of.failures === 0 ? "No request waited, and none failed." : `No request waited. ${count(of.failures)} failed.`) :
       `${count(of.wait_count)} requests waited, ${count(of.refusals)} of them ended without memory. Each bar is a request, from the begin of its wait to its end.` +
       (of.waits.length < of.wait_count ? ` The ${count(of.waits.length)} longest are shown.` : "");
   };
@@ -201,7 +201,7 @@ function set_lanes(of) {
 
 function draw_map() {
   if (recordings.every((each) => each.frames.length === 0)) return;
-  const section = view("map", "Map of the pool's memory", "All addresses that ever had memory, from left to right and from top to bottom. The stream that holds most of a cell colors it; the paler, the less of it is live.");
+  const section = view("map", "Map of the pool's memory", "All addresses that ever had memory, from left to right and from top to bottom. The stream that holds most of a cell colors it; the paler, the less of it is live. The blue line in the curves is the time of the map.");
   const tools = make(section, "div.row"), label = make(tools, "label", "Time "), slider = make(label, "input");
   label.style.cssText = "display:flex;flex:1 1 300px;gap:8px";
   slider.type = "range";
@@ -223,8 +223,8 @@ function draw_map() {
     if (!frame) return;
     const cells = of.cells, down = Math.ceil(cells / across), style = getComputedStyle(document.documentElement);
     const paint = (name) => style.getPropertyValue(name).trim();
-    size = Math.max(2, Math.floor((x.range()[1] + margin.left + margin.right - 2) / across));
-    const height = Math.max(size, Math.min(size, Math.floor(420 / down)));
+    size = (x.range()[1] + margin.left + margin.right - 2) / across;
+    const height = Math.max(2, Math.min(12, Math.floor(420 / down)));
     const ratio = window.devicePixelRatio || 1;
     canvas.width = across * size * ratio;
     canvas.height = down * height * ratio;
@@ -238,14 +238,14 @@ function draw_map() {
     for (let i = 0; i < cells; ++i) {
       const kind = of.data.cells[first + i];
       if (kind === 0) continue;
-      const left = (i % across) * size, top = Math.floor(i / across) * height;
+      const left = Math.round((i % across) * size), wide = Math.round(((i % across) + 1) * size) - left, top = Math.floor(i / across) * height;
       pen.globalAlpha = 1;
       pen.fillStyle = paint("--free");
-      pen.fillRect(left, top, size - 0.5, height - 0.5);
+      pen.fillRect(left, top, wide - 0.5, height - 0.5);
       if (kind === 1) continue;
       pen.globalAlpha = 0.3 + 0.7 * (of.data.shares[first + i] / 255);
       pen.fillStyle = paint(`--c${kind - 2}`);
-      pen.fillRect(left, top, size - 0.5, height - 0.5);
+      pen.fillRect(left, top, wide - 0.5, height - 0.5);
     }
     state.textContent = `${time(frame.microseconds)}, row ${count(frame.row + 1)}: ${bytes(frame.live)} live in ${count(frame.blocks)} blocks, ${bytes(frame.reserved)} reserved. A cell is ${bytes(of.cell_bytes)}.`;
     canvas.setAttribute("aria-label", "Map of memory at " + state.textContent);
@@ -300,7 +300,7 @@ function draw_holders() {
       const body = make(make(part, "table"), "tbody"), most = 12;
       for (const each of all.slice(0, most)) {
         const row = make(body, "tr");
-        make(row, "td", each.name);
+        make(row, "td.name", each.name);
         const bar = make(make(row, "td.bar"), "div");
         bar.style.width = (100 * each.bytes) / Math.max(1, all[0].bytes) + "%";
         const index = name === "streams" ? of.colors.indexOf(each.name) : 1;

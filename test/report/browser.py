@@ -16,7 +16,7 @@ class Browser:
         ours = (to_browser[1], from_browser[0])
         # Numbers above those that the browser expects
         theirs = tuple(fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (to_browser[0], from_browser[1]))
-        arguments = [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+        arguments = [program, "--headless=new", "--hide-scrollbars", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
                      "--disable-extensions", "--disable-background-networking", f"--user-data-dir={self.folder.name}",
                      "--remote-debugging-pipe", "about:blank"]
         command = f'exec 3<&{theirs[0]} 4>&{theirs[1]} {theirs[0]}<&- {theirs[1]}>&-; exec "$@"'
