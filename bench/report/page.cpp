@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <zlib.h>
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
