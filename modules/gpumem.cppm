@@ -80,6 +80,7 @@ export import :frees;
 export import :pressure_calls;
 export import :request_queue;
 export import :memory_walk;
+export import :holders;
 export import :pool_reports;
 export import :pool_monitor;
 export import :free_path;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cstdint>
+#include <string>
 #include <type_traits>
 #include <utility>
 export module gpumem:adaptor_base;
@@ -62,6 +63,9 @@ public:
   bool serves_stream(stream_key const& key) const noexcept { return detail::serves_stream(calls_.get(), key); }
   bool set_label(void const* pointer, unsigned label) noexcept {
     return table().set_label && table().set_label(state(), pointer, label);
+  }
+  void append_holders(std::size_t bytes, std::string& text) {
+    if (table().append_holders) table().append_holders(state(), bytes, &text);
   }
   std::size_t trim(std::size_t keep) { return table().trim(state(), keep); }
   bool watch_memory(memory_watcher& watcher, bool begin) {
@@ -125,6 +129,9 @@ public:
   bool set_label(void const* pointer, unsigned label) noexcept {
     if constexpr (requires { state_->set_label(pointer, label); }) return state_->set_label(pointer, label);
     return false;
+  }
+  void append_holders(std::size_t bytes, std::string& text) {
+    if constexpr (requires { state_->append_holders(bytes, text); }) state_->append_holders(bytes, text);
   }
   std::size_t trim(std::size_t keep)
     requires trimmable_state<state_type>
@@ -243,6 +250,8 @@ public:
   }
   /// Names a live block of the upstream, if the upstream names blocks.
   bool set_label(void const* pointer, unsigned label) noexcept { return upstream_.set_label(pointer, label); }
+  /// Appends who holds the memory of the upstream, if the upstream knows that.
+  void append_holders(std::size_t bytes, std::string& text) { upstream_.append_holders(bytes, text); }
   /// Trims the upstream.
   std::size_t trim(std::size_t keep)
     requires requires(link& upstream) { upstream.trim(keep); }

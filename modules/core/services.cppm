@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/services.hpp>
+#include <string>
 #include <typeinfo>
 export module gpumem:services;
 import :cuda;
@@ -317,6 +318,11 @@ template <class Type, resource_state S> constexpr services_table make_table() no
   };
   table.name = [](void* s) noexcept { return name_of(*static_cast<S*>(s)); };
   table.traits = [](void* s) noexcept { return Type::traits_of(*static_cast<S*>(s)); };
+  if constexpr (requires(S& s, std::size_t n, std::string& text) { s.append_holders(n, text); }) {
+    table.append_holders = [](void* s, std::size_t n, void* text) {
+      static_cast<S*>(s)->append_holders(n, *static_cast<std::string*>(text));
+    };
+  }
   if constexpr (requires(S& s, void const* p, unsigned label) { s.set_label(p, label); }) {
     table.set_label = [](void* s, void const* p, unsigned label) noexcept {
       return static_cast<S*>(s)->set_label(p, label);

@@ -119,6 +119,7 @@ public:
   std::vector<memory_range> memory_map();
   bool set_label(void const* pointer, std::uint32_t label) noexcept;
   memory_copy copy_memory();
+  void append_holders(std::size_t bytes, std::string& text);
   inline char const* resource_name() noexcept { return engine_->options().name.c_str(); }
   inline pool_engine& engine() noexcept { return *engine_; }
   inline pool_captures& captures() noexcept { return captures_; }

@@ -119,7 +119,12 @@ void throw_failure_of(services_handle const& services, CUstream stream, failure 
   } catch (...) {
     facts.device = -1; // these figures are optional; the failure must be thrown in any case
   }
-  throw_failure_in(name, failure, facts);
+  if (failure.reason == outcome::too_large || !services.table->append_holders) throw_failure_in(name, failure, facts);
+  auto text = gpumem::out_of_memory::describe(failure.reason, facts, name);
+  try {
+    services.table->append_holders(services.state, failure.requested, &text);
+  } catch (...) {} // the text is then shorter
+  throw gpumem::out_of_memory{failure.reason, facts, text};
 }
 
 std::optional<device> device_of(services_handle const& services) {

@@ -448,6 +448,10 @@ bool pool_state::set_label(void const* pointer, std::uint32_t label) noexcept {
   return !forked() && calls_->set_label(pointer, label);
 }
 
+void pool_state::append_holders(std::size_t bytes, std::string& text) {
+  if (!forked()) engine_->append_holders(bytes, text);
+}
+
 memory_copy pool_state::copy_memory() { return forked() ? memory_copy{} : calls_->copy_memory(); }
 
 bool pool_state::add_outside(std::size_t bytes) {

@@ -1,0 +1,83 @@
+// Sums up live blocks by label, or by stream if they have none.
+// SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/error.hpp>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+module gpumem:holders.impl;
+import :holders;
+import :chunk_list;
+import :frees;
+import :labels;
+import :memory_walk;
+import :pool_parts;
+
+namespace gpumem::detail {
+namespace {
+
+struct holding {
+  std::string name;
+  std::size_t blocks = 0;
+  std::size_t bytes = 0;
+};
+
+// Returns the sums, the largest first. Adds the bytes that are not live to `unused`.
+std::vector<holding> holdings_of(std::vector<copied_block> const& blocks, std::size_t& unused) {
+  std::map<std::pair<std::uint32_t, std::uint64_t>, holding> sums; // by label and stream
+  for (auto const& each : blocks) {
+    if (each.state != memory_state::live) {
+      unused += each.bytes;
+      continue;
+    }
+    auto& sum = sums[{each.label, each.label ? 0 : each.stream}];
+    if (sum.blocks == 0)
+      sum.name = each.label ? "'" + label_text(each.label) + "'" : "stream " + std::to_string(each.stream);
+    ++sum.blocks;
+    sum.bytes += each.bytes;
+  }
+  std::vector<holding> sorted;
+  for (auto& [key, sum] : sums) sorted.push_back(std::move(sum));
+  std::ranges::sort(sorted, std::greater{}, &holding::bytes);
+  return sorted;
+}
+
+} // namespace
+
+void append_holders(pool_parts& parts, shard_frees& frees, std::size_t bytes, std::string& text) {
+  constexpr std::size_t shown = 3;
+  std::vector<copied_block> blocks;
+  for (memory_walk walk{parts, frees}; walk.copy_next(blocks);) {}
+  std::size_t unused = 0, reserved = 0;
+  auto const holdings = holdings_of(blocks, unused);
+  if (holdings.empty()) return;
+  for (auto const& each : blocks) reserved += each.bytes;
+  auto const most = std::min(holdings.size(), shown);
+  for (std::size_t i = 0; i < most; ++i) {
+    auto const& one = holdings[i];
+    text += (i ? ", of " : "; live of ") + one.name + ": " + std::to_string(one.blocks) +
+            (one.blocks == 1 ? " block, " : " blocks, ") + size_text(one.bytes);
+  }
+  auto const limit = parts.chunks.limit();
+  auto const usable = unused + (limit > reserved ? limit - reserved : 0);
+  if (bytes <= usable) {
+    text += "; enough is free, but in pieces or still in use";
+    return;
+  }
+  auto const missing = bytes - usable;
+  std::size_t freed = 0, count = 0;
+  while (count < most && freed < missing) freed += holdings[count++].bytes;
+  text += "; " + size_text(missing) + " more must be freed: ";
+  if (freed < missing) {
+    text += "more than these have";
+  } else {
+    text += count == 1 ? holdings.front().name + " has enough" : "the first " + std::to_string(count) + " have enough";
+  }
+}
+
+} // namespace gpumem::detail
