@@ -85,7 +85,7 @@ public:
   }
   /// Maps pages at addresses of a borrower, which has a handle. The engine's deallocate() frees such a block.
   expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept {
-    return calls_->lend(key, terms, bytes);
+    return calls_.lend(key, terms, bytes);
   }
   bool cancel_waiter(waiter& item) noexcept;
   bool is_too_large(waiter& item) noexcept;
@@ -152,7 +152,9 @@ private:
   std::atomic<std::int64_t> plain_handles_{0}; // 0 if the pool is special or has no handle, so that one test finds both
   bool const special_; // the pool is hardened, passes requests to its upstream, or tells a tool of its blocks
   pool_engine* const engine_;
-  std::unique_ptr<block_calls> const calls_;
+  block_calls plain_calls_;
+  std::unique_ptr<block_calls> const special_calls_; // null in a plain pool, which so needs no host memory for them
+  block_calls& calls_;
   std::atomic<std::int64_t> special_handles_{0};
   pool_captures captures_;
   std::unique_ptr<leak_report> leaks_;        // null unless leaks are reported; destroyed before the engine

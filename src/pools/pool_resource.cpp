@@ -111,8 +111,7 @@ std::unique_ptr<block_calls> make_calls(pool_engine& engine, void (*ended)(void*
   try {
     if (engine.options().pass_through) return std::make_unique<pass_through>(engine, ended, state);
     if (engine.options().hardened.enabled) return std::make_unique<hardening>(engine, ended, state);
-    if (engine.upstream().heaps()) return std::make_unique<region_calls>(engine, ended, state);
-    return std::make_unique<block_calls>(engine, ended, state);
+    return engine.upstream().heaps() ? std::make_unique<region_calls>(engine, ended, state) : nullptr;
   } catch (...) {
     engine.close();
     throw;
@@ -156,8 +155,9 @@ std::unique_ptr<pool_upstream> held_pages(gpumem::device device, pool_options co
 pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options)
     : special_{is_special(options = for_pass_through(std::move(options), upstream->paged())) ||
                upstream->show_to_tool()},
-      engine_{make_engine(std::move(upstream), std::move(options))},
-      calls_{make_calls(*engine_, &pool_state::end, this)}, leaks_{make_leak_report(*engine_, *this)},
+      engine_{make_engine(std::move(upstream), std::move(options))}, plain_calls_{*engine_, &pool_state::end, this},
+      special_calls_{make_calls(*engine_, &pool_state::end, this)},
+      calls_{special_calls_ ? *special_calls_ : plain_calls_}, leaks_{make_leak_report(*engine_, *this)},
       monitored_{make_monitored(*engine_, *this)} {}
 
 void pool_state::end(void* state) noexcept {
@@ -168,7 +168,7 @@ void pool_state::end(void* state) noexcept {
 // Does nothing in a forked child: the memory that the state would give back belongs to the parent.
 void pool_state::drop_handle() noexcept {
   if (forked() || handles().fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  calls_->drop_last_handle();
+  calls_.drop_last_handle();
 }
 
 void pool_state::finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
@@ -203,7 +203,7 @@ bool pool_state::exceeds_largest_block(std::size_t bytes) const noexcept {
 expected<void*, failure> pool_state::allocate_special(stream_key const& key, std::size_t bytes,
                                                       std::size_t alignment) noexcept {
   if (!engine_->serves(key)) return unexpected<failure>{failure_of(broken_rule::unopened_device, bytes)};
-  return calls_->try_allocate(key, bytes, alignment);
+  return calls_.try_allocate(key, bytes, alignment);
 }
 
 expected<void*, failure> pool_state::allocate_in_capture(stream_key const& key, std::size_t bytes,
@@ -219,7 +219,7 @@ expected<void*, failure> pool_state::allocate_in_capture(stream_key const& key, 
 void pool_state::free_special(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   if (!engine_->serves(key)) return engine_->report_unopened(key, pointer, bytes);
   if (captures_.memories().any() && captures_.memories().free(key, pointer, bytes)) return;
-  calls_->deallocate(key, pointer, bytes);
+  calls_.deallocate(key, pointer, bytes);
 }
 
 bool pool_state::admit(waiter& item) noexcept {
@@ -230,7 +230,7 @@ bool pool_state::admit(waiter& item) noexcept {
   return admit_with(item, [&] {
     return item.allocate_parts(
         [this](request_part const& one) { return try_part(one); },
-        [this](request_part const& one) { calls_->return_part(one.stream, one.pointer, one.bytes); });
+        [this](request_part const& one) { calls_.return_part(one.stream, one.pointer, one.bytes); });
   });
 }
 
@@ -243,7 +243,7 @@ bool pool_state::refuses_beyond_device(waiter& item) noexcept {
 
 // Returns null if a request that has a turn may try now, otherwise the failure.
 expected<void*, failure> pool_state::may_try(waiter& item) noexcept {
-  if (item.asks_for_turn()) calls_->flush(); // its turn needs the quarantined memory
+  if (item.asks_for_turn()) calls_.flush(); // its turn needs the quarantined memory
   if (item.asks_for_turn() || item.has_parts()) return engine_->requests().may_go_on(item);
   return nullptr;
 }
@@ -299,21 +299,21 @@ void pool_state::refuse_requests() noexcept {
 bool pool_state::synchronize(std::chrono::nanoseconds longest) {
   if (!driver_alive()) return false;
   auto const deadline = deadline_after(longest);
-  bool const looked_at = calls_->synchronize(longest);
+  bool const looked_at = calls_.synchronize(longest);
   return engine_->synchronize(std::max<sync::duration>(deadline - sync::now(), {})) && looked_at;
 }
 
-bool pool_state::watch_memory(memory_watcher& watcher, bool begin) { return calls_->watch_memory(watcher, begin); }
+bool pool_state::watch_memory(memory_watcher& watcher, bool begin) { return calls_.watch_memory(watcher, begin); }
 
 std::size_t pool_state::trim(std::size_t keep) {
   if (!driver_alive()) return 0;
-  calls_->flush();
+  calls_.flush();
   return engine_->trim(keep);
 }
 
 std::size_t pool_state::reserve(std::size_t bytes) {
   throw_if_child();
-  return calls_->reserve(bytes);
+  return calls_.reserve(bytes);
 }
 
 void pool_state::set_limit(std::size_t bytes) {
@@ -338,7 +338,7 @@ expected<exported_page, failure> pool_state::export_page(void const* pointer) {
 void pool_state::record_use(stream_key const& key, void* pointer) {
   if (!engine_->serves(key)) throw rule_error{broken_rule::unopened_device, "record_use"};
   if (captures_.memories().any() && captures_.memories().record_use(key, pointer)) return;
-  calls_->record_use(key, pointer);
+  calls_.record_use(key, pointer);
 }
 
 void pool_deallocate(pool_state& state, stream_ref stream, void* pointer) noexcept {
@@ -387,7 +387,7 @@ inline stream_key key_of_owner(stream_timeline& timeline) noexcept {
 
 statistics pool_state::read_statistics() {
   if (forked()) return {};
-  return calls_->read_statistics();
+  return calls_.read_statistics();
 }
 
 monitored_numbers pool_state::read_numbers() {
@@ -402,14 +402,14 @@ std::string pool_state::describe_waiting() {
 std::string pool_state::describe_memory() { return forked() ? std::string{} : engine_->describe_memory(); }
 
 void pool_state::reset_peaks() {
-  if (!forked()) calls_->reset_peaks();
+  if (!forked()) calls_.reset_peaks();
 }
 
 std::optional<owned_block> pool_state::find_owned(void const* pointer) {
   if (captures_.memories().any()) [[unlikely]] {
     if (auto const in_graph = captures_.memories().find_owned(pointer)) return in_graph;
   }
-  return special_ ? calls_->find_owned(pointer) : engine_->find_owned(pointer);
+  return special_ ? calls_.find_owned(pointer) : engine_->find_owned(pointer);
 }
 
 std::optional<std::size_t> pool_state::try_deallocate(void* pointer) noexcept {
@@ -431,33 +431,33 @@ std::optional<std::size_t> pool_state::try_deallocate(void* pointer) noexcept {
 std::optional<block_info> pool_state::find(void const* pointer) {
   if (forked()) return std::nullopt;
   if (auto const in_graph = captures_.memories().find(pointer)) return in_graph;
-  return calls_->find(pointer);
+  return calls_.find(pointer);
 }
 
 std::vector<block_event> pool_state::history(void const* pointer) {
-  return forked() ? std::vector<block_event>{} : calls_->history(pointer);
+  return forked() ? std::vector<block_event>{} : calls_.history(pointer);
 }
 
-live_blocks pool_state::find_live() { return calls_->find_live(); }
+live_blocks pool_state::find_live() { return calls_.find_live(); }
 
 std::vector<memory_range> pool_state::memory_map() {
-  return forked() ? std::vector<memory_range>{} : calls_->memory_map();
+  return forked() ? std::vector<memory_range>{} : calls_.memory_map();
 }
 
 bool pool_state::set_label(void const* pointer, std::uint32_t label) noexcept {
-  return !forked() && calls_->set_label(pointer, label);
+  return !forked() && calls_.set_label(pointer, label);
 }
 
 void pool_state::append_holders(std::size_t bytes, std::string& text) {
   if (!forked()) engine_->append_holders(bytes, text);
 }
 
-memory_copy pool_state::copy_memory() { return forked() ? memory_copy{} : calls_->copy_memory(); }
+memory_copy pool_state::copy_memory() { return forked() ? memory_copy{} : calls_.copy_memory(); }
 
 bool pool_state::add_outside(std::size_t bytes) {
   if (!driver_alive() || forked()) return false;
   if (engine_->add_outside(bytes)) return true;
-  return calls_->flush() && engine_->add_outside(bytes); // quarantined blocks may lie in memory that can go back
+  return calls_.flush() && engine_->add_outside(bytes); // quarantined blocks may lie in memory that can go back
 }
 
 void pool_state::remove_outside(std::size_t bytes) {
