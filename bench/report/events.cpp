@@ -29,7 +29,8 @@ public:
   explicit numbering(std::vector<std::uint64_t>& handles) : handles_{handles} {}
   std::uint16_t number_of(std::uint64_t handle) {
     constexpr std::size_t last = std::numeric_limits<std::uint16_t>::max();
-    auto const [found, added] = numbers_.try_emplace(handle, static_cast<std::uint16_t>(std::min(numbers_.size(), last)));
+    auto const [found, added] =
+        numbers_.try_emplace(handle, static_cast<std::uint16_t>(std::min(numbers_.size(), last)));
     if (added && handles_.size() <= last) handles_.push_back(handle);
     return found->second;
   }
@@ -103,8 +104,8 @@ std::string replay_log(replay::loaded_trace const& trace) {
   replay::options const chosen;
   replay::replay_session on{{&trace, "pool", &chosen, 1, &where, &shown}};
   std::ostringstream log;
-  gpumem::logging_adaptor pool{gpumem::pool_resource{where.device, {.effort = 1}}, log,
-                               {.format = gpumem::log_format::binary}};
+  gpumem::logging_adaptor pool{
+      gpumem::pool_resource{where.device, {.effort = 1}}, log, {.format = gpumem::log_format::binary}};
   std::string rows;
   on.run("replay", [&](replay::replay_session::member mine) {
     replay::no_timer none;

@@ -68,8 +68,7 @@ std::string base64(std::string_view bytes) {
     std::uint32_t group = 0;
     for (std::size_t j = 0; j < 3; ++j)
       group = group << 8U | (i + j < bytes.size() ? static_cast<unsigned char>(bytes[i + j]) : 0U);
-    for (std::size_t j = 0; j < 4; ++j)
-      text += i + j > bytes.size() ? '=' : letters[group >> (18 - 6 * j) & 63U];
+    for (std::size_t j = 0; j < 4; ++j) text += i + j > bytes.size() ? '=' : letters[group >> (18 - 6 * j) & 63U];
   }
   return text;
 }
@@ -84,17 +83,25 @@ std::string inside_script(json const& data) {
 std::string escaped(std::string_view text) {
   std::string made;
   for (char const c : text) {
-    if (c == '<') made += "&lt;";
-    else if (c == '>') made += "&gt;";
-    else if (c == '&') made += "&amp;";
-    else made += c;
+    if (c == '<')
+      made += "&lt;";
+    else if (c == '>')
+      made += "&gt;";
+    else if (c == '&')
+      made += "&amp;";
+    else
+      made += c;
   }
   return made;
 }
 
 json page_json(moment const& when) {
-  return {{"row", when.row},           {"microseconds", when.microseconds}, {"live", when.live},
-          {"blocks", when.blocks},     {"reserved", when.reserved},         {"free", when.free},
+  return {{"row", when.row},
+          {"microseconds", when.microseconds},
+          {"live", when.live},
+          {"blocks", when.blocks},
+          {"reserved", when.reserved},
+          {"free", when.free},
           {"largest", when.largest_free}};
 }
 
@@ -109,9 +116,8 @@ json page_json(std::vector<holder> const& all) {
 json arrays_of(summary const& of, number_store& store) {
   json arrays = json::array();
   std::uint64_t before = 0;
-  store.add<double>(arrays, "time", of.columns, [&](column const& each) {
-    return each.microseconds - std::exchange(before, each.microseconds);
-  });
+  store.add<double>(arrays, "time", of.columns,
+                    [&](column const& each) { return each.microseconds - std::exchange(before, each.microseconds); });
   store.add<float>(arrays, "live_least", of.columns, [](column const& each) { return each.live_least; });
   store.add<float>(arrays, "live_most", of.columns, [](column const& each) { return each.live_most; });
   store.add<float>(arrays, "reserved", of.columns, [](column const& each) { return each.reserved_most; });

@@ -143,13 +143,15 @@ function chart(parent, { height, domain, ticks, format, unit, draw, read }) {
   const root = make(parent, "div.chart");
   root.tabIndex = 0;
   root.setAttribute("role", "group");
-  root.setAttribute("aria-label", parent.querySelector("h2").textContent + ": arrows move, + and − zoom, 0 shows all");
+  const name = parent.querySelector("h2").textContent;
+  root.setAttribute("aria-label", name + ": arrows move, + and − zoom, 0 shows all");
   const svg = d3.select(root).append("svg").attr("height", height);
   const group = svg.append("g").attr("transform", `translate(${margin.left},${margin.top})`);
   const axes = [group.append("g").attr("class", "axis"), group.append("g").attr("class", "axis")];
   const content = group.append("g").attr("class", "content");
-  const moment = group.append("line").attr("class", "moment"), cursor = group.append("line").attr("class", "cursor");
-  const title = svg.append("text").attr("class", "title").attr("transform", "rotate(-90)").attr("text-anchor", "middle");
+  const moment = group.append("line").attr("class", "moment");
+  const cursor = group.append("line").attr("class", "cursor");
+  const title = svg.append("text").attr({ class: "title", transform: "rotate(-90)", "text-anchor": "middle" });
   const below = svg.append("text").attr("class", "title").attr("text-anchor", "middle");
   const frame = group.append("rect").attr("class", "frame");
   const readout = make(parent, "div.readout");
@@ -196,8 +198,9 @@ function chart(parent, { height, domain, ticks, format, unit, draw, read }) {
   }, { capture: true, passive: true });
   root.addEventListener("mousedown", () => root.focus({ preventScroll: true }));
   root.addEventListener("keydown", (event) => {
-    const act = { ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), "+": () => enlarge(1.5), "=": () => enlarge(1.5),
-      "-": () => enlarge(1 / 1.5), 0: show_all, Home: show_all }[event.key];
+    const larger = () => enlarge(1.5), smaller = () => enlarge(1 / 1.5);
+    const act = { ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), "+": larger, "=": larger, "-": smaller,
+      0: show_all, Home: show_all }[event.key];
     if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     act();

@@ -135,15 +135,13 @@ private:
   std::uint32_t waiting_ = 0;
 };
 
-column joined(column const& first, column const& second) {
-  column both = first;
-  both.live_least = std::min(first.live_least, second.live_least);
-  both.live_most = std::max(first.live_most, second.live_most);
-  both.reserved_most = std::max(first.reserved_most, second.reserved_most);
-  if (second.worst.scattered() > first.worst.scattered()) both.worst = second.worst;
-  for (std::size_t i = 0; i < reasons; ++i) both.served[i] += second.served[i];
-  both.waiting = std::max(first.waiting, second.waiting);
-  return both;
+void join(column& first, column const& second) {
+  first.live_least = std::min(first.live_least, second.live_least);
+  first.live_most = std::max(first.live_most, second.live_most);
+  first.reserved_most = std::max(first.reserved_most, second.reserved_most);
+  if (second.worst.scattered() > first.worst.scattered()) first.worst = second.worst;
+  for (std::size_t i = 0; i < reasons; ++i) first.served[i] += second.served[i];
+  first.waiting = std::max(first.waiting, second.waiting);
 }
 
 // Columns of equally many rows. When there are too many, each two become one.
@@ -153,7 +151,7 @@ public:
 
   void add(column const& row) {
     if (!columns_.empty() && filled_ < rows_) {
-      columns_.back() = joined(columns_.back(), row);
+      join(columns_.back(), row);
       ++filled_;
       return;
     }
@@ -166,7 +164,10 @@ public:
 
 private:
   void halve() {
-    for (std::size_t i = 0; i < most_ / 2; ++i) columns_[i] = joined(columns_[2 * i], columns_[2 * i + 1]);
+    for (std::size_t i = 0; i < most_ / 2; ++i) {
+      columns_[i] = columns_[2 * i];
+      join(columns_[i], columns_[2 * i + 1]);
+    }
     columns_.resize(most_ / 2);
     rows_ *= 2;
   }

@@ -1,4 +1,4 @@
-// What a report says of a recording: figures, curves over time, holders at the peak, sizes, waits and maps.
+// The summary of a recording: figures, curves over time, holders at the peak, sizes, waits and maps.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <array>
@@ -42,7 +42,8 @@ export struct figures {
   std::array<std::uint64_t, reasons> served{};
   moment peak_live;     ///< the first moment with the most live bytes
   moment peak_reserved; ///< the first moment with the most reserved bytes
-  /// Of the columns' worst moments with at least half of the bytes of peak live: the first with the most scattered bytes.
+  /// The first with the most scattered bytes, of the columns' worst moments with at least half of the bytes of peak
+  /// live.
   moment worst;
   moment last;
 };

@@ -10,7 +10,6 @@ module;
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 module report:svg.impl;
 import :summary;
@@ -33,9 +32,12 @@ std::string svg_number(double value) {
 std::string svg_escaped(std::string_view text) {
   std::string made;
   for (char const c : text) {
-    if (c == '<') made += "&lt;";
-    else if (c == '&') made += "&amp;";
-    else if (static_cast<unsigned char>(c) >= ' ') made += c;
+    if (c == '<')
+      made += "&lt;";
+    else if (c == '&')
+      made += "&amp;";
+    else if (static_cast<unsigned char>(c) >= ' ')
+      made += c;
   }
   return made;
 }
@@ -95,7 +97,8 @@ double time_step(double most) {
 std::string time_axis(summary const& of, double y) {
   std::string made;
   auto const most = std::max(1.0, static_cast<double>(of.main.microseconds));
-  auto const [unit, name] = most < 1e3 ? std::pair{1.0, "µs"} : most < 1e6 ? std::pair{1e3, "ms"} : std::pair{1e6, "s"};
+  double const unit = most < 1e3 ? 1 : most < 1e6 ? 1e3 : 1e6;
+  char const* const name = most < 1e3 ? "µs" : most < 1e6 ? "ms" : "s";
   double const step = time_step(most);
   for (double at = 0; at <= most; at += step)
     made += svg_text(svg_left + plot_width * at / most, y, svg_number(at / unit) + " " + name, "middle");
@@ -103,8 +106,8 @@ std::string time_axis(summary const& of, double y) {
 }
 
 std::string bytes_panel(summary const& of, double top) {
-  auto const most = 1.05 * static_cast<double>(std::max({of.main.peak_live.live, of.main.peak_reserved.reserved,
-                                                         std::uint64_t{1}}));
+  auto const most =
+      1.05 * static_cast<double>(std::max({of.main.peak_live.live, of.main.peak_reserved.reserved, std::uint64_t{1}}));
   double const bottom = top + bytes_height;
   std::string made;
   double const step = std::exp2(std::ceil(std::log2(most / 5)));

@@ -40,16 +40,6 @@ std::string shown_holder(std::vector<holder> const& all, std::uint64_t live) {
   return all.front().name + ", " + percent(quotient(all.front().bytes, live));
 }
 
-std::string shown_reuse(figures const& all) {
-  std::string text;
-  for (std::size_t i = 0; i < reasons; ++i) {
-    if (all.served[i] == 0) continue;
-    if (!text.empty()) text += ", ";
-    text += std::string{reason_names[i]} + " " + percent(quotient(all.served[i], all.allocations));
-  }
-  return text.empty() ? "–" : text;
-}
-
 std::string shown_waits(figures const& all) {
   if (all.waits == 0) return "none";
   return format_count(all.waits) + " requests, " + format_time(all.waited) + " in all, " + format_count(all.refusals) +
@@ -163,18 +153,18 @@ std::string describe_source(summary const& of) {
   switch (of.memory) {
   case memory_source::log: return "The log has the rows of the pool's memory.";
   case memory_source::replay:
-    return "The log has no rows of memory: reserved bytes, addresses and reasons for reuse are those of a replay over a "
-           "gpumem pool, on the simulated device.";
+    return "The log has no rows of memory. Reserved bytes, addresses and reasons for reuse are those of a replay over "
+           "a gpumem pool.";
   case memory_source::none: break;
   }
-  return "The log has no rows of memory and begins with live blocks, so it cannot be replayed: live bytes count the "
+  return "The log has no rows of memory and begins with live blocks, so it cannot be replayed. Live bytes count the "
          "blocks that it shows.";
 }
 
 std::vector<figure_row> main_figures(std::span<summary const> all) {
   std::vector<figure_row> rows;
-  auto const add = [&](char const* name, auto const& value) {
-    figure_row row{name, {}};
+  auto const add = [&](std::string name, auto const& value) {
+    figure_row row{std::move(name), {}};
     for (summary const& each : all) row.values.push_back(value(each, each.main));
     rows.push_back(std::move(row));
   };
@@ -185,21 +175,27 @@ std::vector<figure_row> main_figures(std::span<summary const> all) {
   };
   add("calls", [](summary const&, figures const& main) { return format_count(main.allocations + main.frees); });
   add("time", [](summary const&, figures const& main) { return format_time(main.microseconds); });
-  add("peak live", [](summary const&, figures const& main) { return detail::bytes_at(main.peak_live.live, main.peak_live); });
+  add("peak live",
+      [](summary const&, figures const& main) { return detail::bytes_at(main.peak_live.live, main.peak_live); });
   add("peak reserved", with_memory([](figures const& main) {
         return detail::bytes_at(main.peak_reserved.reserved, main.peak_reserved);
       }));
   add("live / reserved, peaks", with_memory([](figures const& main) {
         return detail::percent(detail::quotient(main.peak_live.live, main.peak_reserved.reserved));
       }));
-  add("most of the peak", [](summary const& of, figures const& main) {
-    return detail::shown_holder(of.streams, main.peak_live.live);
-  });
+  add("most of the peak",
+      [](summary const& of, figures const& main) { return detail::shown_holder(of.streams, main.peak_live.live); });
   add("worst fragmentation", with_memory([](figures const& main) {
         return detail::percent(main.worst.fragmentation()) + " at " + format_time(main.worst.microseconds);
       }));
   add("largest fit then", with_memory([](figures const& main) { return detail::shown_fit(main.worst); }));
-  add("served by", [](summary const&, figures const& main) { return detail::shown_reuse(main); });
+  for (std::size_t how = 0; how < reasons; ++how) {
+    auto const count = [how](summary const& of) { return of.main.served[how]; };
+    if (std::ranges::none_of(all, [&](summary const& of) { return count(of) > 0; })) continue;
+    add("served by " + std::string{reason_names[how]}, [&](summary const& of, figures const& main) {
+      return detail::percent(detail::quotient(count(of), main.allocations));
+    });
+  }
   add("pages moved", with_memory([](figures const& main) {
         return main.moves == 0 ? "none" : format_count(main.moves) + " times, " + format_bytes(main.moved_bytes);
       }));
@@ -211,15 +207,33 @@ std::vector<figure_row> main_figures(std::span<summary const> all) {
   return rows;
 }
 
+namespace detail {
+std::string shown_table(std::span<summary const> all, std::size_t first_width) {
+  std::vector<figure_row> rows = main_figures(all);
+  if (all.size() > 1) {
+    figure_row names{"", {}};
+    for (summary const& each : all) names.values.push_back(each.name);
+    rows.insert(rows.begin(), std::move(names));
+  }
+  std::string text;
+  for (figure_row const& row : rows) {
+    std::string line = "  " + pad(row.name, first_width);
+    for (std::string const& value : row.values) line += pad(value, all.size() > 1 ? 30 : 0);
+    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return text;
+}
+} // namespace detail
+
 std::string format_text(std::span<summary const> all) {
   std::string text;
+  if (all.size() > 1) text = detail::shown_table(all, 30);
   for (summary const& each : all) {
     if (!text.empty()) text += '\n';
     text += each.file + "\n";
-    for (figure_row const& row : main_figures({&each, 1}))
-      text += "  " + detail::pad(row.name, 24) + row.values.front() + "\n";
+    if (all.size() == 1) text += detail::shown_table(all, 30);
     if (each.main.unknown_frees > 0)
-      text += "  " + detail::pad("frees of unknown blocks", 24) + format_count(each.main.unknown_frees) + "\n";
+      text += "  " + detail::pad("frees of unknown blocks", 30) + format_count(each.main.unknown_frees) + "\n";
     text += "  who holds what at peak live:\n";
     text += detail::shown_holders("by stream", each.streams, each.main.peak_live.live);
     text += detail::shown_holders("by thread", each.threads, each.main.peak_live.live);

@@ -14,8 +14,8 @@ namespace report {
 
 /// The name of each way in which a pool serves an allocation.
 export inline constexpr std::array<std::string_view, reasons> reason_names{
-    "unknown",   "thread cache",        "same stream", "ordered stream",
-    "completed", "wait of the stream",  "new memory",  "turn in the queue"};
+    "unknown",   "thread cache",       "same stream", "ordered stream",
+    "completed", "wait of the stream", "new memory",  "turn in the queue"};
 
 /// Returns "1.50 GiB".
 export std::string format_bytes(std::uint64_t bytes);

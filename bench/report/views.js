@@ -1,5 +1,5 @@
 // The views of the page that gpumem-report writes. SPDX-License-Identifier: Apache-2.0
-/* global d3, shown, zoom, recordings:writable, current, x, make, view, legend, chart, select, button, fit, redraw_all */
+/* global d3, shown, zoom, recordings:writable, current, x, make, view, legend, chart, select, button, fit */
 "use strict";
 
 function draw_header(figures) {
@@ -48,7 +48,8 @@ function draw_tools() {
 // Live and reserved of all recordings, each over its own share of the whole.
 function draw_comparison() {
   if (recordings.length < 2) return;
-  const section = view("comparison", "Live and reserved, side by side", "Filled: live bytes. Line: reserved bytes. All have the same scale.");
+  const section = view("comparison", "Live and reserved, side by side",
+    "Filled: live bytes. Line: reserved bytes. All have the same scale.");
   const most = d3.max(recordings, (each) => d3.max([each.peak_live.live, each.peak_reserved.reserved]));
   const grid = make(section, "div.two");
   const small = { width: 480, height: 170, left: 70, bottom: 24 };
@@ -56,11 +57,12 @@ function draw_comparison() {
     const holder = make(grid, "div");
     make(holder, "div", recording.name);
     const svg = d3.select(holder).append("svg").attr("viewBox", `0 0 ${small.width} ${small.height}`);
-    const across = d3.scale.linear().domain([0, Math.max(1, recording.microseconds)]).range([0, small.width - small.left - 12]);
+    const across = d3.scale.linear().domain([0, Math.max(1, recording.microseconds)])
+      .range([0, small.width - small.left - 12]);
     const y = d3.scale.linear().domain([0, most * 1.05]).range([small.height - small.bottom - 6, 0]);
     const group = svg.append("g").attr("transform", `translate(${small.left},6)`);
-    group.append("g").attr("class", "axis").call(d3.svg.axis().scale(y).orient("left").tickValues(byte_ticks(most * 1.05))
-      .tickSize(-across.range()[1], 0).tickFormat(bytes));
+    group.append("g").attr("class", "axis").call(d3.svg.axis().scale(y).orient("left")
+      .tickValues(byte_ticks(most * 1.05)).tickSize(-across.range()[1], 0).tickFormat(bytes));
     group.append("g").attr("class", "axis").attr("transform", `translate(0,${y.range()[0]})`)
       .call(d3.svg.axis().scale(across).orient("bottom").ticks(4).tickSize(4, 0).tickFormat(time));
     const path = (values) => {
@@ -74,23 +76,28 @@ function draw_comparison() {
     const live = path(recording.data.live_most);
     group.append("path").attr({ d: `${live}V${y(0)}H0Z`, fill: "var(--live)", "fill-opacity": 0.55 });
     if (recording.memory !== "none")
-      group.append("path").attr({ d: path(recording.data.reserved), fill: "none", stroke: "var(--reserved)", "stroke-width": 1.5 });
+      draw_line(group, path(recording.data.reserved));
   }
 }
 
+function draw_line(group, path) {
+  group.append("path").attr({ d: path, fill: "none", stroke: "var(--reserved)", "stroke-width": 1.6 });
+}
+
 function draw_memory() {
-  const section = view("memory", "Live and reserved over time", "Live: bytes that the program asked for and has not freed. Reserved: what the pool has from the driver.");
+  const section = view("memory", "Live and reserved over time",
+    "Live: bytes that the program asked for and has not freed. Reserved: what the pool has from the driver.");
   legend(section, [["live", "var(--live)"], ["reserved", "var(--reserved)"]]);
   chart(section, {
     height: 280, unit: "bytes", format: bytes, ticks: byte_ticks,
     domain: (of) => 1.05 * Math.max(1, of.peak_live.live, of.peak_reserved.reserved),
     draw(group, y, of) {
       const { live_most, live_least, reserved } = of.data;
-      const whole = step_path(of, (i) => live_most[i], y, { area: true });
-      group.append("path").attr({ d: whole, fill: "var(--live)", "fill-opacity": 0.35 });
-      group.append("path").attr({ d: step_path(of, (i) => live_least[i], y, { area: true, least: true }), fill: "var(--live)", "fill-opacity": 0.5 });
-      if (of.memory !== "none")
-        group.append("path").attr({ d: step_path(of, (i) => reserved[i], y), fill: "none", stroke: "var(--reserved)", "stroke-width": 1.6 });
+      const most = step_path(of, (i) => live_most[i], y, { area: true });
+      const least = step_path(of, (i) => live_least[i], y, { area: true, least: true });
+      group.append("path").attr({ d: most, fill: "var(--live)", "fill-opacity": 0.35 });
+      group.append("path").attr({ d: least, fill: "var(--live)", "fill-opacity": 0.5 });
+      if (of.memory !== "none") draw_line(group, step_path(of, (i) => reserved[i], y));
     },
     read(of, i) {
       const text = `${bytes(of.data.live_most[i])} live`;
@@ -101,29 +108,37 @@ function draw_memory() {
 
 function draw_fragmentation() {
   if (recordings.every((each) => each.memory === "none")) return;
-  const section = view("fragmentation", "Fragmentation over time", "1 − largest free range / free bytes. Free: reserved, and in no live block.");
+  const section = view("fragmentation", "Fragmentation over time",
+    "1 − largest free range / free bytes. Free: reserved, and in no live block.");
   const note = make(section, "p");
   const tell = () => {
     const worst = current().worst;
     note.textContent = worst.free === 0 ? "Nothing was free while half of the peak was live." :
-      `Worst while at least half of the peak was live: at ${time(worst.microseconds)}, ${percent(1 - worst.largest / worst.free)}. ` +
-      `${bytes(worst.free)} were free, and a request of up to ${bytes(worst.largest)} would have fitted without new memory or a move of pages.`;
+      `Worst while at least half of the peak was live: at ${time(worst.microseconds)}, ` +
+      `${percent(1 - worst.largest / worst.free)}. ${bytes(worst.free)} were free, and a request of up to ` +
+      `${bytes(worst.largest)} would have fitted without new memory or a move of pages.`;
   };
   shown.changed.push(tell);
   tell();
   const share = (of, i) => (of.data.free[i] > 0 ? 1 - of.data.largest[i] / of.data.free[i] : 0);
   chart(section, {
-    height: 170, unit: "fragmentation", format: (value) => 100 * value + " %", ticks: () => [0, 0.25, 0.5, 0.75, 1], domain: () => 1,
+    height: 170, unit: "fragmentation", format: (value) => 100 * value + " %", domain: () => 1,
+    ticks: () => [0, 0.25, 0.5, 0.75, 1],
     draw(group, y, of) {
-      group.append("path").attr({ d: step_path(of, (i) => share(of, i), y, { area: true }), fill: "var(--bad)", "fill-opacity": 0.4 });
+      const path = step_path(of, (i) => share(of, i), y, { area: true });
+      group.append("path").attr({ d: path, fill: "var(--bad)", "fill-opacity": 0.4 });
     },
-    read: (of, i) => `${percent(share(of, i))}: ${bytes(of.data.free[i])} free, the largest range ${bytes(of.data.largest[i])}`,
+    read(of, i) {
+      const { free, largest } = of.data;
+      return `${percent(share(of, i))}: ${bytes(free[i])} free, the largest range ${bytes(largest[i])}`;
+    },
   });
 }
 
 function draw_reuse() {
-  const section = view("reuse", "How allocations were served", "Shares of the allocations at each time, by where the pool found the memory.");
-  const used = reasons.map((_, how) => how).filter((how) => recordings.some((each) => each.served[how] > 0));
+  const section = view("reuse", "How allocations were served",
+    "Shares of the allocations at each time, by where the pool found the memory.");
+  const used = d3.range(reasons.length).filter((how) => recordings.some((each) => each.served[how] > 0));
   const fill = (how) => (how === 0 ? "var(--c11)" : color(how - 1));
   legend(section, used.map((how) => [reasons[how], fill(how)]));
   const sums = (of, first, last) => used.map((how) => {
@@ -132,15 +147,16 @@ function draw_reuse() {
     return sum;
   });
   chart(section, {
-    height: 170, unit: "share", format: (value) => 100 * value + " %", ticks: () => [0, 0.5, 1], domain: () => 1,
+    height: 170, unit: "share", format: (value) => 100 * value + " %", domain: () => 1,
+    ticks: () => [0, 0.5, 1],
     draw(group, y, of) {
       each_step(of, 4, (first, last, left, right) => {
         const parts = sums(of, first, last), total = d3.sum(parts);
         let done = 0;
         parts.forEach((part, index) => {
           if (part === 0) return;
-          group.append("rect").attr({ x: left, width: right - left, y: y((done + part) / total), height: y(0) - y(part / total),
-            fill: fill(used[index]) });
+          group.append("rect").attr({ x: left, width: right - left, y: y((done + part) / total),
+            height: y(0) - y(part / total), fill: fill(used[index]) });
           done += part;
         });
       });
@@ -158,8 +174,12 @@ function draw_waits() {
   const note = make(section, "p.faint");
   const tell = () => {
     const of = current();
-    note.textContent = of.wait_count === 0 ? (of.failures === 0 ? "No request waited, and none failed." : `No request waited. ${count(of.failures)} failed.`) :
-      `${count(of.wait_count)} requests waited, ${count(of.refusals)} of them ended without memory. Each bar is a request, from the begin of its wait to its end.` +
+    if (of.wait_count === 0) {
+      note.textContent = "No request waited, and " + (of.failures === 0 ? "none" : count(of.failures)) + " failed.";
+      return;
+    }
+    note.textContent = `${count(of.wait_count)} requests waited, ${count(of.refusals)} of them ended without memory. ` +
+      "Each bar is a request, from the begin of its wait to its end." +
       (of.waits.length < of.wait_count ? ` The ${count(of.waits.length)} longest are shown.` : "");
   };
   shown.changed.push(tell);
@@ -168,8 +188,8 @@ function draw_waits() {
   legend(section, [["granted", "var(--c1)"], ["ended without memory", "var(--bad)"]]);
   recordings.forEach(set_lanes);
   chart(section, {
-    height: 190, unit: "requests at once", format: d3.format("d"), ticks: (most) => d3.range(0, most + 0.01, Math.max(1, Math.ceil(most / 6))),
-    domain: (of) => of.lanes,
+    height: 190, unit: "requests at once", format: d3.format("d"), domain: (of) => of.lanes,
+    ticks: (most) => d3.range(0, most + 0.01, Math.max(1, Math.ceil(most / 6))),
     draw(group, y, of) {
       if (shown.by !== "time") return;
       for (const each of of.waits) {
@@ -183,7 +203,8 @@ function draw_waits() {
     read(of) {
       const at = shown.cursor, open = of.waits.filter((each) => each.begin <= at && each.end >= at);
       if (shown.by !== "time") return "shown over time alone";
-      return `${open.length} wait` + (open.length ? ", for " + open.slice(0, 4).map((each) => bytes(each.bytes)).join(", ") : "");
+      const sizes = open.slice(0, 4).map((each) => bytes(each.bytes)).join(", ");
+      return `${open.length} wait` + (open.length ? ", for " + sizes : "");
     },
   });
 }
@@ -201,7 +222,9 @@ function set_lanes(of) {
 
 function draw_map() {
   if (recordings.every((each) => each.frames.length === 0)) return;
-  const section = view("map", "Map of the pool's memory", "All addresses that ever had memory, from left to right and from top to bottom. The stream that holds most of a cell colors it; the paler, the less of it is live. The blue line in the curves is the time of the map.");
+  const section = view("map", "Map of the pool's memory",
+    "All addresses that ever had memory, from left to right and from top to bottom. The stream that holds most of a " +
+    "cell colors it; the paler, the less of it is live. The blue line in the curves is the time of the map.");
   const tools = make(section, "div.row"), label = make(tools, "label", "Time "), slider = make(label, "input");
   label.style.cssText = "display:flex;flex:1 1 300px;gap:8px";
   slider.type = "range";
@@ -238,7 +261,8 @@ function draw_map() {
     for (let i = 0; i < cells; ++i) {
       const kind = of.data.cells[first + i];
       if (kind === 0) continue;
-      const left = Math.round((i % across) * size), wide = Math.round(((i % across) + 1) * size) - left, top = Math.floor(i / across) * height;
+      const left = Math.round((i % across) * size), wide = Math.round(((i % across) + 1) * size) - left;
+      const top = Math.floor(i / across) * height;
       pen.globalAlpha = 1;
       pen.fillStyle = paint("--free");
       pen.fillRect(left, top, wide - 0.5, height - 0.5);
@@ -247,7 +271,8 @@ function draw_map() {
       pen.fillStyle = paint(`--c${kind - 2}`);
       pen.fillRect(left, top, wide - 0.5, height - 0.5);
     }
-    state.textContent = `${time(frame.microseconds)}, row ${count(frame.row + 1)}: ${bytes(frame.live)} live in ${count(frame.blocks)} blocks, ${bytes(frame.reserved)} reserved. A cell is ${bytes(of.cell_bytes)}.`;
+    state.textContent = `${time(frame.microseconds)}, row ${count(frame.row + 1)}: ${bytes(frame.live)} live in ` +
+      `${count(frame.blocks)} blocks, ${bytes(frame.reserved)} reserved. A cell is ${bytes(of.cell_bytes)}.`;
     canvas.setAttribute("aria-label", "Map of memory at " + state.textContent);
     slider.setAttribute("aria-valuetext", time(frame.microseconds));
     shown.moment = frame;
@@ -259,7 +284,8 @@ function draw_map() {
     slider.max = Math.max(0, of.frames.length - 1);
     slider.value = of.frames.findIndex((frame) => frame.row >= of.peak_live.row);
     keys.replaceChildren();
-    legend(keys, [...of.colors.map((name, i) => [name, color(i)]), ["free", "var(--free)"], ["no memory", "var(--none)"]]);
+    const streams = of.colors.map((name, i) => [name, color(i)]);
+    legend(keys, [...streams, ["free", "var(--free)"], ["no memory", "var(--none)"]]);
     draw();
   }
   canvas.onmousemove = (event) => {
@@ -276,8 +302,8 @@ function draw_map() {
       }
       offset -= length;
     }
-    const what = kind === 0 ? "no memory" : kind === 1 ? "free" : `${percent(share)} live, most of it of ${of.colors[kind - 2]}`;
-    readout.textContent = `${address}: ${what}`;
+    const live = `${percent(share)} live, most of it of ${of.colors[kind - 2]}`;
+    readout.textContent = `${address}: ` + (kind === 0 ? "no memory" : kind === 1 ? "free" : live);
   };
   canvas.onmouseleave = () => (readout.textContent = "");
   slider.oninput = draw;
@@ -334,20 +360,25 @@ function draw_sizes() {
     const y = d3.scale.linear().domain([0, most * 1.05]).range([small.height - small.bottom - 8, 0]);
     const group = svg.append("g").attr("transform", `translate(${small.left},8)`);
     const axis = d3.svg.axis().scale(y).orient("left").tickSize(-(small.width - small.left - 10), 0).tickFormat(format);
-    group.append("g").attr("class", "axis").call(measure === 0 ? axis.tickValues(byte_ticks(most * 1.05)) : axis.ticks(5));
-    values.forEach((value, i) => group.append("rect").attr({ x: across(used[i]), width: across.rangeBand(), y: y(value),
-      height: y(0) - y(value), fill: "var(--c1)" }).append("title").text(`from ${bytes(used[i])}: ${format(value)}`));
+    const ticks = measure === 0 ? axis.tickValues(byte_ticks(most * 1.05)) : axis.ticks(5);
+    group.append("g").attr("class", "axis").call(ticks);
+    values.forEach((value, i) => group.append("rect")
+      .attr({ x: across(used[i]), width: across.rangeBand(), y: y(value), height: y(0) - y(value), fill: "var(--c1)" })
+      .append("title").text(`from ${bytes(used[i])}: ${format(value)}`));
     const every = Math.ceil(used.length / 9);
     used.forEach((size, i) => {
-      if (i % every === 0) group.append("text").attr({ x: across(size) + across.rangeBand() / 2, y: y(0) + 16, "text-anchor": "middle" }).text(bytes(size).replace(/\.0+ /, " "));
+      if (i % every !== 0) return;
+      group.append("text").attr({ x: across(size) + across.rangeBand() / 2, y: y(0) + 16, "text-anchor": "middle" })
+        .text(bytes(size).replace(/\.0+ /, " "));
     });
-    svg.append("text").attr({ class: "title", x: small.left + (small.width - small.left) / 2, y: small.height - 6, "text-anchor": "middle" }).text("requested bytes");
+    svg.append("text").attr({ class: "title", x: (small.width + small.left) / 2, y: small.height - 6,
+      "text-anchor": "middle" }).text("requested bytes");
   }
   function fill() {
     content.replaceChildren();
-    const sizes = current().sizes, unit = measure === 0 ? "bytes" : "blocks", format = measure === 0 ? bytes : d3.format(",d");
-    part(`Live at the peak, ${unit}`, sizes.map((each) => (measure === 0 ? each.bytes_at_peak : each.blocks_at_peak)), format);
-    part(`All allocations, ${unit}`, sizes.map((each) => (measure === 0 ? each.bytes : each.blocks)), format);
+    const sizes = current().sizes, unit = measure === 0 ? "bytes" : "blocks", format = measure === 0 ? bytes : count;
+    part(`Live at the peak, ${unit}`, sizes.map((each) => each[unit + "_at_peak"]), format);
+    part(`All allocations, ${unit}`, sizes.map((each) => each[unit]), format);
   }
   shown.changed.push(fill);
   fill();

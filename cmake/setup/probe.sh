@@ -170,6 +170,12 @@ probe_libraries() {
   done
 }
 
+# The page of gpumem-report contains D3; without it that program is not built.
+probe_d3() {
+  [[ -r /usr/share/javascript/d3/d3.min.js ]] || ! type -P apt-get >/dev/null ||
+    { lacks "D3 (for gpumem-report)" && packages+=(libjs-d3); }
+}
+
 probe_sanitizer_runtime() {
   local major=$clang_to_install
   [[ -n $found_cxx ]] && probe_sanitizers && return
@@ -208,7 +214,10 @@ probe_all() {
   probe_python
   probe_build_tools
   probe_compilers
-  if [[ $1 != install ]]; then probe_libraries; fi
+  if [[ $1 != install ]]; then
+    probe_libraries
+    probe_d3
+  fi
   if [[ $1 == test ]]; then
     probe_sanitizer_runtime
     probe_torch_parts

@@ -22,6 +22,10 @@ def count(browser, selector):
     return browser.evaluate(f"document.querySelectorAll({selector!r}).length")
 
 
+def text_of(browser, selector):
+    return browser.evaluate(f"document.querySelector({selector!r}).textContent")
+
+
 def shown_range(browser):
     return [float(number) for number in browser.evaluate("document.body.dataset.range").split()]
 
@@ -37,9 +41,15 @@ def mouse(browser, kind, x, y, **more):
 
 
 def place_of(browser, selector):
-    return browser.evaluate(f"""(() => {{ const place = document.querySelector({selector!r});
-        place.scrollIntoView({{block: "center"}}); const box = place.getBoundingClientRect();
-        return [box.left + box.width / 2, box.top + box.height / 2]; }})()""")
+    """Returns the middle of the element, when the page has ended to scroll."""
+    return browser.evaluate(f"""new Promise((done) => {{ const place = document.querySelector({selector!r});
+        let before = null, same = 0;
+        const look = () => {{ place.scrollIntoView({{block: "center", behavior: "instant"}});
+            const box = place.getBoundingClientRect(), now = [box.left + box.width / 2, box.top + box.height / 2];
+            same = String(now) === before ? same + 1 : 0;
+            before = String(now);
+            same > 3 ? done(now) : requestAnimationFrame(look); }};
+        look(); }})""")
 
 
 def painted(browser):
@@ -53,13 +63,15 @@ def painted(browser):
 def check_views(browser, name, views):
     for view, selector in views.items():
         check(count(browser, f"#{view} {selector}") > 0, f"{name}: the view {view} is not drawn")
-    paths = browser.evaluate("""[...document.querySelectorAll(".content path")].map((path) => path.getAttribute("d"))""")
+    paths = browser.evaluate("""[...document.querySelectorAll(".content path")]
+        .map((path) => path.getAttribute("d"))""")
     check(paths and all(path and "NaN" not in path for path in paths), f"{name}: a curve is empty")
     check(painted(browser) > 3, f"{name}: the map is empty")
     wide = browser.evaluate("document.documentElement.scrollWidth - innerWidth")
     check(wide <= 0, f"{name}: the page is wider than the window")
-    untitled = browser.evaluate("""[...document.querySelectorAll(".chart svg")].filter((svg) =>
-        svg.querySelectorAll("text.title").length < 2 || ![...svg.querySelectorAll("text.title")].every((text) => text.textContent)).length""")
+    untitled = browser.evaluate("""[...document.querySelectorAll(".chart svg")].filter((svg) => {
+        const titles = [...svg.querySelectorAll("text.title")];
+        return titles.length < 2 || !titles.every((text) => text.textContent); }).length""")
     check(untitled == 0, f"{name}: an axis has no title")
 
 
@@ -93,7 +105,7 @@ def check_zoom(browser):
     near = shown_range(browser)
     check(0 < near[1] - near[0] < (whole[1] - whole[0]) / 50, "the zoom stops early")
     mouse(browser, "mouseMoved", x, y)
-    check("live" in browser.evaluate("""document.querySelector("#memory .readout").textContent"""), "there is no readout")
+    check("live" in text_of(browser, "#memory .readout"), "there is no readout")
     key(browser, "Home")
     browser.evaluate("""(() => { const over = [...document.querySelectorAll(".tools select")].at(-1);
         over.value = 1; over.dispatchEvent(new Event("change")); })()""")
@@ -101,16 +113,16 @@ def check_zoom(browser):
 
 
 def check_map(browser):
-    text = """document.querySelector("#map p:nth-of-type(2)").textContent"""
-    before, colors = browser.evaluate(text), painted(browser)
+    state = "#map p:nth-of-type(2)"
+    before, colors = text_of(browser, state), painted(browser)
     browser.evaluate("""(() => { const slider = document.querySelector("#map input"); slider.value = 1;
         slider.dispatchEvent(new Event("input")); })()""")
-    check(browser.evaluate(text) != before, "the slider does not change the map")
+    check(text_of(browser, state) != before, "the slider does not change the map")
     browser.evaluate("""document.querySelector("#map button").click()""")
-    check(browser.evaluate(text) == before and painted(browser) == colors, "the button does not show the peak")
+    check(text_of(browser, state) == before and painted(browser) == colors, "the button does not show the peak")
     x, y = place_of(browser, "#map canvas")
     mouse(browser, "mouseMoved", x, y)
-    check("0x7f" in browser.evaluate("""document.querySelector("#map .readout").textContent"""), "the map shows no address")
+    check("0x7f" in text_of(browser, "#map .readout"), "the map shows no address")
 
 
 def main(folder):
@@ -136,10 +148,10 @@ def main(folder):
         check_map(browser)
         check_zoom(browser)
         browser.show(folder / "both.html")
-        first = browser.evaluate("""document.querySelector("#holders").textContent""")
+        first = text_of(browser, "#holders")
         browser.evaluate("""(() => { const file = document.querySelector(".tools select");
             file.value = 1; file.dispatchEvent(new Event("change")); })()""")
-        check(browser.evaluate("""document.querySelector("#holders").textContent""") != first, "the file does not change")
+        check(text_of(browser, "#holders") != first, "the file does not change")
         failures.extend(browser.complaints())
         # A damaged page says so.
         text = (folder / "etl.html").read_text()

@@ -46,8 +46,8 @@ inline report::recording random_recording(std::uint64_t seed, std::size_t rows, 
       }
       break;
     case 1:
-      if (std::uint64_t const at = first / page * page; random() % 4 == 0 && all(mapped, at, page, true) &&
-                                                        all(used, at, page, false)) {
+      if (std::uint64_t const at = first / page * page;
+          random() % 4 == 0 && all(mapped, at, page, true) && all(used, at, page, false)) {
         add(trace_action::unmap, at, page * granule);
         set(mapped, at, page, false);
         std::uint64_t const target = random() % granules / page * page;

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-# The guide's page shows what gpumem-report prints, and a picture that it has drawn. --write: puts both there.
+# The guide's page and the one of the program show what gpumem-report prints, and a picture that it has drawn.
+# --write: puts both there.
 # SPDX-License-Identifier: Apache-2.0
 import re
 import subprocess
@@ -8,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 program, root = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
-page, picture = root / "modules/guide/report.md", root / "bench/report.svg"
+pages = [root / "modules/guide/report.md", root / "bench/report/README.md"]
+picture = root / "bench/report.svg"
 BLOCK = re.compile(r"^```text\n\$ gpumem-report ([^\n]*)\n(.*?)^```$", re.S | re.M)
 PICTURE = "--svg bench/report.svg bench/traces/gpt_train.csv.gz"
 
@@ -23,13 +25,18 @@ def run(command):
         return done.stdout, drawn.read_text() if drawn.exists() else None
 
 
-text = page.read_text()
-made = BLOCK.sub(lambda block: f"```text\n$ gpumem-report {block[1]}\n{run(block[1])[0]}```", text)
+fix = f"python3 {sys.argv[0]} PROGRAM ROOT --write"
+for page in pages:
+    text = page.read_text()
+    made = BLOCK.sub(lambda block: f"```text\n$ gpumem-report {block[1]}\n{run(block[1])[0]}```", text)
+    if "--write" in sys.argv:
+        page.write_text(made)
+    elif not BLOCK.search(text) or made != text:
+        sys.exit(f"{page} differs from what the program prints: {fix}")
+if PICTURE not in pages[0].read_text():
+    sys.exit(f"{pages[0]} does not say how {picture} is drawn")
 drawn = run(PICTURE)[1]
 if "--write" in sys.argv:
-    page.write_text(made)
     picture.write_text(drawn)
-elif PICTURE not in text or "--help" not in text or made != text:
-    sys.exit(f"{page} differs from what the program prints: python3 {sys.argv[0]} PROGRAM ROOT --write")
 elif drawn != picture.read_text():
-    sys.exit(f"{picture} differs from what the program draws: python3 {sys.argv[0]} PROGRAM ROOT --write")
+    sys.exit(f"{picture} differs from what the program draws: {fix}")

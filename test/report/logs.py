@@ -18,7 +18,8 @@ class Log:
 
     def write(self, path):
         self.rows.append(struct.pack("<QQQQIBBH", self.time, self.time, 0, 0, 1, CLOCK, 0, 0))
-        Path(path).write_bytes(struct.pack("<8sIIQQQ", b"\x89gpumem\n", 2, 0, 36_000_000_000, 0, 0) + b"".join(self.rows))
+        header = struct.pack("<8sIIQQQ", b"\x89gpumem\n", 2, 0, 36_000_000_000, 0, 0)
+        Path(path).write_bytes(header + b"".join(self.rows))
 
 
 def busy_log(path, seed=1, steps=3000, pages=64):
@@ -35,11 +36,14 @@ def busy_log(path, seed=1, steps=3000, pages=64):
             begin = max(begin, pointer + (live[pointer][0] + 255) // 256 * 256) if pointer in live else begin
         return None
 
+    def pages_of(pointer, size):
+        return range((pointer - BASE) // PAGE, (pointer + size - 1 - BASE) // PAGE + 1)
+
     def take(size, stream, thread, served):
         pointer = gap(size)
-        needed = range((pointer - BASE) // PAGE, (pointer + size - 1 - BASE) // PAGE + 1) if pointer else []
+        needed = pages_of(pointer, size) if pointer else []
         absent = [page for page in needed if page not in mapped]
-        used = {page for at, (length, _) in live.items() for page in range((at - BASE) // PAGE, (at + length - 1 - BASE) // PAGE + 1)}
+        used = {page for at, (length, _) in live.items() for page in pages_of(at, length)}
         idle = [page for page in mapped if page not in used and page not in needed]
         if pointer is None or len(mapped) + len(absent) - len(idle) > pages:
             return False
@@ -52,7 +56,8 @@ def busy_log(path, seed=1, steps=3000, pages=64):
                 log.add(MOVE, BASE + page * PAGE, PAGE, BASE + moved * PAGE)
             mapped.add(page)
         live[pointer] = (size, stream)
-        log.add(ALLOCATE, pointer, size, stream, thread, served or (6 if absent else choose.choice([1, 1, 2, 2, 3, 4, 5])))
+        served = served or (6 if absent else choose.choice([1, 1, 2, 2, 3, 4, 5]))
+        log.add(ALLOCATE, pointer, size, stream, thread, served)
         return True
 
     for step in range(steps):

@@ -41,7 +41,8 @@ TEST_F(report_program, log_without_memory_is_replayed) {
   EXPECT_EQ(made["holders_at_peak"]["streams"][0]["name"], "stream 0x2");
   EXPECT_EQ(made["served_by"]["unknown"], 0);
   outcome const done = run({path("t.csv"), "--json", path("j")});
-  EXPECT_NE(done.output.find("reserved bytes, addresses and reasons for reuse are those of a replay"), std::string::npos);
+  EXPECT_NE(done.output.find("Reserved bytes, addresses and reasons for reuse are those of a replay"),
+            std::string::npos);
 }
 
 TEST_F(report_program, figures_of_a_recorded_trace) {

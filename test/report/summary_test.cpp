@@ -100,7 +100,8 @@ TEST(summary, holders_and_sizes_are_those_of_the_peak) {
     ++bin.blocks_at_peak;
     bin.bytes_at_peak += each.bytes;
   }
-  auto const expect = [](std::vector<report::holder> const& seen, std::map<std::string, std::uint64_t> const& expected) {
+  auto const expect = [](std::vector<report::holder> const& seen,
+                         std::map<std::string, std::uint64_t> const& expected) {
     EXPECT_TRUE(std::ranges::is_sorted(seen, std::greater{}, &report::holder::bytes));
     ASSERT_EQ(seen.size(), expected.size());
     for (auto const& each : seen) EXPECT_EQ(each.bytes, expected.at(each.name)) << each.name;

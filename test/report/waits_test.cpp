@@ -35,9 +35,14 @@ report::event refusal(std::uint64_t at, std::uint64_t bytes, std::uint16_t strea
 }
 
 TEST(waits, end_with_the_grant_or_the_refusal_of_their_request) {
-  auto const made = report::summarize(
-      with({wait(1, 100), wait(2, 100, 1), wait(3, 100), grant(10, 100, 1), refusal(20, 100), grant(30, 100), wait(40, 7),
-            {.microseconds = 50, .pointer = 9 << 20, .bytes = 100}}));
+  auto const made = report::summarize(with({wait(1, 100),
+                                            wait(2, 100, 1),
+                                            wait(3, 100),
+                                            grant(10, 100, 1),
+                                            refusal(20, 100),
+                                            grant(30, 100),
+                                            wait(40, 7),
+                                            {.microseconds = 50, .pointer = 9 << 20, .bytes = 100}}));
   ASSERT_EQ(made.waits.size(), 4u);
   std::vector<std::vector<std::uint64_t>> seen;
   for (auto const& each : made.waits) seen.push_back({each.begin, each.end, each.bytes, each.stream, each.refused});

@@ -46,7 +46,12 @@ def check_blocks(root, page, text, shown):
             yield f"{page}: unknown kind of code block: '{language}'"
 
 
+PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]*)\)")
+
+
 def check_links(folder, page, text):
+    yield from (f"{page}: there is no picture {each}" for each in PICTURE.findall(text) if not (folder / each).exists())
+    text = PICTURE.sub("", text)
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", BLOCK.sub("", text)):
         linked = folder / (target or page)
         if linked.parent != folder or not linked.exists():
