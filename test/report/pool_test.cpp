@@ -1,0 +1,121 @@
+// Logs of pools: the report says what the statistics of the pool say.
+// SPDX-License-Identifier: Apache-2.0
+#include "../support/simulated.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+import gpumem;
+import replay;
+import report;
+
+namespace {
+
+using gpumem::extend::served_by;
+
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+class report_of_pool : public simulated {
+protected:
+  ~report_of_pool() override { std::filesystem::remove(file); }
+  report::summary read() const { return report::summarize(report::read_recording(file)); }
+
+  gpumem::device device{0};
+  gpumem::stream a{device}, b{device};
+  std::string file = (std::filesystem::temp_directory_path() / ("gpumem_report_" + std::to_string(getpid()) + ".log"));
+};
+
+TEST_F(report_of_pool, figures_are_the_statistics_of_the_pool) {
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    gpumem::pool_resource pool{device, {.limit = 48 * MiB, .effort = 1}};
+    {
+      gpumem::logging_adaptor subject{pool, file, {.format = gpumem::log_format::binary}};
+      std::mt19937_64 random{seed};
+      std::vector<std::pair<void*, std::size_t>> live;
+      for (int call = 0; call < 1'500; ++call) {
+        auto const& stream = random() % 2 ? a : b;
+        if (!live.empty() && random() % 2) {
+          auto const at = random() % live.size();
+          subject.deallocate(stream, live[at].first, live[at].second);
+          live.erase(live.begin() + static_cast<std::ptrdiff_t>(at));
+        } else {
+          auto const bytes = random() % 3 ? 1 + random() % 4096 : 1 + random() % (9 * MiB);
+          if (auto const got = subject.try_allocate(stream, bytes)) live.emplace_back(*got, bytes);
+        }
+      }
+      ASSERT_TRUE(subject.flush());
+      auto const expected = pool.statistics();
+      auto const made = read();
+      EXPECT_EQ(made.memory, report::memory_source::log);
+      EXPECT_EQ(made.main.last.live, expected.live);
+      EXPECT_EQ(made.main.last.blocks, live.size());
+      EXPECT_EQ(made.main.last.reserved, expected.reserved);
+      EXPECT_EQ(made.main.peak_live.live, expected.peak_live);
+      EXPECT_EQ(made.main.peak_reserved.reserved, expected.peak_reserved);
+      EXPECT_GE(made.main.last.free, expected.free) << "what caches hold is free here";
+      EXPECT_GE(made.main.last.largest_free, expected.largest_free);
+      EXPECT_EQ(made.main.served[static_cast<std::size_t>(served_by::thread_cache)], expected.reuse_thread_cache);
+      EXPECT_EQ(made.main.served[static_cast<std::size_t>(served_by::completed)], expected.reuse_completed);
+      EXPECT_EQ(made.main.served[static_cast<std::size_t>(served_by::unknown)], 0u);
+      EXPECT_EQ(made.main.unknown_frees, 0u);
+      EXPECT_EQ(made.main.failures, expected.failures);
+      for (auto const& [block, bytes] : live) subject.deallocate(a, block, bytes);
+    }
+    gpumem::simulator::take_findings(); // frees on another stream have no order here
+  }
+}
+
+TEST_F(report_of_pool, waits_are_those_of_the_pool) {
+  using namespace std::chrono_literals;
+  {
+    gpumem::logging_adaptor subject{
+        gpumem::pool_resource{device, {.limit = 4 * MiB}}, file, {.format = gpumem::log_format::binary}};
+    auto block = gpumem::acquire(subject, a, 3 * MiB).wait();
+    EXPECT_THROW(
+        (void)gpumem::acquire(subject, b, 3 * MiB, {.deadline = std::chrono::steady_clock::now() + 1ms}).wait(),
+        gpumem::acquire_error);
+    std::thread waiting{[&] { EXPECT_EQ(gpumem::acquire(subject, b, 3 * MiB).wait().bytes(), 3 * MiB); }};
+    while (subject.statistics().waiting == 0) std::this_thread::yield();
+    block.reset();
+    waiting.join();
+  }
+  auto const made = read();
+  EXPECT_EQ(made.main.waits, 2u);
+  EXPECT_EQ(made.main.refusals, 1u);
+  EXPECT_EQ(made.main.served[static_cast<std::size_t>(served_by::turn)], 1u);
+  ASSERT_EQ(made.waits.size(), 2u);
+  EXPECT_TRUE(made.waits[0].refused);
+  EXPECT_LE(made.waits[0].end, made.waits[1].begin);
+  EXPECT_FALSE(made.waits[1].refused);
+  EXPECT_EQ(made.main.last.live, 0u);
+}
+
+// A log that keeps its last rows begins with live blocks.
+TEST_F(report_of_pool, log_of_the_last_rows_has_what_it_shows) {
+  {
+    gpumem::logging_adaptor subject{
+        gpumem::cuda_resource{device}, file, {.format = gpumem::log_format::binary, .keep_last = 8}};
+    std::vector<void*> blocks;
+    for (int i = 0; i < 40; ++i) blocks.push_back(subject.allocate(a, 1000));
+    for (void* const block : blocks) subject.deallocate(a, block, 1000);
+    ASSERT_TRUE(subject.flush());
+  }
+  auto const made = read();
+  EXPECT_EQ(made.memory, report::memory_source::none);
+  EXPECT_GT(made.main.unknown_frees, 0u);
+  EXPECT_EQ(made.main.last.live, 0u);
+  EXPECT_TRUE(made.frames.empty());
+}
+
+} // namespace
