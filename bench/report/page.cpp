@@ -171,7 +171,8 @@ json page_json(summary const& of, number_store& store) {
                              {"bytes_at_peak", bin.bytes_at_peak}});
   }
   // addresses as text: the numbers of a script have 53 bits
-  for (address_run const& each : of.runs)
+  constexpr std::size_t most_runs = 4096;
+  for (address_run const& each : std::span{of.runs}.first(std::min(most_runs, of.runs.size())))
     made["runs"].push_back(json::array({std::to_string(each.begin), each.end - each.begin}));
   for (memory_frame const& each : of.frames) made["frames"].push_back(page_json(each.when));
   made["arrays"] = arrays_of(of, store);

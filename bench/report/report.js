@@ -4,7 +4,7 @@
 
 const kinds = { f8: Float64Array, f4: Float32Array, u4: Uint32Array, u1: Uint8Array };
 const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-const margin = { left: 78, right: 14, top: 8, bottom: 34 };
+const margin = { left: 78, right: 28, top: 8, bottom: 34 };
 
 function bytes(value) {
   let unit = 0;
@@ -86,7 +86,7 @@ let recordings = [];
 const current = () => recordings[shown.file];
 const place = (recording, i) => (shown.by === "time" ? recording.data.time[i] : i * recording.rows_of_column);
 const end = (recording) => (shown.by === "time" ? recording.microseconds : recording.rows);
-const place_text = (at) => (shown.by === "time" ? time(at) : "call " + count(Math.round(at)));
+const place_text = (at) => (shown.by === "time" ? time(at) : "row " + count(Math.round(at)));
 const place_of = (moment) => (shown.by === "time" ? moment.microseconds : moment.row);
 
 // Returns the last column that begins at this place or before it.
@@ -106,7 +106,6 @@ function each_step(recording, step, visit) {
     const first = next, to = x.invert(left + step);
     while (next < all && place(recording, next) < to) ++next;
     if (next > first) visit(first, next, left, left + step);
-    if (next > first && next < all) visit.last = next - 1;
     if (next >= all && place(recording, all - 1) < x.invert(left)) break;
   }
 }

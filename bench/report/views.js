@@ -329,7 +329,7 @@ function draw_holders() {
         make(row, "td.name", each.name);
         const bar = make(make(row, "td.bar"), "div");
         bar.style.width = (100 * each.bytes) / Math.max(1, all[0].bytes) + "%";
-        const index = name === "streams" ? of.colors.indexOf(each.name) : 1;
+        const index = name === "streams" ? of.colors.indexOf(each.name) : -1;
         bar.style.background = index < 0 ? color(11) : color(index);
         make(row, "td.number", bytes(each.bytes));
         make(row, "td.number", percent(each.bytes / Math.max(1, of.peak_live.live)));

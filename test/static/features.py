@@ -44,15 +44,9 @@ class Tree:
         # The text of each one begins with its name, since Python modules are called by it.
         self.interfaces = {path: f"{path.stem}\n{code_of(path)}" for path in files}
         self.sources = [path.read_text() for path in (root / "src").rglob("*.cpp")]
-        self.programs = [path.read_text() for path in (root / "bench").rglob("CMakeLists.txt")]
 
     def is_public(self, name):
-        """Whether an interface has all parts of the name; for a variable of the environment, whether a source has it.
-
-        For a program, whether CMake makes it.
-        """
-        if name.startswith("gpumem-"):
-            return any(f"add_executable({name} " in text for text in self.programs)
+        """Whether one interface has all parts of the name; for a variable of the environment, whether a source has."""
         if name.isupper() and any(f'"{name}"' in code for code in self.sources):
             return True
         return any(all(holds(code, part) for part in parts_of(name)) for code in self.interfaces.values())
