@@ -29,8 +29,7 @@ class scope_state final : public adaptor_state<scope_state<Upstream>, Upstream>,
 
 public:
   scope_state(Upstream upstream, std::string name, scope_options const& options)
-      : base{std::move(upstream), false}, holder{std::move(name), options.priority},
-        label_{label_number(this->name())} {
+      : base{std::move(upstream), false}, holder{std::move(name), options.priority}, label_{this->name()} {
     tell(holder_event::begins);
     deadlock_monitor::get().add(*this);
   }
@@ -67,7 +66,7 @@ private:
   friend class adaptor_state<scope_state, Upstream>;
   void on_granted(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
     this->count_bytes(key, static_cast<std::ptrdiff_t>(bytes));
-    this->set_label(pointer, label_);
+    this->set_label(pointer, label_.number());
   }
   void on_free(stream_key const& key, void*, std::size_t bytes) noexcept {
     this->count_bytes(key, -static_cast<std::ptrdiff_t>(bytes));
@@ -76,7 +75,7 @@ private:
     this->count_bytes(key, static_cast<std::ptrdiff_t>(bytes));
   }
 
-  std::uint32_t const label_; // names the blocks in snapshots
+  label_use const label_; // names the blocks in snapshots; this object outlives them
 };
 
 } // namespace detail

@@ -49,7 +49,7 @@ template <class Pool>
   }
 memory_snapshot take_snapshot(Pool const& pool);
 
-/// Writes a snapshot as a JSON object; the guide's page "See your memory" has the schema. The caller checks the stream
+/// Writes a snapshot as a JSON object; the guide's page "Take a snapshot" has the schema. The caller checks the stream
 /// for errors.
 void write_json(memory_snapshot const& snapshot, std::ostream& stream);
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <thread>
 #include <vector>
@@ -233,13 +234,38 @@ TEST(labels, have_one_number_a_text) {
   EXPECT_EQ(label_text(number), "one text");
 }
 
+TEST(labels, text_of_an_ended_owner_gives_its_number_to_another) {
+  using gpumem::detail::label_number, gpumem::detail::label_text, gpumem::detail::label_use;
+  std::uint32_t first = 0;
+  for (int i = 0; i < 100'000; ++i) {
+    label_use const used{"request " + std::to_string(i)}, same{"request " + std::to_string(i)};
+    ASSERT_EQ(used.number(), same.number());
+    ASSERT_EQ(label_text(used.number()), "request " + std::to_string(i));
+    if (i == 0) first = used.number();
+    ASSERT_EQ(used.number(), first);
+  }
+  std::uint32_t kept = 0;
+  {
+    label_use const used{"kept"};
+    kept = label_number("kept");
+    EXPECT_EQ(used.number(), kept);
+  }
+  EXPECT_NE(label_use{"other"}.number(), kept);
+  EXPECT_EQ(label_text(kept), "kept");
+  EXPECT_EQ(label_use{""}.number(), 0u);
+}
+
 TEST(labels, beyond_the_bound_have_one_text) {
-  using gpumem::detail::label_number, gpumem::detail::label_text;
-  std::uint32_t last = 0;
-  for (int i = 0; i < 70'000; ++i) last = label_number("label " + std::to_string(i));
-  EXPECT_EQ(last, 65'535u);
-  EXPECT_EQ(label_text(last), "(other labels)");
-  EXPECT_EQ(label_text(label_number("label 0")), "label 0");
+  using gpumem::detail::label_number, gpumem::detail::label_text, gpumem::detail::label_use;
+  auto const kept = label_number("label 0");
+  std::deque<label_use> used;
+  for (int i = 0; i < 70'000; ++i) used.emplace_back("label " + std::to_string(i));
+  EXPECT_EQ(used.front().number(), kept);
+  EXPECT_EQ(used.back().number(), 65'535u);
+  EXPECT_EQ(label_text(used.back().number()), "(other labels)");
+  used.clear();
+  EXPECT_EQ(label_text(kept), "label 0");
+  EXPECT_EQ(label_text(label_use{"one more"}.number()), "one more");
 }
 
 } // namespace

@@ -380,7 +380,7 @@ gpumem_outcome gpumem_set_label(gpumem_pool* pool, void const* pointer, char con
 /// Writes a file with all that the pool knows of its memory, in place of an older file: blocks, pages, thread caches,
 /// requests that wait, and statistics. Other threads may use the pool meanwhile; the lock of one shard is held for at
 /// most 1,000 blocks at a time. `options` may be NULL, or name the format:
-///   format=json    a JSON object, which the guide's page "See your memory" describes (the default)
+///   format=json    a JSON object, which the guide's page "Take a snapshot" describes (the default)
 ///   format=pickle  the file of torch.cuda.memory._dump_snapshot, which PyTorch's _memory_viz.py reads
 /// An unknown option, a file that cannot be written, and a stack whose outermost resource is not a pool give
 /// GPUMEM_INVALID_ARGUMENT.
