@@ -162,6 +162,14 @@ void shift_addresses(std::vector<event>& events) {
     if (each.action != trace_action::allocate_failure) each.pointer -= lowest;
 }
 
+// Returns whether the row's memory lies where memory can be.
+bool has_possible_addresses(trace_record const& row) {
+  constexpr std::uint64_t end = std::uint64_t{1} << 56;
+  if (row.action != trace_action::allocate && !event_list::is_memory(row.action)) return true;
+  auto const fits = [&](std::uint64_t address) { return row.bytes <= end && address <= end - row.bytes; };
+  return fits(row.pointer) && (row.action != trace_action::move || fits(row.stream));
+}
+
 bool is_binary(std::string const& text) { return text.starts_with('\x89'); }
 
 // Returns whether the recording has memory now.
@@ -187,7 +195,11 @@ recording read_recording(std::string const& file) {
     gpumem::extend::trace_reader reader{replay::read_trace_file(file), file};
     detail::event_list rows{made};
     gpumem::extend::trace_record row;
-    while (reader.next(row)) rows.add(row);
+    while (reader.next(row)) {
+      if (!detail::has_possible_addresses(row))
+        throw gpumem::extend::trace_error(file, reader.line(), "memory at addresses that no memory has");
+      rows.add(row);
+    }
     if (made.events.empty()) throw gpumem::extend::trace_error(file, reader.line(), "there are no rows");
   }
   if (made.memory == memory_source::none && detail::add_memory(made, replay::read_trace_file(file)))

@@ -72,8 +72,9 @@ export enum class log_format : std::uint8_t {
 export struct logging_options {
   log_format format = log_format::csv; ///< text or binary rows
   bool auto_flush = false;             ///< whether each row is written to the sinks and flushed immediately
-  /// The number of rows of a binary log to keep in memory, 40 bytes each; 0: all go to the sinks. The log writes the
-  /// newest ones when a request fails, and at flush().
+  /// The number of rows of a binary log to keep in memory, 40 bytes each; 0: all go to the sinks. The log writes them
+  /// when a request fails, and at flush(). Rows leave a thread's buffer together, so that up to 1,024 rows of a thread
+  /// that was idle may take the places of newer ones of other threads.
   std::size_t keep_last = 0;
 };
 
@@ -140,6 +141,7 @@ private:
   void take_rows(log_ring& ring) noexcept __attribute__((requires_capability(mutex_)));
   void drain() noexcept __attribute__((requires_capability(mutex_)));
   void add_clock_row() noexcept __attribute__((requires_capability(mutex_)));
+  binary_trace_row clock_row() const noexcept;
   void keep(std::string_view rows) noexcept __attribute__((requires_capability(mutex_)));
   void write_kept() noexcept __attribute__((requires_capability(mutex_)));
   void write_to_sinks(std::string_view text) noexcept __attribute__((requires_capability(mutex_)));

@@ -207,7 +207,8 @@ void allocation_log::drain() noexcept {
     memory.swap(memory_rows_);
     failed_ = failed_ || lost_memory_row_;
   }
-  if (has_header_ && counts_cycles_ && binary() && !(memory.empty() && gathered_.empty())) add_clock_row();
+  bool const any = !(memory.empty() && gathered_.empty());
+  if (has_header_ && counts_cycles_ && binary() && kept_.empty() && any) add_clock_row();
   std::string_view const memory_text{reinterpret_cast<char const*>(memory.data()),
                                      memory.size() * sizeof(binary_trace_row)};
   for (std::string_view const text : {memory_text, std::string_view{gathered_}}) {
@@ -218,11 +219,16 @@ void allocation_log::drain() noexcept {
 
 // Adds the time of the clock to the rows, once in a millisecond at most.
 void allocation_log::add_clock_row() noexcept {
+  auto const row = clock_row();
+  if (last_clock_ != 0 && row.pointer < last_clock_ + 1'000'000) return;
+  last_clock_ = row.pointer;
+  gathered_.append(bytes_in_trace(row));
+}
+
+binary_trace_row allocation_log::clock_row() const noexcept {
   auto const time = static_cast<std::uint64_t>(passed().count());
-  if (last_clock_ != 0 && time < last_clock_ + 1'000'000) return;
-  last_clock_ = time;
-  gathered_.append(bytes_in_trace(binary_trace_row{
-      .ticks = ticks(), .pointer = time, .bytes = 0, .stream = 0, .thread = 0, .action = binary_trace_row::clock_row}));
+  return {
+      .ticks = ticks(), .pointer = time, .bytes = 0, .stream = 0, .thread = 0, .action = binary_trace_row::clock_row};
 }
 
 void allocation_log::keep(std::string_view rows) noexcept {
@@ -237,6 +243,7 @@ void allocation_log::write_kept() noexcept {
   auto const next = kept_rows_ % kept_.size() * sizeof(binary_trace_row);
   if (kept_rows_ > kept_.size()) write_to_sinks(all.substr(next));
   write_to_sinks(kept_rows_ == kept_.size() ? all : all.substr(0, next));
+  if (counts_cycles_) write_to_sinks(bytes_in_trace(clock_row()));
   kept_rows_ = 0;
 }
 

@@ -224,12 +224,21 @@ std::size_t binning_state::trim(std::size_t keep) {
   return returned_bytes;
 }
 
+// Several bins may go to the same resource. It tells the watcher once.
 bool binning_state::watch_memory(memory_watcher& watcher, bool begin) {
   bool told = false;
-  for (auto* const each : table()) {
-    auto const& services = each->services();
-    if (!each->is_inside() && services.table->watch_memory)
-      told |= services.table->watch_memory(services.state, &watcher, begin);
+  auto const bins = table();
+  auto const state_of = [](bin* each) { return each->services().state; };
+  try {
+    for (auto* const each : bins) {
+      auto const& services = each->services();
+      bool const first = *std::ranges::find(bins, services.state, state_of) == each;
+      if (first && !each->is_inside() && services.table->watch_memory)
+        told |= services.table->watch_memory(services.state, &watcher, begin);
+    }
+  } catch (...) {
+    if (begin) watch_memory(watcher, false);
+    throw;
   }
   return told;
 }

@@ -264,12 +264,13 @@ std::string pickle_reader::key_of(reference key) const {
   fail("has a key that is neither a text nor an integer");
 }
 
-// Builds the value of a node. Bounds the depth and the number of values: lists may hold themselves, or the same list
-// many times.
+// Builds the value of a node. Bounds the depth, and the number of values and of their bytes: lists may hold themselves,
+// or the same list or text many times.
 value pickle_reader::finished(reference index, std::size_t depth) {
   constexpr std::size_t deepest = 64;
   if (depth > deepest || ++values_ > 16 * text_.size()) fail("holds lists in lists without end");
   auto const& result = nodes_[index];
+  if (auto const* const text = std::get_if<std::string>(&result.plain.value)) values_ += text->size() / 8;
   if (result.kind == node::kind::plain) return result.plain;
   if (result.kind == node::kind::list) {
     value::list items;

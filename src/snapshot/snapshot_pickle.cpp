@@ -204,7 +204,9 @@ memory_snapshot snapshot_of_pickle(std::string_view text) {
   for (auto const& segment : pickle["segments"].as<pickle_value::list>()) {
     auto address = count_of(segment, "address");
     auto const stream = count_of(segment, "stream");
-    snapshot.device = static_cast<int>(count_of(segment, "device"));
+    auto const device = count_of(segment, "device");
+    if (device > 1000) throw std::invalid_argument{"gpumem: a snapshot is of device " + std::to_string(device)};
+    snapshot.device = static_cast<int>(device);
     bool first = true;
     for (auto const& record : segment["blocks"].as<pickle_value::list>()) {
       auto block = block_of(record, address, stream, std::exchange(first, false));

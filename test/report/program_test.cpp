@@ -86,6 +86,8 @@ TEST_F(report_program, bad_input_says_what_and_where) {
   refuses({file("cut.gz", read(gzip_file("whole.gz", small_trace)).substr(0, 40))}, "cut.gz");
   refuses({file("foreign.json", "{\"a\": 1}\n")}, "foreign.json:1: not a trace");
   refuses({file("cut.log", "\x89gpumem\n\x02")}, "cut.log:1: cut short");
+  refuses({file("wide.csv", header + row("allocate", "0xffffffffffffff00", "4096"))},
+          "wide.csv:2: memory at addresses that no memory has");
   refuses({file("twice.csv", header + row("allocate", "0xa00", "8") + row("allocate", "0xa00", "8"))},
           "twice.csv:3: pointer 0xa00 is allocated while it is live");
   refuses({path("rows.csv"), "--bogus"}, "unknown option '--bogus'");

@@ -82,6 +82,13 @@ TEST(pickle, malformed_texts_are_refused) {
 // A list that holds itself, and lists that hold the list before twice, which are 2 to the 40 values.
 TEST(pickle, endless_values_are_refused) {
   EXPECT_NE(refusal("]q\0h\0a."sv).find("without end"), std::string::npos);
+  // one text of a megabyte, many times in a list
+  auto const text = std::string(std::size_t{1} << 20, 'x');
+  std::string many = "]T";
+  for (int i = 0; i < 4; ++i) many += static_cast<char>(text.size() >> (8 * i));
+  many += text + "q\1a"s;
+  for (int i = 0; i < 100'000; ++i) many += "h\1a";
+  EXPECT_NE(refusal(many + ".").find("without end"), std::string::npos);
   std::string doubled = "]q"s + '\0';
   for (int i = 0; i < 40; ++i)
     doubled += "]q"s + static_cast<char>(i + 1) + "(h" + static_cast<char>(i) + "h" + static_cast<char>(i) + "e";

@@ -204,8 +204,8 @@ TEST(monitor, a_forked_child_leaves_the_page) {
 }
 
 // Writes a page in the child's name, as an ended process of the same number would have left.
-void write_page(monitored const& child) {
-  int const file = open(child.path().c_str(), O_WRONLY | O_CREAT | O_EXCL, 0600);
+void write_page(std::string const& path) {
+  int const file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0600);
   ASSERT_GE(file, 0);
   ASSERT_EQ(ftruncate(file, sizeof(gpumem::detail::monitor_page)), 0);
   close(file);
@@ -218,7 +218,7 @@ TEST(monitor, takes_the_name_of_an_ended_process) {
     self.next();
   }};
   ASSERT_TRUE(child.waits());
-  write_page(child);
+  write_page(child.path());
   child.go_on();
   ASSERT_TRUE(child.waits());
   EXPECT_TRUE(child.seen(has_rows));
@@ -232,11 +232,14 @@ TEST(monitor, leaves_the_page_of_a_living_process_with_the_same_number) {
     self.next();
   }};
   ASSERT_TRUE(child.waits());
-  write_page(child);
-  int const file = open(child.path().c_str(), O_RDWR);
+  // The page has its name only once it is locked: until then a gpumem-top that runs beside this test would remove it.
+  auto const path = std::string{gpumem::detail::monitor_folder} + "/locked." + std::to_string(getpid());
+  write_page(path);
+  int const file = open(path.c_str(), O_RDWR);
   struct flock lock{};
   lock.l_type = F_WRLCK;
   ASSERT_EQ(fcntl(file, F_SETLK, &lock), 0);
+  std::filesystem::rename(path, child.path());
   child.go_on();
   ASSERT_TRUE(child.waits());
   EXPECT_TRUE(std::filesystem::exists(child.path() + ".1"));

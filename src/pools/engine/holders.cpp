@@ -64,11 +64,12 @@ void append_holders(pool_parts& parts, shard_frees& frees, std::size_t bytes, st
             (one.blocks == 1 ? " block, " : " blocks, ") + size_text(one.bytes);
   }
   auto const limit = parts.chunks.limit();
-  auto const usable = unused + (limit > reserved ? limit - reserved : 0);
-  if (bytes <= usable) {
+  if (bytes <= unused) {
     text += "; enough is free, but in pieces or still in use";
     return;
   }
+  auto const usable = unused + (limit > reserved ? limit - reserved : 0);
+  if (bytes <= usable) return; // below the pool's limit, others have the memory of the device
   auto const missing = bytes - usable;
   std::size_t freed = 0, count = 0;
   while (count < most && freed < missing) freed += holdings[count++].bytes;

@@ -41,7 +41,8 @@ pass_timer::pass_timer(timer& pass, admission& requests) noexcept
 void pass_timer::count_idle(bool open) noexcept { gives_up_ = !open || idle_pause_.count() >= 1000; }
 
 void pass_timer::schedule() noexcept {
-  if (queued_ && !late_) return;
+  if (queued_ && !(late_ && try_cancel_timer(pass_))) return;
+  queued_ = false;
   auto const pause = (requests_.has_waiting() ? waiting_pause_ : idle_pause_).next();
   post(sync::now() + pause, false);
 }
@@ -67,7 +68,7 @@ void pass_timer::begin_pass() noexcept {
   running_ = true;
 }
 
-// Posts a pass, unless one is posted that must stay: each but a late one for a later time.
+// Posts a pass. A late one for a later time is withdrawn; any other that is posted stays.
 void pass_timer::post(sync::time_point time, bool late) noexcept {
   if (!driver_alive() || (queued_ && !(late_ && time < posted_for_ && try_cancel_timer(pass_)))) return;
   queued_ = true;
