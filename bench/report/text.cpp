@@ -234,7 +234,7 @@ std::string format_text(std::span<summary const> all) {
     if (all.size() == 1) text += detail::shown_table(all, 30);
     if (each.main.unknown_frees > 0)
       text += "  " + detail::pad("frees of unknown blocks", 30) + format_count(each.main.unknown_frees) + "\n";
-    text += "  who holds what at peak live:\n";
+    text += "  holders at peak live:\n";
     text += detail::shown_holders("by stream", each.streams, each.main.peak_live.live);
     text += detail::shown_holders("by thread", each.threads, each.main.peak_live.live);
     text += "  " + describe_source(each) + "\n";

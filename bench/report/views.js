@@ -313,7 +313,7 @@ function draw_map() {
 }
 
 function draw_holders() {
-  const section = view("holders", "Who holds what at peak live");
+  const section = view("holders", "Holders at peak live");
   const content = make(section, "div.two");
   const fill = () => {
     const of = current();

@@ -250,7 +250,7 @@ public:
   }
   /// Names a live block of the upstream, if the upstream names blocks.
   bool set_label(void const* pointer, unsigned label) noexcept { return upstream_.set_label(pointer, label); }
-  /// Appends who holds the memory of the upstream, if the upstream knows that.
+  /// Appends the holders of the upstream's memory, if the upstream knows them.
   void append_holders(std::size_t bytes, std::string& text) { upstream_.append_holders(bytes, text); }
   /// Trims the upstream.
   std::size_t trim(std::size_t keep)

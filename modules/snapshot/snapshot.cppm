@@ -87,7 +87,7 @@ pickle_value read_pickle(std::string_view text);
 } // namespace extend
 
 /// Returns the snapshot that write_pickle() or PyTorch has written. It has blocks and the sums of their bytes in the
-/// statistics; the frames of a block become its label. Throws std::invalid_argument.
+/// statistics; the innermost frame of a block becomes its label. Throws std::invalid_argument.
 memory_snapshot snapshot_of_pickle(std::string_view text);
 
 } // namespace gpumem

@@ -31,7 +31,7 @@ export struct copied_block {
   std::uint64_t age = 0; ///< calls under the lock of the shard since the block left its free memory; 0 for free ranges
   std::uint32_t label = 0; ///< number of its text; 0: none
   memory_state state = memory_state::free;
-  bool in_use = false;        ///< not live, and the host has not seen all uses complete
+  bool in_use = false;        ///< free, and the host has not seen all uses complete
   bool begins_region = false; ///< the memory below is no part of the same chunk, or has no pages
 };
 
@@ -92,7 +92,7 @@ private:
 
 /// A copy of all that a pool knows of its memory.
 export struct memory_copy {
-  gpumem::statistics statistics; ///< read before the first piece
+  gpumem::statistics statistics; ///< read before the first piece; in a hardened pool after the last one
   std::vector<copied_block> blocks;
   std::vector<copied_page> pages;
   std::vector<copied_cache> caches;

@@ -141,7 +141,7 @@ public:
   memory_copy copy_memory(std::size_t piece = memory_walk::usual_piece) {
     return detail::copy_memory(parts_, frees_, requests_, read_statistics(), piece);
   }
-  /// Appends who holds the memory that a request for `bytes` lacks. Throws std::bad_alloc.
+  /// Appends the holders of the memory that a request for `bytes` lacks. Throws std::bad_alloc.
   void append_holders(std::size_t bytes, std::string& text) { detail::append_holders(parts_, frees_, bytes, text); }
   /// Returns a text about the pool's memory, for people. Throws std::bad_alloc.
   std::string describe_memory() { return detail::describe_memory(parts_, frees_); }
