@@ -133,11 +133,10 @@ std::string format_text(advice const& given) {
     text += "\nNo resource completes the trace in " + gpumem::format_bytes(given.chosen.memory) + ".\n\n";
   } else {
     candidate const& taken = given.all[*given.made.place];
-    text +=
-        "\nTake " + taken.title + ".\n" + detail::lines_of(taken) + "\nOn the simulated device it reserves " +
-        gpumem::format_bytes(taken.counted.reserved) + " and makes " + std::to_string(taken.counted.driver_calls) +
-        " driver calls" + (taken.note.empty() ? "" : " (" + taken.note + ")") +
-        ".\nOf the resources with few memory calls, it is the simplest that reserves at most 1.02 times the least.\n\n";
+    text += "\nTake " + taken.title + ".\n" + detail::lines_of(taken) + "\nOn the simulated device it reserves " +
+            gpumem::format_bytes(taken.counted.reserved) + " and makes " + std::to_string(taken.counted.driver_calls) +
+            " driver calls" + (taken.note.empty() ? "" : " (" + taken.note + ")") +
+            ".\nIt is the simplest resource with few memory calls that reserves at most 1.02 times the least.\n\n";
   }
   text += detail::table_of(given);
   if (given.trace.operations.blocks > most_driver_blocks) {

@@ -17,13 +17,13 @@ namespace advise {
 namespace detail {
 
 inline constexpr char const* rule = R"(The answer, over one pass of the trace on the simulated device:
-  1. Of the resources that complete the trace (within --memory), take those that
-     make at most twice the fewest memory calls, or at most one for two calls of
-     the program, or at most 100.
-  2. Of these, take those that reserve at most 1.02 times the least.
-  3. Of these, take the simplest: cuMemAlloc, the driver's pool, blocks of one
-     size, the pool, the pool with another effort, all others, the pool with a
-     limit at which requests wait.
+  1. Take the resources that complete the trace (within --memory) and make at
+     most twice the fewest memory calls, or at most one for two calls of the
+     program, or at most 100.
+  2. Keep those that reserve at most 1.02 times the least.
+  3. Choose the simplest: cuMemAlloc, the driver's pool, blocks of one size, the
+     pool, the pool with another effort, all others, the pool with a limit at
+     which requests wait.
 Memory calls are the driver calls that get, map, or return memory. They take
 microseconds, and the others much less.
 
