@@ -66,7 +66,6 @@ export import :shard_list;
 export import :pool_options;
 export import :reuse_rules;
 export import :range_search;
-export import :nvtx_heaps;
 export import :pool_upstream;
 export import :chunk_list;
 export import :growth_policy;

@@ -36,8 +36,6 @@ class device_source final : public source_state {
 public:
   device_source(driver_memory const& kind, class device device) noexcept;
   static device_source& of(driver_memory const& kind, class device device);
-  // Returns whether `pointer` and `bytes` are a whole live block of any device_source: one allocation of the driver.
-  static bool any_has_block(void* pointer, std::size_t bytes) noexcept;
   class device where() noexcept { return device_; }
 
 private:

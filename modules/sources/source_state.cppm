@@ -41,8 +41,6 @@ public:
   bool deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept;
   statistics read_statistics() noexcept;
   char const* resource_name() const noexcept { return name_; }
-  // Returns whether `pointer` is the start of a live block of exactly `bytes`.
-  bool has_block(void* pointer, std::size_t bytes) noexcept __attribute__((locks_excluded(mutex_)));
 
 protected:
   ~source_state() = default;

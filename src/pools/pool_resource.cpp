@@ -111,7 +111,7 @@ std::unique_ptr<block_calls> make_calls(pool_engine& engine, void (*ended)(void*
   try {
     if (engine.options().pass_through) return std::make_unique<pass_through>(engine, ended, state);
     if (engine.options().hardened.enabled) return std::make_unique<hardening>(engine, ended, state);
-    return engine.upstream().heaps() ? std::make_unique<region_calls>(engine, ended, state) : nullptr;
+    return nullptr;
   } catch (...) {
     engine.close();
     throw;
@@ -153,8 +153,7 @@ std::unique_ptr<pool_upstream> held_pages(gpumem::device device, pool_options co
 }
 
 pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options)
-    : special_{is_special(options = for_pass_through(std::move(options), upstream->paged())) ||
-               upstream->show_to_tool()},
+    : special_{is_special(options = for_pass_through(std::move(options), upstream->paged()))},
       engine_{make_engine(std::move(upstream), std::move(options))}, plain_calls_{*engine_, &pool_state::end, this},
       special_calls_{make_calls(*engine_, &pool_state::end, this)},
       calls_{special_calls_ ? *special_calls_ : plain_calls_}, leaks_{make_leak_report(*engine_, *this)},

@@ -44,12 +44,6 @@ device_source& device_source::of(driver_memory const& kind, class device device)
   return states.all.try_emplace({&kind, device.ordinal()}, kind, device).first->second;
 }
 
-bool device_source::any_has_block(void* pointer, std::size_t bytes) noexcept {
-  auto& states = source_states::instance();
-  sync::lock const lock{states.mutex};
-  return std::ranges::any_of(states.all, [&](auto& each) { return each.second.has_block(pointer, bytes); });
-}
-
 expected<void*, failure> device_source::allocate_memory(stream_key const&, std::size_t bytes, std::size_t) noexcept {
   CUdeviceptr address{};
   auto const result = call_on(device_, [&] { return kind_.allocate(&address, bytes); });

@@ -157,12 +157,6 @@ void source_state::reset_peak_live() noexcept {
   counts_.peak_live = counts_.live;
 }
 
-bool source_state::has_block(void* pointer, std::size_t bytes) noexcept {
-  sync::lock const lock{mutex_};
-  auto const found = live_.find(pointer);
-  return found != live_.end() && found->second.bytes == bytes;
-}
-
 bool is_default_handle(CUstream handle) noexcept {
   return handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
 }

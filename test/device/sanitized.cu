@@ -1,5 +1,5 @@
 // A program with one error of memory, which its first argument names. compute-sanitizer must find it in pools that pass
-// through, and in pools over chunks, which tell it of their blocks. The second argument has the options of the pool.
+// through. The second argument has the options of the pool.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/gpumem.h>
 

@@ -16,6 +16,7 @@
 
 import gpumem;
 #include "../sources/recorded_misuse.hpp"
+#include "../support/failing_new.hpp"
 
 namespace {
 
@@ -184,11 +185,27 @@ TEST_F(pass_through, several_threads_share_it) {
   EXPECT_EQ(pool.upstream_resource().statistics().live, 0u);
 }
 
-TEST_F(pass_through, without_a_tool_no_pool_has_heaps) {
-  EXPECT_EQ(gpumem::detail::nvtx_heaps::make(device_), nullptr);
-  gpumem::pool_resource pool{gpumem::cuda_resource{device_}};
-  for (int i = 0; i < 10; ++i) pool.deallocate(stream_, pool.allocate(stream_, 1000), 1000);
-  EXPECT_EQ(pool.statistics().reuse_thread_cache, 9u);
+TEST_F(pass_through, allocation_without_host_memory_for_its_record_leaves_nothing) {
+  if (!test::new_can_fail) GTEST_SKIP();
+  gpumem::pool_resource pool{upstream_, options()};
+  pool.deallocate(stream_, pool.allocate(stream_, 1000), 1000);
+  // Some of the first calls to operator new belong to the upstream, the others to the record.
+  bool granted = false;
+  for (int calls = 0; !granted && calls < 20; ++calls) {
+    auto const got = [&] {
+      test::failing_new const none{calls};
+      return pool.try_allocate(stream_, 1000);
+    }();
+    granted = got.has_value();
+    if (granted) {
+      pool.deallocate(stream_, *got, 1000);
+    } else {
+      EXPECT_EQ(got.error().reason, gpumem::outcome::exhausted);
+    }
+    EXPECT_EQ(upstream_.counters().bytes.value, 0) << calls;
+    EXPECT_EQ(pool.statistics().live, 0u) << calls;
+  }
+  EXPECT_TRUE(granted);
 }
 
 TEST_F(pass_through, pool_with_exported_pages_stays_as_it_is) {

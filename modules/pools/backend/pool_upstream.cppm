@@ -10,7 +10,6 @@ import :cuda;
 import :device;
 import :error;
 import :memory_watcher;
-import :nvtx_heaps;
 import :page_store;
 import :pool_options;
 import :pool_shard;
@@ -66,13 +65,6 @@ public:
     return std::make_unique<address_range>(owner, pages_, bytes, bytes);
   }
 
-  /// Makes this object tell a memory-checking tool about each chunk from now on, if there is such a tool and a device
-  /// can access the chunks. Returns whether it will tell a tool. Called before the first chunk. Throws std::bad_alloc
-  /// and cuda_error.
-  bool show_to_tool();
-  /// Returns the object by which the pool tells the tool of its blocks; null if no tool is told.
-  inline nvtx_heaps* heaps() const noexcept { return heaps_.get(); }
-
   /// Allocates memory that is aligned to the granule and valid in the order of the stream. The caller holds no lock,
   /// because the upstream may be slow.
   expected<void*, failure> allocate(stream_key const& stream, std::size_t bytes) noexcept;
@@ -96,7 +88,6 @@ private:
   aligned_services calls_;
   std::shared_ptr<page_store> pages_;
   memory_watchers chunk_watchers_;
-  std::unique_ptr<nvtx_heaps> heaps_;
   memory_traits traits_;
 };
 

@@ -1,4 +1,4 @@
-// The calls of a pool that depend on its mode, and the mode that shows blocks to a tool.
+// The calls of a pool that depend on its mode.
 // SPDX-License-Identifier: Apache-2.0
 export module gpumem:block_calls;
 import :error;
@@ -80,18 +80,6 @@ protected:
 private:
   void (*const ended_)(void* state) noexcept;
   void* const state_;
-};
-
-/// Shows each block to a tool, as a region of nvtx_heaps. A region ends before the free: afterwards another thread may
-/// get the memory, and make it a region.
-export class region_calls final : public block_calls {
-public:
-  using block_calls::block_calls;
-
-  expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
-                                        std::size_t alignment) noexcept override;
-  void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept override;
-  void return_part(stream_key const& key, void* pointer, std::size_t bytes) noexcept override;
 };
 
 } // namespace gpumem::detail

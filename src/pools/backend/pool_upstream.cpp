@@ -15,7 +15,6 @@ import :cuda;
 import :cuda_resource;
 import :device;
 import :error;
-import :nvtx_heaps;
 import :page_store;
 import :pool_shard;
 import :services;
@@ -66,12 +65,6 @@ std::uint64_t pool_upstream::devices() const noexcept {
   return found;
 }
 
-bool pool_upstream::show_to_tool() {
-  auto const ordinal = device();
-  if (!paged() && device_accessible() && ordinal >= 0) heaps_ = nvtx_heaps::make(gpumem::device{ordinal});
-  return heaps_ != nullptr;
-}
-
 bool pool_upstream::orders_by(stream_key const& key) const noexcept {
   return traits_.stream_ordered && !traits_.host_accessible && !key.is_host();
 }
@@ -90,7 +83,6 @@ expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::
   bool const usable = stream.has_handle() || stream.is_host();
   auto const key = key_for(usable ? stream : stream_key::host().waiting(stream.may_wait()));
   auto const drawn = calls_.try_allocate(key, bytes, granule);
-  if (heaps_ && drawn && device_source::any_has_block(*drawn, bytes)) heaps_->add_heap(*drawn, bytes);
   if (drawn) watchers().each([&](auto& each) { each.on_mapped(*drawn, bytes); });
   return drawn;
 }
@@ -98,7 +90,6 @@ expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::
 void pool_upstream::deallocate(chunk const& chunk) noexcept {
   auto const host = stream_key::host();
   auto* const base = reinterpret_cast<void*>(chunk.base);
-  if (heaps_) heaps_->remove_heap(base);
   watchers().each([&](auto& each) { each.on_unmapping(base, chunk.bytes); });
   calls_.deallocate(host, base, chunk.bytes, granule);
 }
