@@ -196,8 +196,7 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 ///   pages=on               on (the default): use virtual pages, if the device has them and the limit is at least one
 ///                          page; off: use chunks from cudaMalloc. cudaIpcGetMemHandle takes only memory of chunks, and
 ///                          cudaDeviceEnablePeerAccess opens only chunks to other devices: a program that needs either
-///                          must pass pages=off. Under compute-sanitizer a pool over chunks tells the tool of its
-///                          blocks. A pool over pages cannot, since the tools do not accept pages
+///                          must pass pages=off
 ///   effort=0.05            share of the time, from 0 to 1, that a pool over virtual pages may spend on moving free
 ///                          pages to where memory is missing, before it makes new ones; 0: none; 1: no bound, so the
 ///                          pool reserves the least
