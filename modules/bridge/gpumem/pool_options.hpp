@@ -70,9 +70,7 @@ struct pool_options {
   /// least one page. Otherwise it uses chunks from cudaMalloc. `cudaIpcGetMemHandle` takes only memory of chunks, and
   /// `cudaDeviceEnablePeerAccess` opens only chunks to other devices: a program that needs either must set this to
   /// false. Pages are exported by `export_page`, and virtual_pages_options name the devices that may access them. A
-  /// pool over a given upstream ignores this option. Under compute-sanitizer, pools over chunks of cuda_resource,
-  /// managed_resource or pinned_resource tell the tool of each block. A pool over pages cannot, since the tools do not
-  /// accept pages.
+  /// pool over a given upstream ignores this option.
   bool pages = true;
   reuse_policy cross_stream = reuse_policy::wait; ///< rule for memory that another stream freed
   /// How often later, smaller requests may get memory before a waiting request. After that, freed memory is kept for
