@@ -1,6 +1,7 @@
 // page_lender: lends pages of a pool to a borrower, which maps them at addresses of its own.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <cstdint>
 #include <utility>
 export module gpumem:page_lender;
 import :cuda;
@@ -27,16 +28,32 @@ public:
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     return lend_at(std::nullopt, key, bytes, alignment);
   }
-  /// Lends pages at the offset. There none is mapped, or all are free and the stream may use them without a wait.
+  /// Lends pages at the offset, where none is lent. Free pages that are still mapped there are lent again.
   expected<void*, failure> lend_at(std::optional<std::size_t> offset, stream_key const& key, std::size_t bytes,
-                                   std::size_t alignment) noexcept;
+                                   std::size_t alignment) noexcept {
+    return lend_at(offset, key, bytes, alignment, page_);
+  }
+  expected<void*, failure> lend_at(std::optional<std::size_t> offset, stream_key const& key, std::size_t bytes,
+                                   std::size_t alignment, std::size_t page) noexcept;
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept;
+  /// Divides a loan into two, of which the lower one has `bytes`, whole pages of the smallest size. Each is then freed
+  /// alone. Throws std::bad_alloc.
+  void divide(void* pointer, std::size_t bytes) {
+    pool_->engine().divide(pointer, bytes);
+    add_live();
+  }
   std::optional<class device> where() noexcept { return pool_->where(); }
   bool admit(waiter& item) noexcept;
+  /// Parks a request, and calls `attempt()` in its turns.
+  template <class Attempt> bool admit_with(waiter& item, Attempt attempt) noexcept {
+    return pool_->admit_with(item, attempt);
+  }
   bool cancel_waiter(waiter& item) noexcept { return pool_->cancel_waiter(item); }
   inline char const* resource_name() noexcept { return pool_->resource_name(); }
   inline void* base() const noexcept { return range_.pages.base(); }
   inline std::size_t address_space() const noexcept { return range_.pages.address_space(); }
+  inline std::size_t granularity() const noexcept { return range_.pages.granularity(); }
+  inline bool set_label(void const* pointer, std::uint32_t label) noexcept { return pool_->set_label(pointer, label); }
 
 private:
   ~lending_state() override { pool_->engine().close_range(range_); }
@@ -64,9 +81,9 @@ public:
   void* base() const noexcept { return state_->base(); }
   /// Returns the reserved addresses, in bytes.
   std::size_t address_space() const noexcept { return state_->address_space(); }
-  /// Returns pages at the offset from base(), where none is lent. Does not wait. Work of the stream may use them
-  /// immediately. If pages that were freed there are still mapped and in use by other streams, fails with
-  /// outcome::invalid_argument.
+  /// Returns pages at the offset from base(), where none is lent. Does not wait on the host. Work of the stream may use
+  /// them immediately: if pages that were freed there are still in use by other streams, the stream waits for these on
+  /// the device. If it cannot, fails with outcome::exhausted.
   expected<void*, failure> try_allocate_at(stream_ref stream, std::size_t offset, std::size_t bytes) noexcept;
 
   lending_state& state() const noexcept { return *state_; }

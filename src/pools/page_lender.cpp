@@ -17,11 +17,11 @@ import :waiter;
 namespace gpumem::detail {
 
 expected<void*, failure> lending_state::lend_at(std::optional<std::size_t> offset, stream_key const& key,
-                                                std::size_t bytes, std::size_t alignment) noexcept {
+                                                std::size_t bytes, std::size_t alignment, std::size_t page) noexcept {
   auto const unit = range_.pages.granularity();
   if (bytes == 0 || bytes % unit != 0 || offset.value_or(0) % unit != 0 || alignment > unit)
     return unexpected<failure>{failure{outcome::invalid_argument, 0, bytes}};
-  loan_terms const terms{&range_, offset, page_};
+  loan_terms const terms{&range_, offset, page};
   auto const lent = pool_->lend(key, terms, bytes);
   if (lent) add_live();
   return lent;

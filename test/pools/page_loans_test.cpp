@@ -203,7 +203,6 @@ TEST_F(page_loans, borrower_gets_its_freed_pages_again) {
   auto* const lent = lender.allocate(a, 8 * MiB);
   simulator::work(a, {simulator::write(lent, 8 * MiB)});
   lender.deallocate(a, lent, 8 * MiB);
-  EXPECT_EQ(reason_of(lender.try_allocate_at(b, 0, 8 * MiB)), outcome::invalid_argument) << "work still runs there";
   auto* const again = lender.try_allocate_at(a, 0, 4 * MiB).value();
   EXPECT_EQ(again, lent);
   EXPECT_EQ(r.statistics().reserved, 8 * MiB);
@@ -214,6 +213,107 @@ TEST_F(page_loans, borrower_gets_its_freed_pages_again) {
   EXPECT_EQ(third, at(lender, 2 * MiB));
   lender.deallocate(b, third, 6 * MiB);
   EXPECT_TRUE(is_consistent(r));
+}
+
+// The other stream waits on the device for the work that still runs there.
+TEST_F(page_loans, another_stream_waits_for_the_work_on_freed_pages) {
+  pool r{device};
+  page_lender lender{r, GiB};
+  for (int i = 0; i < 2; ++i) {
+    auto* const lent = lender.try_allocate_at(a, 0, 8 * MiB).value();
+    simulator::work(a, {simulator::write(lent, 8 * MiB)});
+    lender.deallocate(a, lent, 8 * MiB);
+    auto* const again = lender.try_allocate_at(b, 4 * MiB, 8 * MiB).value();
+    EXPECT_EQ(again, at(lender, 4 * MiB));
+    simulator::work(b, {simulator::write(again, 8 * MiB)});
+    EXPECT_EQ(r.statistics().reserved, 12 * MiB);
+    lender.deallocate(b, again, 8 * MiB);
+    EXPECT_TRUE(is_consistent(r));
+  }
+  EXPECT_EQ(reason_of(page_lender{r, GiB}.try_allocate(a, MiB)), outcome::invalid_argument);
+}
+
+TEST_F(page_loans, only_that_stream_gets_pages_in_use_where_none_may_wait) {
+  pool r{device, {.cross_stream = gpumem::reuse_policy::completed}};
+  page_lender lender{r, GiB};
+  auto* const lent = lender.try_allocate_at(a, 0, 8 * MiB).value();
+  simulator::work(a, {simulator::write(lent, 8 * MiB)});
+  lender.deallocate(a, lent, 8 * MiB);
+  EXPECT_EQ(reason_of(lender.try_allocate_at(b, 0, 8 * MiB)), outcome::exhausted) << "work still runs there";
+  EXPECT_EQ(r.statistics().reserved, 8 * MiB);
+  a.synchronize();
+  auto* const again = lender.try_allocate_at(b, 0, 8 * MiB).value();
+  lender.deallocate(b, again, 8 * MiB);
+}
+
+// Some pages are mapped and free there, others are not: the loan maps only these.
+TEST_F(page_loans, loan_takes_mapped_pages_and_fills_the_holes_between) {
+  pool r{device, {.limit = 18 * MiB}};
+  page_lender lender{r, GiB};
+  for (std::size_t const offset : {4, 12, 16}) {
+    auto* const lent = lender.try_allocate_at(offset == 12 ? b : a, offset * MiB, 2 * MiB).value();
+    simulator::work(offset == 12 ? b : a, {simulator::write(lent, 2 * MiB)});
+    lender.deallocate(offset == 12 ? b : a, lent, 2 * MiB);
+  }
+  auto const before = simulator::report().driver_calls["cuMemCreate"];
+  auto* const all = lender.try_allocate_at(a, 2 * MiB, 18 * MiB).value();
+  simulator::work(a, {simulator::write(all, 18 * MiB)});
+  EXPECT_EQ(simulator::report().driver_calls["cuMemCreate"] - before, 6u);
+  EXPECT_EQ(r.statistics().reserved, 18 * MiB);
+  EXPECT_EQ(r.statistics().lent, 18 * MiB);
+  EXPECT_TRUE(is_consistent(r));
+  lender.deallocate(a, all, 18 * MiB);
+}
+
+TEST_F(page_loans, refused_hole_leaves_no_page_in_the_others) {
+  pool r{device};
+  page_lender lender{r, GiB};
+  lender.deallocate(a, lender.try_allocate_at(a, 4 * MiB, 2 * MiB).value(), 2 * MiB);
+  a.synchronize();
+  for (unsigned nth : {2u, 4u, 6u}) simulator::fail_call("cuMemCreate", nth, CUDA_ERROR_NOT_PERMITTED);
+  EXPECT_FALSE(lender.try_allocate_at(a, 2 * MiB, 6 * MiB));
+  EXPECT_LE(r.statistics().reserved, 2 * MiB);
+  EXPECT_EQ(r.statistics().lent, 0u);
+  EXPECT_TRUE(is_consistent(r));
+}
+
+TEST_F(page_loans, parts_of_a_loan_are_freed_alone) {
+  pool r{device};
+  page_lender lender{r, GiB};
+  auto* const lent = lender.try_allocate_at(a, 0, 12 * MiB).value();
+  simulator::work(a, {simulator::write(lent, 12 * MiB)});
+  lender.state().divide(lent, 8 * MiB);
+  lender.state().divide(lent, 2 * MiB);
+  EXPECT_EQ(r.statistics().lent, 12 * MiB);
+  ASSERT_TRUE(is_consistent(r)); // a free of a lost part would end the process
+  lender.deallocate(a, at(lender, 2 * MiB), 6 * MiB);
+  EXPECT_EQ(r.statistics().lent, 6 * MiB);
+  EXPECT_EQ(r.trim(), 0u);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 6 * MiB);
+  simulator::work(a, {simulator::read(lent, 2 * MiB), simulator::read(at(lender, 8 * MiB), 4 * MiB)});
+  EXPECT_EQ(lender.try_allocate_at(a, 2 * MiB, 6 * MiB).value(), at(lender, 2 * MiB));
+  for (auto const [offset, bytes] : {std::pair{0, 2}, {2, 6}, {8, 4}})
+    lender.deallocate(a, at(lender, offset * MiB), bytes * MiB);
+  EXPECT_EQ(r.statistics().allocations, r.statistics().frees);
+  EXPECT_TRUE(is_consistent(r));
+}
+
+// Without a limit the pool learns from the driver that the device is full.
+TEST_F(page_loans, borrowers_of_a_full_device_get_each_others_pages) {
+  simulator::reset({.capacity = 64 * MiB});
+  {
+    pool r{device, {.effort = 0}};
+    page_lender one{r, GiB}, other{r, GiB};
+    for (int i = 0; i < 6; ++i) {
+      auto& lender = i % 2 ? one : other;
+      auto* const lent = lender.try_allocate_at(a, 0, 48 * MiB).value_or(nullptr);
+      EXPECT_EQ(lent, lender.base()) << i;
+      if (lent) lender.deallocate(a, lent, 48 * MiB);
+      a.synchronize();
+    }
+  }
+  simulator::reset();
 }
 
 // Each loan finds addresses, although the freed pages before it are still mapped there.

@@ -122,7 +122,7 @@ private:
   bool takes_chunks_after(failure const& failure) const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> grow_pages(allocation_request const& request,
                                                                                       bool exact);
-  // Maps new pages in the address range of a borrower, as the terms of the request say.
+  // Maps pages in the address range of a borrower, as the terms of the request say.
   [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> lend(allocation_request const& request,
                                                                                 bool exact);
   // Maps `bytes` bytes of pages after the mapped addresses of the shard `into`.
@@ -141,10 +141,23 @@ private:
   [[clang::requires_shared_capability(all_shards)]] std::size_t unpaid_pages(std::size_t bytes) const noexcept;
   [[clang::requires_capability(all_shards)]] void charge_moves(std::size_t pages) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void poll_for_moves(allocation_request const& request);
-  [[clang::requires_capability(one_shard)]] static std::optional<growth_plan>
-  loan_plan(allocation_request const& request) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] placement
-  still_mapped(allocation_request const& request) const noexcept;
+  // The blocks at the addresses of a loan, and the runs there that are not mapped.
+  struct loan_site {
+    block* first = nullptr; // the lowest block; null: nothing is mapped there
+    block* last = nullptr;
+    std::vector<page_extent> unmapped;
+    std::size_t missing = 0;                  // bytes of all these runs
+    bool lent = false;                        // a block there is live
+    reuse_tier how = reuse_tier::same_stream; // the costliest tier by which the stream may have a block there
+  };
+  [[clang::requires_capability(one_shard)]] static std::optional<page_extent>
+  loan_extent(allocation_request const& request) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] loan_site look_at(page_extent where,
+                                                                          allocation_request const& request) const;
+  static growth_plan loan_plan(loan_site const& site, allocation_request const& request) noexcept;
+  [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> join_site(page_extent where,
+                                                                                     allocation_request const& request);
+  [[clang::requires_capability(one_shard, all_shards)]] void release_for_loan(allocation_request const& request);
   stream_uses fresh_uses(allocation_request const& request) const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] placement placement_in(block& fresh,
                                                                                allocation_request const& request) const;

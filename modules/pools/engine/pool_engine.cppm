@@ -56,6 +56,8 @@ public:
   inline expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept {
     return allocate_path_.lend(key, terms, bytes);
   }
+  /// Divides a live block into two, of which the lower one has `bytes`. The caller owns it. Throws std::bad_alloc.
+  void divide(void* pointer, std::size_t bytes);
   /// Returns the calling thread's shard, and the block in it that starts at the address; null if there is none.
   inline shard_list::lookup find_in_own_shard(void const* pointer) noexcept {
     auto& shard = parts_.shards.shard_of_thread();

@@ -212,6 +212,11 @@ public:
   /// Turns `bytes` of a hole, from `offset` on, into free memory with these uses. Returns the block that holds them.
   /// The rest stays a hole. Throws std::bad_alloc.
   block& fill_hole(block& hole, std::size_t offset, std::size_t bytes, stream_uses const& uses);
+  /// Joins `bytes` from the address `base` on, all of which lie in free blocks, to one free block with these uses;
+  /// `last` is the highest of these blocks. Returns it. Throws std::bad_alloc.
+  block& gather(block& last, std::uintptr_t base, std::size_t bytes, stream_uses const& uses);
+  /// Divides a live block into two live ones; the lower one has `bytes`. Returns the upper one. Throws std::bad_alloc.
+  block& divide(block& whole, std::size_t bytes);
   /// Shortens a chunk by the hole at its end, if there is one. A chunk that is only a hole becomes empty.
   void trim_hole(chunk& parent) noexcept;
 

@@ -59,7 +59,7 @@ export struct allocation_request {
   unsigned thread;                  // the calling thread's number
   pool_shard* shard = nullptr;      // the calling thread's
   bool growth_failed = false;       // the pool could not grow for this request
-  loan_terms const* loan = nullptr; // of a request that only new pages can serve; null: a request for a block
+  loan_terms const* loan = nullptr; // of a request that no search serves; null: a request for a block
 
   /// Called because memory is short: rounds a medium size up only to a multiple of 256 bytes, as large sizes are. A
   /// small size does not change. `smallest`: bytes of the smallest block of the pool.

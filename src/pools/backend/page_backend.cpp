@@ -360,7 +360,7 @@ std::size_t page_backend::release(std::size_t keep) noexcept {
 void page_backend::release_for(allocation_request const& request) {
   parts_.lock.wait(); // until no other thread changes pages
   if (request.loan) {
-    evict(request, loan_plan(request), std::min(request.bytes, parts_.chunks.headroom()));
+    release_for_loan(request);
     return pool_backend::release_for(request);
   }
   auto const& shard = growing_shard(request);

@@ -8,6 +8,7 @@ module;
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 module gpumem:page_backend_loans.impl;
 import :page_backend;
 import :backend_parts;
@@ -25,56 +26,116 @@ import :virtual_pages;
 
 namespace gpumem::detail {
 
-// Returns where the borrower's range has addresses for the loan; nullopt if it has too few.
-std::optional<growth_plan> page_backend::loan_plan(allocation_request const& request) noexcept {
-  auto& into = *request.loan->into;
-  auto const at = request.loan->offset ? request.loan->offset : into.pages.find_extent(request.bytes);
-  if (!at) return std::nullopt;
-  return growth_plan{&into, page_extent{*at, request.bytes}, request.bytes, request.bytes};
+// Returns where the loan is to lie; nullopt if the borrower's range has too few addresses.
+std::optional<page_extent> page_backend::loan_extent(allocation_request const& request) noexcept {
+  auto const& into = request.loan->into->pages;
+  auto const at = request.loan->offset ? request.loan->offset : into.find_extent(request.bytes);
+  auto const space = into.address_space();
+  if (!at || request.bytes > space || *at > space - request.bytes) return std::nullopt;
+  return page_extent{*at, request.bytes};
 }
 
-// Returns the free memory that is still mapped where the borrower wants pages, if the request's stream may use it
-// without a wait.
-placement page_backend::still_mapped(allocation_request const& request) const noexcept {
+// Looks at the blocks and holes where the loan is to lie.
+page_backend::loan_site page_backend::look_at(page_extent where, allocation_request const& request) const {
   auto& into = *request.loan->into;
-  if (!request.loan->offset || !into.mapped) return {};
-  auto const begin = reinterpret_cast<std::uintptr_t>(into.pages.base()) + *request.loan->offset;
-  auto* const found = into.mapped->find_containing(reinterpret_cast<void const*>(begin));
-  if (!found || !found->is_free() || found->end() - begin < request.bytes) return {};
-  auto const how = parts_.rules.classify(found->uses, request.key, reuse_tier::completed);
-  return how == reuse_tier::none ? placement{} : placement{found, begin - found->base, how};
+  auto const base = reinterpret_cast<std::uintptr_t>(into.pages.base());
+  auto const end = base + where.end();
+  auto at = base + where.offset;
+  loan_site site;
+  auto* const parent = into.mapped;
+  bool const above = !parent || at >= parent->end(); // most buffers grow at their ends, so this looks there first
+  auto* each = above                      ? nullptr
+               : at >= parent->last->base ? parent->last
+                                          : parent->find_containing(reinterpret_cast<void const*>(at));
+  for (; at < end && each; each = each->upper) {
+    auto const next = std::min(end, each->end());
+    if (each->state() == block_state::hole) {
+      site.unmapped.push_back({at - base, next - at});
+      site.missing += next - at;
+    } else {
+      auto const last = parts_.options.cross_stream == reuse_policy::wait ? reuse_tier::wait : reuse_tier::completed;
+      auto const how = each->is_free() ? parts_.rules.classify(each->uses, request.key, last) : reuse_tier::none;
+      site.lent = site.lent || each->is_live();
+      site.how = std::max(site.how, how);
+      if (!site.first) site.first = each;
+      site.last = each;
+    }
+    at = next;
+  }
+  if (at < end) {
+    site.unmapped.push_back({at - base, end - at});
+    site.missing += end - at;
+  }
+  return site;
 }
 
-// As in grow(), first unmaps idle pages of the same size, as far as the pool can afford it. Free pages that still lie
-// where the loan is to lie, but cannot serve it as they are, leave too.
+// Returns what to map for a loan at a site. A range of free memory that lies there already stays.
+growth_plan page_backend::loan_plan(loan_site const& site, allocation_request const& request) noexcept {
+  auto const beside = site.first ? std::uintptr_t{site.first->base} : 0;
+  return {request.loan->into, std::nullopt, site.missing, site.missing, beside};
+}
+
+// Joins the memory at a site, all of which is mapped and free, to one range. Orders the stream after its uses.
+attempt<placement> page_backend::join_site(page_extent where, allocation_request const& request) {
+  auto const site = look_at(where, request);
+  auto const begin = reinterpret_cast<std::uintptr_t>(request.loan->into->pages.base()) + where.offset;
+  for (auto* each = site.how == reuse_tier::wait ? site.first : nullptr; each; each = each->upper) {
+    if (!reuse_rules::wait_for(each->uses, request.key)) return unexpected<failure>{failure{outcome::exhausted}};
+    if (each == site.last) break;
+  }
+  if (site.first == site.last) return placement{site.first, begin - site.first->base, site.how};
+  stream_uses const own{{&request.key.timeline(), request.key.end_use(where.bytes, true)}};
+  return placement{&site.last->parent->shard->ranges.gather(*site.last, begin, where.bytes, own), 0, site.how};
+}
+
+// Takes free memory that is still mapped where the loan is to lie, and maps pages in the holes between. As in grow(),
+// first unmaps idle pages of the same size, as far as the pool can afford it.
 attempt<placement> page_backend::lend(allocation_request const& request, bool exact) {
   begin_looks();
   poll_for_moves(request);
-  if (auto const place = still_mapped(request)) return place;
   auto& into = *request.loan->into;
-  if (!exact && may_move() && affordable_pages() > 0 && lacking(request.bytes) == 0) {
-    auto const unmapped = evict(request, loan_plan(request), 0);
-    charge_moves(std::min(affordable_pages(), unmapped / smallest_page));
+  auto where = loan_extent(request);
+  if (!where && !request.loan->offset) {
+    release_idle({.wanted = SIZE_MAX, .in = &into, .within = {0, into.pages.address_space()}});
+    where = loan_extent(request);
   }
-  auto plan = loan_plan(request);
-  if (request.loan->offset || !plan) {
-    auto const all = page_extent{0, into.pages.address_space()};
-    release_idle({.wanted = SIZE_MAX, .in = &into, .within = plan ? *plan->hole : all});
-    if (!plan) plan = loan_plan(request);
-  }
-  if (!plan) {
+  if (!where) {
     bool const fits = request.bytes <= into.pages.address_space();
     return unexpected<failure>{failure{fits ? outcome::exhausted : outcome::too_large}};
   }
-  if (plan->bytes > parts_.chunks.headroom()) {
+  auto site = look_at(*where, request);
+  if (!exact && site.missing > 0 && may_move() && affordable_pages() > 0 && lacking(site.missing) == 0) {
+    auto const unmapped = evict(request, loan_plan(site, request), 0);
+    charge_moves(std::min(affordable_pages(), unmapped / smallest_page));
+    site = look_at(*where, request);
+  }
+  if (site.lent) return unexpected<failure>{failure{outcome::invalid_argument}};
+  if (site.how == reuse_tier::none) return unexpected<failure>{failure{outcome::exhausted}}; // streams still use it
+  if (site.missing > parts_.chunks.headroom()) {
     if (parts_.chunks.releasing() == 0) return unexpected<failure>{failure{outcome::exhausted}};
     parts_.lock.wait_for_release(parts_.chunks);
     return attempt<placement>::retry();
   }
-  auto const fresh = map(*plan, {}, request.loan);
-  if (!fresh) return unexpected<failure>{fresh.error()};
-  auto const begin = reinterpret_cast<std::uintptr_t>(into.pages.base()) + plan->hole->offset;
-  return placement{*fresh, begin - (*fresh)->base, reuse_tier::none};
+  for (auto const& run : site.unmapped) {
+    auto const fresh = map({&into, run, run.bytes, run.bytes}, {}, request.loan);
+    if (fresh) continue;
+    if (&run != site.unmapped.data()) release_idle({.wanted = SIZE_MAX, .in = &into, .within = *where});
+    return unexpected<failure>{fresh.error()};
+  }
+  auto const joined = join_site(*where, request);
+  if (!joined.is_done() || site.missing == 0) return joined;
+  return placement{joined.value().range, joined.value().offset, reuse_tier::none};
+}
+
+// Unmaps idle pages for a loan that the limit or the device has refused. While the limit leaves room, the device has
+// none.
+void page_backend::release_for_loan(allocation_request const& request) {
+  auto const where = loan_extent(request);
+  if (!where) return;
+  auto const site = look_at(*where, request);
+  if (site.missing == 0 || site.how == reuse_tier::none) return;
+  auto const headroom = parts_.chunks.headroom();
+  evict(request, loan_plan(site, request), headroom < site.missing ? headroom : 0);
 }
 
 address_range& page_backend::open_range(std::size_t bytes) {

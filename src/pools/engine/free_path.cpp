@@ -73,14 +73,15 @@ bool free_path::passes_threshold(stream_timeline& timeline, std::size_t bytes, p
   return timeline.epochs().count_unrecorded(frees, std::exchange(own->unrecorded_bytes, 0), threshold);
 }
 
-// Records an event for a free if another stream or the host may soon want memory. The event shows them when the work on
+// Records an event for a free if another stream or the host may soon want memory, and for each free of a loan: its
+// borrower may want the same addresses on another stream. The event shows them when the work on
 // the block is complete. `bytes`: the size of the block. Returns the use of the call with the epoch of the event, or
 // with its present epoch if none was recorded.
 [[gnu::always_inline]] inline stream_use free_path::record_if_due(free_call const& call, std::size_t bytes,
                                                                   pool_shard& shard) noexcept {
   auto& timeline = *call.use.timeline;
   bool const many = parts_.mode.multi_stream() && passes_threshold(timeline, bytes, shard);
-  bool const due = many || timeline.event_request().raised() || parts_.mode.under_pressure();
+  bool const due = many || shard.lends || timeline.event_request().raised() || parts_.mode.under_pressure();
   return due ? record_event(call.key, call.use) : call.use;
 }
 
@@ -164,7 +165,8 @@ bool free_path::push_remote_free(free_call const& call, shard_list::lookup const
   if (!lookup.that || !may_cache(*lookup.that, call.key, call.bytes) || threshold == SIZE_MAX) return false;
   auto& timeline = *call.use.timeline;
   bool const many = timeline.epochs().count_unrecorded(1, lookup.that->bytes, threshold);
-  auto const use = many || timeline.event_request().raised() ? record_event(call.key, call.use) : call.use;
+  bool const due = many || lookup.shard->lends || timeline.event_request().raised();
+  auto const use = due ? record_event(call.key, call.use) : call.use;
   return parts_.caches.call_if_enabled([&] { lookup.shard->remote_frees.push(*lookup.that, use); });
 }
 

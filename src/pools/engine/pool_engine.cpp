@@ -117,6 +117,14 @@ void pool_engine::remove_outside(std::size_t bytes) {
   after_limit_change(waiters);
 }
 
+void pool_engine::divide(void* pointer, std::size_t bytes) {
+  auto const found = parts_.shards.find_live(pointer);
+  shard_lock const lock{parts_.shards, *found.shard};
+  found.shard->ranges.divide(*found.that, bytes);
+  ++found.shard->live_blocks;
+  ++found.shard->counts.allocations; // each of the two will count as a free
+}
+
 address_range& pool_engine::open_range(std::size_t bytes) {
   throw_if_child();
   upstream_call::throw_if_here(parts_.shards);

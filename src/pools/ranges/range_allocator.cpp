@@ -323,6 +323,49 @@ block& range_allocator::fill_hole(block& hole, std::size_t offset, std::size_t b
   return free_.coalesce(*filled, coalescing::same_streams);
 }
 
+block& range_allocator::gather(block& last, std::uintptr_t base, std::size_t bytes, stream_uses const& uses) {
+  metadata_.reserve(3); // as in make_hole()
+  lists().reserve(1);
+  block* joined = nullptr;
+  auto end = base + bytes;
+  for (auto* at = &last;;) {
+    auto* const below = at->lower;
+    auto const begin = std::max(base, std::uintptr_t{at->base});
+    auto& taken = split(*at, begin - at->base, end - begin);
+    if (joined) {
+      taken.bytes += joined->bytes;
+      metadata_.release(taken.parent->unlink(*joined));
+    }
+    joined = &taken;
+    if (begin == base) break;
+    end = begin;
+    at = below;
+  }
+  joined->uses = uses;
+  free_bytes_ += bytes;
+  free_.insert(*joined);
+  return *joined;
+}
+
+block& range_allocator::divide(block& whole, std::size_t bytes) {
+  metadata_.reserve(1);
+  table_.reserve(1);
+  auto& upper = metadata_.allocate();
+  upper.base = whole.base + bytes;
+  upper.bytes = upper.requested = whole.bytes - bytes;
+  upper.class_number = whole.class_number;
+  upper.allocated_at = whole.allocated_at;
+  upper.stream = whole.stream;
+  upper.uses = whole.uses;
+  upper.was_ready = whole.was_ready;
+  upper.set_label(whole.label_number());
+  whole.bytes = whole.requested = bytes;
+  whole.parent->link_above(upper, whole);
+  ++whole.parent->live_blocks;
+  table_.insert(upper);
+  return upper;
+}
+
 void range_allocator::trim_hole(chunk& parent) noexcept {
   auto* const last = parent.last;
   if (!last || last->state() != block_state::hole) return;
