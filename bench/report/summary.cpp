@@ -261,6 +261,7 @@ private:
       ++all.refusals;
       waits_.end(next, true);
       break;
+    case trace_action::label: break;
     }
   }
 

@@ -6,10 +6,12 @@ module;
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 export module gpumem:logging_adaptor;
 import :adaptor_base;
 import :cuda;
 import :error;
+import :holder;
 import :memory_watcher;
 import :std;
 import :stream;
@@ -38,6 +40,12 @@ public:
     return true;
   }
 
+  /// Returns the row that push() has added last; null if there is none. Only the thread that pushes may call it.
+  binary_trace_row const* last() const noexcept {
+    auto const end = end_.load(std::memory_order_relaxed);
+    return end == 0 ? nullptr : &rows_[(end - 1) % capacity];
+  }
+
   /// Moves all rows to the end of `text`. The capacity of `text` must leave room for `bytes` more, so that nothing is
   /// allocated.
   void take(std::string& text) noexcept {
@@ -56,6 +64,27 @@ private:
   std::size_t seen_begin_ = 0;      // the pushing thread's copy of begin_, which may be out of date
   std::atomic<std::size_t> begin_{0};
   std::array<binary_trace_row, capacity> rows_;
+};
+
+/// Numbers the labels of a log, since the process gives a label that ends and begins again another number. Any thread.
+export class log_labels {
+public:
+  /// Returns the number in the log of a label of the process; 0 for none, and if the host has no memory for its text.
+  std::uint16_t number_of(std::uint32_t label) noexcept {
+    if (label == 0) return 0;
+    auto const known = known_[label % known_.size()].load(std::memory_order_acquire);
+    return known >> 32 == label ? static_cast<std::uint16_t>(known) : find_or_add(label);
+  }
+  /// Removes and returns the text rows of all labels that are new since the last call, with their texts.
+  std::string take_rows() noexcept;
+
+private:
+  std::uint16_t find_or_add(std::uint32_t label) noexcept;
+
+  std::array<std::atomic<std::uint64_t>, 256> known_{}; // a label of the process, and its number in the lower 32 bits
+  sync::mutex mutex_;
+  std::unordered_map<std::string, std::uint16_t> numbers_ __attribute__((guarded_by(mutex_)));
+  std::string rows_ __attribute__((guarded_by(mutex_)));
 };
 
 } // namespace gpumem::detail
@@ -115,9 +144,11 @@ public:
   allocation_log(allocation_log const&) = delete;
   allocation_log& operator=(allocation_log const&) = delete;
 
-  // Does nothing in a call from inside a sink, while this thread writes to the sinks.
+  // Both do nothing in a call from inside a sink, while this thread writes to the sinks.
   void write(trace_action action, stream_key const& key, void const* pointer, std::size_t bytes,
              served_by served = served_by::unknown) noexcept;
+  // Writes no row after that of an allocation that has the label.
+  void write_label(void const* pointer, std::uint32_t label) noexcept;
   // Writes all rows to the sinks and flushes them. Returns false if a sink has failed, now or earlier.
   bool flush() noexcept;
   // Writes all rows if the log keeps its last rows in memory.
@@ -163,6 +194,7 @@ private:
   sync::mutex memory_mutex_;
   std::vector<binary_trace_row> memory_rows_ __attribute__((guarded_by(memory_mutex_)));
   bool lost_memory_row_ __attribute__((guarded_by(memory_mutex_))) = false;
+  log_labels labels_;
   std::atomic<void const*> writer_{nullptr}; // while a thread writes to the sinks, the address of its `refused_calls`
   std::array<std::atomic<log_ring*>, max_rings> rings_{}; // by thread index; a ring is made at its thread's first row
 };
@@ -183,6 +215,11 @@ public:
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     last_served = usual_;
     return base::try_allocate(key, bytes, alignment);
+  }
+  bool set_label(void const* pointer, std::uint32_t label) noexcept {
+    bool const named = base::set_label(pointer, label);
+    if (named) log_.write_label(pointer, label);
+    return named;
   }
   // A request that comes again after a wait has a mark. One that asks for a turn alone has no rows.
   bool admit(waiter& item) noexcept
@@ -205,7 +242,10 @@ public:
 private:
   friend class adaptor_state<logging_state, Upstream>;
   void write(trace_action action, waiter const& item) noexcept {
-    log_.write(action, key_of(item, item.part(0)), nullptr, item.bytes());
+    for (std::size_t i = 0; i < item.parts(); ++i) {
+      auto const& one = item.part(i);
+      if (one.bytes > 0) log_.write(action, key_of(item, one), nullptr, one.bytes);
+    }
   }
   void on_grant(waiter const& item, request_part const& part) noexcept override {
     last_served = served_by::turn;
@@ -242,8 +282,10 @@ private:
 ///
 /// A binary log (log_format::binary) has the same rows; trace_reader sorts them by time. Threads do not wait for each
 /// other. Each thread needs 40 KiB of host memory. Over a pool the log also says how each allocation was served, and
-/// has rows of pages and chunks that the pool has at first, gets, moves and gives back. A request that waits has a row
-/// when it begins to wait, and one if it ends without memory.
+/// has rows of pages and chunks that the pool has at first, gets, moves and gives back. For each block of a request
+/// that waits it has a row when the request begins to wait, and one if that ends without memory. The row of an
+/// allocation has the name of its scope. A label that the block gets later, through a resource over this adaptor, has a
+/// row. A log has at most 65,534 labels; all further ones are "(other labels)".
 ///
 /// Rows reach the sinks when 64 KiB are buffered, at flush(), and when the last handle is gone and the last block is
 /// freed. With auto_flush each row reaches them immediately. A sink may call the adaptor; such calls write no rows. A

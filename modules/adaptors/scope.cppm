@@ -9,7 +9,6 @@ import :cuda;
 import :deadlock_monitor;
 import :error;
 import :holder;
-import :labels;
 import :std;
 import :stream;
 import :waiter;
@@ -29,7 +28,7 @@ class scope_state final : public adaptor_state<scope_state<Upstream>, Upstream>,
 
 public:
   scope_state(Upstream upstream, std::string name, scope_options const& options)
-      : base{std::move(upstream), false}, holder{std::move(name), options.priority}, label_{this->name()} {
+      : base{std::move(upstream), false}, holder{std::move(name), options.priority} {
     tell(holder_event::begins);
     deadlock_monitor::get().add(*this);
   }
@@ -66,7 +65,7 @@ private:
   friend class adaptor_state<scope_state, Upstream>;
   void on_granted(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
     this->count_bytes(key, static_cast<std::ptrdiff_t>(bytes));
-    this->set_label(pointer, label_.number());
+    if (key.unit() == this) this->set_label(pointer, this->label());
   }
   void on_free(stream_key const& key, void*, std::size_t bytes) noexcept {
     this->count_bytes(key, -static_cast<std::ptrdiff_t>(bytes));
@@ -74,8 +73,6 @@ private:
   void on_refused_free(stream_key const& key, std::size_t bytes) noexcept {
     this->count_bytes(key, static_cast<std::ptrdiff_t>(bytes));
   }
-
-  label_use const label_; // names the blocks in snapshots; this object outlives them
 };
 
 } // namespace detail

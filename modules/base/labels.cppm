@@ -12,11 +12,12 @@ namespace gpumem::detail {
 /// exits, up to 65,535 texts at a time; all further ones are "(other labels)". Throws std::bad_alloc. Any thread.
 export std::uint32_t label_number(std::string_view text);
 
-/// Returns the text with this number, which label_number() has returned, or which a label_use has. Any thread.
+/// Returns the text with this number, which label_number() has returned, or which a label_use has; an empty text after
+/// the last label_use has ended. Any thread.
 export std::string label_text(std::uint32_t number);
 
-/// Keeps a text while it lives, for owners that come and go with names of their own. Afterwards another text may get
-/// the number, unless label_number() has returned it. Any thread.
+/// Keeps a text while it lives, for owners that come and go with names of their own. No other text gets its number
+/// afterwards, before 2^32 numbers have been given. Any thread.
 export class label_use {
 public:
   /// Throws std::bad_alloc.

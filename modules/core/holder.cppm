@@ -5,6 +5,7 @@ module;
 #include <utility>
 export module gpumem:holder;
 import :intrusive_list;
+import :labels;
 import :std;
 import :stream;
 import :sync;
@@ -30,6 +31,8 @@ public:
 
   /// Returns the name that reports show.
   inline std::string const& name() const noexcept { return name_; }
+  // Returns the number of the name, which is the label of the holder's blocks.
+  inline std::uint32_t label() const noexcept { return label_.number(); }
   /// Returns the priority; requests of a higher one go first.
   inline int priority() const noexcept { return priority_; }
   /// Returns a number from a counter of all holders and all requests without a holder: a smaller number means older.
@@ -101,8 +104,9 @@ public:
   void count_at(void const* router, std::size_t branch, std::ptrdiff_t change) noexcept;
 
 protected:
-  /// `name` appears in reports.
-  holder(std::string name, int priority) noexcept : name_{std::move(name)}, priority_{priority}, age_{next_age()} {}
+  /// `name` appears in reports. Throws std::bad_alloc.
+  holder(std::string name, int priority)
+      : name_{std::move(name)}, label_{name_}, priority_{priority}, age_{next_age()} {}
   ~holder() = default;
 
   /// Adds to the bytes that the holder has. `key` is that of the call: it names the holder that counts the bytes as its
@@ -129,6 +133,7 @@ private:
   counter* add_branches(void const* router, std::size_t count) noexcept;
 
   std::string const name_;
+  detail::label_use const label_;
   int const priority_;
   std::uint64_t age_;
   holder* parent_ = nullptr;

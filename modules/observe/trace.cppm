@@ -14,7 +14,9 @@ import :std;
 ///
 /// In version 1 the time of a row is in nanoseconds, and there are rows of allocations, frees and failures alone. In
 /// version 2 the time is in ticks. Clock rows have the ticks and the nanoseconds of one moment. The reader computes the
-/// time between two of them, and after the last one, in proportion to the ticks.
+/// time between two of them, and after the last one, in proportion to the ticks. A text row has the number of a label
+/// in `label`, and the length of its text in `bytes`. After it follow the text, and zeros up to a multiple of 40 bytes.
+/// It stands before the rows that have the number.
 namespace gpumem::detail {
 
 inline constexpr std::array<char, 8> binary_trace_magic{'\x89', 'g', 'p', 'u', 'm', 'e', 'm', '\n'};
@@ -35,10 +37,11 @@ struct binary_trace_row {
   std::uint64_t bytes;
   std::uint64_t stream; // in a row of a move: the address of the pages before
   std::uint32_t thread;
-  std::uint8_t action;     // a trace_action, or clock_row
+  std::uint8_t action;     // a trace_action, text_row or clock_row
   std::uint8_t served = 0; // a served_by
-  std::uint16_t unused = 0;
+  std::uint16_t label = 0; // the number of a text in this trace
 
+  static constexpr std::uint8_t text_row = 254;
   static constexpr std::uint8_t clock_row = 255;
 };
 
@@ -62,8 +65,9 @@ export enum class trace_action : std::uint8_t {
   map,              ///< the pool has got the memory at `pointer` from the driver or from its upstream
   unmap,            ///< the pool gives the memory at `pointer` back
   move,             ///< the pool has moved pages from the address `stream` to `pointer`
-  wait,             ///< the request begins to wait
-  refusal,          ///< the request that waited ends without memory
+  wait,             ///< a block of a request begins to wait; an allocation served by a turn, or a refusal, ends that
+  refusal,          ///< a block of a request that waited ends without memory
+  label,            ///< from now on the live block at `pointer` has the label `label`
 };
 
 /// One row. Pointer and stream are recorded numbers and must not be dereferenced. In the log format a pointer of 0 is
@@ -76,6 +80,9 @@ export struct trace_record {
   std::uint64_t bytes = 0;                      ///< passed to the call
   std::uint64_t stream = 0;                     ///< passed to the call
   served_by served = served_by::unknown;        ///< how an allocation was served; binary logs of version 2 say it
+  /// In a row of an allocation or of a label: the number of the block's label, whose text trace_reader::label_text()
+  /// returns; 0: none. Binary logs of version 2 have labels.
+  std::uint32_t label = 0;
 
   bool operator==(trace_record const&) const = default;
 };
@@ -138,6 +145,10 @@ public:
   bool next(trace_record& record);
   /// Returns all remaining rows.
   std::vector<trace_record> read_all();
+  /// Returns the text of a label that a row has; an empty text for 0, and for numbers that no row has.
+  inline std::string_view label_text(std::uint32_t number) const noexcept {
+    return number < labels_.size() ? std::string_view{labels_[number]} : std::string_view{};
+  }
   /// Returns the line number of the row that next() returned last; the header is line 1. In a binary trace it is the
   /// number of the row in the file.
   inline std::size_t line() const noexcept { return line_; }
@@ -148,6 +159,7 @@ private:
   std::string_view next_line();
   void read_header();
   void read_binary_header();
+  bool read_label_text();
   bool next_binary(trace_record& record);
   std::uint64_t nanoseconds_at(std::uint64_t ticks) noexcept;
   [[noreturn]] void fail(std::string reason);
@@ -160,7 +172,8 @@ private:
   std::uint64_t microseconds_ = 0;   // from midnight to the time 0 of a binary trace
   std::uint32_t version_ = 0;        // of a binary trace
   std::size_t read_end_ = 0;         // of a binary trace: where its well-formed rows end in the text
-  std::vector<std::size_t> by_time_; // of a binary trace: where these rows lie in the text, without clock rows
+  std::vector<std::size_t> by_time_; // of a binary trace: where the rows that next() returns lie in the text
+  std::vector<std::string> labels_;  // by number
   struct moment {
     std::uint64_t ticks, nanoseconds;
   };

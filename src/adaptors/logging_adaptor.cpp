@@ -18,11 +18,14 @@ module;
 #include <string>
 #include <string_view>
 #include <unistd.h>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 module gpumem:logging_adaptor.impl;
 import :logging_adaptor;
 import :driver;
+import :holder;
+import :labels;
 import :memory_watcher;
 import :misuse;
 import :process;
@@ -70,6 +73,39 @@ std::uint64_t system_thread() noexcept {
 
 } // namespace
 
+std::uint16_t log_labels::find_or_add(std::uint32_t label) noexcept try {
+  constexpr std::size_t max_labels = UINT16_MAX;
+  auto text = label_text(label);
+  sync::lock const lock{mutex_};
+  if (numbers_.size() + 1 >= max_labels && !numbers_.contains(text)) text = "(other labels)";
+  auto const next = static_cast<std::uint16_t>(numbers_.size() + 1);
+  auto const [place, added] = numbers_.try_emplace(text, next);
+  if (added) {
+    try {
+      binary_trace_row const row{.ticks = 0,
+                                 .pointer = 0,
+                                 .bytes = text.size(),
+                                 .stream = 0,
+                                 .thread = 0,
+                                 .action = row.text_row,
+                                 .label = next};
+      auto const size = (text.size() + sizeof row - 1) / sizeof row * sizeof row;
+      rows_.reserve(rows_.size() + sizeof row + size);
+      rows_.append(bytes_in_trace(row)).append(text).append(size - text.size(), '\0');
+    } catch (...) {
+      numbers_.erase(place);
+      throw;
+    }
+  }
+  known_[label % known_.size()].store(std::uint64_t{label} << 32 | place->second, std::memory_order_release);
+  return place->second;
+} catch (std::bad_alloc const&) { return 0; }
+
+std::string log_labels::take_rows() noexcept {
+  sync::lock const lock{mutex_};
+  return std::exchange(rows_, {});
+}
+
 allocation_log::allocation_log(std::vector<log_sink> sinks, logging_options options)
     : sinks_{std::move(sinks)}, options_{options}, began_{microseconds_since_midnight()}, began_at_{sync::now()},
       counts_cycles_{sync::real_time && has_cycle_counter()} {
@@ -106,6 +142,7 @@ void allocation_log::write(trace_action action, stream_key const& key, void cons
     return;
   auto const address = reinterpret_cast<std::uintptr_t>(pointer);
   auto const stream = reinterpret_cast<std::uintptr_t>(key.handle());
+  auto const* const unit = action == trace_action::allocate ? key.unit() : nullptr;
   if (binary())
     return write_binary({.ticks = ticks(),
                          .pointer = address,
@@ -113,13 +150,32 @@ void allocation_log::write(trace_action action, stream_key const& key, void cons
                          .stream = stream,
                          .thread = static_cast<std::uint32_t>(system_thread()),
                          .action = static_cast<std::uint8_t>(action),
-                         .served = static_cast<std::uint8_t>(served)});
+                         .served = static_cast<std::uint8_t>(served),
+                         .label = unit ? labels_.number_of(unit->label()) : std::uint16_t{0}});
   trace_record record{
       .thread = system_thread(), .action = action, .pointer = address, .bytes = bytes, .stream = stream};
   sync::lock const lock{mutex_};
   auto const time = std::chrono::duration_cast<std::chrono::microseconds>(passed());
   record.microseconds = began_ + static_cast<std::uint64_t>(time.count());
   append(format_row(record).text());
+}
+
+void allocation_log::write_label(void const* pointer, std::uint32_t label) noexcept {
+  if (!binary() || writes_here()) return;
+  auto const address = reinterpret_cast<std::uintptr_t>(pointer);
+  auto const number = labels_.number_of(label);
+  auto* const ring = options_.auto_flush ? nullptr : ring_of_thread();
+  if (auto const* const last = ring ? ring->last() : nullptr;
+      last && last->pointer == address && last->label == number &&
+      last->action == static_cast<std::uint8_t>(trace_action::allocate))
+    return;
+  write_binary({.ticks = ticks(),
+                .pointer = address,
+                .bytes = 0,
+                .stream = 0,
+                .thread = static_cast<std::uint32_t>(system_thread()),
+                .action = static_cast<std::uint8_t>(trace_action::label),
+                .label = number});
 }
 
 void allocation_log::write_binary(binary_trace_row const& row) noexcept {
@@ -209,6 +265,7 @@ void allocation_log::drain() noexcept {
   }
   bool const any = !(memory.empty() && gathered_.empty());
   if (has_header_ && counts_cycles_ && binary() && kept_.empty() && any) add_clock_row();
+  if (kept_.empty()) write_to_sinks(labels_.take_rows());
   std::string_view const memory_text{reinterpret_cast<char const*>(memory.data()),
                                      memory.size() * sizeof(binary_trace_row)};
   for (std::string_view const text : {memory_text, std::string_view{gathered_}}) {
@@ -241,6 +298,7 @@ void allocation_log::keep(std::string_view rows) noexcept {
 void allocation_log::write_kept() noexcept {
   std::string_view const all{reinterpret_cast<char const*>(kept_.data()), kept_.size() * sizeof(binary_trace_row)};
   auto const next = kept_rows_ % kept_.size() * sizeof(binary_trace_row);
+  write_to_sinks(labels_.take_rows());
   if (kept_rows_ > kept_.size()) write_to_sinks(all.substr(next));
   write_to_sinks(kept_rows_ == kept_.size() ? all : all.substr(0, next));
   if (counts_cycles_) write_to_sinks(bytes_in_trace(clock_row()));

@@ -3,11 +3,9 @@
 module;
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 module gpumem:labels.impl;
 import :labels;
 import :sync;
@@ -15,20 +13,20 @@ import :sync;
 namespace gpumem::detail {
 namespace {
 
-constexpr std::uint32_t last_label = (std::uint32_t{1} << 16) - 1; // the first and the last one have texts of their own
+constexpr std::size_t max_labels = 65'535;
+constexpr std::uint32_t other_labels = UINT32_MAX;
 
 struct label_entry {
   std::string text;
   std::uint32_t uses = 0; // objects of label_use
-  bool stays = true;      // until the process exits
-  std::uint32_t next_unused = 0;
+  bool stays = false;     // until the process exits
 };
 
 struct label_list {
   sync::mutex mutex;
-  std::deque<label_entry> entries __attribute__((guarded_by(mutex))) = {{}}; // by number; texts stay in place
+  std::unordered_map<std::uint32_t, label_entry> entries __attribute__((guarded_by(mutex))); // these stay in place
   std::unordered_map<std::string_view, std::uint32_t> numbers __attribute__((guarded_by(mutex)));
-  std::uint32_t unused __attribute__((guarded_by(mutex))) = 0; // the first entry without a text; 0: none
+  std::uint32_t last __attribute__((guarded_by(mutex))) = 0;
 };
 
 // Never destroyed: reports at the exit of the process read it.
@@ -37,64 +35,55 @@ label_list& all_labels() {
   return *list;
 }
 
-// Returns the number of the text, which is new if `stays` of its entry is false and it has no uses.
+// Returns the number of the text; other_labels if there are too many texts.
 std::uint32_t find_or_add(label_list& list, std::string_view text) __attribute__((requires_capability(list.mutex))) {
   if (auto const found = list.numbers.find(text); found != list.numbers.end()) return found->second;
-  if (list.unused == 0) {
-    auto const number = static_cast<std::uint32_t>(list.entries.size());
-    if (number > last_label) return last_label;
-    list.entries.push_back({.text = {}, .stays = false});
-    if (number == last_label) {
-      list.entries.back() = {.text = "(other labels)"};
-      return last_label;
-    }
-    list.unused = number;
+  if (list.entries.size() == max_labels) return other_labels;
+  do { ++list.last; } while (list.last == 0 || list.last == other_labels || list.entries.contains(list.last));
+  auto const entry = list.entries.try_emplace(list.last, label_entry{.text = std::string{text}}).first;
+  try {
+    list.numbers.emplace(entry->second.text, list.last);
+  } catch (...) {
+    list.entries.erase(entry);
+    throw;
   }
-  auto const number = list.unused;
-  auto& entry = list.entries[number];
-  entry.text = text;
-  list.numbers.emplace(entry.text, number);
-  list.unused = std::exchange(entry.next_unused, 0);
-  return number;
+  return list.last;
 }
 
-std::uint32_t begin_use(std::string_view text) {
+// Calls `change(entry)` for the text's entry, if it has one. Returns its number.
+template <class Change> std::uint32_t number_of(std::string_view text, Change change) {
   if (text.empty()) return 0;
   auto& list = all_labels();
   sync::lock const lock{list.mutex};
   auto const number = find_or_add(list, text);
-  ++list.entries[number].uses;
+  if (number != other_labels) change(list.entries.find(number)->second);
   return number;
 }
 
 } // namespace
 
 std::uint32_t label_number(std::string_view text) {
-  if (text.empty()) return 0;
-  auto& list = all_labels();
-  sync::lock const lock{list.mutex};
-  auto const number = find_or_add(list, text);
-  list.entries[number].stays = true;
-  return number;
+  return number_of(text, [](label_entry& entry) { entry.stays = true; });
 }
 
 std::string label_text(std::uint32_t number) {
+  if (number == other_labels) return "(other labels)";
   auto& list = all_labels();
   sync::lock const lock{list.mutex};
-  return list.entries[number].text;
+  auto const found = list.entries.find(number);
+  return found == list.entries.end() ? std::string{} : found->second.text;
 }
 
-label_use::label_use(std::string_view text) : number_{begin_use(text)} {}
+label_use::label_use(std::string_view text) : number_{number_of(text, [](label_entry& entry) { ++entry.uses; })} {}
 
 label_use::~label_use() {
-  if (number_ == 0) return;
+  if (number_ == 0 || number_ == other_labels) return;
   auto& list = all_labels();
   sync::lock const lock{list.mutex};
-  auto& entry = list.entries[number_];
-  if (--entry.uses > 0 || entry.stays) return;
-  list.numbers.erase(entry.text);
-  entry.text.clear();
-  entry.next_unused = std::exchange(list.unused, number_);
+  auto const found = list.entries.find(number_);
+  if (--found->second.uses > 0 || found->second.stays) return;
+  list.numbers.erase(found->second.text);
+  list.entries.erase(found);
 }
 
 } // namespace gpumem::detail

@@ -47,8 +47,9 @@ bool is_row_at(std::string_view text, std::size_t position, std::uint32_t versio
            static_cast<std::uint32_t>(trace_action::allocate_failure);
   auto const row = part_at<binary_trace_row>(text, position);
   bool const known =
-      row.action <= static_cast<std::uint8_t>(trace_action::refusal) || row.action == binary_trace_row::clock_row;
-  return known && row.served <= static_cast<std::uint8_t>(served_by::turn);
+      row.action <= static_cast<std::uint8_t>(trace_action::label) || row.action >= binary_trace_row::text_row;
+  bool const named = row.action != binary_trace_row::text_row || row.label > 0;
+  return known && named && row.served <= static_cast<std::uint8_t>(served_by::turn);
 }
 
 } // namespace
@@ -66,9 +67,14 @@ void trace_reader::read_binary_header() {
   version_ = header.version;
   if (version_ > 1) clock_.push_back({header.ticks, 0});
   by_time_.reserve(text_.size() / detail::row_size);
+  labels_.resize(1);
   for (read_end_ = detail::row_size; detail::is_row_at(text_, read_end_, version_); read_end_ += detail::row_size) {
     auto const row = detail::part_at<detail::binary_trace_row>(text_, read_end_);
-    if (version_ > 1 && row.action == detail::binary_trace_row::clock_row) {
+    if (version_ > 1 && row.action == detail::binary_trace_row::text_row) {
+      if (!read_label_text()) break;
+    } else if (row.label >= labels_.size()) {
+      break;
+    } else if (version_ > 1 && row.action == detail::binary_trace_row::clock_row) {
       clock_.push_back({row.ticks, row.pointer});
     } else {
       by_time_.push_back(read_end_);
@@ -79,6 +85,18 @@ void trace_reader::read_binary_header() {
   };
   std::ranges::sort(by_time_, {}, key_of);
   std::ranges::sort(clock_, {}, &moment::ticks);
+}
+
+// Reads the text after a text row, and goes on to its last part. Returns false if it is cut short.
+bool trace_reader::read_label_text() {
+  auto const row = detail::part_at<detail::binary_trace_row>(text_, read_end_);
+  auto const rest = text_.size() - read_end_ - detail::row_size;
+  auto const parts = row.bytes / detail::row_size + (row.bytes % detail::row_size != 0);
+  if (parts > rest / detail::row_size) return false;
+  if (row.label >= labels_.size()) labels_.resize(row.label + std::size_t{1});
+  labels_[row.label] = text_.substr(read_end_ + detail::row_size, row.bytes);
+  read_end_ += parts * detail::row_size;
+  return true;
 }
 
 // Without two moments, a tick is a nanosecond. Called for rows in the order of their ticks.
@@ -106,12 +124,19 @@ bool trace_reader::next_binary(trace_record& record) {
               .pointer = row.pointer,
               .bytes = row.bytes,
               .stream = row.stream,
-              .served = static_cast<served_by>(row.served)};
+              .served = static_cast<served_by>(row.served),
+              .label = row.label};
     return true;
   }
   if (position_ > by_time_.size() || read_end_ == text_.size()) return false;
   line_ = read_end_ / detail::row_size + 1;
   if (text_.size() - read_end_ < detail::row_size) fail("cut short: this last row is not whole");
+  auto const row = detail::part_at<detail::binary_trace_row>(text_, read_end_);
+  if (detail::is_row_at(text_, read_end_, version_)) {
+    bool const text = row.action == detail::binary_trace_row::text_row;
+    fail(text ? "cut short: the text of this label is not whole"
+              : "label " + std::to_string(row.label) + " has no text before this row");
+  }
   fail("bad action " + std::to_string(detail::part_at<std::uint32_t>(text_, read_end_ + detail::action_at)));
 }
 

@@ -1,5 +1,6 @@
 // Binary logs over pools: how each allocation was served, the pool's memory, waits, and logs that keep the last rows.
 // SPDX-License-Identifier: Apache-2.0
+#include "../support/failing_new.hpp"
 #include "../support/simulated.hpp"
 
 #include <gpumem/pool_options.hpp>
@@ -12,6 +13,7 @@
 #include <map>
 #include <ostream>
 #include <random>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <streambuf>
@@ -201,6 +203,157 @@ TEST_F(pool_log, request_that_waits_says_how_it_ends) {
   EXPECT_EQ(actions_in(text), (std::vector{map, allocate, allocate_failure, wait, refusal, allocate_failure, wait, free,
                                            allocate, free}));
   EXPECT_EQ(served_in(text)[served_by::turn], 1u);
+}
+
+// Each block of the request has rows of its own, so that each row of a wait has one that ends it.
+TEST_F(pool_log, request_for_several_blocks_waits_for_each) {
+  using namespace std::chrono_literals;
+  {
+    logging_adaptor subject{gpumem::pool_resource{device, {.limit = 8 * MiB}}, text, binary};
+    auto block = gpumem::acquire(subject, a, 7 * MiB).wait();
+    gpumem::block_request const blocks[]{{a, MiB}, {a, 0}, {b, 2 * MiB}};
+    auto const soon = std::chrono::steady_clock::now() + 1ms;
+    EXPECT_THROW((void)gpumem::acquire_all(subject, blocks, {.deadline = soon}).wait(), gpumem::acquire_error);
+    std::thread waiting{[&] { (void)gpumem::acquire_all(subject, blocks).wait(); }};
+    while (subject.statistics().waiting == 0) std::this_thread::yield();
+    block.reset();
+    waiting.join();
+  }
+  std::multiset<std::pair<std::uint64_t, std::uint64_t>> waits; // streams and bytes
+  std::size_t granted = 0, refused = 0;
+  for (auto const& row : test::read_log(text.str())) {
+    if (row.action == wait) waits.emplace(row.stream, row.bytes);
+    if (row.action != refusal && row.served != served_by::turn) continue;
+    auto const begun = waits.find({row.stream, row.bytes});
+    ASSERT_NE(begun, waits.end());
+    waits.erase(begun);
+    ++(row.action == refusal ? refused : granted);
+  }
+  EXPECT_TRUE(waits.empty());
+  EXPECT_EQ(granted, 2u);
+  EXPECT_EQ(refused, 2u);
+}
+
+// Returns the action and the label of each row that has a label or takes one away.
+std::vector<std::pair<trace_action, std::string>> labels_in(std::string text) {
+  gpumem::extend::trace_reader reader{std::move(text), "log"};
+  std::vector<std::pair<trace_action, std::string>> labels;
+  for (auto const& row : reader.read_all()) {
+    if (row.label != 0 || row.action == label) labels.emplace_back(row.action, reader.label_text(row.label));
+  }
+  return labels;
+}
+
+TEST_F(pool_log, blocks_have_the_labels_of_scopes_requests_and_calls) {
+  gpumem::pool_resource pool{device, {.limit = 64 * MiB}};
+  std::string const longer(100, 'n');
+  {
+    logging_adaptor subject{pool, text, binary};
+    gpumem::scope outer{subject, "query"};
+    {
+      gpumem::scope inner{outer, "join"};
+      auto const one = inner.acquire(a, 1000).wait();
+      auto const two = inner.acquire(a, 1000, {.label = "hash table"}).wait();
+    }
+    auto const three = outer.acquire(a, 1000).wait();
+    EXPECT_TRUE(pool.set_label(three.data(), "not told"));
+    auto const from = gpumem::extend::services_of(subject);
+    auto const name = [&](std::string const& name) {
+      return from.table->set_label(from.state, three.data(), gpumem::detail::label_number(name));
+    };
+    EXPECT_TRUE(name(longer));
+    EXPECT_TRUE(name("query"));
+    EXPECT_TRUE(name(""));
+    auto const plain = gpumem::acquire(subject, a, 1000).wait();
+    EXPECT_FALSE(from.table->set_label(from.state, &plain, gpumem::detail::label_number("lost")));
+  }
+  EXPECT_EQ(labels_in(text.str()), (std::vector<std::pair<trace_action, std::string>>{{allocate, "join"},
+                                                                                      {allocate, "join"},
+                                                                                      {label, "hash table"},
+                                                                                      {allocate, "query"},
+                                                                                      {label, longer},
+                                                                                      {label, "query"},
+                                                                                      {label, ""}}));
+}
+
+TEST_F(pool_log, label_of_a_request_that_waited_is_in_its_row) {
+  logging_adaptor subject{gpumem::pool_resource{device, {.limit = 4 * MiB}}, text, binary};
+  auto block = gpumem::acquire(subject, a, 3 * MiB).wait();
+  std::thread waiting{[&] {
+    gpumem::scope query{subject, "query"};
+    (void)query.acquire(b, 3 * MiB).wait();
+  }};
+  while (subject.statistics().waiting == 0) std::this_thread::yield();
+  block.reset();
+  waiting.join();
+  ASSERT_TRUE(subject.flush());
+  auto const labels = labels_in(text.str());
+  ASSERT_FALSE(labels.empty());
+  EXPECT_EQ(labels.front(), std::pair(allocate, std::string{"query"}));
+}
+
+// A scope's name has another number in the process each time, and numbers of ended scopes go to other names.
+TEST_F(pool_log, each_label_has_its_text_once) {
+  constexpr int scopes = 2'000, names = 700;
+  gpumem::pool_resource pool{device};
+  for (std::size_t const kept : {0, 5'000}) {
+    std::ostringstream log;
+    logging_adaptor subject{pool, log, {.format = gpumem::log_format::binary, .keep_last = kept}};
+    for (int i = 0; i < scopes; ++i) {
+      gpumem::scope batch{subject, "batch " + std::to_string(i % names)};
+      (void)batch.acquire(a, 1000).wait();
+    }
+    ASSERT_TRUE(subject.flush());
+    auto const labels = labels_in(log.str());
+    ASSERT_EQ(labels.size(), std::size_t{scopes});
+    for (int i = 0; i < scopes; ++i)
+      ASSERT_EQ(labels[static_cast<std::size_t>(i)], std::pair(allocate, "batch " + std::to_string(i % names)));
+    std::string const last = "batch " + std::to_string(names - 1);
+    auto const at = log.str().find(last);
+    EXPECT_NE(at, std::string::npos);
+    EXPECT_EQ(log.str().find(last, at + 1), std::string::npos);
+  }
+}
+
+TEST_F(pool_log, labels_beyond_the_bound_have_one_text) {
+  constexpr int names = 65'600;
+  {
+    logging_adaptor subject{gpumem::pool_resource{device}, text, binary};
+    for (int i = 0; i < names; ++i) {
+      gpumem::scope batch{subject, "batch " + std::to_string(i)};
+      batch.deallocate(a, batch.allocate(a, 1000), 1000);
+    }
+  }
+  auto const labels = labels_in(text.str());
+  ASSERT_EQ(labels.size(), std::size_t{names});
+  EXPECT_EQ(labels[65'533].second, "batch 65533");
+  EXPECT_EQ(labels[65'534].second, "(other labels)");
+  EXPECT_EQ(labels.back().second, "(other labels)");
+}
+
+TEST_F(pool_log, label_without_host_memory_for_its_text_is_left_out) {
+  if (!test::new_can_fail) GTEST_SKIP();
+  bool refused = true;
+  for (int successes = 0; refused; ++successes) {
+    std::ostringstream log;
+    {
+      logging_adaptor subject{gpumem::pool_resource{device}, log, binary};
+      subject.deallocate(a, subject.allocate(a, 1000), 1000);
+      gpumem::scope query{subject, std::string(100, 'q')};
+      void* block = nullptr;
+      {
+        test::failing_new const failing{successes, test::failing::only_one};
+        block = query.allocate(a, 1000);
+        refused = test::failing_new::refused();
+      }
+      query.deallocate(a, block, 1000);
+      query.deallocate(a, query.allocate(a, 1000), 1000);
+    }
+    auto const labels = labels_in(log.str());
+    ASSERT_FALSE(labels.empty()) << successes;
+    for (auto const& each : labels) EXPECT_EQ(each.second, std::string(100, 'q')) << successes;
+    if (successes == 0) EXPECT_EQ(labels.front().first, label);
+  }
 }
 
 TEST_F(pool_log, last_rows_are_written_when_a_request_fails) {

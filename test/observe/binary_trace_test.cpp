@@ -183,20 +183,61 @@ std::string header_2(std::uint64_t microseconds, std::uint64_t ticks) {
 TEST(binary_trace, version_2_has_more_actions_and_says_how_allocations_were_served) {
   using enum trace_action;
   std::string text = header_2(0, 0);
-  for (std::uint64_t action = 0; action <= 7; ++action) text += row(action, 1, action | (action << 8), 0x100, 8, 2);
+  for (std::uint64_t action = 0; action <= 8; ++action) text += row(action, 1, action | (action % 8 << 8), 0x100, 8, 2);
   auto const rows = read(text);
-  std::vector<trace_action> const actions{allocate, free, allocate_failure, map, unmap, move, wait, refusal};
+  std::vector<trace_action> const actions{allocate, free, allocate_failure, map, unmap, move, wait, refusal, label};
   ASSERT_EQ(rows.size(), actions.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
     EXPECT_EQ(rows[i].action, actions[i]);
-    EXPECT_EQ(rows[i].served, static_cast<gpumem::extend::served_by>(i));
+    EXPECT_EQ(rows[i].served, static_cast<gpumem::extend::served_by>(i % 8));
     EXPECT_EQ(rows[i].stream, 2u);
     EXPECT_EQ(gpumem::extend::format_row(rows[i]).text().empty(), i > 2) << "RMM's format has the first three alone";
   }
   EXPECT_EQ(error_of(header() + row(0, 1, 3, 1)), "t:2: bad action 3") << "version 1 has the first three alone";
   EXPECT_EQ(error_of(header() + row(0, 1, 1 << 8, 1)), "t:2: bad action 256");
-  EXPECT_EQ(error_of(header_2(0, 0) + row(0, 1, 8, 1)), "t:2: bad action 8");
+  EXPECT_EQ(error_of(header_2(0, 0) + row(0, 1, 9, 1)), "t:2: bad action 9");
   EXPECT_EQ(error_of(header_2(0, 0) + row(0, 1, 8 << 8, 1)), "t:2: bad action 2048");
+}
+
+constexpr std::uint64_t text_row = 254;
+
+std::string label_text(std::uint64_t label, std::string text) {
+  auto const bytes = text.size();
+  text.resize((bytes + part_bytes - 1) / part_bytes * part_bytes);
+  return row(0, 0, text_row | (label << 16), 0, bytes) + text;
+}
+
+TEST(binary_trace, labels_have_texts_of_any_length) {
+  for (std::size_t const length : {0, 1, 39, 40, 41, 400}) {
+    std::string const name(length, 'n');
+    gpumem::extend::trace_reader reader{header_2(0, 0) + label_text(3, name) + row(1, 1, 3 << 16, 10) +
+                                        row(0, 1, 1 | 3 << 16, 9) + label_text(1, "other") +
+                                        row(2, 1, 8 | 1 << 16, 10) + row(3, 1, 8, 10)};
+    auto const rows = reader.read_all();
+    std::vector<std::uint32_t> labels;
+    for (auto const& each : rows) labels.push_back(each.label);
+    EXPECT_EQ(labels, (std::vector<std::uint32_t>{3, 3, 1, 0}));
+    EXPECT_EQ(reader.label_text(3), name);
+    EXPECT_EQ(reader.label_text(1), "other");
+    for (std::uint32_t const number : {0, 2, 4, 70'000}) EXPECT_EQ(reader.label_text(number), "");
+  }
+}
+
+TEST(binary_trace, bad_labels_are_refused) {
+  auto const before = header_2(0, 0) + row(0, 1, 0, 10);
+  auto const whole = label_text(1, std::string(90, 'n'));
+  for (std::size_t size = part_bytes; size < whole.size(); ++size) {
+    std::vector<trace_record> rows;
+    EXPECT_EQ(error_of(before + whole.substr(0, size), &rows), "t:3: cut short: the text of this label is not whole");
+    EXPECT_EQ(rows.size(), 1u);
+  }
+  EXPECT_EQ(error_of(before + row(0, 0, text_row | 1 << 16, 0, ~0ULL) + whole),
+            "t:3: cut short: the text of this label is not whole");
+  EXPECT_EQ(error_of(before + row(0, 1, 2 << 16, 11) + label_text(2, "late")),
+            "t:3: label 2 has no text before this row");
+  EXPECT_EQ(error_of(before + label_text(0, "none")), "t:3: bad action 254");
+  EXPECT_EQ(error_of(header() + row(0, 1, text_row, 0)), "t:2: bad action 254") << "version 1 has no labels";
+  EXPECT_EQ(error_of(header() + row(0, 1, 1 << 16, 0)), "t:2: bad action 65536");
 }
 
 // Ten ticks are a nanosecond at first, and one tick later.
