@@ -49,6 +49,7 @@ public:
     return pool_->admit_with(item, attempt);
   }
   bool cancel_waiter(waiter& item) noexcept { return pool_->cancel_waiter(item); }
+  statistics read_statistics() { return pool_->read_statistics(); }
   inline char const* resource_name() noexcept { return pool_->resource_name(); }
   inline void* base() const noexcept { return range_.pages.base(); }
   inline std::size_t address_space() const noexcept { return range_.pages.address_space(); }
