@@ -38,7 +38,8 @@ install(FILES "${PROJECT_BINARY_DIR}/gpumem_c.pc" DESTINATION "${CMAKE_INSTALL_L
 # The Python module looks for the library two folders up, and for the sources of PyTorch's allocator beside itself.
 set(gpumem_python "${CMAKE_INSTALL_LIBDIR}/gpumem/python")
 install(FILES "${PROJECT_SOURCE_DIR}/modules/bridge/python/gpumem_torch.py"
-  "${PROJECT_SOURCE_DIR}/modules/bridge/python/gpumem_torch_build.py" DESTINATION "${gpumem_python}")
+  "${PROJECT_SOURCE_DIR}/modules/bridge/python/gpumem_torch_build.py"
+  "${PROJECT_SOURCE_DIR}/modules/bridge/python/gpumem_torch_growable.py" DESTINATION "${gpumem_python}")
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/src/torch/" DESTINATION "${gpumem_python}/gpumem_torch.sources"
   FILES_MATCHING PATTERN "*.cpp" PATTERN "*.hpp")
 install(FILES "${PROJECT_SOURCE_DIR}/modules/bridge/gpumem/gpumem.h"

@@ -128,7 +128,7 @@ def make(build, output):
     path = output / f"gpumem_torch-{version}-{tag}.whl"
     write_wheel(path, {
         **{name: (ROOT / "modules/bridge/python" / name).read_bytes()
-           for name in ("gpumem_torch.py", "gpumem_torch_build.py")},
+           for name in ("gpumem_torch.py", "gpumem_torch_build.py", "gpumem_torch_growable.py")},
         **sources(),
         f"{FOLDER}/{LIBRARY}": stripped,
         f"{about}/METADATA": metadata(version, newest(versions, "GLIBC_2."), newest(versions, "GLIBCXX_3.4.")).encode(),

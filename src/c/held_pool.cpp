@@ -251,6 +251,10 @@ void recorded_pool::write_snapshot(snapshot_file const&) {
   throw std::invalid_argument{"gpumem: only a pool, fixed or arena has snapshots, not a stack over one"};
 }
 
+gpumem_growable* recorded_pool::make_growable(stream_ref, std::string_view) {
+  throw std::invalid_argument{"gpumem: only a pool over pages lends pages, not a stack over one"};
+}
+
 void recorded_pool::restore(std::span<gpumem_range const>) {
   throw std::invalid_argument{"gpumem: only graph memory can be restored"};
 }

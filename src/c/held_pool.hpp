@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "growable.hpp"
 #include "pool.hpp"
 
 #include <functional>
@@ -135,6 +136,10 @@ public:
       c::write_snapshot(std::move(copy), name, ordinal_, file);
     }
   }
+  gpumem_growable* make_growable(stream_ref stream, std::string_view options) override {
+    if constexpr (has_limit) return c::make_growable(extend::services_of(resource_), stream, options);
+    throw std::invalid_argument{"gpumem: graph memory lends no pages"};
+  }
   void restore(std::span<gpumem_range const> live) override {
     if constexpr (requires { resource_.restore({}); }) {
       std::vector<memory_range> ranges;
@@ -179,8 +184,8 @@ public:
   void record_use(void* pointer, stream_ref stream) override;
   bool synchronize(std::chrono::nanoseconds longest) override;
   void reset_peaks() override;
-  /// The next three functions, visit_ranges(), write_snapshot() and restore() throw std::invalid_argument: only a pool
-  /// supports them.
+  /// The next three functions, visit_ranges(), write_snapshot(), make_growable() and restore() throw
+  /// std::invalid_argument: only a pool supports them.
   void reserve(std::size_t bytes) override;
   void set_limit(std::size_t bytes) override;
   bool add_outside(std::size_t) override { return true; }
@@ -196,6 +201,7 @@ public:
   void visit_ranges(std::function<void(gpumem_range const&)> const& visit) override;
   void set_label(void const* pointer, std::string_view label) override;
   void write_snapshot(snapshot_file const&) override;
+  gpumem_growable* make_growable(stream_ref, std::string_view) override;
   void restore(std::span<gpumem_range const>) override;
   any_pool resource() override { return resource_; }
 

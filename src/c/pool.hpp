@@ -19,6 +19,8 @@
 
 #include "snapshot.hpp"
 
+struct gpumem_growable;
+
 /// The pool to which a C caller has a pointer. Its functions throw exceptions; outcome_of() turns them into outcomes.
 /// Any thread.
 struct gpumem_pool {
@@ -90,6 +92,9 @@ struct gpumem_pool {
   virtual void set_label(void const* pointer, std::string_view label) = 0;
   /// Writes a snapshot. Throws std::invalid_argument if the file cannot be written, and for stacks.
   virtual void write_snapshot(gpumem::c::snapshot_file const& file) = 0;
+  /// Makes a buffer that grows over the pool's pages; see make_growable(). Throws std::invalid_argument for stacks and
+  /// for graph memory.
+  virtual gpumem_growable* make_growable(cuda::stream_ref stream, std::string_view options) = 0;
   /// Makes exactly the blocks of `live` live, if this is graph memory. Other pools throw std::invalid_argument.
   virtual void restore(std::span<gpumem_range const> live) = 0;
   /// Returns a handle to the outermost resource.

@@ -1,6 +1,7 @@
 // The C++ headers over the C library, built by GCC in C++17, and in C++20 with CCCL. Argument: the case.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/gpumem_torch.h>
+#include <gpumem/growable.hpp>
 #include <gpumem/pool.hpp>
 
 #include <chrono>
@@ -47,6 +48,27 @@ template <class Exception, class Work> Exception thrown_by(Work work) {
 CUstream_st* new_stream() { return static_cast<CUstream_st*>(simulated_stream(0)); }
 
 bool contains(char const* text, char const* part) { return std::strstr(text, part) != nullptr; }
+
+void growable_block_grows_and_gives_back() {
+  gpumem::pool pool{0, "limit=64MiB"};
+  auto* const stream = new_stream();
+  gpumem::growable_block block{pool, stream, 1024 * mib, "initial=2MiB,page=2MiB,name=cache"};
+  auto* const data = block.data();
+  block.grow_to(stream, 32 * mib);
+  REQUIRE(block.data() == data && block.bytes() == 32 * mib && block.sizes().reserved == 1024 * mib);
+  auto const mapped = block.sizes().mapped;
+  block.discard(stream, 4 * mib, 8 * mib);
+  REQUIRE(block.sizes().mapped == mapped - 8 * mib && block.bytes() == 32 * mib);
+  block.restore(stream, 4 * mib, 8 * mib, std::chrono::nanoseconds{-1});
+  block.shrink_to(stream, 2 * mib);
+  gpumem::growable_block moved{std::move(block)};
+  REQUIRE(!block && moved.data() == data && moved.bytes() == 2 * mib);
+  REQUIRE(contains(thrown_by<std::invalid_argument>([&] { block.grow_to(stream, mib); }).what(), "the buffer is NULL"));
+  REQUIRE(thrown_by<gpumem::out_of_memory>([&] { moved.grow_to(stream, 2048 * mib); }).reason() ==
+          gpumem::outcome::too_large);
+  moved = gpumem::growable_block{};
+  REQUIRE(pool.statistics().lent == 0);
+}
 
 void all_options_reach_the_pool() {
   gpumem::pool_options options;
@@ -368,6 +390,7 @@ struct test_case {
 
 constexpr test_case cases[] = {
     {"all_options_reach_the_pool", all_options_reach_the_pool},
+    {"growable_block_grows_and_gives_back", growable_block_grows_and_gives_back},
     {"other_options_have_their_text", other_options_have_their_text},
     {"numbers_have_a_point_in_any_language", numbers_have_a_point_in_any_language},
     {"wrong_options_are_refused", wrong_options_are_refused},

@@ -311,6 +311,108 @@ class StandIn:
         sys.modules["torch"] = self.module
 
 
+class Tensor:
+    """A fake of a tensor: the memory and the shape that a view has."""
+
+    def __init__(self, memory, dtype, shape, device):
+        self.memory, self.dtype, self.shape, self.device = memory, dtype, shape, device
+
+    def view(self, first, *rest):
+        if isinstance(first, int):
+            return Tensor(self.memory, self.dtype, [first, *rest], self.device)
+        return Tensor(self.memory, first, self.shape, self.device)
+
+    def movedim(self, source, target):
+        shape = list(self.shape)
+        shape.insert(target, shape.pop(source))
+        return Tensor(self.memory, self.dtype, shape, self.device)
+
+    def element_size(self):
+        return {"uint8": 1, "half": 2, "float": 4}[self.dtype]
+
+
+class Growing(Plugged):
+    def use_torch(self, stream):
+        torch = StandIn(gpumem_torch.HOOKS).module
+        torch.OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})
+        torch.get_default_dtype = lambda: "float"
+        torch.empty = lambda size, dtype="float", device="cpu": Tensor(None, dtype, [size], device)
+        torch.as_tensor = lambda memory, device: Tensor(
+            memory, "uint8", list(memory.__cuda_array_interface__["shape"]), device)
+        torch.cuda.current_stream = lambda device: types.SimpleNamespace(cuda_stream=stream)
+        return torch
+
+    def address(self, tensor):
+        return tensor.memory.__cuda_array_interface__["data"][0]
+
+    @alone
+    def test_tensor_grows_at_its_address(self):
+        self.use_torch(self.simulator.stream(0))
+        gpumem_torch.configure("limit=64MiB")
+        cache = gpumem_torch.growable((8, 0, 128), "half", dim=1, reserve=1 << 20, device=0, name="keys")
+        self.assertEqual((cache.tensor.shape, cache.tensor.dtype, cache.tensor.memory), ([8, 0, 128], "half", None))
+        first = cache.grow_(1024)
+        self.assertEqual((first.shape, first.dtype, first.device), ([8, 1024, 128], "half", "cuda:0"))
+        self.assertEqual(first.memory.__cuda_array_interface__["shape"], (2 * MIB,))
+        second = cache.grow_(8 * 1024)
+        self.assertEqual((self.address(second), second.shape), (self.address(first), [8, 8 * 1024, 128]))
+        self.assertIs(cache.tensor, second)
+        self.assertGreaterEqual(gpumem_torch.statistics(0)["lent"], 16 * MIB)
+        mapped = cache.sizes()["mapped"]
+        cache.discard(1024, 3 * 1024)
+        self.assertEqual(cache.sizes()["mapped"], mapped - 4 * MIB)
+        cache.restore(1024, 2048)
+        self.assertEqual(cache.shrink_(1024).shape, [8, 1024, 128])
+        self.assertEqual((cache.sizes()["bytes"], cache.sizes()["mapped"]), (2 * MIB, 2 * MIB))
+        del first, second, cache
+        self.assertEqual(gpumem_torch.statistics(0)["lent"], 0)
+
+    @alone
+    def test_views_keep_the_memory(self):
+        self.use_torch(self.simulator.stream(0))
+        view = gpumem_torch.growable((MIB,), reserve=4 * MIB, device=0).tensor
+        self.assertEqual(gpumem_torch.statistics(0)["lent"], 4 * MIB)
+        del view
+        self.assertEqual(gpumem_torch.statistics(0)["lent"], 0)
+
+    @alone
+    def test_want_of_memory_is_that_of_torch(self):
+        torch = self.use_torch(self.simulator.stream(0))
+        gpumem_torch.configure("limit=16MiB")
+        cache = gpumem_torch.growable((0, MIB), "float", reserve=8, device=0)
+        for length, text in ((8, "limit"), (9, "addresses for 8 rows, not 9")):
+            with self.assertRaisesRegex(torch.OutOfMemoryError, text):
+                cache.grow_(length)
+        self.assertEqual(cache.grow_(2).shape, [2, MIB])
+        with self.assertRaisesRegex(torch.OutOfMemoryError, "16777216|16.0 MiB"):
+            gpumem_torch.growable((8, MIB), "float", reserve=8, device=0)
+
+    @alone
+    def test_wrong_calls_say_what_is_wrong(self):
+        self.use_torch(None)  # the legacy stream
+        gpumem_torch.configure("pages=off")
+        self.simulator.make_current(0)
+        for error, text, call in (
+                (IndexError, "no dimension 2", lambda: gpumem_torch.growable((1, 2), dim=2, reserve=2)),
+                (ValueError, "reserve=1", lambda: gpumem_torch.growable((2, 2), reserve=1)),
+                (ValueError, "no elements", lambda: gpumem_torch.growable((2, 0), reserve=2)),
+                (gpumem_torch.Failure, "pages", lambda: gpumem_torch.growable((2, 2), reserve=2, device=0))):
+            with self.assertRaisesRegex(error, text):
+                call()
+
+    @alone
+    def test_rows_outside_are_refused(self):
+        self.use_torch(self.simulator.stream(0))
+        cache = gpumem_torch.growable((4, MIB), "half", reserve=8, device=0)
+        for error, call in ((ValueError, lambda: cache.grow_(3)), (IndexError, lambda: cache.shrink_(5)),
+                            (IndexError, lambda: cache.discard(2, 5)), (IndexError, lambda: cache.restore(-1, 1)),
+                            (ValueError, lambda: cache.grow_(5, wait=-1)),
+                            (gpumem_torch.Failure, lambda: cache.restore(0, 1))):
+            with self.assertRaises(error):
+                call()
+        self.assertEqual(cache.tensor.shape, [4, MIB])
+
+
 class Wiring(Plugged):
     def address(self, name):
         return ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value

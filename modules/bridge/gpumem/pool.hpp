@@ -68,6 +68,11 @@ inline void require(gpumem_outcome result) {
   if (result != GPUMEM_GRANTED) throw_last_failure();
 }
 
+inline std::uint64_t time_of(std::chrono::nanoseconds longest) noexcept {
+  if (longest == (std::chrono::nanoseconds::max)()) return UINT64_MAX;
+  return longest.count() < 0 ? 0 : static_cast<std::uint64_t>(longest.count());
+}
+
 } // namespace detail
 
 class pool_block;
@@ -171,7 +176,7 @@ public:
   [[nodiscard]] void* allocate_within(std::chrono::nanoseconds longest, stream_handle stream, std::size_t bytes,
                                       std::size_t alignment = GPUMEM_ALIGNMENT) {
     void* pointer = nullptr;
-    detail::require(gpumem_acquire(handle_, stream.value(), bytes, alignment, time_of(longest), &pointer));
+    detail::require(gpumem_acquire(handle_, stream.value(), bytes, alignment, detail::time_of(longest), &pointer));
     return pointer;
   }
   /// Returns a block that its destructor frees. Waits for memory as `allocate_within` does, by default without end.
@@ -221,7 +226,7 @@ public:
   /// Waits on the host for all work that still uses free memory, so that the memory can go back to the device. Returns
   /// false if that takes longer than `longest`, or longer than one hour. A negative time counts as 0.
   bool synchronize(std::chrono::nanoseconds longest = std::chrono::hours{1}) {
-    auto const result = gpumem_synchronize(handle_, time_of(longest));
+    auto const result = gpumem_synchronize(handle_, detail::time_of(longest));
     if (result == GPUMEM_DEADLINE) return false;
     detail::require(result);
     return true;
@@ -287,10 +292,6 @@ public:
 private:
   explicit pool(gpumem_pool* handle) noexcept : handle_{handle} {}
 
-  static std::uint64_t time_of(std::chrono::nanoseconds longest) noexcept {
-    if (longest == (std::chrono::nanoseconds::max)()) return UINT64_MAX;
-    return longest.count() < 0 ? 0 : static_cast<std::uint64_t>(longest.count());
-  }
   static void report(gpumem_outcome result, void* pointer) noexcept {
     if (result != GPUMEM_GRANTED) std::fprintf(stderr, "gpumem: %p was not freed: %s\n", pointer, gpumem_last_error());
   }

@@ -25,7 +25,7 @@ import os
 import threading
 from pathlib import Path
 
-__all__ = ["Failure", "configure", "statistics", "find", "install", "installed", "library", "mem_pool",
+__all__ = ["Failure", "configure", "statistics", "find", "growable", "install", "installed", "library", "mem_pool",
            "share_pool", "snapshot", "trim", "version"]
 
 OUTCOMES = ("granted", "stopped", "deadline", "closed", "too_large", "exhausted", "preempted", "stalled",
@@ -254,6 +254,19 @@ def snapshot(path, device=0, format="json"):
     if not pool:
         raise ValueError(f"gpumem_torch: device {_ordinal(device)} has no pool before its first allocation")
     check(library().gpumem_write_snapshot(pool, os.fsencode(path), f"format={format}".encode()))
+
+
+def growable(shape, dtype=None, dim=0, *, reserve, device=None, page=None, name="growable"):
+    """Returns a gpumem_torch_growable.Growable: a tensor that grows in place along the dimension `dim`, over pages of the
+    device's pool. `reserve` is the greatest length of that dimension: it reserves addresses, which cost no memory. `page`
+    is the largest page in bytes or with a unit, as "32MiB". `name` names the memory in snapshots and reports. Raises
+    torch.OutOfMemoryError, and Failure for wrong options and a pool without pages.
+
+        cache = gpumem_torch.growable((0, 8, 128), torch.float16, reserve=1 << 20)
+        keys = cache.grow_(4096)               # a view of 4096 rows; older views keep their address
+    """
+    from gpumem_torch_growable import Growable
+    return Growable(shape, dtype, dim, reserve, device, page, name)
 
 
 def trim(keep=0, device=0, wait=1.0):
