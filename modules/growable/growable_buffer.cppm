@@ -25,6 +25,7 @@ class growable_buffer;
 struct growable_options {
   std::size_t reserve = 0; ///< addresses to reserve: the most that the buffer can ever have; they cost no memory
   std::size_t initial = 0; ///< the size at first
+  bool discarded = false;  ///< the initial size is discarded at first: restore() maps what is needed
   /// The largest page, a multiple of granularity(); 0: 512 MiB. A page goes back once all of it is discarded, so choose
   /// the unit of discards. Each page costs the same time, whatever its size. Pages of more than 32 MiB go back to the
   /// device; the pool gives smaller ones to its other users.
@@ -109,6 +110,7 @@ public:
   expected<void*, failure> serve(growth_request& asked, extend::stream_key const& key) noexcept;
   expected<void, failure> try_now(stream_ref stream, extend::page_extent wanted, growth_request::aim aim) noexcept;
   void grow(stream_ref stream, std::size_t bytes, growth_request::aim aim);
+  void begin_discarded(stream_ref stream, std::size_t bytes);
   void shrink_to(stream_ref stream, std::size_t bytes);
   void discard(stream_ref stream, extend::page_extent where);
   [[noreturn]] void throw_wrong(growth_request const& asked) const;
@@ -339,7 +341,11 @@ public:
 private:
   growable_buffer(detail::page_lender lender, stream_ref stream, growable_options const& options)
       : state_{std::make_unique<detail::growable_state>(std::move(lender), options)} {
-    state_->grow(stream, options.initial, detail::growth_request::aim::grow_exactly);
+    if (options.discarded) {
+      state_->begin_discarded(stream, options.initial);
+    } else {
+      state_->grow(stream, options.initial, detail::growth_request::aim::grow_exactly);
+    }
   }
   static void check(bool pool_valid, growable_options const& options);
   [[noreturn]] static void throw_empty();

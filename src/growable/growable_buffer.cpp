@@ -197,7 +197,16 @@ void growable_state::grow(stream_ref stream, std::size_t bytes, growth_request::
   }
 }
 
+void growable_state::begin_discarded(stream_ref stream, std::size_t bytes) {
+  auto const key = identify(stream);
+  sync::lock const held{mutex_};
+  bytes_.store(bytes, std::memory_order_relaxed);
+  end_.store(round_up(bytes), std::memory_order_relaxed);
+  use(key);
+}
+
 extend::stream_key growable_state::identify(stream_ref stream) const {
+  throw_if_child();
   auto const where = lender().where();
   auto const key = where ? extend::identify(stream, *where) : extend::identify(stream);
   if (key.asked().capturing()) extend::throw_failure({outcome::capture_unsupported, 0, 0});

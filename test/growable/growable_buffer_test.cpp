@@ -6,14 +6,19 @@
 
 #include <gpumem/pool_options.hpp>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 import gpumem;
 import gpumem.growable;
@@ -195,6 +200,20 @@ TEST_F(growable_order, another_stream_restores_after_the_work) {
   done.record(b);
   a.wait(done);
   kv.shrink_to(a, 0);
+}
+
+// Otherwise a stream that always works and discards would keep all pages.
+TEST_F(growable_order, pages_do_not_wait_for_work_on_their_neighbours) {
+  pool r{device};
+  buffer kv{r, a, {.reserve = GiB, .initial = 32 * MiB, .page = 2 * MiB}};
+  write(a, kv, 0, 32 * MiB);
+  kv.discard(a, 8 * MiB, 4 * MiB);
+  a.synchronize();
+  write(a, kv, 12 * MiB, 20 * MiB);
+  kv.discard(a, 12 * MiB, 4 * MiB);
+  EXPECT_EQ(r.trim(), 4 * MiB);
+  a.synchronize();
+  EXPECT_EQ(r.trim(), 4 * MiB);
 }
 
 // The page has 32 MiB. It stays, and counts in the pool, until its last part is discarded.
@@ -524,6 +543,53 @@ TEST_F(growable_waits, discard_of_the_buffer_itself_lets_its_growth_go_on) {
   EXPECT_EQ(kv.mapped_bytes(), 32 * MiB);
   EXPECT_LE(r.statistics().peak_reserved, 64 * MiB);
   write(a, kv, 16 * MiB, 24 * MiB);
+}
+
+class growable_ends : public gpumem_test::growable_fixture {};
+
+TEST_F(growable_ends, forked_child_changes_nothing) {
+  pool r{device};
+  auto kv = std::make_unique<buffer>(r, a, gpumem::growable_options{.reserve = GiB, .initial = 4 * MiB});
+  auto const child = fork();
+  if (child == 0) {
+    auto const grown = kv->try_grow_to(a, 64 * MiB);
+    bool refuses = false;
+    try {
+      kv->shrink_to(a, 0);
+    } catch (gpumem::cuda_error const&) { refuses = true; }
+    kv.reset();
+    _exit(reason_of(grown) == outcome::device_lost && refuses ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(kv->try_grow_to(a, 64 * MiB));
+}
+
+// The calls of several threads on one buffer do not mix, whatever order they come in.
+TEST_F(growable_ends, threads_share_a_buffer) {
+  pool r{device, {.limit = 64 * MiB}};
+  buffer kv{r, a, {.reserve = 64 * MiB, .initial = 64 * MiB, .discarded = true}};
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      gpumem::device_guard const here{device};
+      gpumem::stream mine{device};
+      auto const offset = i * 16 * MiB;
+      for (int n = 0; n < 100; ++n) {
+        ASSERT_TRUE(kv.try_restore(mine, offset, 16 * MiB));
+        kv.discard(mine, offset + 4 * MiB, 8 * MiB);
+        kv.discard(mine, offset, 4 * MiB);
+        kv.discard(mine, offset + 12 * MiB, 4 * MiB);
+        if (n % 8 == 0) mine.synchronize();
+      }
+    });
+  }
+  for (auto& each : threads) each.join();
+  EXPECT_EQ(kv.mapped_bytes(), 0u);
+  EXPECT_EQ(r.statistics().lent, 0u);
+  EXPECT_LE(r.statistics().peak_reserved, 64 * MiB);
+  EXPECT_TRUE(is_consistent(r));
 }
 
 } // namespace

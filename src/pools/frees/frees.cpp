@@ -52,9 +52,13 @@ shard_frees::coalescing_of(block const& returned) const noexcept {
 }
 
 void shard_frees::free_block(block& returned) noexcept {
-  auto& in = returned.parent->shard->ranges;
+  auto& shard = *returned.parent->shard;
+  auto& in = shard.ranges;
   if (goes_to_quick_list(returned) && in.push_quick(returned)) return;
-  auto const& range = in.free(returned, coalescing_of(returned));
+  // A part of a loan stays apart until its uses are complete: otherwise the pages of all free neighbours would have to
+  // wait for the newest of them.
+  auto const how = shard.lends ? range_allocator::coalescing::complete : coalescing_of(returned);
+  auto const& range = in.free(returned, how);
   if (parts_.mode.fast_path()) [[likely]]
     return;
   [&] {

@@ -17,7 +17,7 @@ namespace {
 
 inline bool may_coalesce(block const& lower, block const& other, free_range_set::coalescing mode) noexcept {
   if (mode == free_range_set::coalescing::any || lower.uses.same_streams(other.uses)) return true;
-  if (mode == free_range_set::coalescing::same_streams) return false;
+  if (mode <= free_range_set::coalescing::same_streams) return false;
   auto const& unused = lower.uses.empty() ? lower : other;
   auto const& used = lower.uses.empty() ? other : lower;
   return unused.uses.empty() && unused.bytes / tuning::max_join_factor <= used.bytes;
@@ -63,6 +63,10 @@ bool free_range_set::merge_upper(block& range) noexcept {
 }
 
 block& free_range_set::coalesce(block& returned, coalescing coalescing) noexcept {
+  if (coalescing == coalescing::complete && !returned.uses.empty()) [[unlikely]] {
+    insert(returned);
+    return returned;
+  }
   auto* const upper = returned.upper;
   auto* const lower = returned.lower;
   bool const free_above = upper && upper->is_free(), free_below = lower && lower->is_free();
