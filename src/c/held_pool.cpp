@@ -147,11 +147,7 @@ std::optional<std::size_t> recorded_pool::try_free(void* pointer) {
   auto const entry = find_owned(pointer);
   if (!entry) return std::nullopt;
   free_taken(take(pointer, entry->bytes), [&](record const& block) {
-    // The stream still lives, so this free can use its handle: perhaps no later call gets it. Only a default stream of
-    // another thread has none.
-    auto& timeline = block.stream.timeline();
-    auto const key =
-        timeline.is_mortal() ? extend::stream_key::at_end_of(timeline, timeline.handle()) : block.stream.by_identity();
+    auto const key = key_of_owner(block.stream);
     for (auto const& use : block.uses) {
       key.has_handle() ? use.make_wait(stream_ref{key.handle()}) : use.synchronize();
     }

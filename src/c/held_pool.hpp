@@ -48,8 +48,15 @@ void write_snapshot(detail::memory_copy copy, std::string name, int device, snap
 /// Returns a copy that has only these ranges.
 detail::memory_copy copy_of(std::vector<memory_range> const& map);
 
+/// Returns the key for a free in the order of the stream for which the block was allocated. That stream still lives, so
+/// the free can use its handle: perhaps no later call gets it. Only a default stream of another thread has none.
+inline extend::stream_key key_of_owner(extend::stream_key const& stream) noexcept {
+  auto& timeline = stream.timeline();
+  return timeline.is_mortal() ? extend::stream_key::at_end_of(timeline, timeline.handle()) : stream.by_identity();
+}
+
 /// A pool of the C ABI over a resource that knows its own blocks.
-template <class R> class held_pool final : public gpumem_pool {
+template <class R> class held_pool : public gpumem_pool {
 public:
   held_pool(int ordinal, R resource) : ordinal_{ordinal}, resource_{std::move(resource)} {}
 
@@ -152,12 +159,66 @@ public:
   }
   any_pool resource() override { return resource_; }
 
+protected:
+  R& held() noexcept { return resource_; }
+
 private:
   // False for graph_resource (the memory of captured graphs), because it has no limit of its own.
   static constexpr bool has_limit = requires(R& resource, std::size_t n) { resource.set_limit(n); };
 
   int ordinal_;
   R resource_;
+};
+
+/// A pool of the C ABI over a resource that knows its own blocks, below adaptors that change no request. Calls for
+/// blocks go through the adaptors; all others go to the resource.
+template <class R> class watched_pool final : public held_pool<R> {
+  using base = held_pool<R>;
+
+public:
+  /// `outer` is the outermost adaptor over the resource.
+  watched_pool(int ordinal, R resource, any_pool outer)
+      : base{ordinal, std::move(resource)}, outer_{std::move(outer)}, calls_{extend::services_of(outer_)} {}
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) override {
+    return outer_.allocate(stream, bytes, alignment);
+  }
+  void free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) override {
+    if (!pointer || !driver_api::driver_alive()) return;
+    if (!bytes) bytes = this->held().bytes_of(pointer);
+    if (!bytes) throw std::invalid_argument{"gpumem: the pointer is not live in the pool"};
+    outer_.deallocate(stream, pointer, *bytes, GPUMEM_ALIGNMENT);
+  }
+  void* try_allocate_keyed(void const* key, std::size_t bytes, std::size_t alignment) noexcept override {
+    auto const made = calls_.table->try_allocate_keyed(calls_.state, key, bytes, alignment);
+    return made ? *made : nullptr;
+  }
+  std::optional<std::size_t> try_free(void* pointer) override {
+    auto const found = driver_api::driver_alive() ? this->held().find_owned(pointer) : std::nullopt;
+    if (!found) return std::nullopt;
+    auto const key = key_of_owner(extend::stream_key::of(*found->stream, found->stream->handle()));
+    calls_.table->deallocate_keyed(calls_.state, &key, pointer, found->bytes, GPUMEM_ALIGNMENT);
+    return found->bytes;
+  }
+  void* acquire(stream_ref stream, std::size_t bytes, std::size_t alignment,
+                std::chrono::nanoseconds longest) override {
+    return acquire_from(outer_, stream, bytes, alignment, longest);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) override {
+    return outer_.allocate_sync(bytes, alignment);
+  }
+  void free_sync(void* pointer, std::size_t bytes) override {
+    outer_.deallocate_sync(pointer, bytes, GPUMEM_ALIGNMENT);
+  }
+  void set_label(void const* pointer, std::string_view label) override {
+    if (calls_.table->set_label(calls_.state, pointer, detail::label_number(label))) return;
+    throw std::invalid_argument{"gpumem: no live block of the pool begins at this address"};
+  }
+  any_pool resource() override { return outer_; }
+
+private:
+  any_pool outer_;
+  extend::services_handle const calls_; // of the adaptor in `outer_`
 };
 
 /// Functions of the pools and sources inside a stack, for calls that concern all of them.

@@ -72,6 +72,7 @@ struct stack_base {
   int device;
   gpumem_callbacks const* callbacks = nullptr; // null: the stack has no layer `callbacks`
   stack_parts* parts = nullptr;                // null: the outermost resource is a pool, which needs none
+  any_pool const* watched = nullptr;           // stands for the first layer that does not watch; null: none does
 };
 
 // Erases a pool inside a stack.
@@ -272,6 +273,7 @@ any_pool make_pool_layer(stack_base const& base, layer_text layer) {
 struct known_layer {
   std::string_view name;
   any_pool (*make)(stack_base const& base, layer_text layer);
+  bool watches = false; // passes each request on as it is
 };
 
 constexpr std::array known_layers{
@@ -288,15 +290,15 @@ constexpr std::array known_layers{
     known_layer{"fixed", [](stack_base const& base,
                             layer_text layer) { return pool_inside(base, make_fixed(base, std::move(layer))); }},
     known_layer{"limiting", make_limiting},
-    known_layer{"logging", make_logging},
+    known_layer{"logging", make_logging, true},
     known_layer{"managed", make_source<managed_resource>},
     known_layer{"pinned", make_source<pinned_resource>},
     known_layer{"pool", make_pool_layer},
     known_layer{"prefetch", make_prefetch},
-    known_layer{"statistics", make_statistics},
+    known_layer{"statistics", make_statistics, true},
     known_layer{"system", make_system},
     known_layer{"thread_safe", make_thread_safe},
-    known_layer{"tracking", make_tracking},
+    known_layer{"tracking", make_tracking, true},
 };
 
 known_layer const& find_layer(layer_text const& layer) {
@@ -309,7 +311,7 @@ known_layer const& find_layer(layer_text const& layer) {
 
 any_pool make_layer(stack_base const& base, layer_text layer) {
   auto const& known = find_layer(layer);
-  return known.make(base, std::move(layer));
+  return base.watched && !known.watches ? *base.watched : known.make(base, std::move(layer));
 }
 
 void check_layer(layer_text const& layer) {
@@ -317,17 +319,30 @@ void check_layer(layer_text const& layer) {
   for (auto const& each : layer.inner()) check_layer(each);
 }
 
-template <class R> std::unique_ptr<gpumem_pool> held(stack_base const& base, R resource) {
-  return std::make_unique<held_pool<R>>(base.device, std::move(resource));
+// Returns a pool of the C ABI over a pool, or over the layers that watch it.
+template <class R> std::unique_ptr<gpumem_pool> hold(stack_base const& base, R resource, layer_text const& outer) {
+  if (!find_layer(outer).watches) return std::make_unique<held_pool<R>>(base.device, std::move(resource));
+  any_pool const watched{resource};
+  auto made = make_layer({base.device, base.callbacks, nullptr, &watched}, outer);
+  return std::make_unique<watched_pool<R>>(base.device, std::move(resource), std::move(made));
+}
+
+// Returns the layer below those that only watch it.
+layer_text const& watched_layer(layer_text const& outer) {
+  auto const* layer = &outer;
+  while (find_layer(*layer).watches && layer->inner().size() == 1) layer = &layer->inner().front();
+  return *layer;
 }
 
 std::unique_ptr<gpumem_pool> make_outer(stack_base const& base, layer_text outer, pool_options const& plain) {
-  if (outer.name() == "pool" && outer.inner().empty())
-    return make_plain_pool(base.device, parse_options(outer.rest(), plain));
-  if (outer.name() == "pool")
-    return held(base, pool_resource{upstream_of(base, outer), parse_options(outer.rest(), plain)});
-  if (outer.name() == "fixed") return held(base, make_fixed(base, std::move(outer)));
-  if (outer.name() == "arena") return held(base, make_arena(base, std::move(outer)));
+  auto const& layer = watched_layer(outer);
+  if (layer.name() == "pool") {
+    auto options = parse_options(layer.rest(), plain);
+    if (!layer.inner().empty()) return hold(base, pool_resource{upstream_of(base, layer), std::move(options)}, outer);
+    return hold(base, pool_resource{gpumem::device{base.device}, std::move(options)}, outer);
+  }
+  if (layer.name() == "fixed") return hold(base, make_fixed(base, layer), outer);
+  if (layer.name() == "arena") return hold(base, make_arena(base, layer), outer);
   stack_parts parts;
   auto made = make_layer({base.device, base.callbacks, &parts}, std::move(outer));
   return std::make_unique<recorded_pool>(base.device, std::move(made), std::move(parts));

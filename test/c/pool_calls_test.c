@@ -74,6 +74,13 @@ static void labels_and_snapshots(void) {
   EXPECT(gpumem_allocate(pool, stream, 1000, GPUMEM_ALIGNMENT, &block) == GPUMEM_GRANTED);
   EXPECT(gpumem_set_label(pool, block, "through the adaptor") == GPUMEM_GRANTED);
   EXPECT_REFUSED(gpumem_set_label(pool, &pool, "foreign"), wrong, "no live block");
+  EXPECT(gpumem_write_snapshot(pool, "snapshot.json", NULL) == GPUMEM_GRANTED);
+  EXPECT(file_has("snapshot.json", "\"label\":\"through the adaptor\""));
+  EXPECT(remove("snapshot.json") == 0);
+  EXPECT(gpumem_free(pool, stream, block) == GPUMEM_GRANTED);
+  EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
+  pool = make("limiting(pool,limit=8MiB)");
+  EXPECT(gpumem_allocate(pool, stream, 1000, GPUMEM_ALIGNMENT, &block) == GPUMEM_GRANTED);
   EXPECT_REFUSED(gpumem_write_snapshot(pool, "file", NULL), wrong, "not a stack");
   EXPECT(gpumem_free(pool, stream, block) == GPUMEM_GRANTED);
   EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);

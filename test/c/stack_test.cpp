@@ -305,6 +305,63 @@ TEST_F(c_stack, log_is_written) {
   std::filesystem::remove(path);
 }
 
+// Layers that only watch a pool know no blocks, and the pool does.
+TEST_F(c_stack, watched_pool_has_all_calls_of_a_pool) {
+  auto const path = std::filesystem::temp_directory_path() / ("c_stack_watched_" + std::to_string(getpid()));
+  auto const log = ",file=" + path.string() + ",format=binary)";
+  for (std::string const& text :
+       {"logging(pool(limit=64MiB)" + log,
+        "logging(statistics(tracking(pool(cuda,limit=64MiB),report=/dev/null))" + log,
+        "logging(fixed(block_size=1MiB,limit=64MiB)" + log, "logging(arena(cuda,limit=64MiB)" + log,
+        "logging(pool(limit=64MiB,hardened=on)" + log}) {
+    SCOPED_TRACE(text);
+    {
+      auto const pool = make(text);
+      ASSERT_TRUE(pool);
+      EXPECT_EQ(gpumem_reserve(pool.get(), 32 * mib), GPUMEM_GRANTED) << gpumem_last_error();
+      EXPECT_GE(statistics(pool).reserved, 32 * mib);
+      auto* const one = make_stream();
+      void* blocks[4]{};
+      EXPECT_EQ(gpumem_allocate(pool.get(), one, 1001, 256, &blocks[0]), GPUMEM_GRANTED) << gpumem_last_error();
+      EXPECT_EQ(gpumem_acquire(pool.get(), one, 1002, 256, 0, &blocks[1]), GPUMEM_GRANTED) << gpumem_last_error();
+      EXPECT_EQ(gpumem_allocate_sync(pool.get(), 1003, 256, &blocks[2]), GPUMEM_GRANTED) << gpumem_last_error();
+      EXPECT_EQ(gpumem_allocate(pool.get(), GPUMEM_STREAM_PER_THREAD, 1004, 256, &blocks[3]), GPUMEM_GRANTED);
+      EXPECT_EQ(gpumem_set_label(pool.get(), blocks[0], "weights"), GPUMEM_GRANTED) << gpumem_last_error();
+      EXPECT_EQ(gpumem_set_label(pool.get(), &pool, "weights"), GPUMEM_INVALID_ARGUMENT);
+      std::size_t live = 0;
+      auto const count = [](void* context, gpumem_range const* range) {
+        *static_cast<std::size_t*>(context) += range->live;
+      };
+      EXPECT_EQ(gpumem_visit_ranges(pool.get(), count, &live), GPUMEM_GRANTED) << gpumem_last_error();
+      EXPECT_EQ(live, 4u);
+      EXPECT_EQ(gpumem_write_snapshot(pool.get(), "/dev/null", nullptr), GPUMEM_GRANTED) << gpumem_last_error();
+      EXPECT_EQ(gpumem_record_use(pool.get(), blocks[0], GPUMEM_STREAM_PER_THREAD), GPUMEM_GRANTED);
+      EXPECT_EQ(gpumem_free(pool.get(), one, &live), GPUMEM_INVALID_ARGUMENT);
+      EXPECT_EQ(gpumem_free(pool.get(), one, blocks[0]), GPUMEM_GRANTED) << gpumem_last_error();
+      EXPECT_EQ(gpumem_free_pointer(blocks[0]), GPUMEM_INVALID_ARGUMENT);
+      EXPECT_EQ(gpumem_free_pointer(blocks[1]), GPUMEM_GRANTED) << gpumem_last_error();
+      EXPECT_EQ(gpumem_free_sync(pool.get(), blocks[2], 1003), GPUMEM_GRANTED) << gpumem_last_error();
+      EXPECT_EQ(gpumem_free_sized(pool.get(), GPUMEM_STREAM_PER_THREAD, blocks[3], 1004), GPUMEM_GRANTED);
+      EXPECT_EQ(statistics(pool).live, 0u);
+      EXPECT_EQ(gpumem_synchronize(pool.get(), 10'000'000'000), GPUMEM_GRANTED);
+      EXPECT_EQ(gpumem_set_limit(pool.get(), 32 * mib), GPUMEM_GRANTED) << gpumem_last_error();
+      EXPECT_EQ(gpumem_reset_peaks(pool.get()), GPUMEM_GRANTED);
+      EXPECT_EQ(statistics(pool).peak_live, 0u);
+      destroy(one);
+    }
+    std::ifstream file{path, std::ios::binary};
+    std::string const rows{std::istreambuf_iterator<char>{file}, {}};
+    for (std::size_t bytes = 1001; bytes <= 1004; ++bytes) {
+      int found = 0;
+      for (std::size_t at = 0; at + 40 <= rows.size(); at += 40)
+        found += *reinterpret_cast<std::uint64_t const*>(&rows[at + 16]) == bytes;
+      EXPECT_EQ(found, 2) << bytes;
+    }
+    EXPECT_THAT(rows, HasSubstr("weights"));
+  }
+  std::filesystem::remove(path);
+}
+
 TEST_F(c_stack, leaks_are_reported) {
   auto const path = std::filesystem::temp_directory_path() / ("c_stack_leaks_" + std::to_string(getpid()) + ".txt");
   void* block = nullptr;
