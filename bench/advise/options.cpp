@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
+#include "../replay/command_line.hpp"
 module advise:options.impl;
 import gpumem;
 import replay;
@@ -45,19 +45,8 @@ parsed_options parse_options(std::vector<std::string> arguments) {
                "find the smallest limit under which the pool completes the trace, and the row that fails below it");
   app.add_option("--json", chosen.json, "also write the results to this file")->type_name("FILE");
   app.footer(detail::rule);
-  app.allow_extras(); // reported below by name, before a missing trace is
-  std::reverse(arguments.begin(), arguments.end());
-  try {
-    app.parse(std::move(arguments));
-  } catch (CLI::CallForHelp const&) {
-    parsed.help = app.help();
-    return parsed;
-  } catch (CLI::ParseError const& error) { throw replay::usage_error(error.what()); }
-  if (auto const extra = app.remaining(); !extra.empty()) {
-    bool const option = extra.front().starts_with('-');
-    throw replay::usage_error(option ? "unknown option '" + extra.front() + "'"
-                                     : "one TRACE at a time: '" + extra.front() + "' is another one");
-  }
+  parsed.help = replay::parse_command_line<replay::usage_error>(app, std::move(arguments));
+  if (parsed.help) return parsed;
   if (chosen.trace.empty()) throw replay::usage_error("no TRACE was given");
   if (memory.empty()) return parsed;
   try {

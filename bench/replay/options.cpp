@@ -15,6 +15,7 @@ module;
 #include <string_view>
 #include <utility>
 #include <vector>
+#include "command_line.hpp"
 
 module replay:options.impl;
 
@@ -199,15 +200,8 @@ parsed_options parse_options(std::vector<std::string> arguments, std::span<resou
   CLI::App app{"Replays recorded allocation traces over memory resources and prints what each costs.", "gpumem-replay"};
   detail::declare(app, chosen, raw, known);
   app.footer(detail::column_help);
-  app.allow_extras(); // reported below by name, before a missing trace is
-  std::reverse(arguments.begin(), arguments.end());
-  try {
-    app.parse(std::move(arguments));
-  } catch (CLI::CallForHelp const&) {
-    parsed.help = app.help();
-    return parsed;
-  } catch (CLI::ParseError const& error) { throw usage_error(error.what()); }
-  if (auto const extra = app.remaining(); !extra.empty()) throw usage_error("unknown option '" + extra.front() + "'");
+  parsed.help = parse_command_line<usage_error>(app, std::move(arguments));
+  if (parsed.help) return parsed;
   detail::return_swallowed_traces(chosen);
   if (chosen.traces.empty()) throw usage_error("no TRACE was given");
   if (!chosen.csv.empty() && chosen.traces.size() > 1) throw usage_error("--csv takes one TRACE");

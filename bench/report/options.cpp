@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
+#include "../replay/command_line.hpp"
 module report:options.impl;
 import gpumem;
 import replay;
@@ -48,16 +48,8 @@ parsed_options parse_options(std::vector<std::string> arguments) {
   add("--svg", chosen.svg, "write a picture of live and reserved memory to this file");
   add("--json", chosen.json, "write the figures to this file");
   app.footer(detail::meaning);
-  app.allow_extras(); // reported below by name, before a missing file is
-  std::reverse(arguments.begin(), arguments.end());
-  try {
-    app.parse(std::move(arguments));
-  } catch (CLI::CallForHelp const&) {
-    parsed.help = app.help();
-    return parsed;
-  } catch (CLI::ParseError const& error) { throw replay::usage_error(error.what()); }
-  if (auto const extra = app.remaining(); !extra.empty())
-    throw replay::usage_error("unknown option '" + extra.front() + "'");
+  parsed.help = replay::parse_command_line<replay::usage_error>(app, std::move(arguments));
+  if (parsed.help) return parsed;
   if (chosen.files.empty()) throw replay::usage_error("no FILE was given");
   constexpr std::size_t most_files = 8;
   if (chosen.files.size() > most_files) throw replay::usage_error("more than 8 FILEs");

@@ -97,7 +97,7 @@ TEST_F(adviser, bad_input_says_what_and_where) {
   refuses({file("cut.gz", read(gzip_file("whole.gz", small_trace)).substr(0, 40))}, "cut.gz");
   refuses({file("foreign.json", "{\"a\": 1}\n")}, "foreign.json:1: ");
   refuses({path("rows.csv"), "--bogus"}, "unknown option '--bogus'");
-  refuses({path("rows.csv"), path("rows.csv")}, "one TRACE at a time");
+  refuses({path("rows.csv"), path("rows.csv")}, "one file at a time");
   refuses({path("rows.csv"), "--memory", "much"}, "--memory: 'much' is no size");
   refuses({file("t.csv", small_trace), "--json", path("no/such/folder.json")}, "folder.json");
 }

@@ -1,0 +1,34 @@
+// Parses the command lines of the tools. A header, since CLI11 in the interface of a module would slow down its
+// importers.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace replay {
+
+/// Parses the words after the program's name by the options of `app`. Returns the help text if it was asked for. Throws
+/// Error, with a text, for a word that the options do not take. An unknown option comes before a missing file.
+template <class Error>
+std::optional<std::string> parse_command_line(CLI::App& app, std::vector<std::string> arguments) {
+  app.allow_extras();
+  std::reverse(arguments.begin(), arguments.end());
+  try {
+    app.parse(std::move(arguments));
+  } catch (CLI::CallForHelp const&) { return app.help(); } catch (CLI::ParseError const& error) {
+    throw Error(error.what());
+  }
+  if (auto const extra = app.remaining(); !extra.empty()) {
+    bool const option = extra.front().starts_with('-');
+    throw Error(option ? "unknown option '" + extra.front() + "'"
+                       : "one file at a time: '" + extra.front() + "' is another one");
+  }
+  return std::nullopt;
+}
+
+} // namespace replay
