@@ -119,7 +119,7 @@ std::string to_csv(std::string text, std::string const& name) {
 std::string trace_name(std::string const& path) {
   std::filesystem::path name = std::filesystem::path{path}.filename();
   if (name.extension() == ".gz") name.replace_extension();
-  for (char const* const each : {".csv", ".log", ".gpumemlog"}) {
+  for (char const* const each : {".csv", ".log", ".gpumemlog", ".json", ".pickle", ".pkl"}) {
     if (name.extension() == each) {
       name.replace_extension();
       break;

@@ -17,7 +17,7 @@ export std::string read_trace_file(std::string const& path);
 /// Returns the rows of a trace as text in RMM's log format. Throws gpumem::extend::trace_error with `name`.
 export std::string to_csv(std::string text, std::string const& name);
 
-/// Returns "gpt_train" for "traces/gpt_train.csv.gz", "gpt_train.log" and "gpt_train.gpumemlog".
+/// Returns "gpt_train" for "traces/gpt_train.csv.gz", "gpt_train.log" and "gpt_train.pickle".
 export std::string trace_name(std::string const& path);
 
 /// One call of a pass. A block number is a slot of an array; the slot is reused after the block's free.

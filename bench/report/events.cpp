@@ -15,87 +15,13 @@ module;
 module report:events.impl;
 import gpumem;
 import replay;
+import :event_list;
 import :events;
+import :snapshots;
 
 namespace report {
 
 namespace detail {
-
-using gpumem::extend::trace_record;
-
-// Numbers handles in the order of their first rows. All handles after the last number share it.
-class numbering {
-public:
-  explicit numbering(std::vector<std::uint64_t>& handles) : handles_{handles} {}
-  std::uint16_t number_of(std::uint64_t handle) {
-    constexpr std::size_t last = std::numeric_limits<std::uint16_t>::max();
-    auto const [found, added] =
-        numbers_.try_emplace(handle, static_cast<std::uint16_t>(std::min(numbers_.size(), last)));
-    if (added && handles_.size() <= last) handles_.push_back(handle);
-    return found->second;
-  }
-
-private:
-  std::vector<std::uint64_t>& handles_;
-  std::unordered_map<std::uint64_t, std::uint16_t> numbers_;
-};
-
-// Recorded times start again at midnight, and rows of several threads may be slightly out of order.
-class elapsed_time {
-public:
-  std::uint64_t since_first(std::uint64_t recorded) {
-    constexpr std::uint64_t day = 86'400'000'000;
-    std::uint64_t const time = recorded % day;
-    if (first_) latest_ = time;
-    first_ = false;
-    std::uint64_t const passed = (time + day - latest_) % day;
-    if (passed < day / 2) {
-      elapsed_ += passed;
-      latest_ = time;
-    }
-    return elapsed_;
-  }
-
-private:
-  bool first_ = true;
-  std::uint64_t latest_ = 0, elapsed_ = 0;
-};
-
-class event_list {
-public:
-  explicit event_list(recording& of) : of_{of}, streams_{of.streams}, threads_{of.threads} {}
-
-  void add(trace_record const& row) {
-    if (row.action <= trace_action::free && row.pointer == 0 && row.bytes == 0) return; // no block
-    event next{.microseconds = times_.since_first(row.microseconds),
-               .pointer = row.pointer,
-               .bytes = row.bytes,
-               .action = row.action,
-               .served = row.served};
-    if (is_memory(row.action)) {
-      of_.memory = memory_source::log;
-      if (row.action == trace_action::move) {
-        event source = next;
-        source.action = trace_action::unmap;
-        source.pointer = row.stream;
-        of_.events.push_back(source);
-      }
-    } else {
-      next.stream = streams_.number_of(row.stream);
-      next.thread = threads_.number_of(row.thread);
-    }
-    of_.events.push_back(next);
-  }
-
-  static bool is_memory(trace_action action) {
-    return action == trace_action::map || action == trace_action::unmap || action == trace_action::move;
-  }
-
-private:
-  recording& of_;
-  elapsed_time times_;
-  numbering streams_, threads_;
-};
 
 // Returns the log of a replay. Pages move always (effort 1), so the log is the same each time.
 std::string replay_log(replay::loaded_trace const& trace) {
@@ -157,17 +83,16 @@ std::vector<event> merge(std::vector<event> const& calls, std::string log, std::
 void shift_addresses(std::vector<event>& events) {
   std::uint64_t lowest = std::numeric_limits<std::uint64_t>::max();
   for (event const& each : events)
-    if (event_list::is_memory(each.action)) lowest = std::min(lowest, each.pointer);
+    if (is_memory(each.action)) lowest = std::min(lowest, each.pointer);
   for (event& each : events)
     if (each.action != trace_action::allocate_failure) each.pointer -= lowest;
 }
 
 // Returns whether the row's memory lies where memory can be.
 bool has_possible_addresses(trace_record const& row) {
-  constexpr std::uint64_t end = std::uint64_t{1} << 56;
-  if (row.action != trace_action::allocate && !event_list::is_memory(row.action)) return true;
-  auto const fits = [&](std::uint64_t address) { return row.bytes <= end && address <= end - row.bytes; };
-  return fits(row.pointer) && (row.action != trace_action::move || fits(row.stream));
+  if (row.action != trace_action::allocate && !is_memory(row.action)) return true;
+  return is_possible(row.pointer, row.bytes) &&
+         (row.action != trace_action::move || is_possible(row.stream, row.bytes));
 }
 
 bool is_binary(std::string const& text) { return text.starts_with('\x89'); }
@@ -189,22 +114,36 @@ bool add_memory(recording& of, std::string text) {
 
 } // namespace detail
 
-recording read_recording(std::string const& file) {
-  recording made{.name = replay::trace_name(file), .file = file, .events = {}, .streams = {}, .threads = {}};
+namespace detail {
+
+recording read_log(std::string text, std::string const& file) {
+  recording made;
+  made.name = replay::trace_name(file);
+  made.file = file;
   {
-    gpumem::extend::trace_reader reader{replay::read_trace_file(file), file};
-    detail::event_list rows{made};
-    gpumem::extend::trace_record row;
+    gpumem::extend::trace_reader reader{std::move(text), file};
+    event_list rows{made};
+    trace_record row;
     while (reader.next(row)) {
-      if (!detail::has_possible_addresses(row))
+      if (!has_possible_addresses(row))
         throw gpumem::extend::trace_error(file, reader.line(), "memory at addresses that no memory has");
+      if (is_memory(row.action)) made.memory = memory_source::log;
       rows.add(row);
     }
     if (made.events.empty()) throw gpumem::extend::trace_error(file, reader.line(), "there are no rows");
   }
-  if (made.memory == memory_source::none && detail::add_memory(made, replay::read_trace_file(file)))
+  if (made.memory == memory_source::none && add_memory(made, replay::read_trace_file(file)))
     made.memory = memory_source::replay;
   return made;
+}
+
+} // namespace detail
+
+std::vector<recording> read_recordings(std::string const& file) {
+  std::string text = replay::read_trace_file(file);
+  if (detail::is_json(text)) return {detail::read_json_snapshot(text, file)};
+  if (detail::is_pickle(text)) return detail::read_pickle_snapshot(text, file);
+  return {detail::read_log(std::move(text), file)};
 }
 
 } // namespace report

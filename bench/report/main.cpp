@@ -1,7 +1,9 @@
 // gpumem-report: shows what a program did with memory, from its logs.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -21,15 +23,21 @@ std::vector<report::summary> summarize(std::vector<std::string> const& files) {
   replay::progress shown{2 * files.size(), stderr};
   for (std::string const& file : files) {
     shown.step("reading " + file);
-    auto const rows = report::read_recording(file);
+    auto const recordings = report::read_recordings(file);
     shown.step("summarizing " + file);
-    all.push_back(report::summarize(rows, most));
+    for (auto const& each : recordings) all.push_back(report::summarize(each, most));
   }
   return all;
 }
 
+// A picture shows memory over time.
+void check_picture(report::summary const& of) {
+  if (!of.timed) throw std::runtime_error(of.file + ": the snapshot has no trace, so --svg has no time to show");
+}
+
 int run(report::options const& chosen) {
   auto const all = summarize(chosen.files);
+  if (!chosen.svg.empty()) std::ranges::for_each(all, check_picture);
   std::string text = report::format_text(all);
   if (!chosen.json.empty()) replay::write_whole(chosen.json, report::format_json(all));
   if (!chosen.svg.empty()) replay::write_whole(chosen.svg, report::format_svg(all));

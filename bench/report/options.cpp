@@ -29,6 +29,10 @@ Bytes:
 A binary log of a pool, version 2, has rows of the pool's memory. Any other log
 is replayed over a pool that moves pages always, on the simulated device.
 
+A snapshot shows one moment. The pickle of PyTorch's recorded history has a
+trace too, which gives the curves over time. In a pickle, a block's holder is
+its metadata, or the innermost frame of its stack outside PyTorch.
+
 Exit status: 0 if all was written, 2 for a wrong command line, a file that
 cannot be read, or an output that cannot be written.)";
 
@@ -39,8 +43,10 @@ parsed_options parse_options(std::vector<std::string> arguments) {
   options& chosen = parsed.chosen;
   CLI::App app{"Reports what a program did with memory: prints figures, and writes a page with pictures.",
                "gpumem-report"};
-  app.add_option("FILE", chosen.files,
-                 "logs in RMM's format or gpumem's binary form, plain or gzip; several are compared");
+  app.add_option(
+      "FILE", chosen.files,
+      "logs in RMM's format or gpumem's binary form, snapshots of gpumem (JSON) or of PyTorch (pickle), plain "
+      "or gzip; several are compared");
   auto const add = [&](char const* name, std::string& file, char const* text) {
     app.add_option(name, file, text)->type_name("FILE")->multi_option_policy(CLI::MultiOptionPolicy::Throw);
   };

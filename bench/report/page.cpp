@@ -16,6 +16,8 @@ module;
 #include <vector>
 #include "assets.hpp"
 module report:page.impl;
+import :changes;
+import :events;
 import :summary;
 import :text;
 
@@ -113,6 +115,38 @@ json page_json(std::vector<holder> const& all) {
   return list;
 }
 
+json page_json(holder_lists const& all) {
+  return {{"labels", page_json(all.labels)}, {"streams", page_json(all.streams)}, {"threads", page_json(all.threads)}};
+}
+
+json page_json(std::vector<change> const& all) {
+  constexpr std::size_t most = 200;
+  json list = json::array();
+  for (change const& each : std::span{all}.first(std::min(most, all.size())))
+    list.push_back(
+        json::array({each.name, each.bytes_before, each.bytes_after, each.blocks_before, each.blocks_after}));
+  return list;
+}
+
+json page_json(summary const& before, summary const& after) {
+  auto const changes = compare(before, after);
+  return {{"before", page_json(compared_moment(before))},
+          {"after", page_json(compared_moment(after))},
+          {"labels", page_json(changes.labels)},
+          {"streams", page_json(changes.streams)},
+          {"sizes", page_json(changes.sizes)}};
+}
+
+json page_json(snapshot_facts const& facts) {
+  constexpr std::size_t most = 200;
+  json made{{"caches", json::array()}, {"waiting", json::array()}};
+  for (auto const& each : std::span{facts.caches}.first(std::min(most, facts.caches.size())))
+    made["caches"].push_back(json::array({each.thread, each.bytes, each.allocations, each.frees}));
+  for (auto const& each : std::span{facts.waiting}.first(std::min(most, facts.waiting.size())))
+    made["waiting"].push_back(json::array({each.bytes, each.stream, each.waited_ns, each.scope}));
+  return made;
+}
+
 json arrays_of(summary const& of, number_store& store) {
   json arrays = json::array();
   std::uint64_t before = 0;
@@ -126,22 +160,25 @@ json arrays_of(summary const& of, number_store& store) {
   for (std::size_t how = 0; how < reasons; ++how)
     store.add<std::uint32_t>(arrays, "served" + std::to_string(how), of.columns,
                              [how](column const& each) { return each.served[how]; });
-  std::vector<std::uint8_t> cells, shares;
+  std::vector<std::uint8_t> cells, label_cells, shares;
   for (memory_frame const& each : of.frames) {
     cells.insert(cells.end(), each.cells.begin(), each.cells.end());
+    label_cells.insert(label_cells.end(), each.label_cells.begin(), each.label_cells.end());
     shares.insert(shares.end(), each.shares.begin(), each.shares.end());
   }
   auto const same = [](std::uint8_t value) { return value; };
   store.add<std::uint8_t>(arrays, "cells", cells, same);
+  store.add<std::uint8_t>(arrays, "label_cells", label_cells, same);
   store.add<std::uint8_t>(arrays, "shares", shares, same);
   return arrays;
 }
 
 json page_json(summary const& of, number_store& store) {
-  constexpr std::array<char const*, 3> sources{"none", "log", "replay"};
+  constexpr std::array<char const*, 4> sources{"none", "log", "replay", "snapshot"};
   json made{{"name", of.name},
             {"source", describe_source(of)},
             {"memory", sources[static_cast<std::size_t>(of.memory)]},
+            {"timed", of.timed},
             {"rows", of.main.rows},
             {"rows_of_column", of.rows_of_column},
             {"microseconds", of.main.microseconds},
@@ -152,23 +189,27 @@ json page_json(summary const& of, number_store& store) {
             {"peak_live", page_json(of.main.peak_live)},
             {"peak_reserved", page_json(of.main.peak_reserved)},
             {"worst", page_json(of.main.worst)},
+            {"last", page_json(of.main.last)},
             {"cell_bytes", of.cell_bytes},
             {"cells", of.frames.empty() ? 0 : of.frames.front().cells.size()},
-            {"colors", of.colors}};
-  made["holders"] = {
-      {"streams", page_json(of.streams)}, {"threads", page_json(of.threads)}, {"labels", page_json(of.labels)}};
+            {"colors", of.colors},
+            {"label_colors", of.label_colors}};
+  made["holders"] = {{"peak", page_json(of.at_peak)}, {"end", page_json(of.at_end)}};
+  if (of.snapshot) made["snapshot"] = page_json(*of.snapshot);
   for (char const* list : {"waits", "sizes", "runs", "frames"}) made[list] = json::array();
   for (wait_span const& each : of.waits)
     made["waits"].push_back(
         {{"begin", each.begin}, {"end", each.end}, {"bytes", each.bytes}, {"refused", each.refused}});
   for (std::size_t i = 0; i < of.sizes.size(); ++i) {
     size_bin const& bin = of.sizes[i];
-    if (bin.blocks == 0) continue;
+    if (bin.blocks == 0 && bin.blocks_at_peak == 0 && bin.blocks_at_end == 0) continue;
     made["sizes"].push_back({{"from", std::uint64_t{1} << i},
                              {"blocks", bin.blocks},
                              {"bytes", bin.bytes},
                              {"blocks_at_peak", bin.blocks_at_peak},
-                             {"bytes_at_peak", bin.bytes_at_peak}});
+                             {"bytes_at_peak", bin.bytes_at_peak},
+                             {"blocks_at_end", bin.blocks_at_end},
+                             {"bytes_at_end", bin.bytes_at_end}});
   }
   // addresses as text: the numbers of a script have 53 bits
   constexpr std::size_t most_runs = 4096;
@@ -198,6 +239,8 @@ std::string format_page(std::span<summary const> all) {
   }
   data["recordings"] = json::array();
   for (summary const& each : all) data["recordings"].push_back(detail::page_json(each, store));
+  for (std::size_t i = 1; i < all.size(); ++i)
+    data["recordings"][i]["changes"] = detail::page_json(all.front(), all[i]);
   std::string page = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
                      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
                      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "

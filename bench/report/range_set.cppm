@@ -10,14 +10,14 @@ export module report:range_set;
 
 namespace report {
 
-/// Ranges that touch are one. With `sizes` it also knows its largest range.
+/// Ranges that touch are one, unless there is a wall between them. With `sizes` it also knows its largest range.
 export template <bool sizes> class range_set {
 public:
   void add(std::uint64_t begin, std::uint64_t end) {
     if (begin >= end) return;
     auto next = all_.upper_bound(begin);
-    if (next != all_.begin() && std::prev(next)->second >= begin) --next;
-    while (next != all_.end() && next->first <= end) {
+    if (next != all_.begin() && touches(std::prev(next)->second, begin)) --next;
+    while (next != all_.end() && touches(end, next->first)) {
       begin = std::min(begin, next->first);
       end = std::max(end, next->second);
       next = erase(next);
@@ -39,11 +39,23 @@ public:
     return whole;
   }
 
+  /// Adds a wall between the byte at this address and the one before. Each needs a remove_wall() of its own.
+  void add_wall(std::uint64_t address) { ++walls_[address]; }
+  void remove_wall(std::uint64_t address) {
+    auto const wall = walls_.find(address);
+    if (wall != walls_.end() && --wall->second == 0) walls_.erase(wall);
+  }
+
   std::uint64_t bytes() const noexcept { return bytes_; }
   std::uint64_t largest() const noexcept { return sizes_.empty() ? 0 : sizes_.rbegin()->first; }
   std::map<std::uint64_t, std::uint64_t> const& all() const noexcept { return all_; }
 
 private:
+  // Whether a range that ends at `end` and one that begins at `begin` are one.
+  bool touches(std::uint64_t end, std::uint64_t begin) const {
+    return end > begin || (end == begin && !walls_.contains(begin));
+  }
+
   using place = std::map<std::uint64_t, std::uint64_t>::iterator;
 
   void insert(place next, std::uint64_t begin, std::uint64_t end) {
@@ -63,6 +75,7 @@ private:
 
   std::map<std::uint64_t, std::uint64_t> all_; // from the first address to the one after the last
   std::map<std::uint64_t, std::size_t> sizes_; // how many ranges have this size
+  std::map<std::uint64_t, std::size_t> walls_; // how many walls are at this address
   std::uint64_t bytes_ = 0;
 };
 

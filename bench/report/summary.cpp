@@ -10,12 +10,14 @@ module;
 #include <deque>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 module report:summary.impl;
+import :event_list;
 import :events;
 import :range_set;
 import :summary;
@@ -35,7 +37,7 @@ std::size_t bin_of(std::uint64_t bytes) {
 
 struct block {
   std::uint64_t bytes = 0;
-  std::uint16_t stream = 0, thread = 0;
+  std::uint16_t stream = 0, thread = 0, label = 0;
   bool in_memory = false; // all of it was free
 };
 
@@ -48,20 +50,16 @@ std::uint64_t end_of(std::uint64_t pointer, std::uint64_t bytes) {
 // Blocks and memory after a row. `with_free`: also the free ranges.
 template <bool with_free> class memory_state {
 public:
+  explicit memory_state(bool regions_join) : regions_join_{regions_join} {}
+
   // Returns false for the free of an unknown block.
   bool apply(event const& row) {
     switch (row.action) {
     case trace_action::allocate: allocate(row); return true;
     case trace_action::free: return free(row.pointer);
     case trace_action::map:
-    case trace_action::move:
-      mapped_.add(row.pointer, row.pointer + row.bytes);
-      if constexpr (with_free) free_.add(row.pointer, row.pointer + row.bytes);
-      return true;
-    case trace_action::unmap:
-      mapped_.remove(row.pointer, row.pointer + row.bytes);
-      if constexpr (with_free) free_.remove(row.pointer, row.pointer + row.bytes);
-      return true;
+    case trace_action::move: map(row.pointer, row.pointer + row.bytes); return true;
+    case trace_action::unmap: unmap(row.pointer, row.pointer + row.bytes); return true;
     default: return true;
     }
   }
@@ -74,9 +72,26 @@ public:
   range_set<false> const& mapped() const noexcept { return mapped_; }
 
 private:
+  void map(std::uint64_t begin, std::uint64_t end) {
+    mapped_.add(begin, end);
+    if constexpr (!with_free) return;
+    if (!regions_join_) {
+      free_.add_wall(begin);
+      free_.add_wall(end);
+    }
+    free_.add(begin, end);
+  }
+  void unmap(std::uint64_t begin, std::uint64_t end) {
+    mapped_.remove(begin, end);
+    if constexpr (!with_free) return;
+    free_.remove(begin, end);
+    if (regions_join_) return;
+    free_.remove_wall(begin);
+    free_.remove_wall(end);
+  }
   void allocate(event const& row) {
     free(row.pointer); // the log has lost its free
-    block made{row.bytes, row.stream, row.thread, false};
+    block made{row.bytes, row.stream, row.thread, row.label, false};
     if constexpr (with_free) made.in_memory = free_.remove(row.pointer, end_of(row.pointer, row.bytes));
     blocks_.emplace(row.pointer, made);
     live_ += row.bytes;
@@ -91,6 +106,7 @@ private:
     return true;
   }
 
+  bool regions_join_;
   std::unordered_map<std::uint64_t, block> blocks_; // by address
   range_set<false> mapped_;
   range_set<true> free_;
@@ -180,10 +196,11 @@ private:
 // The first pass: what changes over time. Also collects all addresses that were ever mapped.
 class curves {
 public:
-  curves(summary& made, std::size_t most) : made_{made}, columns_{most} {}
+  curves(summary& made, recording const& of, std::size_t most)
+      : made_{made}, state_{of.regions_join}, initial_{of.initial}, columns_{most}, label_bytes_(of.labels.size()) {}
 
   void add(std::size_t row, event const& next) {
-    count(next);
+    count(row, next);
     if (!state_.apply(next)) ++made_.main.unknown_frees;
     figures& all = made_.main;
     moment const now = state_.now(row, next.microseconds);
@@ -197,7 +214,7 @@ public:
                .worst = now,
                .served = {},
                .waiting = waits_.waiting()};
-    if (next.action == trace_action::allocate) one.served[static_cast<std::size_t>(next.served)] = 1;
+    if (next.action == trace_action::allocate && row >= initial_) one.served[static_cast<std::size_t>(next.served)] = 1;
     columns_.add(one);
   }
 
@@ -228,9 +245,21 @@ public:
     return runs;
   }
 
+  // Returns the labels with the most allocated bytes first.
+  std::vector<std::uint16_t> labels_by_bytes() const {
+    std::vector<std::uint16_t> sorted(label_bytes_.size());
+    std::iota(sorted.begin(), sorted.end(), std::uint16_t{0});
+    std::ranges::sort(sorted, {}, [&](std::uint16_t number) { return std::pair{~label_bytes_[number], number}; });
+    return sorted;
+  }
+
 private:
-  void count(event const& next) {
+  void count(std::size_t row, event const& next) {
     figures& all = made_.main;
+    if (is_memory(next.action) && next.action != trace_action::unmap)
+      addresses_.add(next.pointer, next.pointer + next.bytes);
+    if (next.action == trace_action::allocate) label_bytes_[next.label] += next.bytes;
+    if (row < initial_) return;
     switch (next.action) {
     case trace_action::allocate: {
       ++all.allocations;
@@ -246,12 +275,8 @@ private:
     case trace_action::move:
       ++all.moves;
       all.moved_bytes += next.bytes;
-      addresses_.add(next.pointer, next.pointer + next.bytes);
       break;
-    case trace_action::map:
-      ++all.maps;
-      addresses_.add(next.pointer, next.pointer + next.bytes);
-      break;
+    case trace_action::map: ++all.maps; break;
     case trace_action::unmap: ++all.unmaps; break;
     case trace_action::wait:
       ++all.waits;
@@ -267,9 +292,11 @@ private:
 
   summary& made_;
   memory_state<true> state_;
+  std::size_t initial_; // rows that describe what was there before
   column_list columns_;
   wait_list waits_;
   range_set<false> addresses_;
+  std::vector<std::uint64_t> label_bytes_; // of all allocations, by the number of the label
 };
 
 // Where an address is in the maps, which show the runs side by side.
@@ -306,20 +333,41 @@ private:
   std::uint64_t bytes_ = 0, cell_bytes_ = 0;
 };
 
+// The cells of one map, colored by a number of each block.
+class colored_cells {
+public:
+  colored_cells(std::size_t cells, std::size_t colors) : colors_{colors}, bytes_(cells * colors) {}
+
+  void add(std::size_t cell, std::size_t color, std::uint64_t bytes) { bytes_[cell * colors_ + color] += bytes; }
+  // Returns the color with the most bytes.
+  std::uint8_t color_of(std::size_t cell) const {
+    auto const first = bytes_.begin() + static_cast<std::ptrdiff_t>(cell * colors_);
+    return static_cast<std::uint8_t>(std::max_element(first, first + static_cast<std::ptrdiff_t>(colors_)) - first);
+  }
+
+private:
+  std::size_t colors_;
+  std::vector<std::uint64_t> bytes_;
+};
+
 // The second pass: the state at some rows.
 class snapshots {
 public:
-  snapshots(summary& made, recording const& of, bounds const& most)
-      : made_{made}, of_{of}, layout_{made.runs, most.cells}, colors_{std::min(of.streams.size(), most.colors)} {
+  snapshots(summary& made, recording const& of, std::vector<std::uint16_t> const& labels, bounds const& most)
+      : made_{made}, of_{of}, layout_{made.runs, most.cells}, state_{of.regions_join} {
     made.cell_bytes = layout_.cell_bytes();
-    for (std::size_t i = 0; i < colors_; ++i) made.colors.push_back(stream_name(of, static_cast<std::uint16_t>(i)));
-    if (of.streams.size() > colors_) made.colors.back() = "other streams";
+    auto const colors = std::min(of.streams.size(), most.colors);
+    for (std::size_t i = 0; i < colors; ++i) made.colors.push_back(stream_name(of, static_cast<std::uint16_t>(i)));
+    if (of.streams.size() > colors) made.colors.back() = "other streams";
+    if (of.labels.size() > 1) color_labels(labels, most.colors);
     if (made.memory != memory_source::none) choose_rows(most.frames);
   }
 
   void add(std::size_t row, event const& next) {
     state_.apply(next);
-    if (row == made_.main.peak_live.row) note_holders();
+    if (row == made_.main.peak_live.row)
+      note_holders(made_.at_peak, &size_bin::blocks_at_peak, &size_bin::bytes_at_peak);
+    if (row + 1 == made_.main.rows) note_holders(made_.at_end, &size_bin::blocks_at_end, &size_bin::bytes_at_end);
     if (next_ < rows_.size() && rows_[next_] == row) {
       draw(row, next.microseconds);
       ++next_;
@@ -327,27 +375,41 @@ public:
   }
 
 private:
+  void color_labels(std::vector<std::uint16_t> const& labels, std::size_t most) {
+    auto const colors = std::min(labels.size(), most);
+    label_color_.assign(labels.size(), colors - 1);
+    for (std::size_t i = 0; i < colors; ++i) {
+      label_color_[labels[i]] = i;
+      made_.label_colors.push_back(label_name(of_, labels[i]));
+    }
+    if (labels.size() > colors) made_.label_colors.back() = "other labels";
+  }
+
   void choose_rows(std::size_t frames) {
     std::uint64_t const last = made_.main.rows - 1;
-    for (std::size_t i = 0; i < frames; ++i) rows_.push_back(last * i / std::max<std::size_t>(frames - 1, 1));
-    for (moment const* each : {&made_.main.peak_live, &made_.main.peak_reserved, &made_.main.worst})
-      rows_.push_back(each->row);
+    if (made_.timed) {
+      for (std::size_t i = 0; i < frames; ++i) rows_.push_back(last * i / std::max<std::size_t>(frames - 1, 1));
+      for (moment const* each : {&made_.main.peak_live, &made_.main.peak_reserved, &made_.main.worst})
+        rows_.push_back(each->row);
+    }
+    if (!made_.timed || made_.snapshot) rows_.push_back(last);
     std::ranges::sort(rows_);
     rows_.erase(std::ranges::unique(rows_).begin(), rows_.end());
   }
 
-  void note_holders() {
-    std::map<std::uint16_t, holder> streams, threads;
-    auto const add = [](holder& to, std::uint64_t bytes) {
-      to.bytes += bytes;
+  void note_holders(holder_lists& lists, std::uint64_t size_bin::* blocks, std::uint64_t size_bin::* bytes) {
+    std::map<std::uint16_t, holder> streams, threads, labels;
+    auto const add = [](holder& to, std::uint64_t size) {
+      to.bytes += size;
       ++to.blocks;
     };
     for (auto const& [pointer, each] : state_.blocks()) {
       add(streams[each.stream], each.bytes);
-      add(threads[each.thread], each.bytes);
+      if (!of_.threads.empty()) add(threads[each.thread], each.bytes);
+      if (of_.labels.size() > 1) add(labels[each.label], each.bytes);
       size_bin& bin = made_.sizes[bin_of(each.bytes)];
-      ++bin.blocks_at_peak;
-      bin.bytes_at_peak += each.bytes;
+      ++(bin.*blocks);
+      bin.*bytes += each.bytes;
     }
     auto const list = [](auto const& all, auto const& name) {
       std::vector<holder> sorted;
@@ -357,29 +419,33 @@ private:
       });
       return sorted;
     };
-    made_.streams = list(streams, [&](std::uint16_t number) { return stream_name(of_, number); });
-    made_.threads =
+    lists.streams = list(streams, [&](std::uint16_t number) { return stream_name(of_, number); });
+    lists.threads =
         list(threads, [&](std::uint16_t number) { return "thread " + std::to_string(of_.threads[number]); });
+    lists.labels = list(labels, [&](std::uint16_t number) { return label_name(of_, number); });
   }
 
   void draw(std::size_t row, std::uint64_t microseconds) {
-    std::vector<std::uint64_t> live(layout_.cells()), colored(layout_.cells() * colors_);
-    memory_frame frame{state_.now(row, microseconds), std::vector<std::uint8_t>(layout_.cells()),
-                       std::vector<std::uint8_t>(layout_.cells())};
+    auto const cells = layout_.cells();
+    std::vector<std::uint64_t> live(cells);
+    colored_cells streams{cells, made_.colors.size()}, labels{cells, made_.label_colors.size()};
+    memory_frame frame{
+        state_.now(row, microseconds), std::vector<std::uint8_t>(cells), {}, std::vector<std::uint8_t>(cells)};
     for (auto const& [begin, end] : state_.mapped().all())
       layout_.each_cell(begin, end, [&](std::size_t cell, std::uint64_t) { frame.cells[cell] = 1; });
     for (auto const& [pointer, each] : state_.blocks()) {
-      std::size_t const color = std::min<std::size_t>(each.stream, colors_ - 1);
+      std::size_t const color = std::min<std::size_t>(each.stream, made_.colors.size() - 1);
       layout_.each_cell(pointer, end_of(pointer, each.bytes), [&](std::size_t cell, std::uint64_t bytes) {
         live[cell] += bytes;
-        colored[cell * colors_ + color] += bytes;
+        streams.add(cell, color, bytes);
+        if (!label_color_.empty()) labels.add(cell, label_color_[each.label], bytes);
       });
     }
-    for (std::size_t i = 0; i < live.size(); ++i) {
+    if (!label_color_.empty()) frame.label_cells = frame.cells;
+    for (std::size_t i = 0; i < cells; ++i) {
       if (live[i] == 0 || frame.cells[i] == 0) continue;
-      auto const first = colored.begin() + static_cast<std::ptrdiff_t>(i * colors_);
-      auto const most = std::max_element(first, first + static_cast<std::ptrdiff_t>(colors_));
-      frame.cells[i] = static_cast<std::uint8_t>(2 + (most - first));
+      frame.cells[i] = static_cast<std::uint8_t>(2 + streams.color_of(i));
+      if (!label_color_.empty()) frame.label_cells[i] = static_cast<std::uint8_t>(2 + labels.color_of(i));
       auto const share = 255 * static_cast<double>(live[i]) / static_cast<double>(layout_.cell_bytes());
       frame.shares[i] = static_cast<std::uint8_t>(std::clamp(share, 1.0, 255.0));
     }
@@ -389,8 +455,8 @@ private:
   summary& made_;
   recording const& of_;
   layout layout_;
-  std::size_t colors_;
   memory_state<false> state_;
+  std::vector<std::size_t> label_color_; // by the number of the label; empty: there are no labels
   std::vector<std::size_t> rows_;
   std::size_t next_ = 0;
 };
@@ -398,8 +464,14 @@ private:
 } // namespace detail
 
 std::string stream_name(recording const& of, std::uint16_t number) {
+  constexpr std::uint64_t most_ids = 4096; // a snapshot of gpumem has ids of streams, which are below
   std::uint64_t const handle = of.streams[number];
-  return "stream " + (handle == 0 ? "0" : detail::hexadecimal(handle));
+  bool const is_id = handle == 0 || (of.memory == memory_source::snapshot && handle < most_ids);
+  return "stream " + (is_id ? std::to_string(handle) : detail::hexadecimal(handle));
+}
+
+std::string label_name(recording const& of, std::uint16_t number) {
+  return number == 0 ? "no label" : of.labels[number];
 }
 
 summary summarize(recording const& of, bounds most) {
@@ -407,11 +479,19 @@ summary summarize(recording const& of, bounds most) {
   made.name = of.name;
   made.file = of.file;
   made.memory = of.memory;
+  made.timed = of.timed;
+  made.snapshot = of.snapshot;
   made.sizes.resize(size_bins);
-  detail::curves first{made, most.columns};
+  if (of.events.empty()) return made; // the snapshot of an empty pool
+  detail::curves first{made, of, most.columns};
   for (std::size_t row = 0; row < of.events.size(); ++row) first.add(row, of.events[row]);
   made.runs = first.finish(most.waits);
-  detail::snapshots second{made, of, most};
+  if (!of.timed) {
+    figures& all = made.main;
+    all.peak_live = all.peak_reserved = all.worst = all.last;
+    made.columns.clear();
+  }
+  detail::snapshots second{made, of, first.labels_by_bytes(), most};
   for (std::size_t row = 0; row < of.events.size(); ++row) second.add(row, of.events[row]);
   return made;
 }

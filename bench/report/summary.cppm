@@ -4,6 +4,7 @@ module;
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 export module report:summary;
@@ -63,8 +64,14 @@ export struct holder {
   std::uint64_t blocks = 0;
 };
 
+/// The holders at one moment, the largest first.
+export struct holder_lists {
+  std::vector<holder> streams, threads, labels; ///< no threads in a snapshot; no labels if no block has one
+};
+
 export struct size_bin {
   std::uint64_t blocks_at_peak = 0, bytes_at_peak = 0, blocks = 0, bytes = 0;
+  std::uint64_t blocks_at_end = 0, bytes_at_end = 0;
 };
 
 export struct wait_span {
@@ -80,11 +87,12 @@ export struct address_run {
 };
 
 /// The memory after a row, in cells of the same size. A cell is 0 without memory, 1 without live blocks, otherwise 2
-/// and the color of the stream that holds most of its bytes.
+/// and the color of the stream, or of the label, that holds most of its bytes.
 export struct memory_frame {
   moment when;
   std::vector<std::uint8_t> cells;
-  std::vector<std::uint8_t> shares; ///< of live bytes: 255 is the whole cell
+  std::vector<std::uint8_t> label_cells; ///< empty if no block has a label
+  std::vector<std::uint8_t> shares;      ///< of live bytes: 255 is the whole cell
 };
 
 export struct summary {
@@ -93,13 +101,17 @@ export struct summary {
   figures main;
   std::size_t rows_of_column = 1;
   std::vector<column> columns;
-  std::vector<holder> streams, threads, labels; ///< at peak live, the largest first; logs have no labels
+  bool timed = true; ///< false: a snapshot without a trace; it has one moment, which is also its peak
+  std::optional<snapshot_facts> snapshot;
+  holder_lists at_peak; ///< at peak live
+  holder_lists at_end;  ///< after the last row
   std::vector<size_bin> sizes;
   std::vector<wait_span> waits; ///< the longest, by begin
   std::vector<address_run> runs;
   std::uint64_t cell_bytes = 0;
   std::vector<memory_frame> frames;
-  std::vector<std::string> colors; ///< the name of each color: streams, and all others
+  std::vector<std::string> colors;       ///< the name of each color: streams, and all others
+  std::vector<std::string> label_colors; ///< the labels with the most allocated bytes, and all others
 };
 
 export struct bounds {
@@ -109,7 +121,8 @@ export struct bounds {
 /// Summarizes a recording. The result is the same each time.
 export summary summarize(recording const& of, bounds most = {});
 
-/// Returns "stream 0x1" or "thread 7", as reports name them.
+/// Returns "stream 0x1" or "weights", as reports name them.
 export std::string stream_name(recording const& of, std::uint16_t number);
+export std::string label_name(recording const& of, std::uint16_t number);
 
 } // namespace report

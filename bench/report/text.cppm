@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -21,6 +22,8 @@ export inline constexpr std::array<std::string_view, reasons> reason_names{
 export std::string format_bytes(std::uint64_t bytes);
 /// Returns "1.250 s", or "3.2 ms" or "17 µs" below a second.
 export std::string format_time(std::uint64_t microseconds);
+/// Returns the sizes of a bin, as in "1.00 MiB to 2.00 MiB".
+export std::string format_sizes(std::size_t bin);
 /// Returns 72,458.
 export std::string format_count(std::uint64_t count);
 

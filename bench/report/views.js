@@ -1,5 +1,5 @@
 // The views of the page that gpumem-report writes. SPDX-License-Identifier: Apache-2.0
-/* global d3, shown, zoom, recordings:writable, current, x, make, view, legend, chart, select, button, fit */
+/* global d3, shown, zoom, recordings:writable, current, x, make, view, legend, chart, select, button, fit, time */
 "use strict";
 
 function draw_header(figures) {
@@ -22,7 +22,17 @@ function draw_header(figures) {
   }
 }
 
+// Hides an element where the chosen recording has nothing for it.
+function show_if(element, condition) {
+  const change = () => (element.style.display = condition(current()) ? "" : "none");
+  shown.changed.push(change);
+  change();
+}
+const is_timed = (of) => of.timed;
+const has_memory = (of) => of.memory !== "none";
+
 function draw_tools() {
+  if (recordings.length < 2 && !recordings.some(is_timed)) return;
   const tools = make(document.querySelector("main"), "div.tools");
   tools.setAttribute("role", "toolbar");
   if (recordings.length > 1) {
@@ -33,6 +43,7 @@ function draw_tools() {
       shown.changed.forEach((each) => each());
     });
   }
+  if (!recordings.some(is_timed)) return;
   select(tools, "Over", ["time", "rows of the log"], (by) => {
     shown.by = by === 0 ? "time" : "rows";
     fit();
@@ -47,13 +58,14 @@ function draw_tools() {
 
 // Live and reserved of all recordings, each over its own share of the whole.
 function draw_comparison() {
-  if (recordings.length < 2) return;
+  const compared = recordings.filter(is_timed);
+  if (compared.length < 2) return;
   const section = view("comparison", "Live and reserved, side by side",
     "Filled: live bytes. Line: reserved bytes. All have the same scale.");
-  const most = d3.max(recordings, (each) => d3.max([each.peak_live.live, each.peak_reserved.reserved]));
+  const most = d3.max(compared, (each) => d3.max([each.peak_live.live, each.peak_reserved.reserved]));
   const grid = make(section, "div.two");
   const small = { width: 480, height: 170, left: 70, bottom: 24 };
-  for (const recording of recordings) {
+  for (const recording of compared) {
     const holder = make(grid, "div");
     make(holder, "div", recording.name);
     const svg = d3.select(holder).append("svg").attr("viewBox", `0 0 ${small.width} ${small.height}`);
@@ -75,7 +87,7 @@ function draw_comparison() {
     };
     const live = path(recording.data.live_most);
     group.append("path").attr({ d: `${live}V${y(0)}H0Z`, fill: "var(--live)", "fill-opacity": 0.55 });
-    if (recording.memory !== "none")
+    if (has_memory(recording))
       draw_line(group, path(recording.data.reserved));
   }
 }
@@ -84,9 +96,77 @@ function draw_line(group, path) {
   group.append("path").attr({ d: path, fill: "none", stroke: "var(--reserved)", "stroke-width": 1.6 });
 }
 
+function signed(before, after) {
+  return (after < before ? "−" : "+") + bytes(Math.abs(after - before));
+}
+
+// What changed from the first recording to the others.
+function draw_changes() {
+  if (recordings.length < 2) return;
+  const section = view("changes", "What changed", "Bytes and blocks of each holder, the largest differences first.");
+  const moment = (of) => of.name + (of.snapshot ? "" : " at peak live");
+  for (const after of recordings.slice(1)) {
+    const { changes } = after, before = recordings[0];
+    const all = [["live", [["", changes.before.live, changes.after.live, changes.before.blocks, changes.after.blocks]]]];
+    if (has_memory(before) && has_memory(after))
+      all.push(["reserved", [["", changes.before.reserved, changes.after.reserved]]]);
+    all.push(["by label", changes.labels], ["by stream", changes.streams], ["by size", changes.sizes]);
+    make(section, "p", `From ${moment(before)} to ${moment(after)}`);
+    const body = make(make(make(section, "div.wide"), "table"), "tbody"), most = 12;
+    const largest = d3.max(all.flatMap(([, rows]) => rows.map((row) => Math.abs(row[2] - row[1])))) || 1;
+    for (const [title, rows] of all) {
+      rows.slice(0, most).forEach(([name, first, second, blocks_before, blocks_after], index) => {
+        const row = make(body, "tr");
+        make(row, "th", index === 0 ? title : "").scope = "row";
+        make(row, "td.name", name);
+        make(row, "td.number", signed(first, second));
+        const bar = make(make(row, "td.bar"), "div");
+        bar.style.width = (100 * Math.abs(second - first)) / largest + "%";
+        bar.style.background = second < first ? "var(--live)" : "var(--bad)";
+        make(row, "td.number", `${bytes(first)} → ${bytes(second)}`);
+        make(row, "td.number", blocks_after === undefined ? "" :
+          `${count(blocks_before)} → ${count(blocks_after)} blocks`);
+      });
+      if (rows.length > most) make(make(body, "tr"), "td", `and ${count(rows.length - most)} more`).colSpan = 6;
+    }
+  }
+}
+
+// The thread caches and the waiting requests of a snapshot.
+function draw_snapshot() {
+  if (!recordings.some((of) => of.snapshot && (of.snapshot.caches.length || of.snapshot.waiting.length))) return;
+  const section = view("snapshot", "Thread caches and waiting requests");
+  const content = make(section, "div.two");
+  const list = (title, names, rows) => {
+    const part = make(content, "div");
+    make(part, "p.faint", rows.length ? title : title + ": none");
+    if (rows.length === 0) return;
+    const table = make(part, "table"), head = make(make(table, "thead"), "tr"), body = make(table, "tbody");
+    names.forEach((name) => make(head, "th", name));
+    for (const values of rows.slice(0, 40)) {
+      const row = make(body, "tr");
+      values.forEach((value) => make(row, "td", value));
+    }
+  };
+  const fill = () => {
+    content.replaceChildren();
+    if (!current().snapshot) return;
+    const { caches, waiting } = current().snapshot;
+    list("Thread caches", ["thread", "cached", "allocations", "frees"],
+      caches.map(([thread, cached, ...calls]) => [thread, bytes(cached), ...calls.map(count)]));
+    list("Requests that wait, the first one in the queue first", ["size", "stream", "has waited", "scope"],
+      waiting.map(([size, stream, waited, scope]) => [bytes(size), stream, time(waited / 1000), scope]));
+  };
+  shown.changed.push(fill);
+  fill();
+  show_if(section, (of) => of.snapshot);
+}
+
 function draw_memory() {
+  if (!recordings.some(is_timed)) return;
   const section = view("memory", "Live and reserved over time",
     "Live: bytes that the program asked for and has not freed. Reserved: what the pool has from the driver.");
+  show_if(section, is_timed);
   legend(section, [["live", "var(--live)"], ["reserved", "var(--reserved)"]]);
   chart(section, {
     height: 280, unit: "bytes", format: bytes, ticks: byte_ticks,
@@ -97,19 +177,21 @@ function draw_memory() {
       const least = step_path(of, (i) => live_least[i], y, { area: true, least: true });
       group.append("path").attr({ d: most, fill: "var(--live)", "fill-opacity": 0.35 });
       group.append("path").attr({ d: least, fill: "var(--live)", "fill-opacity": 0.5 });
-      if (of.memory !== "none") draw_line(group, step_path(of, (i) => reserved[i], y));
+      if (has_memory(of)) draw_line(group, step_path(of, (i) => reserved[i], y));
     },
     read(of, i) {
       const text = `${bytes(of.data.live_most[i])} live`;
-      return of.memory === "none" ? text : `${text}, ${bytes(of.data.reserved[i])} reserved`;
+      return !has_memory(of) ? text : `${text}, ${bytes(of.data.reserved[i])} reserved`;
     },
   });
 }
 
 function draw_fragmentation() {
-  if (recordings.every((each) => each.memory === "none")) return;
+  const has_curve = (of) => is_timed(of) && has_memory(of);
+  if (!recordings.some(has_curve)) return;
   const section = view("fragmentation", "Fragmentation over time",
     "1 − largest free range / free bytes. Free: reserved, and in no live block.");
+  show_if(section, has_curve);
   const note = make(section, "p");
   const tell = () => {
     const worst = current().worst;
@@ -136,9 +218,13 @@ function draw_fragmentation() {
 }
 
 function draw_reuse() {
+  const is_known = (of) => is_timed(of) && of.memory !== "snapshot";
+  if (!recordings.some(is_known)) return;
   const section = view("reuse", "How allocations were served",
     "Shares of the allocations at each time, by where the pool found the memory.");
-  const used = d3.range(reasons.length).filter((how) => recordings.some((each) => each.served[how] > 0));
+  show_if(section, is_known);
+  const used = d3.range(reasons.length)
+    .filter((how) => recordings.some((each) => is_known(each) && each.served[how] > 0));
   const fill = (how) => (how === 0 ? "var(--c11)" : color(how - 1));
   legend(section, used.map((how) => [reasons[how], fill(how)]));
   const sums = (of, first, last) => used.map((how) => {
@@ -170,7 +256,10 @@ function draw_reuse() {
 }
 
 function draw_waits() {
+  const is_known = (of) => is_timed(of) && of.memory !== "snapshot";
+  if (!recordings.some(is_known)) return;
   const section = view("waits", "Requests that waited");
+  show_if(section, is_known);
   const note = make(section, "p.faint");
   const tell = () => {
     const of = current();
@@ -223,13 +312,29 @@ function set_lanes(of) {
 function draw_map() {
   if (recordings.every((each) => each.frames.length === 0)) return;
   const section = view("map", "Map of the pool's memory",
-    "All addresses that ever had memory, from left to right and from top to bottom. The stream that holds most of a " +
-    "cell colors it; the paler, the less of it is live. The blue line in the curves is the time of the map.");
-  const tools = make(section, "div.row"), label = make(tools, "label", "Time "), slider = make(label, "input");
+    "All addresses that ever had memory, from left to right and from top to bottom. The holder of most of a cell " +
+    "colors it; the paler, the less of it is live." +
+    (recordings.some(is_timed) ? " The blue line in the curves is the time of the map." : ""));
+  show_if(section, (of) => of.frames.length);
+  let by_label = recordings.some((each) => each.label_colors.length) ? 1 : 0;
+  const tools = make(section, "div.row");
+  if (by_label) {
+    const chosen = select(tools, "Colors of", ["streams", "labels"], (chosen) => {
+      by_label = chosen;
+      change();
+    });
+    chosen.value = by_label;
+    show_if(chosen.parentElement, (of) => of.label_colors.length);
+  }
+  const times = make(tools, "div.row"), label = make(times, "label", "Time "), slider = make(label, "input");
+  times.style.flex = "1 1 420px";
+  show_if(times, (of) => of.frames.length > 1);
+  const colors = (of) => (by_label && of.label_colors.length ? of.label_colors : of.colors);
+  const cells = (of) => (by_label && of.label_colors.length ? of.data.label_cells : of.data.cells);
   label.style.cssText = "display:flex;flex:1 1 300px;gap:8px";
   slider.type = "range";
   slider.min = 0;
-  const jump = (text, name) => button(tools, text, "show the map at " + text, () => {
+  const jump = (text, name) => button(times, text, "show the map at " + text, () => {
     slider.value = current().frames.findIndex((frame) => frame.row >= current()[name].row);
     draw();
   });
@@ -244,7 +349,7 @@ function draw_map() {
   function draw() {
     const of = current(), index = Number(slider.value), frame = of.frames[index];
     if (!frame) return;
-    const cells = of.cells, down = Math.ceil(cells / across), style = getComputedStyle(document.documentElement);
+    const kinds_of = cells(of), down = Math.ceil(of.cells / across), style = getComputedStyle(document.documentElement);
     const paint = (name) => style.getPropertyValue(name).trim();
     size = (x.range()[1] + margin.left + margin.right - 2) / across;
     const height = Math.max(2, Math.min(12, Math.floor(420 / down)));
@@ -257,9 +362,9 @@ function draw_map() {
     pen.scale(ratio, ratio);
     pen.fillStyle = paint("--none");
     pen.fillRect(0, 0, across * size, down * height);
-    const first = index * cells;
-    for (let i = 0; i < cells; ++i) {
-      const kind = of.data.cells[first + i];
+    const first = index * of.cells;
+    for (let i = 0; i < of.cells; ++i) {
+      const kind = kinds_of[first + i];
       if (kind === 0) continue;
       const left = Math.round((i % across) * size), wide = Math.round(((i % across) + 1) * size) - left;
       const top = Math.floor(i / across) * height;
@@ -271,7 +376,8 @@ function draw_map() {
       pen.fillStyle = paint(`--c${kind - 2}`);
       pen.fillRect(left, top, wide - 0.5, height - 0.5);
     }
-    state.textContent = `${time(frame.microseconds)}, row ${count(frame.row + 1)}: ${bytes(frame.live)} live in ` +
+    const when = of.timed ? `${time(frame.microseconds)}, row ${count(frame.row + 1)}: ` : "";
+    state.textContent = `${when}${bytes(frame.live)} live in ` +
       `${count(frame.blocks)} blocks, ${bytes(frame.reserved)} reserved. A cell is ${bytes(of.cell_bytes)}.`;
     canvas.setAttribute("aria-label", "Map of memory at " + state.textContent);
     slider.setAttribute("aria-valuetext", time(frame.microseconds));
@@ -280,19 +386,17 @@ function draw_map() {
   }
   function change() {
     const of = current();
-    section.style.display = of.frames.length ? "" : "none";
     slider.max = Math.max(0, of.frames.length - 1);
-    slider.value = of.frames.findIndex((frame) => frame.row >= of.peak_live.row);
+    slider.value = of.frames.findIndex((frame) => frame.row >= (of.snapshot ? of.last : of.peak_live).row);
     keys.replaceChildren();
-    const streams = of.colors.map((name, i) => [name, color(i)]);
-    legend(keys, [...streams, ["free", "var(--free)"], ["no memory", "var(--none)"]]);
+    legend(keys, [...colors(of).map((name, i) => [name, color(i)]), ["free", "var(--free)"], ["no memory", "var(--none)"]]);
     draw();
   }
   canvas.onmousemove = (event) => {
     const of = current(), height = canvas.clientHeight / Math.ceil(of.cells / across);
     const cell = Math.floor(event.offsetY / height) * across + Math.floor(event.offsetX / size);
     if (cell < 0 || cell >= of.cells || event.offsetX >= across * size) return;
-    const kind = of.data.cells[Number(slider.value) * of.cells + cell];
+    const kind = cells(of)[Number(slider.value) * of.cells + cell];
     const share = of.data.shares[Number(slider.value) * of.cells + cell] / 255;
     let offset = cell * of.cell_bytes, address = "";
     for (const [begin, length] of of.runs) {
@@ -302,7 +406,7 @@ function draw_map() {
       }
       offset -= length;
     }
-    const live = `${percent(share)} live, most of it of ${of.colors[kind - 2]}`;
+    const live = `${percent(share)} live, most of it of ${colors(of)[kind - 2]}`;
     readout.textContent = `${address}: ` + (kind === 0 ? "no memory" : kind === 1 ? "free" : live);
   };
   canvas.onmouseleave = () => (readout.textContent = "");
@@ -313,33 +417,45 @@ function draw_map() {
 }
 
 function draw_holders() {
-  const section = view("holders", "Holders at peak live");
-  const content = make(section, "div.two");
+  const section = view("holders", "Holders");
+  const tools = make(section, "div.row"), content = make(section, "div.two");
+  const moments = ["peak", "end"];
+  let when = 0;
+  const chosen = select(tools, "Show", ["at peak live", "at the end"], (index) => {
+    when = index;
+    fill();
+  });
+  show_if(tools, is_timed);
   const fill = () => {
-    const of = current();
+    const of = current(), live = (when === 0 ? of.peak_live : of.last).live;
     content.replaceChildren();
-    for (const [title, name] of [["By stream", "streams"], ["By thread", "threads"], ["By label", "labels"]]) {
-      const all = of.holders[name];
+    for (const [title, name] of [["By label", "labels"], ["By stream", "streams"], ["By thread", "threads"]]) {
+      const all = of.holders[moments[when]][name];
       if (all.length === 0) continue;
       const part = make(content, "div");
       make(part, "p.faint", title);
       const body = make(make(part, "table"), "tbody"), most = 12;
       for (const each of all.slice(0, most)) {
         const row = make(body, "tr");
-        make(row, "td.name", each.name);
+        make(row, "td.name", each.name).title = each.name;
         const bar = make(make(row, "td.bar"), "div");
         bar.style.width = (100 * each.bytes) / Math.max(1, all[0].bytes) + "%";
-        const index = name === "streams" ? of.colors.indexOf(each.name) : -1;
+        const index = { streams: of.colors, labels: of.label_colors, threads: [] }[name].indexOf(each.name);
         bar.style.background = index < 0 ? color(11) : color(index);
         make(row, "td.number", bytes(each.bytes));
-        make(row, "td.number", percent(each.bytes / Math.max(1, of.peak_live.live)));
+        make(row, "td.number", percent(each.bytes / Math.max(1, live)));
         make(row, "td.number", count(each.blocks) + (each.blocks === 1 ? " block" : " blocks"));
       }
       if (all.length > most) make(part, "p.faint", `and ${count(all.length - most)} more`);
     }
+    if (live === 0) make(content, "p.faint", "Nothing is live.");
   };
-  shown.changed.push(fill);
-  fill();
+  const change = () => {
+    chosen.value = when = current().snapshot ? 1 : 0;
+    fill();
+  };
+  shown.changed.push(change);
+  change();
 }
 
 function draw_sizes() {
@@ -352,7 +468,7 @@ function draw_sizes() {
   });
   const small = { width: 520, height: 210, left: 66, bottom: 46 };
   function part(title, values, format) {
-    const holder = make(content, "div"), of = current();
+    const holder = make(content, "div.small"), of = current();
     make(holder, "p.faint", title);
     const svg = d3.select(holder).append("svg").attr("viewBox", `0 0 ${small.width} ${small.height}`);
     const used = of.sizes.map((each) => each.from), most = d3.max(values) || 1;
@@ -377,8 +493,11 @@ function draw_sizes() {
   function fill() {
     content.replaceChildren();
     const sizes = current().sizes, unit = measure === 0 ? "bytes" : "blocks", format = measure === 0 ? bytes : count;
-    part(`Live at the peak, ${unit}`, sizes.map((each) => each[unit + "_at_peak"]), format);
-    part(`All allocations, ${unit}`, sizes.map((each) => each[unit]), format);
+    if (current().timed) {
+      part(`Live at the peak, ${unit}`, sizes.map((each) => each[unit + "_at_peak"]), format);
+      part(`All allocations, ${unit}`, sizes.map((each) => each[unit]), format);
+    }
+    if (current().snapshot) part(`Live at the snapshot, ${unit}`, sizes.map((each) => each[unit + "_at_end"]), format);
   }
   shown.changed.push(fill);
   fill();
@@ -394,6 +513,7 @@ async function begin() {
   shown.painted = [];
   draw_header(page.figures);
   draw_comparison();
+  draw_changes();
   draw_tools();
   draw_memory();
   draw_fragmentation();
@@ -403,6 +523,7 @@ async function begin() {
   draw_map();
   draw_holders();
   draw_sizes();
+  draw_snapshot();
   const notes = make(document.querySelector("main"), "details");
   make(notes, "summary", "License of D3, which draws the axes");
   make(notes, "pre", document.getElementById("license-data").textContent);

@@ -234,6 +234,12 @@ bool pickle_reader::step_of_values(char operation) {
   case 'M': push_number(number(2)); return true;
   case 'J': push_number(static_cast<std::uint64_t>(static_cast<std::int32_t>(number(4)))); return true;
   case 'I':
+    if (auto const rest = text_.substr(position_); rest.starts_with("00\n") || rest.starts_with("01\n")) {
+      push({line() == "01"}); // the truth values of protocols 0 and 1
+      return true;
+    }
+    push_number(number_in_line());
+    return true;
   case 'L': push_number(number_in_line()); return true;
   case '\x8a': push_long(number(1)); return true;
   case '\x8b': push_long(number(4)); return true;

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 # The page in headless Chromium: nothing fails, each view is drawn, zoom by mouse and keyboard, light and dark.
 # SPDX-License-Identifier: Apache-2.0
+import pickle
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import logs
+import torch_memory
 from browser import Browser
 
-program, root, chromium = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+program, root, chromium, writer = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 failures = []
 
 
@@ -64,8 +66,9 @@ def check_views(browser, name, views):
     for view, selector in views.items():
         check(count(browser, f"#{view} {selector}") > 0, f"{name}: the view {view} is not drawn")
     paths = browser.evaluate("""[...document.querySelectorAll(".content path")]
-        .map((path) => path.getAttribute("d"))""")
-    check(paths and all(path and "NaN" not in path for path in paths), f"{name}: a curve is empty")
+        .filter((path) => path.closest("section").style.display !== "none").map((path) => path.getAttribute("d"))""")
+    check(bool(paths) == ("memory" in views), f"{name}: there are no curves, or too many")
+    check(all(path and "NaN" not in path for path in paths), f"{name}: a curve is empty")
     check(painted(browser) > 3, f"{name}: the map is empty")
     wide = browser.evaluate("document.documentElement.scrollWidth - innerWidth")
     check(wide <= 0, f"{name}: the page is wider than the window")
@@ -125,6 +128,35 @@ def check_map(browser):
     check("0x7f" in text_of(browser, "#map .readout"), "the map shows no address")
 
 
+def check_snapshots(browser, folder):
+    """Pages of snapshots: alone, with the trace of PyTorch, and beside each other."""
+    memory = torch_memory.Memory(seed=1).run(600)
+    (folder / "traced.pickle").write_bytes(pickle.dumps(torch_memory.snapshot([memory]), 4))
+    subprocess.run([writer, folder], check=True, stdout=subprocess.DEVNULL)
+    pages = {"waiting": ["waiting.json"], "traced": ["traced.pickle"], "changed": ["before.json", "traced.pickle"]}
+    always = {"figures": "td", "map": "canvas", "holders": "td.bar div", "sizes": "rect"}
+    timed = {"memory": ".content path", "fragmentation": ".content path"}
+    more = {"waiting": {"snapshot": "td"}, "traced": timed, "changed": {"changes": "td.bar div"}}
+    for name, files in pages.items():
+        subprocess.run([program, *files, "-o", f"{name}.html"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        for width, dark in ((1280, False), (800, True)):
+            browser.show(folder / f"{name}.html", width, dark=dark)
+            check_views(browser, f"{name}, {width} px", always | more[name])
+    check(browser.evaluate("getComputedStyle(document.querySelector('#memory')).display") == "none",
+          "a snapshot without a trace shows curves")
+    browser.evaluate("""(() => { const file = document.querySelector(".tools select");
+        file.value = 1; file.dispatchEvent(new Event("change")); })()""")
+    check_views(browser, "changed, the second file", always | timed)
+    check(browser.evaluate("getComputedStyle(document.querySelector('#memory')).display") != "none",
+          "the curves of a trace are hidden")
+    for selector in ("#map select", "#holders select"):
+        state = "document.querySelector('main').innerHTML + document.querySelector('#map canvas').toDataURL()"
+        before = browser.evaluate(state)
+        browser.evaluate(f"""(() => {{ const chosen = document.querySelector({selector!r});
+            chosen.value = 0; chosen.dispatchEvent(new Event("change")); }})()""")
+        check(browser.evaluate(state) != before, f"{selector} changes nothing")
+
+
 def main(folder):
     logs.busy_log(folder / "busy.log")
     pages = {"busy": [folder / "busy.log"], "etl": [root / "bench/traces/etl_skew.csv.gz"],
@@ -152,6 +184,7 @@ def main(folder):
         browser.evaluate("""(() => { const file = document.querySelector(".tools select");
             file.value = 1; file.dispatchEvent(new Event("change")); })()""")
         check(text_of(browser, "#holders") != first, "the file does not change")
+        check_snapshots(browser, folder)
         failures.extend(browser.complaints())
         # A damaged page says so.
         text = (folder / "etl.html").read_text()

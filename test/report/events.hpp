@@ -18,6 +18,7 @@ inline report::recording random_recording(std::uint64_t seed, std::size_t rows, 
   made.name = made.file = "random";
   made.streams = {0, 0x10, 0x20};
   made.threads = {7, 8};
+  made.labels = {"", "weights", "query", "cache"};
   made.memory = report::memory_source::log;
   std::vector<bool> mapped(granules), used(granules);
   std::map<std::uint64_t, std::uint64_t> live;
@@ -32,7 +33,7 @@ inline report::recording random_recording(std::uint64_t seed, std::size_t rows, 
   };
   auto const add = [&](trace_action action, std::uint64_t first, std::uint64_t bytes) {
     made.events.push_back({time, first * granule, bytes, static_cast<std::uint16_t>(random() % 3),
-                           static_cast<std::uint16_t>(random() % 2), action,
+                           static_cast<std::uint16_t>(random() % 2), static_cast<std::uint16_t>(random() % 4), action,
                            static_cast<report::served_by>(random() % 7)});
   };
   while (made.events.size() < rows) {
@@ -81,7 +82,7 @@ inline report::recording random_recording(std::uint64_t seed, std::size_t rows, 
 
 struct naive_block {
   std::uint64_t bytes;
-  std::uint16_t stream, thread;
+  std::uint16_t stream, thread, label;
 };
 
 // The state after the rows up to `row`, from the start.
@@ -96,7 +97,7 @@ struct naive_state {
       };
       if (next.action == trace_action::allocate) {
         set(used, true);
-        blocks[first] = {next.bytes, next.stream, next.thread};
+        blocks[first] = {next.bytes, next.stream, next.thread, next.label};
       } else if (next.action == trace_action::free) {
         set(used, false);
         blocks.erase(first);

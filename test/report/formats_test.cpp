@@ -80,7 +80,7 @@ TEST(formats, page_stays_small) {
   for (int i = 0; i < 400'000; ++i) {
     auto const at = random() % slots;
     event next{.microseconds = time += random() % 1'000'000, .pointer = (at + 1) * slot, .bytes = 1 + random() % slot};
-    if (live[at] != 0) next = {next.microseconds, next.pointer, live[at], 0, 0, trace_action::free};
+    if (live[at] != 0) next = {next.microseconds, next.pointer, live[at], 0, 0, 0, trace_action::free};
     live[at] = live[at] == 0 ? next.bytes : 0;
     rows.events.push_back(next);
   }

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 program, root = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
-pages = [root / "modules/guide/report.md", root / "bench/report/README.md"]
+pages = [root / "modules/guide/report.md", root / "modules/guide/compare.md", root / "bench/report/README.md"]
 picture = root / "bench/report.svg"
 BLOCK = re.compile(r"^```text\n\$ gpumem-report ([^\n]*)\n(.*?)^```$", re.S | re.M)
 PICTURE = "--svg bench/report.svg bench/traces/gpt_train.csv.gz"

@@ -29,7 +29,7 @@ constexpr std::size_t MiB = std::size_t{1} << 20;
 class report_of_pool : public simulated {
 protected:
   ~report_of_pool() override { std::filesystem::remove(file); }
-  report::summary read() const { return report::summarize(report::read_recording(file)); }
+  report::summary read() const { return report::summarize(report::read_recordings(file).front()); }
 
   gpumem::device device{0};
   gpumem::stream a{device}, b{device};

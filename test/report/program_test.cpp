@@ -84,7 +84,8 @@ TEST_F(report_program, bad_input_says_what_and_where) {
   refuses({file("rows.csv", header)}, "rows.csv:1: there are no rows");
   refuses({file("cut.csv", small_trace.substr(0, small_trace.size() - 1))}, "cut.csv:6: cut short");
   refuses({file("cut.gz", read(gzip_file("whole.gz", small_trace)).substr(0, 40))}, "cut.gz");
-  refuses({file("foreign.json", "{\"a\": 1}\n")}, "foreign.json:1: not a trace");
+  refuses({file("foreign.json", "{\"a\": 1}\n")}, "foreign.json: no snapshot of gpumem");
+  refuses({file("foreign.txt", "a text\n")}, "foreign.txt:1: not a trace");
   refuses({file("cut.log", "\x89gpumem\n\x02")}, "cut.log:1: cut short");
   refuses({file("wide.csv", header + row("allocate", "0xffffffffffffff00", "4096"))},
           "wide.csv:2: memory at addresses that no memory has");

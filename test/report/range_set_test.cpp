@@ -46,4 +46,21 @@ TEST(range_set, is_the_set_of_its_bytes) {
   }
 }
 
+TEST(range_set, ranges_do_not_join_across_a_wall) {
+  report::range_set<true> subject;
+  for (int i = 0; i < 2; ++i) subject.add_wall(8);
+  subject.add(0, 8);
+  subject.add(8, 16);
+  subject.add(4, 8);
+  EXPECT_EQ(subject.all(), (std::map<std::uint64_t, std::uint64_t>{{0, 8}, {8, 16}}));
+  EXPECT_EQ(subject.largest(), 8u);
+  subject.remove_wall(8);
+  subject.add(7, 8);
+  EXPECT_EQ(subject.all().size(), 2u) << "two walls were added";
+  subject.remove_wall(8);
+  subject.remove_wall(8); // there is none
+  subject.add(7, 8);
+  EXPECT_EQ(subject.largest(), 16u);
+}
+
 } // namespace

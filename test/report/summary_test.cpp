@@ -87,31 +87,95 @@ TEST(summary, counts_are_those_of_the_rows) {
   EXPECT_EQ(in_columns, served);
 }
 
-TEST(summary, holders_and_sizes_are_those_of_the_peak) {
+void expect_holders(std::vector<report::holder> const& seen, std::map<std::string, std::uint64_t> const& expected) {
+  EXPECT_TRUE(std::ranges::is_sorted(seen, std::greater{}, &report::holder::bytes));
+  ASSERT_EQ(seen.size(), expected.size());
+  for (auto const& each : seen) EXPECT_EQ(each.bytes, expected.at(each.name)) << each.name;
+}
+
+TEST(summary, holders_and_sizes_are_those_of_their_moments) {
   auto const rows = random_recording(4, 400);
   auto const made = report::summarize(rows, few);
-  naive_state const peak{rows, made.main.peak_live.row};
-  std::map<std::string, std::uint64_t> streams, threads;
-  std::vector<report::size_bin> sizes(report::size_bins);
-  for (auto const& [first, each] : peak.blocks) {
-    streams[report::stream_name(rows, each.stream)] += each.bytes;
-    threads["thread " + std::to_string(rows.threads[each.thread])] += each.bytes;
-    auto& bin = sizes[static_cast<std::size_t>(std::bit_width(each.bytes)) - 1];
-    ++bin.blocks_at_peak;
-    bin.bytes_at_peak += each.bytes;
+  for (bool const at_end : {false, true}) {
+    naive_state const state{rows, at_end ? rows.events.size() - 1 : made.main.peak_live.row};
+    std::map<std::string, std::uint64_t> streams, threads, labels;
+    std::vector<report::size_bin> sizes(report::size_bins);
+    for (auto const& [first, each] : state.blocks) {
+      streams[report::stream_name(rows, each.stream)] += each.bytes;
+      threads["thread " + std::to_string(rows.threads[each.thread])] += each.bytes;
+      labels[each.label == 0 ? "no label" : rows.labels[each.label]] += each.bytes;
+      auto& bin = sizes[static_cast<std::size_t>(std::bit_width(each.bytes)) - 1];
+      ++(at_end ? bin.blocks_at_end : bin.blocks_at_peak);
+      (at_end ? bin.bytes_at_end : bin.bytes_at_peak) += each.bytes;
+    }
+    auto const& lists = at_end ? made.at_end : made.at_peak;
+    expect_holders(lists.streams, streams);
+    expect_holders(lists.threads, threads);
+    expect_holders(lists.labels, labels);
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      auto const& bin = made.sizes[i];
+      EXPECT_EQ(at_end ? bin.blocks_at_end : bin.blocks_at_peak,
+                at_end ? sizes[i].blocks_at_end : sizes[i].blocks_at_peak);
+      EXPECT_EQ(at_end ? bin.bytes_at_end : bin.bytes_at_peak, at_end ? sizes[i].bytes_at_end : sizes[i].bytes_at_peak);
+    }
   }
-  auto const expect = [](std::vector<report::holder> const& seen,
-                         std::map<std::string, std::uint64_t> const& expected) {
-    EXPECT_TRUE(std::ranges::is_sorted(seen, std::greater{}, &report::holder::bytes));
-    ASSERT_EQ(seen.size(), expected.size());
-    for (auto const& each : seen) EXPECT_EQ(each.bytes, expected.at(each.name)) << each.name;
-  };
-  expect(made.streams, streams);
-  expect(made.threads, threads);
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    EXPECT_EQ(made.sizes[i].blocks_at_peak, sizes[i].blocks_at_peak) << i;
-    EXPECT_EQ(made.sizes[i].bytes_at_peak, sizes[i].bytes_at_peak) << i;
-  }
+}
+
+TEST(summary, recording_without_labels_has_no_holders_by_label) {
+  auto rows = random_recording(4, 100);
+  rows.labels = {""};
+  for (auto& each : rows.events) each.label = 0;
+  auto const made = report::summarize(rows, few);
+  EXPECT_TRUE(made.at_peak.labels.empty());
+  EXPECT_TRUE(made.label_colors.empty());
+  EXPECT_FALSE(made.at_peak.streams.empty());
+}
+
+// The rows of what was there before are state, and no calls.
+TEST(summary, initial_rows_are_no_calls) {
+  auto rows = random_recording(5, 300);
+  rows.initial = 100;
+  auto const all = report::summarize(random_recording(5, 300), few), made = report::summarize(rows, few);
+  auto const expected = std::count_if(rows.events.begin() + 100, rows.events.end(),
+                                      [](event const& each) { return each.action == trace_action::allocate; });
+  EXPECT_EQ(made.main.allocations, static_cast<std::uint64_t>(expected));
+  EXPECT_LT(made.main.frees, all.main.frees);
+  expect_same(made.main.peak_live, all.main.peak_live);
+  expect_same(made.main.last, all.main.last);
+  EXPECT_EQ(made.runs.size(), all.runs.size());
+}
+
+TEST(summary, snapshot_is_one_moment) {
+  report::recording rows;
+  rows.name = rows.file = "snapshot";
+  rows.memory = report::memory_source::snapshot;
+  rows.timed = rows.regions_join = false;
+  rows.snapshot.emplace().pool = "training";
+  EXPECT_EQ(report::summarize(rows).main.last.live, 0u) << "an empty pool";
+  rows.streams = {2};
+  rows.labels = {"", "weights"};
+  rows.events = {{.pointer = 4096, .bytes = 4096, .action = trace_action::map},
+                 {.pointer = 8192, .bytes = 4096, .action = trace_action::map},
+                 {.pointer = 4096, .bytes = 1024, .label = 1},
+                 {.pointer = 8192, .bytes = 256}};
+  rows.initial = rows.events.size();
+  auto const made = report::summarize(rows);
+  EXPECT_EQ(made.main.allocations, 0u);
+  EXPECT_EQ(made.main.last.live, 1280u);
+  EXPECT_EQ(made.main.last.free, 8192u - 1280);
+  EXPECT_EQ(made.main.last.largest_free, 3840u) << "a free range ends with its region";
+  EXPECT_EQ(made.at_end.labels.front().name, "weights");
+  EXPECT_TRUE(made.at_end.threads.empty());
+  EXPECT_TRUE(made.columns.empty());
+  ASSERT_EQ(made.frames.size(), 1u);
+  ASSERT_EQ(made.frames[0].label_cells.size(), made.frames[0].cells.size());
+  EXPECT_EQ(made.label_colors, (std::vector<std::string>{"weights", "no label"}));
+  EXPECT_EQ(made.frames[0].label_cells[0], 2);
+  EXPECT_EQ(made.frames[0].label_cells[4096 / made.cell_bytes], 3);
+  rows.regions_join = true;
+  EXPECT_EQ(report::summarize(rows).main.last.largest_free, 3840u) << "a block lies between";
+  rows.events.pop_back();
+  EXPECT_EQ(report::summarize(rows).main.last.largest_free, 3072u + 4096);
 }
 
 TEST(summary, maps_show_the_memory_of_their_rows) {

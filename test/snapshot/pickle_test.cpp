@@ -38,6 +38,12 @@ constexpr auto protocol_4 = "\x80\x04\x95\x3e\0\0\0\0\0\0\0}\x94(\x8c\x01"
                             "eK\x07"
                             "}\x94u."sv;
 
+TEST(pickle, has_truth_values_in_old_protocols) {
+  EXPECT_FALSE(read_pickle("I00\n.").as<bool>());
+  EXPECT_EQ(read_pickle("I0\n.").as<std::int64_t>(), 0);
+  EXPECT_EQ(read_pickle("I1\n.").as<std::int64_t>(), 1);
+}
+
 TEST(pickle, reads_each_protocol) {
   for (auto const text : {protocol_0, protocol_4}) {
     auto const all = read_pickle(text);
@@ -50,6 +56,7 @@ TEST(pickle, reads_each_protocol) {
     EXPECT_EQ(list[4].as<std::int64_t>(), std::int64_t{1} << 40);
     EXPECT_EQ(list[5].as<double>(), 1.5);
     EXPECT_TRUE(std::holds_alternative<std::monostate>(list[6].value));
+    EXPECT_TRUE(list[7].as<bool>());
     EXPECT_EQ(list[8].as<pickle_value::list>()[0].as<std::string>(), "x");
     EXPECT_EQ(list[8].as<pickle_value::list>()[1].as<std::string>(), "y");
     EXPECT_TRUE(all["7"].as<pickle_value::dictionary>().empty());
