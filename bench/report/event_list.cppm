@@ -6,6 +6,7 @@ module;
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 export module report:event_list;
@@ -77,26 +78,30 @@ public:
   explicit event_list(recording& target)
       : target_{target}, streams_{target.streams}, threads_{target.threads}, labels_{target.labels} {}
 
-  void add(trace_record const& row, std::string const& label = {}) {
+  // Calls visit(event) for each event of a row.
+  template <class Visit> void each(trace_record const& row, std::string_view label, Visit const& visit) {
     if (row.action <= trace_action::free && row.pointer == 0 && row.bytes == 0) return; // no block
     event next{.microseconds = times_.since_first(row.microseconds),
                .pointer = row.pointer,
                .bytes = row.bytes,
                .action = row.action,
                .served = row.served};
+    if (!label.empty()) next.label = labels_.number_of(printable(std::string{label}));
     if (is_memory(row.action)) {
       if (row.action == trace_action::move) {
         event source = next;
         source.action = trace_action::unmap;
         source.pointer = row.stream;
-        target_.events.push_back(source);
+        visit(source);
       }
-    } else {
+    } else if (row.action != trace_action::label) {
       next.stream = streams_.number_of(row.stream);
       next.thread = threads_.number_of(row.thread);
-      if (!label.empty()) next.label = labels_.number_of(printable(label));
     }
-    target_.events.push_back(next);
+    visit(next);
+  }
+  void add(trace_record const& row, std::string_view label = {}) {
+    each(row, label, [&](event const& next) { target_.events.push_back(next); });
   }
 
 private:

@@ -1,15 +1,21 @@
 // Reads logs, and replays those that know no pages.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <limits>
+#include <memory>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
-#include <unordered_map>
+#include <string_view>
 #include <utility>
 #include <vector>
 module report:events.impl;
@@ -95,7 +101,7 @@ bool has_possible_addresses(trace_record const& row) {
          (row.action != trace_action::move || is_possible(row.stream, row.bytes));
 }
 
-bool is_binary(std::string const& text) { return text.starts_with('\x89'); }
+bool is_binary(std::string_view text) { return text.starts_with('\x89'); }
 
 // Returns whether the recording has memory now.
 bool add_memory(recording& of, std::string text) {
@@ -116,34 +122,101 @@ bool add_memory(recording& of, std::string text) {
 
 namespace detail {
 
-recording read_log(std::string text, std::string const& file) {
+// The bytes of a file: mapped, or unpacked in memory.
+class file_bytes {
+public:
+  explicit file_bytes(std::string const& file) {
+    if (map(file)) return;
+    unpacked_ = replay::read_trace_file(file);
+    text_ = unpacked_;
+  }
+  file_bytes(file_bytes const&) = delete;
+  file_bytes& operator=(file_bytes const&) = delete;
+  ~file_bytes() {
+    if (mapped_ != nullptr) munmap(mapped_, text_.size());
+  }
+  std::string_view text() const noexcept { return text_; }
+
+private:
+  // Returns false if the file is no binary log, or cannot be mapped.
+  bool map(std::string const& file) {
+    int const opened = open(file.c_str(), O_RDONLY | O_CLOEXEC);
+    if (opened < 0) return false;
+    struct stat facts{};
+    bool const known = fstat(opened, &facts) == 0 && S_ISREG(facts.st_mode) && facts.st_size > 0;
+    auto const size = static_cast<std::size_t>(facts.st_size);
+    void* const address = known ? mmap(nullptr, size, PROT_READ, MAP_PRIVATE, opened, 0) : MAP_FAILED;
+    close(opened);
+    if (address == MAP_FAILED) return false;
+    text_ = {static_cast<char const*>(address), size};
+    mapped_ = address;
+    if (is_binary(text_)) return true;
+    munmap(mapped_, size);
+    mapped_ = nullptr;
+    return false;
+  }
+
+  void* mapped_ = nullptr;
+  std::string unpacked_;
+  std::string_view text_;
+};
+
+// The rows of a log. They are read as often as they are visited.
+class log_rows {
+public:
+  log_rows(std::shared_ptr<file_bytes const> bytes, std::string const& file)
+      : bytes_{std::move(bytes)}, reader_{std::as_bytes(std::span{bytes_->text()}), file} {}
+
+  // Calls visit(event) for each event. The numbers of the target's streams, threads and labels are the same each time.
+  template <class Visit> void each(recording& target, Visit const& visit) {
+    reader_.rewind();
+    event_list events{target};
+    for (trace_record row; reader_.next(row);) {
+      if (!has_possible_addresses(row)) fail("memory at addresses that no memory has");
+      if (is_memory(row.action)) target.memory = memory_source::log;
+      events.each(row, reader_.label_text(row.label), visit);
+    }
+  }
+  [[noreturn]] void fail(char const* reason) const {
+    throw gpumem::extend::trace_error(reader_.name(), reader_.line(), reason);
+  }
+
+private:
+  std::shared_ptr<file_bytes const> bytes_;
+  gpumem::extend::trace_reader reader_;
+};
+
+recording read_log(std::shared_ptr<file_bytes const> bytes, std::string const& file) {
   recording made;
   made.name = replay::trace_name(file);
   made.file = file;
-  {
-    gpumem::extend::trace_reader reader{std::move(text), file};
-    event_list rows{made};
-    trace_record row;
-    while (reader.next(row)) {
-      if (!has_possible_addresses(row))
-        throw gpumem::extend::trace_error(file, reader.line(), "memory at addresses that no memory has");
-      if (is_memory(row.action)) made.memory = memory_source::log;
-      rows.add(row);
-    }
-    if (made.events.empty()) throw gpumem::extend::trace_error(file, reader.line(), "there are no rows");
+  auto const rows = std::make_shared<log_rows>(std::move(bytes), file);
+  rows->each(made, [&](event const&) { ++made.rows; });
+  if (made.rows == 0) rows->fail("there are no rows");
+  if (made.memory == memory_source::log) {
+    made.read_again = [rows](event_visitor const& visit) {
+      recording again;
+      rows->each(again, visit);
+    };
+    return made;
   }
-  if (made.memory == memory_source::none && add_memory(made, replay::read_trace_file(file)))
-    made.memory = memory_source::replay;
+  rows->each(made, [&](event const& each) { made.events.push_back(each); });
+  if (add_memory(made, replay::read_trace_file(file))) made.memory = memory_source::replay;
   return made;
 }
 
 } // namespace detail
 
+void each_event(recording const& of, event_visitor const& visit) {
+  if (of.read_again) return of.read_again(visit);
+  for (event const& each : of.events) visit(each);
+}
+
 std::vector<recording> read_recordings(std::string const& file) {
-  std::string text = replay::read_trace_file(file);
-  if (detail::is_json(text)) return {detail::read_json_snapshot(text, file)};
-  if (detail::is_pickle(text)) return detail::read_pickle_snapshot(text, file);
-  return {detail::read_log(std::move(text), file)};
+  auto bytes = std::make_shared<detail::file_bytes const>(file);
+  if (detail::is_json(bytes->text())) return {detail::read_json_snapshot(bytes->text(), file)};
+  if (detail::is_pickle(bytes->text())) return detail::read_pickle_snapshot(bytes->text(), file);
+  return {detail::read_log(std::move(bytes), file)};
 }
 
 } // namespace report

@@ -3,6 +3,7 @@
 module;
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -51,11 +52,16 @@ export struct snapshot_facts {
   std::vector<request> waiting;
 };
 
+export using event_visitor = std::function<void(event const&)>;
+
 /// A file as events. Each reader of a file format makes one.
 export struct recording {
   std::string name;
   std::string file;
   std::vector<event> events;
+  /// Calls the visitor for each event, reading the file again; null: `events` has them.
+  std::function<void(event_visitor const&)> read_again;
+  std::size_t rows = 0;                ///< the number of events that read_again() visits
   std::vector<std::uint64_t> streams;  ///< the handle of each number
   std::vector<std::uint64_t> threads;  ///< empty: unknown
   std::vector<std::string> labels{""}; ///< the text of each number; the first one: no label
@@ -66,11 +72,16 @@ export struct recording {
   std::optional<snapshot_facts> snapshot;
 };
 
+/// Calls the visitor for each event.
+export void each_event(recording const& of, event_visitor const& visit);
+
 /// Reads a log in RMM's format or in gpumem's binary form, a snapshot of gpumem in JSON, or a pickle of PyTorch's
 /// snapshot, plain or gzip. A pickle gives one recording for each device with memory.
 ///
 /// A log without rows of memory is replayed over a pool on the simulated device, and its blocks get the addresses of
 /// the replay, from 0. A binary log that cannot be replayed, since it begins when blocks are live, has no memory.
+/// The rows of a log that has memory stay in the file, which is mapped unless it is packed.
+///
 /// Throws gpumem::extend::trace_error with the file and the line, std::runtime_error with the file and the place if a
 /// snapshot is malformed or the replay fails, and cuda_error.
 export std::vector<recording> read_recordings(std::string const& file);

@@ -7,6 +7,7 @@ module;
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 module report:json_snapshot.impl;
 import gpumem;
@@ -50,7 +51,7 @@ json const& list_of(json const& owner, char const* name) {
   return value;
 }
 
-json parsed(std::string const& text, std::string const& file) {
+json parsed(std::string_view text, std::string const& file) {
   try {
     return json::parse(text);
   } catch (json::parse_error const& error) {
@@ -130,7 +131,7 @@ private:
 
 } // namespace
 
-recording read_json_snapshot(std::string const& text, std::string const& file) {
+recording read_json_snapshot(std::string_view text, std::string const& file) {
   recording made;
   made.name = replay::trace_name(file);
   made.file = file;

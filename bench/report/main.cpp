@@ -20,12 +20,12 @@ std::vector<report::summary> summarize(std::vector<std::string> const& files) {
   report::bounds most;
   most.columns /= files.size();
   most.frames /= files.size();
-  replay::progress shown{2 * files.size(), stderr};
+  replay::progress shown{(1 + report::summary_ticks) * files.size(), stderr};
   for (std::string const& file : files) {
     shown.step("reading " + file);
     auto const recordings = report::read_recordings(file);
-    shown.step("summarizing " + file);
-    for (auto const& each : recordings) all.push_back(report::summarize(each, most));
+    auto const tick = [&] { shown.step("summarizing " + file); };
+    for (auto const& each : recordings) all.push_back(report::summarize(each, most, tick));
   }
   return all;
 }

@@ -22,7 +22,7 @@ export inline bool is_pickle(std::string_view text) {
 }
 
 // Both throw std::runtime_error with the file and the place.
-export recording read_json_snapshot(std::string const& text, std::string const& file);
+export recording read_json_snapshot(std::string_view text, std::string const& file);
 export std::vector<recording> read_pickle_snapshot(std::string_view text, std::string const& file);
 
 // Calls visit(item) for each item. Puts the place in the list before the text of an std::invalid_argument.

@@ -8,6 +8,7 @@ module;
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <numeric>
@@ -57,6 +58,9 @@ public:
     switch (row.action) {
     case trace_action::allocate: allocate(row); return true;
     case trace_action::free: return free(row.pointer);
+    case trace_action::label:
+      if (auto const found = blocks_.find(row.pointer); found != blocks_.end()) found->second.label = row.label;
+      return true;
     case trace_action::map:
     case trace_action::move: map(row.pointer, row.pointer + row.bytes); return true;
     case trace_action::unmap: unmap(row.pointer, row.pointer + row.bytes); return true;
@@ -125,9 +129,16 @@ public:
     ++waiting_;
   }
   void end(event const& row, bool refused) {
-    auto const found = open_.find({row.stream, row.bytes});
-    if (found == open_.end()) return; // the wait began before the log
-    add(*found, row.microseconds, refused);
+    auto found = open_.find({row.stream, row.bytes});
+    if (found == open_.end() && !refused) {
+      // A log may have one wait for all blocks of a request, and then grants of the blocks one after the other.
+      if (parts_ == 0) parts_stream_ = row.stream;
+      parts_ += row.bytes;
+      found = open_.find({parts_stream_, parts_});
+      if (found == open_.end()) return; // more blocks come, or the wait began before the log
+    }
+    parts_ = 0;
+    if (found != open_.end()) add(*found, row.microseconds, refused);
   }
   std::uint32_t waiting() const noexcept { return waiting_; }
   // Returns all waits in the order of their begins; those that have not ended end now.
@@ -147,6 +158,8 @@ private:
   }
 
   std::map<key, std::deque<std::uint64_t>> open_;
+  std::uint64_t parts_ = 0; // bytes of the last grants that ended no wait
+  std::uint16_t parts_stream_ = 0;
   std::vector<wait_span> ended_;
   std::uint32_t waiting_ = 0;
 };
@@ -364,10 +377,13 @@ public:
   }
 
   void add(std::size_t row, event const& next) {
+    if (next.action != trace_action::label) note_peak(); // with the label that the last block may get after its row
     state_.apply(next);
-    if (row == made_.main.peak_live.row)
-      note_holders(made_.at_peak, &size_bin::blocks_at_peak, &size_bin::bytes_at_peak);
-    if (row + 1 == made_.main.rows) note_holders(made_.at_end, &size_bin::blocks_at_end, &size_bin::bytes_at_end);
+    at_peak_ |= row == made_.main.peak_live.row;
+    if (row + 1 == made_.main.rows) {
+      note_peak();
+      note_holders(made_.at_end, &size_bin::blocks_at_end, &size_bin::bytes_at_end);
+    }
     if (next_ < rows_.size() && rows_[next_] == row) {
       draw(row, next.microseconds);
       ++next_;
@@ -395,6 +411,11 @@ private:
     if (!made_.timed || made_.snapshot) rows_.push_back(last);
     std::ranges::sort(rows_);
     rows_.erase(std::ranges::unique(rows_).begin(), rows_.end());
+  }
+
+  void note_peak() {
+    if (std::exchange(at_peak_, false))
+      note_holders(made_.at_peak, &size_bin::blocks_at_peak, &size_bin::bytes_at_peak);
   }
 
   void note_holders(holder_lists& lists, std::uint64_t size_bin::* blocks, std::uint64_t size_bin::* bytes) {
@@ -459,6 +480,7 @@ private:
   std::vector<std::size_t> label_color_; // by the number of the label; empty: there are no labels
   std::vector<std::size_t> rows_;
   std::size_t next_ = 0;
+  bool at_peak_ = false; // the state is that of the peak
 };
 
 } // namespace detail
@@ -474,7 +496,7 @@ std::string label_name(recording const& of, std::uint16_t number) {
   return number == 0 ? "no label" : of.labels[number];
 }
 
-summary summarize(recording const& of, bounds most) {
+summary summarize(recording const& of, bounds most, std::function<void()> const& tick) {
   summary made;
   made.name = of.name;
   made.file = of.file;
@@ -482,9 +504,17 @@ summary summarize(recording const& of, bounds most) {
   made.timed = of.timed;
   made.snapshot = of.snapshot;
   made.sizes.resize(size_bins);
-  if (of.events.empty()) return made; // the snapshot of an empty pool
+  if (of.events.empty() && !of.read_again) return made; // the snapshot of an empty pool
   detail::curves first{made, of, most.columns};
-  for (std::size_t row = 0; row < of.events.size(); ++row) first.add(row, of.events[row]);
+  auto const every = std::max(of.rows, of.events.size()) / (summary_ticks / 2) + 1;
+  auto const pass = [&](auto& visitor) {
+    std::size_t row = 0;
+    each_event(of, [&](event const& next) {
+      if (tick && row % every == 0) tick();
+      visitor.add(row++, next);
+    });
+  };
+  pass(first);
   made.runs = first.finish(most.waits);
   if (!of.timed) {
     figures& all = made.main;
@@ -492,7 +522,7 @@ summary summarize(recording const& of, bounds most) {
     made.columns.clear();
   }
   detail::snapshots second{made, of, first.labels_by_bytes(), most};
-  for (std::size_t row = 0; row < of.events.size(); ++row) second.add(row, of.events[row]);
+  pass(second);
   return made;
 }
 

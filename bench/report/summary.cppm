@@ -4,6 +4,7 @@ module;
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -118,8 +119,9 @@ export struct bounds {
   std::size_t columns = 32768, frames = 96, cells = 4096, waits = 2000, colors = 12;
 };
 
-/// Summarizes a recording. The result is the same each time.
-export summary summarize(recording const& of, bounds most = {});
+/// Summarizes a recording. The result is the same each time. Calls `tick` about `summary_ticks` times, if it is set.
+export constexpr std::size_t summary_ticks = 40;
+export summary summarize(recording const& of, bounds most = {}, std::function<void()> const& tick = {});
 
 /// Returns "stream 0x1" or "weights", as reports name them.
 export std::string stream_name(recording const& of, std::uint16_t number);

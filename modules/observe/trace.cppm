@@ -138,11 +138,20 @@ export class trace_reader {
 public:
   /// Reads `text`; `name` is the file name in errors. The constructor checks the header.
   explicit trace_reader(std::string text, std::string name = "trace");
+  /// Reads bytes that must outlive the reader, such as those of a mapped file. It keeps 4 bytes for each row of a
+  /// binary trace.
+  explicit trace_reader(std::span<std::byte const> bytes, std::string name = "trace");
   /// Reads the rest of `input` into memory, and checks the header.
   explicit trace_reader(std::istream& input, std::string name = "trace");
 
   /// Fills `record` with the next row. Returns false at the end. After an error the reader is at its end.
   bool next(trace_record& record);
+  /// Goes back to the first row.
+  inline void rewind() noexcept {
+    position_ = begin_;
+    line_ = 1;
+    passed_ = 0;
+  }
   /// Returns all remaining rows.
   std::vector<trace_record> read_all();
   /// Returns the text of a label that a row has; an empty text for 0, and for numbers that no row has.
@@ -164,16 +173,18 @@ private:
   std::uint64_t nanoseconds_at(std::uint64_t ticks) noexcept;
   [[noreturn]] void fail(std::string reason);
 
-  std::string text_;
+  std::shared_ptr<std::string const> owned_; // shared, so that `text_` stays where it is when the reader moves
+  std::string_view text_;
   std::string name_;
+  std::size_t begin_ = 0;    // the first position
   std::size_t position_ = 0; // of the next line in the text; in a binary trace: of the next row in `by_time_`
   std::size_t line_ = 0;
   bool binary_ = false;
-  std::uint64_t microseconds_ = 0;   // from midnight to the time 0 of a binary trace
-  std::uint32_t version_ = 0;        // of a binary trace
-  std::size_t read_end_ = 0;         // of a binary trace: where its well-formed rows end in the text
-  std::vector<std::size_t> by_time_; // of a binary trace: where the rows that next() returns lie in the text
-  std::vector<std::string> labels_;  // by number
+  std::uint64_t microseconds_ = 0;     // from midnight to the time 0 of a binary trace
+  std::uint32_t version_ = 0;          // of a binary trace
+  std::size_t read_end_ = 0;           // of a binary trace: where its well-formed rows end in the text
+  std::vector<std::uint32_t> by_time_; // of a binary trace: which parts of the text are rows that next() returns
+  std::vector<std::string> labels_;    // by number
   struct moment {
     std::uint64_t ticks, nanoseconds;
   };

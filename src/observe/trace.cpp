@@ -10,8 +10,11 @@ module;
 #include <cstring>
 #include <istream>
 #include <iterator>
+#include <limits>
+#include <memory>
 #include <optional>
 #include <ostream>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -66,6 +69,7 @@ void trace_reader::read_binary_header() {
   microseconds_ = header.microseconds;
   version_ = header.version;
   if (version_ > 1) clock_.push_back({header.ticks, 0});
+  if (text_.size() / detail::row_size > std::numeric_limits<std::uint32_t>::max()) fail("more than 2^32 rows");
   by_time_.reserve(text_.size() / detail::row_size);
   labels_.resize(1);
   for (read_end_ = detail::row_size; detail::is_row_at(text_, read_end_, version_); read_end_ += detail::row_size) {
@@ -77,13 +81,13 @@ void trace_reader::read_binary_header() {
     } else if (version_ > 1 && row.action == detail::binary_trace_row::clock_row) {
       clock_.push_back({row.ticks, row.pointer});
     } else {
-      by_time_.push_back(read_end_);
+      by_time_.push_back(static_cast<std::uint32_t>(read_end_ / detail::row_size));
     }
   }
-  auto const key_of = [&](std::size_t position) {
-    return std::pair{detail::part_at<detail::binary_trace_row>(text_, position).ticks, position};
+  auto const key_of = [&](std::uint32_t number) {
+    return std::pair{detail::part_at<detail::binary_trace_row>(text_, number * detail::row_size).ticks, number};
   };
-  std::ranges::sort(by_time_, {}, key_of);
+  if (!std::ranges::is_sorted(by_time_, {}, key_of)) std::ranges::sort(by_time_, {}, key_of);
   std::ranges::sort(clock_, {}, &moment::ticks);
 }
 
@@ -115,9 +119,9 @@ std::uint64_t trace_reader::nanoseconds_at(std::uint64_t ticks) noexcept {
 
 bool trace_reader::next_binary(trace_record& record) {
   if (position_ < by_time_.size()) {
-    std::size_t const at = by_time_[position_++];
-    line_ = at / detail::row_size + 1;
-    auto const row = detail::part_at<detail::binary_trace_row>(text_, at);
+    std::size_t const number = by_time_[position_++];
+    line_ = number + 1;
+    auto const row = detail::part_at<detail::binary_trace_row>(text_, number * detail::row_size);
     record = {.thread = row.thread,
               .microseconds = microseconds_ + nanoseconds_at(row.ticks) / 1000,
               .action = static_cast<trace_action>(row.action),
@@ -289,12 +293,20 @@ trace_row extend::format_row(trace_record const& record) noexcept {
   return row;
 }
 
-trace_reader::trace_reader(std::string text, std::string name) : text_(std::move(text)), name_(std::move(name)) {
+trace_reader::trace_reader(std::string text, std::string name)
+    : owned_{std::make_shared<std::string const>(std::move(text))}, text_{*owned_}, name_(std::move(name)) {
+  read_header();
+}
+
+trace_reader::trace_reader(std::span<std::byte const> bytes, std::string name)
+    : text_{reinterpret_cast<char const*>(bytes.data()), bytes.size()}, name_(std::move(name)) {
   read_header();
 }
 
 trace_reader::trace_reader(std::istream& input, std::string name)
-    : text_(std::istreambuf_iterator<char>(input), std::istreambuf_iterator<char>()), name_(std::move(name)) {
+    : owned_{std::make_shared<std::string const>(std::istreambuf_iterator<char>(input),
+                                                 std::istreambuf_iterator<char>())},
+      text_{*owned_}, name_(std::move(name)) {
   if (input.bad()) throw trace_error(name_, 0, "cannot be read");
   read_header();
 }
@@ -308,7 +320,7 @@ std::string_view trace_reader::next_line() {
   ++line_;
   std::size_t const end = text_.find('\n', position_);
   if (end == std::string::npos) fail("cut short: this last line has no line end");
-  std::string_view line = std::string_view(text_).substr(position_, end - position_);
+  std::string_view line = text_.substr(position_, end - position_);
   position_ = end + 1;
   if (line.ends_with('\r')) line.remove_suffix(1);
   return line;
@@ -324,6 +336,7 @@ void trace_reader::read_header() {
     fail("not a trace: the first line must be '" + std::string(trace_header) + "', not " +
          detail::quoted_trace_text(first));
   }
+  begin_ = position_;
 }
 
 bool trace_reader::next(trace_record& record) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <span>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -49,6 +50,16 @@ std::string error_of(std::string text, std::vector<trace_record>* before = nullp
     }
   } catch (gpumem::extend::trace_error const& error) { return error.what(); }
   return "no error";
+}
+
+TEST(binary_trace, rewound_reader_returns_the_same_rows) {
+  std::string const text = header() + row(3, 1, 0, 0x300) + row(1, 2, 0, 0x100) + row(2, 1, 1, 0x100);
+  gpumem::extend::trace_reader reader{std::as_bytes(std::span{text})};
+  auto const rows = reader.read_all();
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_EQ(rows.front().pointer, 0x100u);
+  reader.rewind();
+  EXPECT_EQ(reader.read_all(), rows);
 }
 
 TEST(binary_trace, reads_every_field) {

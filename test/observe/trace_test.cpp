@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <random>
+#include <span>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -82,6 +83,22 @@ TEST(trace_reader, moved_reader_continues) {
   gpumem::extend::trace_reader second(std::move(first));
   EXPECT_TRUE(second.next(record));
   EXPECT_FALSE(second.next(record));
+}
+
+TEST(trace_reader, rewound_reader_returns_the_same_rows) {
+  gpumem::extend::trace_reader reader(header + good_row + good_row);
+  auto const rows = reader.read_all();
+  reader.rewind();
+  EXPECT_EQ(reader.line(), 1U);
+  EXPECT_EQ(reader.read_all(), rows);
+  EXPECT_EQ(rows.size(), 2U);
+}
+
+TEST(trace_reader, reads_bytes_of_another_owner) {
+  std::string const text = header + good_row + good_row;
+  gpumem::extend::trace_reader first(std::as_bytes(std::span{text}), "t.csv");
+  gpumem::extend::trace_reader second = std::move(first);
+  EXPECT_EQ(second.read_all(), read(good_row + good_row));
 }
 
 TEST(trace_reader, reads_from_an_input_stream) {

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <random>
 #include <string>
 #include <thread>
@@ -99,6 +100,34 @@ TEST_F(report_of_pool, waits_are_those_of_the_pool) {
   EXPECT_LE(made.waits[0].end, made.waits[1].begin);
   EXPECT_FALSE(made.waits[1].refused);
   EXPECT_EQ(made.main.last.live, 0u);
+}
+
+TEST_F(report_of_pool, holders_by_label_are_those_of_the_pool) {
+  using bytes_by_name = std::map<std::string, std::uint64_t>;
+  {
+    gpumem::logging_adaptor subject{gpumem::pool_resource{device}, file, {.format = gpumem::log_format::binary}};
+    gpumem::scope forward{subject, "forward"};
+    auto const first = forward.acquire(a, 2 * MiB).wait();
+    auto const second = gpumem::acquire(subject, a, 3 * MiB, {.label = "weights"}).wait();
+    void* const third = subject.allocate(b, 5 * MiB);
+    void* const fourth = subject.allocate(b, MiB);
+    std::string name = "cache";
+    auto const from = subject.services();
+    EXPECT_TRUE(from.table->set_label(from.state, fourth, gpumem::detail::label_number(name)));
+    ASSERT_TRUE(subject.flush());
+    auto const made = read();
+    for (auto const* const lists : {&made.at_peak, &made.at_end}) {
+      bytes_by_name seen;
+      for (auto const& each : lists->labels) seen[each.name] = each.bytes;
+      EXPECT_EQ(seen,
+                (bytes_by_name{{"forward", 2 * MiB}, {"weights", 3 * MiB}, {"cache", MiB}, {"no label", 5 * MiB}}));
+      EXPECT_EQ(lists->streams.size(), 2u);
+    }
+    EXPECT_EQ(made.label_colors.size(), 4u);
+    subject.deallocate(b, fourth, MiB);
+    subject.deallocate(b, third, 5 * MiB);
+  }
+  EXPECT_TRUE(read().at_end.labels.empty());
 }
 
 // A log that keeps its last rows begins with live blocks.

@@ -54,6 +54,15 @@ TEST(waits, end_with_the_grant_or_the_refusal_of_their_request) {
   EXPECT_EQ(made.columns[2].waiting, 3u);
 }
 
+// Older logs have one row of a wait for all blocks of a request.
+TEST(waits, request_for_several_blocks_ends_with_its_last_block) {
+  auto const made = report::summarize(
+      with({wait(1, 300), wait(2, 50), grant(5, 50), grant(10, 100), grant(11, 150, 1), grant(12, 50), grant(20, 9)}));
+  ASSERT_EQ(made.waits.size(), 2u);
+  EXPECT_EQ(made.waits[0].end, 12u);
+  EXPECT_EQ(made.waits[1].end, 5u);
+}
+
 TEST(waits, the_longest_are_kept) {
   std::vector<report::event> events;
   for (std::uint64_t i = 0; i < 20; ++i) events.push_back(wait(i, i + 1));
