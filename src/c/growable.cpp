@@ -60,8 +60,13 @@ growable_options parse(std::string_view text) {
   size("reserve", options.reserve);
   size("initial", options.initial);
   size("page", options.page);
+  if (auto const discarded = values.take("discarded")) {
+    if (*discarded != "on" && *discarded != "off")
+      throw std::invalid_argument{"gpumem: the option 'discarded' must be on or off, not '" + *discarded + "'"};
+    options.discarded = *discarded == "on";
+  }
   if (auto name = values.take("name")) options.name = *std::move(name);
-  values.expect_no_more("reserve, initial, page and name");
+  values.expect_no_more("reserve, initial, discarded, page and name");
   if (!values.inner().empty())
     throw std::invalid_argument{"gpumem: the option '" + values.inner().front().name() + "' has no value"};
   return options;

@@ -43,6 +43,13 @@ static void growable_keeps_its_address(void) {
   EXPECT(gpumem_growable_free(buffer) == GPUMEM_GRANTED);
   EXPECT(statistics_of(pool).lent == 0);
   EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
+  pool = make("statistics(pool)");
+  buffer = make_growable(pool, stream, "reserve=1GiB,initial=64MiB,discarded=on");
+  EXPECT(sizes_of(buffer).bytes == 64 * MIB && statistics_of(pool).lent == 0);
+  EXPECT(gpumem_growable_restore(buffer, stream, 32 * MIB, 4 * MIB, 0) == GPUMEM_GRANTED);
+  EXPECT(statistics_of(pool).lent == 4 * MIB);
+  EXPECT(gpumem_growable_free(buffer) == GPUMEM_GRANTED);
+  EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
 }
 
 static void growable_outlives_the_reference_to_its_pool(void) {
@@ -84,6 +91,7 @@ static void growable_refuses_wrong_calls(void) {
   EXPECT_REFUSED(gpumem_growable_make(pool, stream, "reserve=64MiB,size=2MiB", &buffer), wrong, "'size' is no option");
   EXPECT_REFUSED(gpumem_growable_make(pool, stream, "reserve=64MiB,initial", &buffer), wrong, "'initial' has no value");
   EXPECT_REFUSED(gpumem_growable_make(pool, stream, "pool(reserve=64MiB)", &buffer), wrong, "not a resource");
+  EXPECT_REFUSED(gpumem_growable_make(pool, stream, "reserve=64MiB,discarded=1", &buffer), wrong, "on or off, not '1'");
   EXPECT_REFUSED(gpumem_growable_make(pool, stream, "reserve=64MiB,page=3MiB", &buffer), wrong, "3145728");
   EXPECT(buffer == NULL);
   buffer = make_growable(pool, stream, "reserve=64MiB,initial=8MiB,page=2MiB");
@@ -114,7 +122,8 @@ static void growable_refuses_wrong_calls(void) {
 static void growable_needs_a_pool_over_pages(void) {
   void* stream = simulated_stream(0);
   gpumem_growable* buffer = NULL;
-  char const* const without_pages[] = {"pages=off", "pool(managed)", "fixed(cuda,block_size=1MiB)", "statistics(pool)"};
+  char const* const without_pages[] = {"pages=off", "pool(managed)", "fixed(cuda,block_size=1MiB)",
+                                       "limiting(pool,limit=1GiB)"};
   for (size_t i = 0; i < sizeof without_pages / sizeof *without_pages; ++i) {
     gpumem_pool* pool = make(without_pages[i]);
     EXPECT_REFUSED(gpumem_growable_make(pool, stream, "reserve=64MiB", &buffer), wrong, "pages");

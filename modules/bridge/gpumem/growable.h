@@ -32,6 +32,7 @@ typedef struct gpumem_growable_sizes {
 /// separated by commas:
 ///   reserve=64GiB  addresses to reserve, which cost no memory; must be given
 ///   initial=1GiB   size at first. The call grows without a wait
+///   discarded=on   the initial size is discarded at first: gpumem_growable_restore maps what is needed
 ///   page=32MiB     the largest page, a multiple of 2 MiB; without it 512 MiB. A page goes back once all of it is
 ///                  discarded. Pages of up to 32 MiB then serve the pool's other users, larger ones go to the device
 ///   name=cache     names the memory in snapshots and reports, and the buffer in texts of errors

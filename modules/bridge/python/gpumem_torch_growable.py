@@ -53,7 +53,8 @@ class Growable:
     All views begin at one address. A view stays valid while the buffer is not made smaller than it, and a captured
     graph goes on to use the memory after a growth. New rows have undefined contents. Memory is given back in the order
     of the device's current stream: work on other streams must come before. No call waits for the GPU. A view cannot be
-    resized beyond its memory: PyTorch's `resize_` raises RuntimeError then."""
+    resized beyond its memory: PyTorch's `resize_` raises RuntimeError then. While the first row is discarded, PyTorch makes
+    no new view, so grow_ and shrink_ raise."""
 
     def __init__(self, shape, dtype, dim, reserve, device, page, name):
         torch = self._torch = gpumem_torch._torch()
