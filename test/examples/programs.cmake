@@ -19,6 +19,8 @@ gpumem_add_example(no_memory.cpp OUTPUT "each of 2 requests was refused once, no
 gpumem_add_example(measure.cpp OUTPUT "the step: 3145728 bytes now, 3145728 at the peak")
 gpumem_add_example(trace.cpp OUTPUT "written")
 gpumem_add_example(snapshot.cpp LIBRARIES gpumem_snapshot OUTPUT "weights\n *1048576 bytes: forward\n *2097152 bytes: optimizer")
+gpumem_add_example(kv_cache.cpp LIBRARIES gpumem_growable OUTPUT "20 of 2000 MiB are mapped")
+gpumem_add_example(growing_column.cpp LIBRARIES gpumem_growable OUTPUT "381 MiB of rows, [34][0-9][0-9] MiB mapped.the same address, 2 MiB mapped")
 gpumem_add_example(managed.cpp OUTPUT "the host reads 7; 1 prefetches of blocks")
 gpumem_add_example(graph.cpp LIBRARIES gpumem_simulator_runtime OUTPUT "1 MiB of the pool stay with the graph")
 gpumem_add_example(fallback.cpp OUTPUT "1 block is managed")

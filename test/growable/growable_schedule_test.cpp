@@ -35,7 +35,7 @@ using pool = gpumem::pool_resource<gpumem::cuda_resource>;
 constexpr std::size_t MiB = std::size_t{1} << 20, unit = 2 * MiB, units = 40, limit = 96 * MiB;
 constexpr int operations = 40;
 
-// What the threads of one run share. One thread runs at a time.
+// The threads of one run share this. One thread runs at a time.
 struct run_state {
   std::uint64_t seed;
   std::array<gpumem::stream, 3>& streams;

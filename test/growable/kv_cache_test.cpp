@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <stop_token>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -45,7 +46,7 @@ public:
 
   // Maps a block in all layers. If there is memory for some of them only, maps none.
   bool map(std::size_t block) {
-    if (contiguous_) return bool{memory_.try_restore(on_, offset(block, 0), layers_ * page)};
+    if (contiguous_) return bool{memory_.restore(on_, offset(block, 0), layers_ * page).try_now()};
     for (std::size_t layer = 0; layer < layers_; ++layer) {
       if (memory_.try_restore(on_, offset(block, layer), page)) continue;
       while (layer > 0) memory_.discard(on_, offset(block, --layer), page);

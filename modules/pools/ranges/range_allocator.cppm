@@ -84,9 +84,8 @@ public:
   }
 
   /// Says which free neighbours a freed block coalesces with. `complete`: those without uses, and only if the block has
-  /// none either. `same_streams`: those that the same streams used.
-  /// `unused`: also if one of the two has no uses, and is at most `tuning::max_join_factor` times as large as the
-  /// other. `any`: all.
+  /// none either. `same_streams`: those that the same streams used. `unused`: also if one of the two has no uses, and
+  /// is at most `tuning::max_join_factor` times as large as the other. `any`: all.
   enum class coalescing : std::uint8_t { complete, same_streams, unused, any };
   /// Frees a block that is on no list, and coalesces it with the neighbours that `coalescing` names. Leaves a neighbour
   /// apart if the two have uses on more than four streams together. Returns the block that holds the freed one.
