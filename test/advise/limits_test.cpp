@@ -66,6 +66,28 @@ TEST(limits, a_large_trace_is_searched_in_two_parts) {
   EXPECT_EQ(found->failed, 1U);
 }
 
+// Every second block of 1 MiB stays, so that pages are half free. A large step has two steps; the two traces need 100
+// and 101 steps more than is live.
+TEST(limits, the_second_part_of_the_search_goes_in_single_steps) {
+  for (std::uint64_t const blocks : {400, 404}) {
+    trace_writer writer{20};
+    writer.allocate(0x1000, 3'000 * mib);
+    for (std::uint64_t i = 0; i < blocks; ++i) writer.allocate(0x10000 + 0x1000 * i, mib);
+    for (std::uint64_t i = 0; i < blocks; i += 2) writer.free(0x10000 + 0x1000 * i, mib);
+    writer.allocate(0x2000, 1'000 * mib);
+    replay::loaded_trace const trace = loaded(writer.text());
+    replay::progress none{1, nullptr};
+    auto const found = advise::find_least_limit(trace, none);
+    ASSERT_TRUE(found);
+    EXPECT_GT(found->bytes, trace.operations.peak_live_bytes + advise::limit_step);
+    auto const completes = [&](std::uint64_t limit) {
+      return in_child([&] { return advise::replay_over(trace, "pool_effort_1", limit); }).completed;
+    };
+    EXPECT_TRUE(completes(found->bytes));
+    EXPECT_FALSE(completes(found->bytes - advise::limit_step));
+  }
+}
+
 TEST(limits, requests_wait_for_the_frees_of_other_threads) {
   replay::loaded_trace const trace = loaded(crowded(4, 2));
   auto const all = with_waits(trace, 256 * mib);
@@ -102,6 +124,23 @@ TEST(limits, a_free_waits_for_the_allocation_of_its_block_by_another_thread) {
   auto const counted = with_waits(trace, 64 * mib);
   EXPECT_TRUE(counted.completed);
   EXPECT_EQ(counted.waits, 1U);
+  writer.allocate(0x3000, 64 * mib, 4); // needs the free by the third thread
+  EXPECT_TRUE(with_waits(loaded(writer.text()), 64 * mib).completed);
+}
+
+TEST(limits, calls_that_waited_serve_threads_that_wait_longer) {
+  trace_writer writer{20};
+  writer.allocate(0x1000, 32 * mib, 1);
+  writer.allocate(0x2000, 32 * mib, 3);
+  writer.allocate(0x3000, 64 * mib, 2); // waits for all memory
+  writer.allocate(0x4000, 16 * mib, 3); // waits for the free by the first thread
+  writer.free(0x4000, 16 * mib, 3);
+  writer.free(0x2000, 32 * mib, 3);
+  writer.free(0x1000, 32 * mib, 1);
+  writer.free(0x3000, 64 * mib, 2);
+  auto const counted = with_waits(loaded(writer.text()), 64 * mib);
+  EXPECT_TRUE(counted.completed);
+  EXPECT_EQ(counted.waits, 2U);
 }
 
 TEST(jobs, an_error_in_a_child_is_an_error_here) {

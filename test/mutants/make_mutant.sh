@@ -7,7 +7,7 @@
 read_fault() {
   local found
   found=$(shopt -s globstar && cd "$source_folder" &&
-    awk -v name="$2" -f test/mutants/find_faults.awk "test/mutants/$1" src/**/*.cpp) || { echo "$found"; return 1; }
+    awk -v name="$2" -f test/mutants/find_faults.awk "test/mutants/$1" {src,bench}/**/*.cpp) || { echo "$found"; return 1; }
   mapfile -t facts <<<"$found"
 }
 
@@ -44,7 +44,7 @@ compile_mutant() {
   # Takes the compile command of the build, with other output files, and less optimization, which takes less time.
   local inside=$file
   [[ $unit == "$original" ]] || inside=$library/${unit##*/}
-  [[ $library == gpumem_simulator_driver ]] && inside=${file##*/}
+  [[ $library == gpumem_simulator_driver || $file == bench/* ]] && inside=${file##*/}
   object=$("$ninja" -t targets all | sed -n "s|^\(.*/$library\.dir/.*$inside\.o\): .*|\1|p")
   compile=$("$ninja" -t commands -s "$object" | tail -1)
   compile=${compile//-o $object/-o $here/mutant.o}

@@ -75,6 +75,19 @@ TEST(changes, nothing_changes_within_one_recording) {
   EXPECT_TRUE(made.sizes.empty());
 }
 
+TEST(changes, as_many_bytes_in_other_blocks_are_a_change) {
+  report::recording rows;
+  rows.name = rows.file = "blocks";
+  rows.streams = {0};
+  rows.threads = {1};
+  rows.events = {{.pointer = 4096, .bytes = 512}};
+  auto const before = report::summarize(rows);
+  rows.events = {{.pointer = 4096, .bytes = 256}, {.pointer = 8192, .bytes = 256}};
+  auto const made = report::compare(before, report::summarize(rows));
+  EXPECT_EQ(made.streams, (std::vector<change>{{"stream 0", 512, 512, 1, 2}}));
+  EXPECT_EQ(made.sizes.size(), 2u);
+}
+
 TEST(changes, sizes_have_names) {
   EXPECT_EQ(report::format_sizes(0), "0 B to 2 B");
   EXPECT_EQ(report::format_sizes(20), "1.00 MiB to 2.00 MiB");
