@@ -25,11 +25,11 @@ namespace gpumem::detail {
 /// thread may take over either part later.
 export class log_ring {
 public:
-  static constexpr std::size_t capacity = 1024;
+  static constexpr std::size_t capacity = 256; // 10 KiB: more would push the program's data out of the first cache
   static constexpr std::size_t bytes = capacity * sizeof(binary_trace_row);
 
   /// Adds the row. Returns false, and adds nothing, if the ring is full.
-  bool push(binary_trace_row const& row) noexcept {
+  inline bool push(binary_trace_row const& row) noexcept {
     auto const end = end_.load(std::memory_order_relaxed);
     if (end - seen_begin_ == capacity) {
       seen_begin_ = begin_.load(std::memory_order_acquire);
@@ -41,7 +41,7 @@ public:
   }
 
   /// Returns the row that push() has added last; null if there is none. Only the thread that pushes may call it.
-  binary_trace_row const* last() const noexcept {
+  inline binary_trace_row const* last() const noexcept {
     auto const end = end_.load(std::memory_order_relaxed);
     return end == 0 ? nullptr : &rows_[(end - 1) % capacity];
   }
@@ -70,7 +70,7 @@ private:
 export class log_labels {
 public:
   /// Returns the number in the log of a label of the process; 0 for none, and if the host has no memory for its text.
-  std::uint16_t number_of(std::uint32_t label) noexcept {
+  inline std::uint16_t number_of(std::uint32_t label) noexcept {
     if (label == 0) return 0;
     auto const known = known_[label % known_.size()].load(std::memory_order_acquire);
     return known >> 32 == label ? static_cast<std::uint16_t>(known) : find_or_add(label);
@@ -101,9 +101,8 @@ export enum class log_format : std::uint8_t {
 export struct logging_options {
   log_format format = log_format::csv; ///< text or binary rows
   bool auto_flush = false;             ///< whether each row is written to the sinks and flushed immediately
-  /// The number of rows of a binary log to keep in memory, 40 bytes each; 0: all go to the sinks. The log writes them
-  /// when a request fails, and at flush(). Rows leave a thread's buffer together, so that up to 1,024 rows of a thread
-  /// that was idle may take the places of newer ones of other threads.
+  /// The number of rows of a binary log to keep in memory, 80 bytes each; 0: all go to the sinks. The log writes the
+  /// newest rows when a request fails, and at flush().
   std::size_t keep_last = 0;
 };
 
@@ -153,7 +152,7 @@ public:
   bool flush() noexcept;
   // Writes all rows if the log keeps its last rows in memory.
   inline void show_kept() noexcept {
-    if (options_.keep_last > 0) flush();
+    if (keeps()) flush();
   }
   inline bool binary() const noexcept { return options_.format == log_format::binary; }
   void on_mapped(void const* base, std::size_t bytes) noexcept override;
@@ -163,9 +162,10 @@ public:
 private:
   static constexpr unsigned max_rings = 64;
 
-  void write_binary(binary_trace_row const& row) noexcept;
+  void write_binary(log_ring* ring, binary_trace_row const& row) noexcept;
   void write_memory(trace_action action, void const* pointer, std::size_t bytes, void const* source) noexcept;
   std::uint64_t ticks() const noexcept;
+  std::uint64_t ticks_after(log_ring const& ring) const noexcept;
   log_ring* ring_of_thread() noexcept;
   sync::duration passed() const noexcept;
   void append(std::string_view row) noexcept __attribute__((requires_capability(mutex_)));
@@ -174,10 +174,12 @@ private:
   void add_clock_row() noexcept __attribute__((requires_capability(mutex_)));
   binary_trace_row clock_row() const noexcept;
   void keep(std::string_view rows) noexcept __attribute__((requires_capability(mutex_)));
+  void drop_old_rows() noexcept __attribute__((requires_capability(mutex_)));
   void write_kept() noexcept __attribute__((requires_capability(mutex_)));
   void write_to_sinks(std::string_view text) noexcept __attribute__((requires_capability(mutex_)));
   bool flush_sinks() noexcept __attribute__((requires_capability(mutex_)));
   bool writes_here() const noexcept;
+  inline bool keeps() const noexcept { return options_.keep_last > 0; }
 
   std::vector<log_sink> const sinks_;
   logging_options const options_;
@@ -189,8 +191,7 @@ private:
   bool failed_ __attribute__((guarded_by(mutex_))) = false;
   bool has_header_ __attribute__((guarded_by(mutex_))) = false; // the sinks have it
   std::uint64_t last_clock_ __attribute__((guarded_by(mutex_))) = 0;
-  std::vector<binary_trace_row> kept_ __attribute__((guarded_by(mutex_))); // a ring of `keep_last` rows
-  std::size_t kept_rows_ __attribute__((guarded_by(mutex_))) = 0;          // since the last time that they were written
+  std::vector<binary_trace_row> kept_ __attribute__((guarded_by(mutex_))); // since they were last written, by time
   sync::mutex memory_mutex_;
   std::vector<binary_trace_row> memory_rows_ __attribute__((guarded_by(memory_mutex_)));
   bool lost_memory_row_ __attribute__((guarded_by(memory_mutex_))) = false;
@@ -281,7 +282,7 @@ private:
 /// deallocate_sync.
 ///
 /// A binary log (log_format::binary) has the same rows; trace_reader sorts them by time. Threads do not wait for each
-/// other. Each thread needs 40 KiB of host memory. Over a pool the log also says how each allocation was served, and
+/// other. Each thread needs 10 KiB of host memory. Over a pool the log also says how each allocation was served, and
 /// has rows of pages and chunks that the pool has at first, gets, moves and gives back. For each block of a request
 /// that waits it has a row when the request begins to wait, and one if that ends without memory. The row of an
 /// allocation has the name of its scope. A label that the block gets later, through a resource over this adaptor, has a
@@ -289,9 +290,9 @@ private:
 ///
 /// Rows reach the sinks when 64 KiB are buffered, at flush(), and when the last handle is gone and the last block is
 /// freed. With auto_flush each row reaches them immediately. A sink may call the adaptor; such calls write no rows. A
-/// free that the upstream refuses as misuse has a row too. A binary log also writes when 1,024 rows of one thread are
-/// buffered. Rows that a sink cannot write are lost; flush() then returns false. A child process after fork() writes
-/// nothing. Copies are handles to the same adaptor.
+/// free that the upstream refuses as misuse has a row too. A thread of a binary log adds its
+/// rows to those 64 KiB when it has 256. Rows that a sink cannot write are lost; flush() then returns false. A child
+/// process after fork() writes nothing. Copies are handles to the same adaptor.
 export template <class Upstream>
 class logging_adaptor : public adaptor_base<logging_adaptor<Upstream>, detail::logging_state<Upstream>, Upstream> {
   using state_of = detail::logging_state<Upstream>;

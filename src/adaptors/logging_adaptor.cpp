@@ -122,11 +122,11 @@ allocation_log::allocation_log(std::vector<log_sink> sinks, logging_options opti
   if (!flush()) throw std::runtime_error{"gpumem: cannot write to the log"};
   sync::lock const lock{mutex_};
   has_header_ = true;
-  kept_.resize(options_.keep_last);
+  if (keeps()) kept_.reserve(2 * options_.keep_last + log_buffer / sizeof(binary_trace_row));
 }
 
 allocation_log::~allocation_log() {
-  if (options_.keep_last == 0) flush();
+  if (!keeps()) flush();
   for (auto const& ring : rings_) delete ring.load(std::memory_order_relaxed);
 }
 
@@ -136,22 +136,32 @@ std::uint64_t allocation_log::ticks() const noexcept {
   return counts_cycles_ ? read_cycle_counter() : static_cast<std::uint64_t>(passed().count());
 }
 
+// Returns the time of a row for which only the thread's own rows need come before, as last().
+std::uint64_t allocation_log::ticks_after(log_ring const& ring) const noexcept {
+  auto const* const last = ring.last();
+  return last && counts_cycles_ ? std::max(last->ticks, read_cycle_counter_early()) : ticks();
+}
+
 void allocation_log::write(trace_action action, stream_key const& key, void const* pointer, std::size_t bytes,
                            served_by served) noexcept {
   if (writes_here()) [[unlikely]]
     return;
   auto const address = reinterpret_cast<std::uintptr_t>(pointer);
   auto const stream = reinterpret_cast<std::uintptr_t>(key.handle());
-  auto const* const unit = action == trace_action::allocate ? key.unit() : nullptr;
-  if (binary())
-    return write_binary({.ticks = ticks(),
-                         .pointer = address,
-                         .bytes = bytes,
-                         .stream = stream,
-                         .thread = static_cast<std::uint32_t>(system_thread()),
-                         .action = static_cast<std::uint8_t>(action),
-                         .served = static_cast<std::uint8_t>(served),
-                         .label = unit ? labels_.number_of(unit->label()) : std::uint16_t{0}});
+  if (binary()) {
+    auto* const ring = ring_of_thread();
+    // The block was freed by this thread, since it was in the thread's cache.
+    bool const hit = ring && served == served_by::thread_cache;
+    auto const* const unit = action == trace_action::allocate ? key.unit() : nullptr;
+    return write_binary(ring, {.ticks = hit ? ticks_after(*ring) : ticks(),
+                               .pointer = address,
+                               .bytes = bytes,
+                               .stream = stream,
+                               .thread = static_cast<std::uint32_t>(system_thread()),
+                               .action = static_cast<std::uint8_t>(action),
+                               .served = static_cast<std::uint8_t>(served),
+                               .label = unit ? labels_.number_of(unit->label()) : std::uint16_t{0}});
+  }
   trace_record record{
       .thread = system_thread(), .action = action, .pointer = address, .bytes = bytes, .stream = stream};
   sync::lock const lock{mutex_};
@@ -164,27 +174,25 @@ void allocation_log::write_label(void const* pointer, std::uint32_t label) noexc
   if (!binary() || writes_here()) return;
   auto const address = reinterpret_cast<std::uintptr_t>(pointer);
   auto const number = labels_.number_of(label);
-  auto* const ring = options_.auto_flush ? nullptr : ring_of_thread();
+  auto* const ring = ring_of_thread();
   if (auto const* const last = ring ? ring->last() : nullptr;
       last && last->pointer == address && last->label == number &&
       last->action == static_cast<std::uint8_t>(trace_action::allocate))
     return;
-  write_binary({.ticks = ticks(),
-                .pointer = address,
-                .bytes = 0,
-                .stream = 0,
-                .thread = static_cast<std::uint32_t>(system_thread()),
-                .action = static_cast<std::uint8_t>(trace_action::label),
-                .label = number});
+  write_binary(ring, {.ticks = ticks(),
+                      .pointer = address,
+                      .bytes = 0,
+                      .stream = 0,
+                      .thread = static_cast<std::uint32_t>(system_thread()),
+                      .action = static_cast<std::uint8_t>(trace_action::label),
+                      .label = number});
 }
 
-void allocation_log::write_binary(binary_trace_row const& row) noexcept {
-  auto* const ring = options_.auto_flush ? nullptr : ring_of_thread();
+inline void allocation_log::write_binary(log_ring* ring, binary_trace_row const& row) noexcept {
   if (ring && ring->push(row)) return;
   sync::lock const lock{mutex_};
   if (!ring) return append(bytes_in_trace(row));
   take_rows(*ring);
-  drain();
   ring->push(row);
 }
 
@@ -214,10 +222,10 @@ void allocation_log::write_memory(trace_action action, void const* pointer, std:
 }
 
 // Returns the ring (a buffer of rows) of the calling thread, which is made at the first call. Returns null if too many
-// threads run, or if the host has no memory.
-log_ring* allocation_log::ring_of_thread() noexcept {
+// threads run, if the host has no memory, or if each row is written at once.
+inline log_ring* allocation_log::ring_of_thread() noexcept {
   auto const index = sync::thread_index();
-  if (index >= max_rings) return nullptr;
+  if (index >= max_rings || options_.auto_flush) return nullptr;
   auto* ring = rings_[index].load(std::memory_order_relaxed);
   if (!ring) [[unlikely]] {
     ring = new (std::nothrow) log_ring;
@@ -239,7 +247,7 @@ void allocation_log::append(std::string_view row) noexcept {
 
 void allocation_log::take_rows(log_ring& ring) noexcept {
   static_assert(log_ring::bytes <= log_buffer);
-  if (gathered_.size() + log_ring::bytes > log_buffer) drain();
+  if (keeps() || gathered_.size() + log_ring::bytes > log_buffer) drain();
   ring.take(gathered_);
 }
 
@@ -250,7 +258,7 @@ bool allocation_log::flush() noexcept {
     if (auto* const ring = each.load(std::memory_order_acquire)) take_rows(*ring);
   }
   drain();
-  if (!kept_.empty()) write_kept();
+  if (keeps()) write_kept();
   return flush_sinks();
 }
 
@@ -264,12 +272,12 @@ void allocation_log::drain() noexcept {
     failed_ = failed_ || lost_memory_row_;
   }
   bool const any = !(memory.empty() && gathered_.empty());
-  if (has_header_ && counts_cycles_ && binary() && kept_.empty() && any) add_clock_row();
-  if (kept_.empty()) write_to_sinks(labels_.take_rows());
+  if (has_header_ && counts_cycles_ && binary() && !keeps() && any) add_clock_row();
+  if (!keeps()) write_to_sinks(labels_.take_rows());
   std::string_view const memory_text{reinterpret_cast<char const*>(memory.data()),
                                      memory.size() * sizeof(binary_trace_row)};
   for (std::string_view const text : {memory_text, std::string_view{gathered_}}) {
-    kept_.empty() ? write_to_sinks(text) : keep(text);
+    keeps() ? keep(text) : write_to_sinks(text);
   }
   gathered_.clear();
 }
@@ -288,21 +296,35 @@ binary_trace_row allocation_log::clock_row() const noexcept {
       .ticks = ticks(), .pointer = time, .bytes = 0, .stream = 0, .thread = 0, .action = binary_trace_row::clock_row};
 }
 
+// Adds rows in the order of their times: those of a thread can come long after newer rows of another.
 void allocation_log::keep(std::string_view rows) noexcept {
-  for (; !rows.empty(); rows.remove_prefix(sizeof(binary_trace_row))) {
-    std::memcpy(&kept_[kept_rows_++ % kept_.size()], rows.data(), sizeof(binary_trace_row));
+  constexpr auto most = log_buffer / sizeof(binary_trace_row);
+  auto const time = &binary_trace_row::ticks;
+  while (!rows.empty()) {
+    auto const count = std::min(rows.size() / sizeof(binary_trace_row), most);
+    auto const old = static_cast<std::ptrdiff_t>(kept_.size());
+    kept_.resize(kept_.size() + count);
+    std::memcpy(&kept_[static_cast<std::size_t>(old)], rows.data(), count * sizeof(binary_trace_row));
+    rows.remove_prefix(count * sizeof(binary_trace_row));
+    auto const added = kept_.begin() + old;
+    if (!std::ranges::is_sorted(added, kept_.end(), {}, time)) std::ranges::stable_sort(added, kept_.end(), {}, time);
+    std::ranges::inplace_merge(std::ranges::upper_bound(kept_.begin(), added, added->ticks, {}, time), added,
+                               kept_.end(), {}, time);
+    if (kept_.size() >= 2 * options_.keep_last) drop_old_rows();
   }
 }
 
-// The oldest row is the next one that keep() would replace.
+void allocation_log::drop_old_rows() noexcept {
+  auto const last = static_cast<std::ptrdiff_t>(std::min(kept_.size(), options_.keep_last));
+  kept_.erase(kept_.begin(), kept_.end() - last);
+}
+
 void allocation_log::write_kept() noexcept {
-  std::string_view const all{reinterpret_cast<char const*>(kept_.data()), kept_.size() * sizeof(binary_trace_row)};
-  auto const next = kept_rows_ % kept_.size() * sizeof(binary_trace_row);
+  drop_old_rows();
   write_to_sinks(labels_.take_rows());
-  if (kept_rows_ > kept_.size()) write_to_sinks(all.substr(next));
-  write_to_sinks(kept_rows_ == kept_.size() ? all : all.substr(0, next));
+  write_to_sinks({reinterpret_cast<char const*>(kept_.data()), kept_.size() * sizeof(binary_trace_row)});
   if (counts_cycles_) write_to_sinks(bytes_in_trace(clock_row()));
-  kept_rows_ = 0;
+  kept_.clear();
 }
 
 void allocation_log::write_to_sinks(std::string_view text) noexcept {

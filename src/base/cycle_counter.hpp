@@ -22,6 +22,19 @@ inline bool has_cycle_counter() noexcept {
 #endif
 }
 
+/// Returns the count in half the time of read_cycle_counter(). The processor may read it before earlier loads.
+inline std::uint64_t read_cycle_counter_early() noexcept {
+#if defined(__x86_64__)
+  return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+  std::uint64_t count = 0;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(count));
+  return count;
+#else
+  return 0;
+#endif
+}
+
 /// Returns the count. The processor reads it after all earlier loads, so that an allocation has a later count than an
 /// earlier free of its address on another core.
 inline std::uint64_t read_cycle_counter() noexcept {

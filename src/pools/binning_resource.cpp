@@ -225,21 +225,24 @@ std::size_t binning_state::trim(std::size_t keep) {
 }
 
 // Several bins may go to the same resource. It tells the watcher once.
+// Tells a watcher of all memory or of none: blocks of a bin that does not tell would lie outside the memory.
 bool binning_state::watch_memory(memory_watcher& watcher, bool begin) {
-  bool told = false;
+  bool told = true;
   auto const bins = table();
   auto const state_of = [](bin* each) { return each->services().state; };
   try {
     for (auto* const each : bins) {
       auto const& services = each->services();
       bool const first = *std::ranges::find(bins, services.state, state_of) == each;
-      if (first && !each->is_inside() && services.table->watch_memory)
-        told |= services.table->watch_memory(services.state, &watcher, begin);
+      if (!first || each->is_inside()) continue;
+      auto* const watch = services.table->watch_memory;
+      told = watch && watch(services.state, &watcher, begin) && told;
     }
   } catch (...) {
     if (begin) watch_memory(watcher, false);
     throw;
   }
+  if (begin && !told) watch_memory(watcher, false);
   return told;
 }
 

@@ -212,6 +212,7 @@ expected<void*, failure> pool_state::allocate_in_capture(stream_key const& key, 
   auto const refuse = [bytes](outcome reason) { return expected<void*, failure>{unexpect, failure{reason, 0, bytes}}; };
   if (engine_->refuses()) return refuse(outcome::closed);
   if (exceeds_largest_block(bytes)) return refuse(outcome::too_large);
+  last_served = extend::served_by::unknown;
   return (*memory)->try_allocate(key, bytes, alignment);
 }
 

@@ -38,7 +38,7 @@ using gpumem::extend::trace_record;
 
 constexpr gpumem::logging_options binary{.format = gpumem::log_format::binary};
 constexpr gpumem::logging_options binary_at_once{.format = gpumem::log_format::binary, .auto_flush = true};
-constexpr std::size_t row_bytes = 40, ring_rows = 1024;
+constexpr std::size_t row_bytes = 40, ring_rows = 256, buffer_rows = (64 << 10) / row_bytes;
 
 class binary_log : public simulated {
 protected:
@@ -58,8 +58,8 @@ protected:
   std::string path_;
 };
 
-template <class Adaptor> void make_rows(Adaptor& by, int calls) {
-  for (int i = 0; i < calls; ++i) by.deallocate_sync(by.allocate_sync(8), 8);
+template <class Adaptor> void make_rows(Adaptor& by, std::size_t calls) {
+  for (std::size_t i = 0; i < calls; ++i) by.deallocate_sync(by.allocate_sync(8), 8);
 }
 
 std::size_t rows_in(std::ostringstream const& text) { return test::read_log(text.str()).size(); }
@@ -110,22 +110,23 @@ TEST_F(binary_log, times_begin_at_the_time_of_day_and_never_fall) {
   }
 }
 
-TEST_F(binary_log, rows_are_written_when_the_ring_of_their_thread_is_full) {
+TEST_F(binary_log, rows_are_written_when_the_common_buffer_is_full) {
   std::ostringstream text;
   logging_adaptor subject{gpumem::host_resource{}, text, binary};
   EXPECT_EQ(text.str().size(), row_bytes) << "the header";
-  make_rows(subject, ring_rows / 2);
+  constexpr auto rings = buffer_rows / ring_rows; // rows that the buffer takes before it is written
+  make_rows(subject, (rings + 1) * ring_rows / 2);
   EXPECT_EQ(rows_in(text), 0u);
   make_rows(subject, 1);
-  EXPECT_EQ(rows_in(text), ring_rows);
+  EXPECT_EQ(rows_in(text), rings * ring_rows);
   ASSERT_TRUE(subject.flush());
-  EXPECT_EQ(rows_in(text), ring_rows + 2);
+  EXPECT_EQ(rows_in(text), (rings + 1) * ring_rows + 2);
   ASSERT_TRUE(subject.flush());
-  EXPECT_EQ(rows_in(text), ring_rows + 2);
+  EXPECT_EQ(rows_in(text), (rings + 1) * ring_rows + 2);
   make_rows(subject, ring_rows); // the ring wraps
   ASSERT_TRUE(subject.flush());
   test::expect_addresses_alternate(text.str());
-  EXPECT_EQ(rows_in(text), 3 * ring_rows + 2);
+  EXPECT_EQ(rows_in(text), (rings + 3) * ring_rows + 2);
 }
 
 TEST_F(binary_log, auto_flush_writes_each_row_at_once) {
@@ -169,10 +170,10 @@ TEST_F(binary_log, failing_sink_loses_rows_but_no_memory) {
     std::ostringstream text, other;
     logging_adaptor subject{gpumem::host_resource{}, {log_sink{text}, log_sink{other}}, options};
     text.setstate(std::ios::failbit);
-    make_rows(subject, ring_rows);
+    make_rows(subject, buffer_rows);
     EXPECT_FALSE(subject.flush());
     EXPECT_EQ(rows_in(text), 0u);
-    EXPECT_EQ(test::read_log(other.str()).size(), 2 * ring_rows);
+    EXPECT_EQ(test::read_log(other.str()).size(), 2 * buffer_rows);
     text.clear();
     EXPECT_FALSE(subject.flush()) << "rows were lost";
   }
@@ -187,7 +188,7 @@ TEST_F(binary_log, sink_that_throws_fails) {
     logging_adaptor subject{gpumem::host_resource{}, text, binary};
     text.setstate(std::ios::failbit);
     EXPECT_THROW(text.exceptions(std::ios::failbit), std::ios::failure);
-    make_rows(subject, ring_rows);
+    make_rows(subject, buffer_rows);
     EXPECT_FALSE(subject.flush());
   }
   text.exceptions(std::ios::goodbit);
@@ -196,7 +197,7 @@ TEST_F(binary_log, sink_that_throws_fails) {
 TEST_F(binary_log, thread_without_memory_for_a_ring_loses_no_rows) {
   if (!test::new_can_fail) GTEST_SKIP();
   (void)gpumem::detail::sync::thread_index(); // otherwise this thread might get the ring of the one that has ended
-  std::vector<void*> blocks(2 * ring_rows);   // a row for each is more than the common buffer holds
+  std::vector<void*> blocks(2 * buffer_rows); // a row for each is more than the common buffer holds
   {
     logging_adaptor subject{gpumem::host_resource{}, log_sink{path_}, binary};
     std::thread{[&] {
@@ -208,7 +209,7 @@ TEST_F(binary_log, thread_without_memory_for_a_ring_loses_no_rows) {
       test::failing_new const failing;
       for (auto* const each : blocks) subject.deallocate_sync(each, 8);
     }
-    EXPECT_GT(contents().size(), before + ring_rows * row_bytes) << "the rows are in a ring";
+    EXPECT_GT(contents().size(), before + buffer_rows * row_bytes) << "the rows are in a ring";
     make_rows(subject, 3);
     EXPECT_TRUE(subject.flush());
   }

@@ -6,6 +6,7 @@
 #include <gpumem/pool_options.hpp>
 
 #include <algorithm>
+#include <barrier>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +22,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include <cuda.h>
 
 import gpumem;
 #include "log_rows.hpp"
@@ -358,7 +361,7 @@ TEST_F(pool_log, label_without_host_memory_for_its_text_is_left_out) {
 
 TEST_F(pool_log, last_rows_are_written_when_a_request_fails) {
   constexpr std::size_t kept = 50;
-  for (int const calls : {10, 24, 25, 100, 3'000}) { // each has two rows; a thread's buffer holds 1,024
+  for (int const calls : {10, 24, 25, 100, 3'000}) { // each has two rows; a thread's buffer holds 256
     std::ostringstream log;
     {
       logging_adaptor subject{gpumem::cuda_resource{}, log, {.format = gpumem::log_format::binary, .keep_last = kept}};
@@ -384,6 +387,78 @@ TEST_F(pool_log, last_rows_are_written_when_a_request_fails) {
     EXPECT_EQ(test::read_log(log.str()).back().bytes, 7u);
   }
   EXPECT_THROW((logging_adaptor{gpumem::cuda_resource{}, text, {.keep_last = kept}}), std::invalid_argument);
+}
+
+TEST_F(pool_log, last_rows_are_the_newest_of_all_threads) {
+  constexpr std::size_t kept = 50, idle = 20;
+  (void)gpumem::detail::sync::thread_index(); // the rows of this thread are collected first
+  std::ostringstream log;
+  logging_adaptor subject{gpumem::host_resource{}, log, {.format = gpumem::log_format::binary, .keep_last = kept}};
+  std::barrier both{2};
+  std::thread other{[&] {
+    for (std::size_t i = 0; i < idle; ++i) subject.deallocate_sync(subject.allocate_sync(1), 1);
+    both.arrive_and_wait();
+    both.arrive_and_wait();
+  }};
+  both.arrive_and_wait();
+  for (std::size_t const calls : {kept, std::size_t{1'000}}) { // two rows each: with and without a full buffer before
+    for (std::size_t i = 0; i < calls; ++i) subject.deallocate_sync(subject.allocate_sync(2), 2);
+    ASSERT_TRUE(subject.flush());
+    auto const rows = test::read_log(log.str());
+    EXPECT_EQ(std::ranges::count(rows, 2, &trace_record::bytes), std::ssize(rows)) << calls;
+  }
+  EXPECT_EQ(test::read_log(log.str()).size(), 2 * kept);
+  both.arrive_and_wait();
+  other.join();
+}
+
+TEST_F(pool_log, reasons_are_those_of_the_pools_below_bins) {
+  gpumem::pool_resource upstream{device};
+  gpumem::fixed_size_resource small{gpumem::cuda_resource{}, {.block_size = 4096}};
+  {
+    gpumem::binning_resource bins{upstream};
+    bins.add_bin(4096, small);
+    logging_adaptor subject{bins, text, binary};
+    for (int round = 0; round < 3; ++round) {
+      std::vector<std::pair<void*, std::size_t>> live;
+      for (std::size_t const bytes : {100, 4096, 5000, 300'000}) live.emplace_back(subject.allocate(a, bytes), bytes);
+      for (auto const& [block, bytes] : live) subject.deallocate(a, block, bytes);
+    }
+  }
+  auto const expected = upstream.statistics().reuse_thread_cache + small.statistics().reuse_thread_cache;
+  EXPECT_GT(expected, 0u);
+  EXPECT_EQ(served_in(text)[served_by::thread_cache], expected);
+  EXPECT_EQ(served_in(text)[served_by::unknown], 0u);
+}
+
+// A bin that is no pool has no reasons, and no memory beside that of its blocks.
+TEST_F(pool_log, bins_that_are_no_pools_leave_the_log_without_reasons) {
+  {
+    gpumem::binning_resource bins{gpumem::pool_resource{device}};
+    bins.add_bin(4096, gpumem::statistics_adaptor{gpumem::cuda_resource{}});
+    logging_adaptor subject{bins, text, binary};
+    for (int round = 0; round < 2; ++round)
+      for (std::size_t const bytes : {100, 5000}) subject.deallocate(a, subject.allocate(a, bytes), bytes);
+  }
+  EXPECT_EQ(actions_in(text), (std::vector{allocate, free, allocate, free, allocate, free, allocate, free}));
+  EXPECT_EQ(served_in(text)[served_by::thread_cache], 0u);
+}
+
+TEST_F(pool_log, memory_of_a_captured_graph_is_from_no_thread_cache) {
+  auto const& driver = gpumem::driver_api::driver();
+  gpumem::pool_resource pool{device};
+  gpumem::graph_resource memory{pool};
+  {
+    logging_adaptor subject{pool, text, binary};
+    subject.deallocate(a, subject.allocate(a, 1000), 1000);
+    auto const scope = pool.capture(memory, a);
+    ASSERT_EQ(driver.stream_begin_capture(a.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    for (int i = 0; i < 3; ++i) subject.deallocate(a, subject.allocate(a, 1000), 1000);
+    CUgraph graph = nullptr;
+    ASSERT_EQ(driver.stream_end_capture(a.get(), &graph), CUDA_SUCCESS);
+    ASSERT_EQ(driver.graph_destroy(graph), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(served_in(text)[served_by::thread_cache], 0u);
 }
 
 // A request that may wait fails first, and has not run out of memory by that.
