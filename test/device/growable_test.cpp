@@ -65,11 +65,12 @@ private:
     ++changes_;
   }
   void shrink() {
-    buffer_.shrink_to(current(), buffer_.bytes() - random_() % (buffer_.bytes() / 4 + 1));
-    for (auto const end = size_in_units(); end_ > end;) {
+    auto const bytes = buffer_.bytes() - random_() % (buffer_.bytes() / 4 + 1);
+    for (auto const end = (bytes + unit - 1) / unit; end_ > end;) {
       check(--end_);
       values_[end_] = 0;
     }
+    buffer_.shrink_to(current(), bytes);
   }
   // Returns a random run of units below the size that are mapped, or of units that are not.
   std::pair<std::size_t, std::size_t> run_of(bool mapped) {
