@@ -1,6 +1,7 @@
 // Formats results as tables and as JSON.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include "../table.hpp"
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 #include <algorithm>
@@ -85,26 +86,6 @@ std::span<column const> columns() {
   return all;
 }
 
-using line = std::vector<std::string>;
-
-// Aligns the first column left, the others right.
-std::string aligned(std::vector<line> const& lines) {
-  std::vector<std::size_t> widths(lines.front().size());
-  for (line const& cells : lines) {
-    for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], cells[i].size());
-  }
-  std::string text;
-  for (line const& cells : lines) {
-    for (std::size_t i = 0; i < cells.size(); ++i) {
-      std::string const blanks(widths[i] - cells[i].size(), ' ');
-      text += i == 0 ? cells[i] + blanks : "  " + blanks + cells[i];
-    }
-    text.erase(text.find_last_not_of(' ') + 1);
-    text += '\n';
-  }
-  return text;
-}
-
 std::string title(result const& row) {
   std::string text = row.resource + " on " + row.device;
   if (row.foreign_streams) text += ", foreign streams";
@@ -118,7 +99,7 @@ std::string title(result const& row) {
 }
 
 std::string one_table(std::vector<result const*> const& rows) {
-  std::vector<line> lines(rows.size() + 1);
+  std::vector<bench::line> lines(rows.size() + 1);
   for (column const& each : columns()) {
     if (std::none_of(rows.begin(), rows.end(), [&](result const* row) { return each.present(*row); })) continue;
     lines[0].emplace_back(each.name);
@@ -126,7 +107,7 @@ std::string one_table(std::vector<result const*> const& rows) {
       lines[i + 1].push_back(each.present(*rows[i]) ? each.cell(*rows[i]) : "-");
     }
   }
-  return title(*rows.front()) + "\n" + aligned(lines);
+  return title(*rows.front()) + "\n" + bench::aligned(lines, 1);
 }
 
 } // namespace detail
