@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstddef>
@@ -45,16 +44,17 @@ private:
   int number_;
 };
 
-// Returns the number of the process in "gpumem.USER.PROCESS" or "gpumem.USER.PROCESS.NUMBER"; nullopt for other names.
-std::optional<std::uint64_t> process_of(std::string_view name, uid_t user) {
+// Returns the process whose page has the name "gpumem.USER.PROCESS" or "gpumem.USER.PROCESS.NUMBER"; nullopt for other
+// names.
+std::optional<process> process_of(std::string_view name, uid_t user) {
   std::string const begin = "gpumem." + std::to_string(user) + ".";
   if (!name.starts_with(begin)) return std::nullopt;
   name.remove_prefix(begin.size());
-  std::uint64_t number = 0;
-  auto const [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+  process found{.number = 0, .id = std::string{name}, .program = {}, .pools = 0, .rows = {}};
+  auto const [end, error] = std::from_chars(name.data(), name.data() + name.size(), found.number);
   std::string_view const rest{end, static_cast<std::size_t>(name.data() + name.size() - end)};
   bool const numbered = rest.size() == 2 && rest[0] == '.' && rest[1] >= '0' && rest[1] <= '9';
-  return error == std::errc{} && (rest.empty() || numbered) ? std::optional{number} : std::nullopt;
+  return error == std::errc{} && (rest.empty() || numbered) ? std::optional{found} : std::nullopt;
 }
 
 bool is_page_of(struct stat const& status, uid_t user) {
@@ -101,30 +101,23 @@ void make_printable(char* text, std::size_t size) {
   }
 }
 
-std::string name_of(std::uint64_t process) {
-  std::array<char, 32> name{};
-  open_file const file{"/proc/" + std::to_string(process) + "/comm"};
-  if (file.get() < 0 || read(file.get(), name.data(), name.size() - 1) <= 0) return "-";
-  std::string_view const text{name.data()};
-  name[std::min(text.find('\n'), text.size())] = '\0';
-  make_printable(name.data(), name.size());
-  return name.data();
-}
-
-std::optional<process> read_page(std::string const& path, std::uint64_t number, uid_t user) {
+// Adds what the page says. Returns false if it is no page, or that of a process that has ended, which is removed.
+bool read_page(std::string const& path, process& seen, uid_t user) {
   open_file const file{path};
   struct stat status{};
-  if (file.get() < 0 || fstat(file.get(), &status) != 0 || !is_page_of(status, user)) return std::nullopt;
+  if (file.get() < 0 || fstat(file.get(), &status) != 0 || !is_page_of(status, user)) return false;
   if (has_ended(file.get())) {
     remove(path, status);
-    return std::nullopt;
+    return false;
   }
   auto const copy = read_between_writes(file.get());
-  if (!copy) return std::nullopt;
-  process seen{.number = number, .program = name_of(number), .pools = copy->pools, .rows = {}};
+  if (!copy) return false;
+  make_printable(copy->program, sizeof copy->program);
+  seen.program = copy->program[0] == '\0' ? "-" : copy->program;
+  seen.pools = copy->pools;
   seen.rows.assign(copy->rows, copy->rows + std::min<std::uint64_t>(copy->pools, page::most_rows));
   for (row& each : seen.rows) make_printable(each.name, sizeof each.name);
-  return seen;
+  return true;
 }
 
 } // namespace
@@ -134,11 +127,11 @@ std::vector<process> read_pages(std::string const& folder, uid_t user) {
   if (!open) throw std::system_error{errno, std::generic_category(), "cannot read " + folder};
   std::vector<process> all;
   while (auto const* const entry = readdir(open.get())) {
-    auto const number = process_of(entry->d_name, user);
-    if (!number) continue;
-    if (auto seen = read_page(folder + "/" + entry->d_name, *number, user)) all.push_back(std::move(*seen));
+    auto named = process_of(entry->d_name, user);
+    if (named && read_page(folder + "/" + entry->d_name, *named, user)) all.push_back(std::move(*named));
   }
-  std::ranges::sort(all, {}, &process::number);
+  std::ranges::sort(all, {},
+                    [](process const& one) { return std::pair<std::uint64_t, std::string_view>{one.number, one.id}; });
   return all;
 }
 

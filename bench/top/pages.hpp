@@ -16,7 +16,8 @@ using row = gpumem::detail::monitor_row;
 /// The pools that one process has published.
 struct process {
   std::uint64_t number = 0;
-  std::string program;     ///< its name; "-" if it cannot be found, as in another container
+  std::string id;          ///< its number, and that of the page, as in "42.1", if others have pages of the same number
+  std::string program;     ///< the begin of its name, in printable characters; "-" if it is unknown
   std::uint64_t pools = 0; ///< may be more than the rows
   std::vector<row> rows;   ///< names end with a zero, and have printable characters only
 };

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text.hpp"
 
+#include "../table.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -17,26 +19,7 @@ namespace top {
 
 namespace {
 
-using line = std::vector<std::string>;
-
-// The first columns are text, aligned left; the others are numbers, aligned right.
-constexpr std::size_t text_columns = 3;
-
-std::string aligned(std::vector<line> const& lines) {
-  std::vector<std::size_t> widths(lines.front().size());
-  for (line const& cells : lines) {
-    for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], cells[i].size());
-  }
-  std::string text;
-  for (line const& cells : lines) {
-    for (std::size_t i = 0; i < cells.size(); ++i) {
-      std::string const blanks(widths[i] - cells[i].size(), ' ');
-      text += (i == 0 ? "" : "  ") + (i < text_columns ? cells[i] + blanks : blanks + cells[i]);
-    }
-    text += '\n';
-  }
-  return text;
-}
+constexpr std::size_t text_columns = 3; // the others are numbers
 
 std::string bytes(std::uint64_t value) { return value == 0 ? "-" : gpumem::format_bytes(value); }
 
@@ -75,21 +58,20 @@ constexpr std::array<metric, 12> metrics{{
 } // namespace
 
 std::string format_table(std::span<process const> all) {
-  std::vector<line> lines{
+  std::vector<bench::line> lines{
       {"process", "program", "pool", "device", "live", "reserved", "limit", "waiting", "moves", "misses"}};
   std::uint64_t left_out = 0;
   for (process const& one : all) {
     for (row const& pool : one.rows) {
-      lines.push_back({std::to_string(one.number), one.program, pool.name,
-                       pool.device < 0 ? "-" : std::to_string(pool.device), bytes(pool.live), bytes(pool.reserved),
-                       bytes(pool.limit), std::to_string(pool.waiting), std::to_string(pool.moves),
-                       std::to_string(pool.misses)});
+      lines.push_back({one.id, one.program, pool.name, pool.device < 0 ? "-" : std::to_string(pool.device),
+                       bytes(pool.live), bytes(pool.reserved), bytes(pool.limit), std::to_string(pool.waiting),
+                       std::to_string(pool.moves), std::to_string(pool.misses)});
     }
     left_out += one.pools - one.rows.size();
   }
   if (lines.size() == 1) return "No process publishes pools: it needs GPUMEM_MONITOR=1.\n";
   std::string const more = left_out == 0 ? "" : std::to_string(left_out) + " more pools have no rows.\n";
-  return aligned(lines) + more;
+  return bench::aligned(lines, text_columns) + more;
 }
 
 std::string format_prometheus(std::span<process const> all) {
@@ -100,9 +82,9 @@ std::string format_prometheus(std::span<process const> all) {
     for (process const& one : all) {
       for (std::size_t i = 0; i < one.rows.size(); ++i) {
         row const& pool = one.rows[i];
-        text += name + "{process=\"" + std::to_string(one.number) + "\",program=" + quoted(one.program) +
-                ",pool=" + quoted(pool.name) + ",number=\"" + std::to_string(i) + "\",device=\"" +
-                std::to_string(pool.device) + "\"} " + std::to_string(pool.*each.value) + "\n";
+        text += name + "{process=\"" + one.id + "\",program=" + quoted(one.program) + ",pool=" + quoted(pool.name) +
+                ",number=\"" + std::to_string(i) + "\",device=\"" + std::to_string(pool.device) + "\"} " +
+                std::to_string(pool.*each.value) + "\n";
       }
     }
   }

@@ -82,6 +82,14 @@ public:
     return status;
   }
 
+  std::uint64_t number() const { return static_cast<std::uint64_t>(number_); }
+
+  /// Ends the child by a signal.
+  void kill_now() {
+    kill(process_, SIGKILL);
+    end();
+  }
+
   std::string path() const {
     return std::string{gpumem::detail::monitor_folder} + "/gpumem." + std::to_string(geteuid()) + "." +
            std::to_string(number_);
@@ -248,6 +256,49 @@ TEST(monitor, leaves_the_page_of_a_living_process_with_the_same_number) {
   EXPECT_TRUE(std::filesystem::exists(child.path()));
   EXPECT_FALSE(std::filesystem::exists(child.path() + ".1"));
   close(file);
+}
+
+// Another copy of the library in the process, as in a second shared library, has a file and a lock of its own.
+TEST(monitor, another_copy_of_the_library_in_the_process_keeps_its_page) {
+  monitored child{[](monitored& self) {
+    auto const path = std::string{gpumem::detail::monitor_folder} + "/gpumem." + std::to_string(geteuid()) + "." +
+                      std::to_string(getpid());
+    int const other = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
+    struct flock lock{};
+    lock.l_type = F_WRLCK;
+    if (other < 0 || fcntl(other, F_OFD_SETLK, &lock) != 0) _exit(2);
+    static pool_type const pool{gpumem::device{0}};
+    close(open((path + ".1").c_str(), O_RDONLY)); // as the other copy does when it looks for a name
+    self.next();
+    std::filesystem::remove(path);
+  }};
+  ASSERT_TRUE(child.waits());
+  EXPECT_TRUE(std::filesystem::exists(child.path()));
+  auto const seen = child.seen(has_rows);
+  ASSERT_TRUE(seen);
+  EXPECT_EQ(seen->id, std::to_string(seen->number) + ".1");
+  child.go_on();
+  EXPECT_EQ(child.end(), 0);
+  EXPECT_FALSE(std::filesystem::exists(child.path() + ".1"));
+}
+
+TEST(monitor, a_forked_child_that_lives_on_does_not_keep_the_page) {
+  monitored child{[](monitored& self) {
+    static pool_type const pool{gpumem::device{0}};
+    if (fork() == 0) { // lives until the test calls go_on()
+      self.next();
+      _exit(0);
+    }
+    self.next();
+  }};
+  ASSERT_TRUE(child.waits());
+  ASSERT_TRUE(child.waits());
+  ASSERT_TRUE(child.seen(has_rows));
+  child.kill_now();
+  for (auto const& each : top::read_pages(gpumem::detail::monitor_folder, geteuid()))
+    EXPECT_NE(each.number, child.number());
+  EXPECT_FALSE(std::filesystem::exists(child.path()));
+  child.go_on(); // ends the forked child
 }
 
 TEST(monitor, makes_no_page_unless_it_is_asked) {

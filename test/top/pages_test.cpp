@@ -89,9 +89,22 @@ TEST_F(pages, a_page_of_a_living_process_is_read) {
   auto const all = found();
   ASSERT_EQ(all.size(), 1U);
   EXPECT_EQ(all[0].number, 42U);
+  EXPECT_EQ(all[0].id, "42");
+  EXPECT_EQ(all[0].program, "-"); // a page of an older version has no name
   ASSERT_EQ(all[0].rows.size(), 1U);
   EXPECT_STREQ(all[0].rows[0].name, "pool");
   EXPECT_EQ(all[0].rows[0].live, 7U);
+}
+
+TEST_F(pages, processes_of_one_number_are_told_apart) {
+  std::memcpy(page_->program, "train\x1b", 7);
+  write_page(path("42.1"));
+  lock(path("42.1"));
+  auto const all = found();
+  ASSERT_EQ(all.size(), 1U);
+  EXPECT_EQ(all[0].number, 42U);
+  EXPECT_EQ(all[0].id, "42.1");
+  EXPECT_EQ(all[0].program, "train?");
 }
 
 TEST_F(pages, a_page_of_an_ended_process_is_removed) {
@@ -136,11 +149,13 @@ TEST_F(pages, a_page_whose_write_does_not_end_is_left_out) {
 
 TEST_F(pages, no_number_and_no_text_on_a_page_is_trusted) {
   page_->pools = UINT64_MAX;
+  std::memset(page_->program, 'x', sizeof page_->program);
   std::memset(page_->rows[0].name, '\x1b', sizeof page_->rows[0].name);
   page_->rows[1].device = INT64_MIN;
   publish();
   auto const all = found();
   ASSERT_EQ(all.size(), 1U);
+  EXPECT_EQ(all[0].program, std::string(sizeof(monitor_page::program) - 1, 'x'));
   EXPECT_EQ(all[0].rows.size(), monitor_page::most_rows);
   EXPECT_EQ(std::string{all[0].rows[0].name}, std::string(sizeof(top::row::name) - 1, '?'));
 }

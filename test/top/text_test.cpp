@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -16,7 +18,7 @@ top::process one_process() {
   pool.device = -1;
   pool.live = 1 << 20;
   pool.moves = 5;
-  return {.number = 42, .program = "app", .pools = 3, .rows = {pool}};
+  return {.number = 42, .id = "42", .program = "app", .pools = 3, .rows = {pool}};
 }
 
 TEST(table, has_a_row_for_each_pool) {
@@ -41,6 +43,15 @@ TEST(prometheus, quotes_names) {
             std::string::npos)
       << text;
   EXPECT_NE(text.find("# TYPE gpumem_pool_moves_total counter\n"), std::string::npos);
+}
+
+TEST(prometheus, processes_of_one_number_have_series_of_their_own) {
+  std::vector all{one_process(), one_process()};
+  all[1].id = "42.1";
+  std::istringstream text{top::format_prometheus(all)};
+  std::set<std::string> series;
+  for (std::string line; std::getline(text, line);)
+    EXPECT_TRUE(series.insert(line.substr(0, line.rfind(' '))).second) << line;
 }
 
 } // namespace

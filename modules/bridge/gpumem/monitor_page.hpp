@@ -9,7 +9,7 @@ namespace gpumem::detail {
 
 /// The folder of all pages. A page is a file of the size of monitor_page, with the mode 0600. Its name is `gpumem.`,
 /// the number of the user, a dot, and the number of the process; perhaps a dot and one more number. As long as the
-/// process lives, it holds a write lock of fcntl() on the file.
+/// process lives, it holds a write lock of fcntl() on the open file (F_OFD_SETLK).
 inline constexpr char const* monitor_folder = "/dev/shm";
 
 /// One pool. The numbers are those of `statistics`, in bytes and counts.
@@ -38,7 +38,8 @@ struct monitor_page {
   std::uint64_t magic;
   std::uint64_t sequence;
   std::uint64_t pools; ///< number of pools, of which the first `most_rows` have rows
-  std::uint64_t unused[5];
+  char program[16];    ///< the begin of the program's name; ends with a zero
+  std::uint64_t unused[3];
   monitor_row rows[most_rows];
 };
 

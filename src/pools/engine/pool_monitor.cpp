@@ -38,6 +38,8 @@ inline constexpr int most_names = 8;
   throw std::system_error{errno, std::generic_category(), what};
 }
 
+// Returns a lock of an open file, not of a process: another copy of the library in this process does not see it as its
+// own, and does not give it up.
 struct flock whole_file(int kind) {
   struct flock lock{};
   lock.l_type = static_cast<short>(kind);
@@ -52,42 +54,45 @@ bool remove_abandoned(char const* path) {
   struct stat status{};
   auto lock = whole_file(F_RDLCK);
   bool const ours = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid();
-  bool const abandoned = ours && fcntl(file, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+  bool const abandoned = ours && fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
   close(file);
   return abandoned && unlink(path) == 0;
 }
 
-// Makes the page's file, and locks it. Another process may have the same number in another container that shares the
-// folder: then the name gets one more number. Sets `path`. Throws std::system_error.
-int make_file(std::string& path) {
+// Gives the page's file its name, and sets `path` to it. The name may be taken by another process that has the same
+// number in another container, or by another copy of the library: then it gets one more number.
+bool give_name(int file, std::string& path) {
+  auto const nameless = "/proc/self/fd/" + std::to_string(file);
   auto const name =
       std::string{monitor_folder} + "/gpumem." + std::to_string(geteuid()) + "." + std::to_string(getpid());
   for (int i = 0; i < most_names; ++i) {
     path = i == 0 ? name : name + "." + std::to_string(i);
     if (!remove_abandoned(path.c_str())) continue;
-    int const file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (file >= 0) return file;
-    if (errno != EEXIST) throw_errno("cannot make " + path);
+    if (linkat(AT_FDCWD, nameless.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) return true;
+    if (errno != EEXIST) return false;
   }
   errno = EEXIST;
-  throw_errno("cannot make " + path);
+  return false;
 }
 
-// Keeps the file open, since closing it would give up the lock.
+// Makes a file without a name, locks it, and names it when it is complete. The mapping keeps the lock; a forked child
+// has neither. Throws std::system_error.
 monitor_page* make_page(std::string& path) {
-  int const file = make_file(path);
+  int const file = open(monitor_folder, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
+  if (file < 0) throw_errno(std::string{"cannot make a file in "} + monitor_folder);
   auto lock = whole_file(F_WRLCK);
   void* page = MAP_FAILED;
-  int error = fcntl(file, F_SETLK, &lock) == 0 ? 0 : errno;
+  int error = fcntl(file, F_OFD_SETLK, &lock) == 0 ? 0 : errno;
   // otherwise a full folder would be found by a signal, at the first store
   if (error == 0) error = posix_fallocate(file, 0, sizeof(monitor_page));
   if (error == 0) page = mmap(nullptr, sizeof(monitor_page), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  if (page != MAP_FAILED) return static_cast<monitor_page*>(page);
-  if (error == 0) error = errno;
-  unlink(path.c_str());
+  if (error == 0 && (page == MAP_FAILED || madvise(page, sizeof(monitor_page), MADV_DONTFORK) != 0)) error = errno;
+  if (error == 0 && !give_name(file, path)) error = errno;
   close(file);
+  if (error == 0) return static_cast<monitor_page*>(page);
+  if (page != MAP_FAILED) munmap(page, sizeof(monitor_page));
   errno = error;
-  throw_errno("cannot make " + path);
+  throw_errno("cannot make a page in " + std::string{monitor_folder});
 }
 
 monitor_row row_of(char const* name, monitored_numbers const& read) {
@@ -155,6 +160,7 @@ private:
     opened_ = true;
     try {
       page_ = make_page(path_);
+      std::string_view{program_invocation_short_name}.copy(page_->program, sizeof page_->program - 1);
     } catch (std::exception const& error) {
       std::fprintf(stderr, "gpumem: GPUMEM_MONITOR: no statistics are published: %s\n", error.what());
       return;
