@@ -1,6 +1,7 @@
 // Forks a child for each job, and reads its result from a pipe.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <poll.h>
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -71,6 +72,17 @@ child start(std::function<figures()> const& job, std::size_t number) {
   fail_by_errno("start a process");
 }
 
+// Returns the index of a child that has written its message, or has ended without one.
+std::size_t wait_for_one(std::vector<child> const& running) {
+  std::vector<pollfd> pipes;
+  for (child const& each : running) pipes.push_back({.fd = each.pipe, .events = POLLIN, .revents = 0});
+  while (poll(pipes.data(), pipes.size(), -1) < 0) {
+    if (errno != EINTR) fail_by_errno("wait for a replay");
+  }
+  auto const ready = std::ranges::find_if(pipes, [](pollfd const& each) { return each.revents != 0; });
+  return static_cast<std::size_t>(ready - pipes.begin());
+}
+
 // Waits for the child. Returns its message, or one with the reason why there is none.
 message collect(child const& ended) {
   message result;
@@ -107,6 +119,7 @@ unsigned processors() {
 std::vector<figures> run_jobs(std::vector<std::function<figures()>> const& jobs, std::function<void()> const& ended) {
   std::vector<figures> results(jobs.size());
   std::vector<detail::child> running;
+  std::size_t failed = jobs.size(); // the first of the jobs that failed
   std::string error;
   for (std::size_t next = 0; next < jobs.size() || !running.empty();) {
     if (next < jobs.size() && running.size() < processors()) {
@@ -114,11 +127,15 @@ std::vector<figures> run_jobs(std::vector<std::function<figures()>> const& jobs,
       ++next;
       continue;
     }
-    detail::child const first = running.front();
-    running.erase(running.begin());
-    detail::message const result = detail::collect(first);
-    results[first.job] = result.counted;
-    if (result.failed && error.empty()) error = result.error.data();
+    auto const ready = running.begin() + static_cast<std::ptrdiff_t>(detail::wait_for_one(running));
+    detail::child const child = *ready;
+    running.erase(ready);
+    detail::message const result = detail::collect(child);
+    results[child.job] = result.counted;
+    if (result.failed && child.job < failed) {
+      failed = child.job;
+      error = result.error.data();
+    }
     ended();
   }
   if (!error.empty()) throw std::runtime_error(error);

@@ -1,10 +1,13 @@
 // The search for a limit beside one that tries all, and the replay in which requests wait.
 // SPDX-License-Identifier: Apache-2.0
 #include "traces.hpp"
+#include "../support/longest_wait.hpp"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -31,6 +34,44 @@ advise::figures in_child(std::function<advise::figures()> const& job) {
 
 advise::figures with_waits(replay::loaded_trace const& trace, std::uint64_t limit) {
   return in_child([&] { return advise::replay_with_waits(trace, limit); });
+}
+
+// Reads a byte from the pipe. Returns false if none comes in a long time.
+bool hears(int pipe) {
+  pollfd one{.fd = pipe, .events = POLLIN, .revents = 0};
+  return poll(&one, 1, 1000 * static_cast<int>(gpumem_test::longest_wait() / std::chrono::seconds{1})) == 1;
+}
+
+TEST(jobs, a_long_one_holds_up_no_other) {
+  if (advise::processors() < 2) GTEST_SKIP() << "one job runs at a time";
+  int ends[2] = {};
+  ASSERT_EQ(pipe(ends), 0);
+  std::vector<std::function<advise::figures()>> jobs(advise::processors(), [] { return advise::figures{}; });
+  jobs.front() = [&] { return advise::figures{.completed = hears(ends[0])}; };
+  jobs.emplace_back([&] { return advise::figures{.completed = write(ends[1], "j", 1) == 1}; });
+  auto const all = advise::run_jobs(jobs, [] {});
+  EXPECT_TRUE(all.front().completed); // until the last job has run, which begins after another one has ended
+  EXPECT_TRUE(all.back().completed);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST(jobs, the_first_that_failed_is_named) {
+  auto const fail = [](char const* text) { return [text]() -> advise::figures { throw std::runtime_error{text}; }; };
+  int ends[2] = {};
+  ASSERT_EQ(pipe(ends), 0);
+  auto const late = [&]() -> advise::figures {
+    if (advise::processors() > 1) hears(ends[0]);
+    throw std::runtime_error{"the first job"};
+  };
+  try {
+    advise::run_jobs(
+        {late, fail("the second job"), [&]() -> advise::figures { return {.completed = write(ends[1], "j", 1) == 1}; }},
+        [] {});
+    FAIL() << "no job failed";
+  } catch (std::runtime_error const& error) { EXPECT_STREQ(error.what(), "the first job"); }
+  close(ends[0]);
+  close(ends[1]);
 }
 
 TEST(limits, the_search_equals_one_that_tries_all_limits) {
