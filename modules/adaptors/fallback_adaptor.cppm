@@ -1,6 +1,7 @@
 // fallback_adaptor: gets memory from a second resource when the first has none.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <string>
 #include <utility>
 export module gpumem:fallback_adaptor;
 import :adaptor_base;
@@ -8,6 +9,7 @@ import :cuda;
 import :device;
 import :error;
 import :holder;
+import :memory_watcher;
 import :misuse;
 import :pointer_set;
 import :process;
@@ -106,6 +108,22 @@ public:
     if constexpr (requires { first_.trim(keep); }) given += first_.trim(keep);
     if constexpr (requires { second_.trim(keep); }) given += second_.trim(keep);
     return given;
+  }
+  bool set_label(void const* pointer, unsigned label) noexcept {
+    return in_second_.contains(pointer) ? second_.set_label(pointer, label) : first_.set_label(pointer, label);
+  }
+  void append_holders(std::size_t bytes, std::string& text) {
+    first_.append_holders(bytes, text);
+    second_.append_holders(bytes, text);
+  }
+  bool watch_memory(memory_watcher& watcher, bool begin) {
+    bool const first_tells = first_.watch_memory(watcher, begin);
+    try {
+      return second_.watch_memory(watcher, begin) || first_tells;
+    } catch (...) {
+      if (begin) first_.watch_memory(watcher, false);
+      throw;
+    }
   }
   // Returns the sums of both resources' statistics. If the types of the resources do not tell that both keep
   // statistics, returns a std::optional, which is empty if one of them keeps none.

@@ -1,11 +1,14 @@
 // limiting_adaptor: limits the bytes that are allocated through it, and lets requests wait for room.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <string>
 export module gpumem:limiting_adaptor;
 import :adaptor_base;
 import :cuda;
 import :deadlock_monitor;
 import :error;
 import :holder;
+import :memory_watcher;
 import :misuse;
 import :process;
 import :resource;
@@ -65,6 +68,8 @@ protected:
   };
   // Returns whether the request neither waits here nor has passed this adaptor.
   bool is_new(waiter const& item) noexcept;
+  // Returns whether the limit has room for the bytes now.
+  bool has_room(std::size_t bytes) noexcept;
   // Returns whether the request is larger than the limit.
   bool exceeds_limit(waiter const& item) noexcept;
   turn begin_turn(waiter& item, bool upstream_waits) noexcept;
@@ -185,6 +190,12 @@ public:
   {
     return upstream_.trim(keep);
   }
+  bool set_label(void const* pointer, unsigned label) noexcept { return upstream_.set_label(pointer, label); }
+  // Names only the holders if it is this limit that refuses the request: what the upstream lacks is another question.
+  void append_holders(std::size_t bytes, std::string& text) {
+    upstream_.append_holders(has_room(bytes) ? bytes : 0, text);
+  }
+  bool watch_memory(memory_watcher& watcher, bool begin) { return upstream_.watch_memory(watcher, begin); }
   statistics read_statistics() {
     std::optional<statistics> seen;
     if constexpr (requires { upstream_.read_statistics(); }) seen = upstream_.read_statistics();

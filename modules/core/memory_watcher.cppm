@@ -1,6 +1,7 @@
 // How a pool has served an allocation, and the watchers that it tells of the memory that it has.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 export module gpumem:memory_watcher;
@@ -46,10 +47,13 @@ protected:
 /// The watchers of one pool. Any thread.
 export class memory_watchers {
 public:
+  /// Adds a watcher. Returns false if it was added already, as by an adaptor whose two upstreams lead to the same pool.
   /// Throws std::bad_alloc.
-  void add(memory_watcher& watcher) {
+  bool add(memory_watcher& watcher) {
     sync::lock const lock{mutex_};
+    if (std::ranges::find(all_, &watcher) != all_.end()) return false;
     all_.push_back(&watcher);
+    return true;
   }
   /// Removes a watcher. No call to it runs or begins afterwards.
   void remove(memory_watcher& watcher) noexcept {

@@ -3,6 +3,7 @@
 module;
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 export module gpumem:binning_resource;
 import :aligned_services;
@@ -135,6 +136,8 @@ public:
   bool serves_stream(stream_key const& key) const noexcept;
   std::size_t trim(std::size_t keep);
   bool watch_memory(memory_watcher& watcher, bool begin);
+  bool set_label(void const* pointer, unsigned label) noexcept;
+  void append_holders(std::size_t bytes, std::string& text);
   statistics read_statistics();
   char const* resource_name() noexcept { return name_of(upstream().services()); }
   bool record_use(void* pointer, stream_ref stream);

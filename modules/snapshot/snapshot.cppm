@@ -42,7 +42,7 @@ struct memory_snapshot : detail::memory_copy {
 
 /// Copies what a pool knows of its memory. Takes the lock of one shard for at most 1,000 blocks at a time. Only the
 /// pages, counts and requests are copied under all locks. In a hardened pool a block includes its guards, and
-/// quarantined blocks are live. Throws std::bad_alloc. Any thread.
+/// quarantined blocks are live, with the label "(quarantine)". Throws std::bad_alloc. Any thread.
 template <class Pool>
   requires requires(Pool const& pool) {
     { pool.copy_memory() } -> std::same_as<detail::memory_copy>;

@@ -74,6 +74,12 @@ std::size_t limiter::limit() noexcept {
   return limit_;
 }
 
+bool limiter::has_room(std::size_t bytes) noexcept {
+  if (forked()) return false;
+  sync::spin_lock const lock{mutex_};
+  return fits(bytes);
+}
+
 std::size_t limiter::in_use() noexcept {
   if (forked()) return 0;
   sync::spin_lock const lock{mutex_};

@@ -8,6 +8,7 @@ module;
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 module gpumem:binning_resource.impl;
@@ -224,17 +225,13 @@ std::size_t binning_state::trim(std::size_t keep) {
   return returned_bytes;
 }
 
-// Several bins may go to the same resource. It tells the watcher once.
 // Tells a watcher of all memory or of none: blocks of a bin that does not tell would lie outside the memory.
 bool binning_state::watch_memory(memory_watcher& watcher, bool begin) {
   bool told = true;
-  auto const bins = table();
-  auto const state_of = [](bin* each) { return each->services().state; };
   try {
-    for (auto* const each : bins) {
+    for (auto* const each : table()) {
       auto const& services = each->services();
-      bool const first = *std::ranges::find(bins, services.state, state_of) == each;
-      if (!first || each->is_inside()) continue;
+      if (each->is_inside()) continue;
       auto* const watch = services.table->watch_memory;
       told = watch && watch(services.state, &watcher, begin) && told;
     }
@@ -244,6 +241,25 @@ bool binning_state::watch_memory(memory_watcher& watcher, bool begin) {
   }
   if (begin && !told) watch_memory(watcher, false);
   return told;
+}
+
+// Asks the upstream last, for the same reason as record_use().
+bool binning_state::set_label(void const* pointer, unsigned label) noexcept {
+  return std::ranges::any_of(table(), [&](bin const* each) {
+    auto const& services = each->services();
+    return services.table->set_label && services.table->set_label(services.state, pointer, label);
+  });
+}
+
+// The bin of the request has none of its blocks free. If it also gets no chunk, the upstream's holders have the memory.
+void binning_state::append_holders(std::size_t bytes, std::string& text) {
+  auto const append = [&](bin const& each) {
+    auto const& services = each.services();
+    if (services.table->append_holders) services.table->append_holders(services.state, bytes, &text);
+  };
+  auto const& serving = bin_for(bytes);
+  append(serving);
+  if (serving.is_inside()) append(upstream());
 }
 
 statistics binning_state::read_statistics() {

@@ -30,6 +30,7 @@ import :executor;
 import :graph_memory;
 import :hardening;
 import :holder;
+import :labels;
 import :memory_walk;
 import :memory_watcher;
 import :misuse;
@@ -108,30 +109,15 @@ bool has_driver_pools(gpumem::device device) {
 }
 
 std::unique_ptr<block_calls> make_calls(pool_engine& engine, void (*ended)(void* state) noexcept, void* state) {
-  try {
-    if (engine.options().pass_through) return std::make_unique<pass_through>(engine, ended, state);
-    if (engine.options().hardened.enabled) return std::make_unique<hardening>(engine, ended, state);
-    return nullptr;
-  } catch (...) {
-    engine.close();
-    throw;
-  }
+  if (engine.options().pass_through) return std::make_unique<pass_through>(engine, ended, state);
+  if (engine.options().hardened.enabled) return std::make_unique<hardening>(engine, ended, state);
+  return nullptr;
 }
 
-std::unique_ptr<leak_report> make_leak_report(pool_engine& engine, pool_state& pool) {
-  auto const read = [](void* state) { return static_cast<pool_state*>(state)->find_live(); };
+// Calls `make`. If it throws, closes the engine, which the pool's destructor would do.
+template <class Make> auto make_or_close(pool_engine& engine, Make make) {
   try {
-    return reports_leaks() ? std::make_unique<leak_report>(engine.options().name.c_str(), read, &pool) : nullptr;
-  } catch (...) {
-    engine.close();
-    throw;
-  }
-}
-
-std::unique_ptr<monitored_pool> make_monitored(pool_engine& engine, pool_state& pool) {
-  auto const read = [](void* state) { return static_cast<pool_state*>(state)->read_numbers(); };
-  try {
-    return is_monitored() ? std::make_unique<monitored_pool>(engine.options().name.c_str(), read, &pool) : nullptr;
+    return make();
   } catch (...) {
     engine.close();
     throw;
@@ -155,9 +141,16 @@ std::unique_ptr<pool_upstream> held_pages(gpumem::device device, pool_options co
 pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options options)
     : special_{is_special(options = for_pass_through(std::move(options), upstream->paged()))},
       engine_{make_engine(std::move(upstream), std::move(options))}, plain_calls_{*engine_, &pool_state::end, this},
-      special_calls_{make_calls(*engine_, &pool_state::end, this)},
-      calls_{special_calls_ ? *special_calls_ : plain_calls_}, leaks_{make_leak_report(*engine_, *this)},
-      monitored_{make_monitored(*engine_, *this)} {}
+      special_calls_{make_or_close(*engine_, [this] { return make_calls(*engine_, &pool_state::end, this); })},
+      calls_{special_calls_ ? *special_calls_ : plain_calls_} {
+  make_or_close(*engine_, [this] {
+    auto const* const name = engine_->options().name.c_str();
+    auto const live = [](void* state) { return static_cast<pool_state*>(state)->find_live(); };
+    auto const numbers = [](void* state) { return static_cast<pool_state*>(state)->read_numbers(); };
+    if (reports_leaks()) leaks_ = std::make_unique<leak_report>(name, live, this);
+    if (is_monitored()) monitored_ = std::make_unique<monitored_pool>(name, numbers, this);
+  });
+}
 
 void pool_state::end(void* state) noexcept {
   auto& ended = *static_cast<pool_state*>(state);
@@ -449,7 +442,8 @@ bool pool_state::set_label(void const* pointer, std::uint32_t label) noexcept {
 }
 
 void pool_state::append_holders(std::size_t bytes, std::string& text) {
-  if (!forked()) engine_->append_holders(bytes, text);
+  if (forked()) return;
+  engine_->append_holders(calls_.copy_memory().blocks, bytes, text);
 }
 
 memory_copy pool_state::copy_memory() { return forked() ? memory_copy{} : calls_.copy_memory(); }

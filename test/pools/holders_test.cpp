@@ -64,4 +64,28 @@ TEST_F(holders, free_memory_in_pieces_is_told_from_missing_memory) {
   pool.deallocate(stream, blocks[3], 2 * MiB);
 }
 
+TEST_F(holders, a_limit_in_front_of_the_pool_names_only_the_holders) {
+  gpumem::pool_resource pool{device, {.initial_size = 64 * MiB, .limit = 64 * MiB}};
+  gpumem::limiting_adaptor limited{pool, {.limit = 24 * MiB}};
+  auto const a = pool.acquire(stream, 20 * MiB, {.label = "a"}).wait();
+  auto const b = limited.acquire(stream, 10 * MiB, {.label = "b"}).wait();
+  auto const both = std::string{"; live of 'a': 1 block, 20.0 MiB, of 'b': 1 block, 10.0 MiB"};
+  EXPECT_EQ(refusal(limited, 16 * MiB), both); // the pool has enough
+  limited.set_limit(64 * MiB);
+  EXPECT_EQ(refusal(limited, 40 * MiB), both + "; 6.0 MiB more must be freed: 'a' has enough"); // the pool's limit
+}
+
+TEST_F(holders, quarantined_blocks_are_named_as_such) {
+  gpumem::pool_resource pool{device, {.limit = 64 * MiB, .hardened = {.enabled = true}}};
+  auto const held = pool.acquire(stream, 8 * MiB, {.label = "held"}).wait();
+  void* const freed = pool.allocate(stream, 32 * MiB);
+  pool.set_label(freed, "freed");
+  pool.deallocate(stream, freed, 32 * MiB);
+  auto const from = pool.services();
+  std::string text;
+  from.table->append_holders(from.state, 0, &text);
+  EXPECT_EQ(text, "; live of '(quarantine)': 1 block, 32.0 MiB, of 'held': 1 block, 8.0 MiB");
+  stream.synchronize();
+}
+
 } // namespace

@@ -80,8 +80,8 @@ struct services_table {
   /// Names a live block in snapshots; `label` is the number of the text. Returns false if the resource does not know
   /// the block. Null if it names no blocks.
   bool (*set_label)(void* state, void const* pointer, unsigned label) noexcept;
-  /// Appends to `text`, a std::string, the holders of the memory that a request for `bytes` lacks. Null if the resource
-  /// does not know them. Throws std::bad_alloc.
+  /// Appends to `text`, a std::string, the holders of the memory that a request for `bytes` lacks; for 0 bytes, only
+  /// the holders. Null if the resource does not know them. Throws std::bad_alloc.
   void (*append_holders)(void* state, std::size_t bytes, void* text);
 };
 

@@ -143,8 +143,10 @@ public:
   memory_copy copy_memory(std::size_t piece = memory_walk::usual_piece) {
     return detail::copy_memory(parts_, frees_, requests_, read_statistics(), piece);
   }
-  /// Appends the holders of the memory that a request for `bytes` lacks. Throws std::bad_alloc.
-  void append_holders(std::size_t bytes, std::string& text) { detail::append_holders(parts_, frees_, bytes, text); }
+  /// Calls detail::append_holders() with the pool's limit.
+  void append_holders(std::span<copied_block const> blocks, std::size_t bytes, std::string& text) {
+    detail::append_holders(blocks, parts_.chunks.limit(), bytes, text);
+  }
   /// Returns a text about the pool's memory, for people. Throws std::bad_alloc.
   std::string describe_memory() { return detail::describe_memory(parts_, frees_); }
   /// Returns whether the records of the pool agree: each reserved byte is live, cached or free, and blocks do not

@@ -72,7 +72,6 @@ public:
   std::optional<block_info> find(void const* pointer) override;
   std::optional<owned_block> find_owned(void const* pointer) override;
   live_blocks find_live() override;
-  /// The quarantine keeps the name.
   bool set_label(void const* pointer, std::uint32_t label) noexcept override;
   memory_copy copy_memory() override;
   std::vector<block_event> history(void const* pointer) override;
@@ -111,6 +110,7 @@ private:
   guard_layout const layout_;
   bool const by_host_;
   bool const by_device_;
+  std::uint32_t const quarantine_label_; // names the quarantined blocks, which are live to the engine
 
   sync::mutex mutex_;
   guarded_blocks blocks_ __attribute__((guarded_by(mutex_)));

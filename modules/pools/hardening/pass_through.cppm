@@ -45,7 +45,7 @@ public:
   std::optional<owned_block> find_owned(void const* pointer) override;
   live_blocks find_live() override;
   std::vector<memory_range> memory_map() override;
-  bool set_label(void const* /*pointer*/, std::uint32_t /*label*/) noexcept override { return false; }
+  bool set_label(void const* pointer, std::uint32_t label) noexcept override;
   memory_copy copy_memory() override;
   void reset_peaks() override;
   statistics read_statistics() override;
@@ -58,6 +58,7 @@ private:
     std::uint64_t stream; // id of the stream on which the block was allocated
     stream_timeline* timeline;
     stream_uses uses;
+    std::uint32_t label = 0;
   };
   using block_map = std::map<std::uintptr_t, block>;
   static constexpr std::size_t remembered = 256; // number of last frees that are kept, to recognize double frees

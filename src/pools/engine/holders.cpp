@@ -7,16 +7,14 @@ module;
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 module gpumem:holders.impl;
 import :holders;
-import :chunk_list;
-import :frees;
 import :labels;
 import :memory_walk;
-import :pool_parts;
 
 namespace gpumem::detail {
 namespace {
@@ -28,7 +26,7 @@ struct holding {
 };
 
 // Returns the sums, the largest first. Adds the bytes that are not live to `unused`.
-std::vector<holding> holdings_of(std::vector<copied_block> const& blocks, std::size_t& unused) {
+std::vector<holding> holdings_of(std::span<copied_block const> blocks, std::size_t& unused) {
   std::map<std::pair<std::uint32_t, std::uint64_t>, holding> sums; // by label and stream
   for (auto const& each : blocks) {
     if (each.state != memory_state::live) {
@@ -49,10 +47,8 @@ std::vector<holding> holdings_of(std::vector<copied_block> const& blocks, std::s
 
 } // namespace
 
-void append_holders(pool_parts& parts, shard_frees& frees, std::size_t bytes, std::string& text) {
+void append_holders(std::span<copied_block const> blocks, std::size_t limit, std::size_t bytes, std::string& text) {
   constexpr std::size_t shown = 3;
-  std::vector<copied_block> blocks;
-  for (memory_walk walk{parts, frees}; walk.copy_next(blocks);) {}
   std::size_t unused = 0, reserved = 0;
   auto const holdings = holdings_of(blocks, unused);
   if (holdings.empty()) return;
@@ -63,7 +59,7 @@ void append_holders(pool_parts& parts, shard_frees& frees, std::size_t bytes, st
     text += (i ? ", of " : "; live of ") + one.name + ": " + std::to_string(one.blocks) +
             (one.blocks == 1 ? " block, " : " blocks, ") + size_text(one.bytes);
   }
-  auto const limit = parts.chunks.limit();
+  if (bytes == 0) return;
   if (bytes <= unused) {
     text += "; enough is free, but in pieces or still in use";
     return;

@@ -156,7 +156,7 @@ void pool_engine::watch_memory(memory_watcher& watcher, bool begin) {
   upstream_call::throw_if_here(parts_.shards);
   all_shards_lock const lock{parts_.shards};
   while (parts_.backend->wait_for_growth()) {}
-  watchers.add(watcher);
+  if (!watchers.add(watcher)) return;
   parts_.chunks.visit([&](chunk const& parent) {
     std::byte* base = nullptr;
     std::size_t bytes = 0;

@@ -25,6 +25,7 @@ import :device;
 import :driver;
 import :error;
 import :guarded_blocks;
+import :labels;
 import :memory_walk;
 import :misuse;
 import :pool_engine;
@@ -53,7 +54,8 @@ std::optional<device> device_for(pool_engine& engine) {
 hardening::hardening(pool_engine& engine, void (*ended)(void* state) noexcept, void* state)
     : block_calls{engine, ended, state}, options_{engine.options().hardened}, layout_{guard_layout::of(options_)},
       by_host_{engine.upstream().host_accessible()}, by_device_{engine.upstream().device_accessible()},
-      blocks_{options_.history}, quarantine_{device_for(engine), by_host_, layout_}, pause_{tuning::max_pass_pause} {}
+      quarantine_label_{label_number("(quarantine)")}, blocks_{options_.history},
+      quarantine_{device_for(engine), by_host_, layout_}, pause_{tuning::max_pass_pause} {}
 
 expected<void*, failure> hardening::try_allocate(stream_key const& key, std::size_t bytes,
                                                  std::size_t alignment) noexcept {
@@ -151,6 +153,7 @@ void hardening::deallocate(stream_key const& key, void* pointer, std::optional<s
   auto* const guarded = claim(key, pointer, bytes);
   if (!guarded) return;
   retire(*guarded, key);
+  engine_.set_label(guarded->base(), quarantine_label_);
   {
     lock const held{mutex_};
     quarantine_.put(*guarded);

@@ -146,7 +146,7 @@ void pass_through::record_use(stream_key const& key, void* pointer) {
     sync::lock const lock{mutex_};
     auto const found = live_.find(address_of(pointer));
     if (found != live_.end()) {
-      auto& [bytes, alignment, stream, timeline, uses] = found->second;
+      auto& [bytes, alignment, stream, timeline, uses, label] = found->second;
       uses.prune();
       if (uses.add(end_use(bytes))) return;
       order_after(uses, key);
@@ -185,14 +185,24 @@ live_blocks pass_through::find_live() {
   return found;
 }
 
+bool pass_through::set_label(void const* pointer, std::uint32_t label) noexcept {
+  sync::lock const lock{mutex_};
+  auto const found = live_.find(address_of(pointer));
+  if (found == live_.end()) return false;
+  found->second.label = label;
+  return true;
+}
+
 memory_copy pass_through::copy_memory() {
   memory_copy copy;
   copy.statistics = read_statistics();
-  for (auto const& each : memory_map()) {
-    copy.blocks.push_back({.base = each.base,
-                           .bytes = each.bytes,
-                           .requested = each.requested,
-                           .stream = each.stream,
+  sync::lock const lock{mutex_};
+  for (auto const& [base, one] : live_) {
+    copy.blocks.push_back({.base = reinterpret_cast<void*>(base),
+                           .bytes = one.bytes,
+                           .requested = one.bytes,
+                           .stream = one.stream,
+                           .label = one.label,
                            .state = memory_state::live,
                            .begins_region = true});
   }
