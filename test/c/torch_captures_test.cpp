@@ -205,7 +205,7 @@ TEST_F(torch_captures, failed_free_changes_no_figure) {
   auto* const graph = end_capture();
   end(first);
   ASSERT_EQ(gpumem_torch_record_block_stream(rounded, side, -1), GPUMEM_GRANTED);
-  simulator::fail_call("cuStreamSynchronize", 1, CUDA_ERROR_UNKNOWN);
+  simulator::fail_call("cuStreamSynchronize", 1, CUDA_ERROR_NOT_PERMITTED);
   EXPECT_NE(gpumem_torch_free_block(rounded, nullptr), GPUMEM_GRANTED);
   EXPECT_EQ(figures(device).requested[GPUMEM_TORCH_ALL].current, 3 * mib);
   free_block(rounded);
