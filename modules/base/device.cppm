@@ -124,3 +124,22 @@ private:
 };
 
 } // namespace gpumem
+
+namespace gpumem::detail {
+
+/// Makes a device current while a resource of another library is called: such a resource may use the current device.
+export class held_device {
+public:
+  explicit held_device(std::optional<device> device) noexcept {
+    try {
+      if (device) scope_.emplace(*device);
+    } catch (...) {
+      // This fails only on a lost device. The resource's own driver calls then fail and report it.
+    }
+  }
+
+private:
+  std::optional<device_guard> scope_;
+};
+
+} // namespace gpumem::detail

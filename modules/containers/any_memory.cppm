@@ -23,21 +23,6 @@ export using any_memory = mr::any_resource<services>;
 
 namespace detail {
 
-// Makes a device current while a resource of another library is called: such a resource may use the current device.
-class held_device {
-public:
-  explicit held_device(std::optional<device> device) noexcept {
-    try {
-      if (device) scope_.emplace(*device);
-    } catch (...) {
-      // This fails only on a lost device. The resource's own driver calls then fail and report it.
-    }
-  }
-
-private:
-  std::optional<device_guard> scope_;
-};
-
 // Holds a resource of another library. It is a state: an object that several handles share, here the copies of one
 // any_memory. The state and its resource live until the last handle is gone and the last block is freed. While a
 // function of the resource runs, the device that was current in make_any_memory() is current.

@@ -6,8 +6,33 @@
 
 #include <chrono>
 #include <cstddef>
+#include <thread>
+#include <vector>
 
 import gpumem;
+
+// A resource of another library that uses the current device, whichever it is, and notes it.
+class on_current_device {
+public:
+  explicit on_current_device(std::vector<int>& used) : used_{&used} {}
+  void* allocate_sync(std::size_t bytes, std::size_t = 256) {
+    used_->push_back(gpumem::device::current().ordinal());
+    return gpumem::cuda_resource{gpumem::device{used_->back()}}.allocate_sync(bytes);
+  }
+  void deallocate_sync(void* pointer, std::size_t bytes, std::size_t = 256) noexcept {
+    used_->push_back(gpumem::device::current().ordinal());
+    gpumem::cuda_resource{gpumem::device{1}}.deallocate_sync(pointer, bytes);
+  }
+  void* allocate(gpumem::stream_ref, std::size_t bytes, std::size_t = 256) { return allocate_sync(bytes); }
+  void deallocate(gpumem::stream_ref, void* pointer, std::size_t bytes, std::size_t = 256) noexcept {
+    deallocate_sync(pointer, bytes);
+  }
+  friend bool operator==(on_current_device const& a, on_current_device const& b) { return a.used_ == b.used_; }
+  friend constexpr void get_property(on_current_device const&, gpumem::mr::device_accessible) noexcept {}
+
+private:
+  std::vector<int>* used_;
+};
 
 namespace {
 
@@ -85,6 +110,30 @@ TYPED_TEST(pool_over, chunks_go_back_after_their_uses) {
   this->b_.synchronize();
   pool.trim();
   EXPECT_EQ(pool.statistics().reserved, 0u);
+}
+
+using pool_over_foreign = simulated;
+
+// Also where another thread frees, as the library thread does, to which no device is current.
+TEST_F(pool_over_foreign, the_device_of_the_pool_is_current_in_each_call) {
+  for (bool const pass_through : {false, true}) {
+    std::vector<int> used;
+    auto const pool = [&] {
+      gpumem::device_guard const there{gpumem::device{1}};
+      return gpumem::pool_resource{on_current_device{used}, {.pass_through = pass_through}};
+    }();
+    EXPECT_EQ(pool.device(), gpumem::device{1});
+    gpumem::stream stream{gpumem::device{1}};
+    gpumem::device_guard const elsewhere{gpumem::device{0}};
+    auto from = pool;
+    void* const block = from.allocate(stream, chunk);
+    std::thread{[&] {
+      from.deallocate(stream, block, chunk);
+      stream.synchronize();
+      from.trim();
+    }}.join();
+    EXPECT_EQ(used, (std::vector<int>{1, 1})) << pass_through;
+  }
 }
 
 } // namespace

@@ -35,7 +35,7 @@ public:
   bool orders_by(stream_key const& key) const noexcept;
   /// Returns whether `state` is the object that serves the upstream's calls.
   inline bool is(void const* state) const noexcept { return calls_.get().state == state; }
-  inline int device() const noexcept { return calls_.get().table->device(calls_.get().state); }
+  inline int device() const noexcept { return home_ >= 0 ? home_ : calls_.get().table->device(calls_.get().state); }
 
   /// Returns whether the pool maps pages. Otherwise the pool allocates chunks.
   inline bool paged() const noexcept { return pages_ != nullptr; }
@@ -84,11 +84,13 @@ protected:
 
 private:
   stream_key key_for(stream_key const& stream) const noexcept;
+  held_device make_home_current() const noexcept;
 
   aligned_services calls_;
   std::shared_ptr<page_store> pages_;
   memory_watchers chunk_watchers_;
   memory_traits traits_;
+  int home_ = -1; // device of a resource of another library: the current one when the pool was made; otherwise -1
 };
 
 /// Holds a pool's upstream, a resource of this type.

@@ -7,6 +7,7 @@ module;
 #include <cstdint>
 #include <cuda.h>
 #include <memory>
+#include <optional>
 module gpumem:pool_upstream.impl;
 import :pool_upstream;
 import :block;
@@ -34,6 +35,12 @@ inline constexpr std::size_t first_fraction = 32, address_growth = 8;
 void pool_upstream::attach(services_handle services) noexcept {
   calls_.attach(services);
   traits_ = traits_of_services(services);
+  home_ = services.table->try_allocate_behind ? -1 : services.table->device(services.state);
+}
+
+// A resource of another library may allocate and free on the current device. The library thread frees too.
+held_device pool_upstream::make_home_current() const noexcept {
+  return held_device{home_ < 0 ? std::nullopt : std::optional{gpumem::device{home_}}};
 }
 
 std::unique_ptr<address_range> pool_upstream::reserve_addresses(pool_shard& owner, std::size_t last, std::size_t limit,
@@ -79,6 +86,7 @@ stream_key pool_upstream::key_for(stream_key const& stream) const noexcept {
 }
 
 expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::size_t bytes) noexcept {
+  auto const current = make_home_current();
   // If the call may not use the stream's handle, asks for memory that any stream can use immediately.
   bool const usable = stream.has_handle() || stream.is_host();
   auto const key = key_for(usable ? stream : stream_key::host().waiting(stream.may_wait()));
@@ -88,6 +96,7 @@ expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::
 }
 
 void pool_upstream::deallocate(chunk const& chunk) noexcept {
+  auto const current = make_home_current();
   auto const host = stream_key::host();
   auto* const base = reinterpret_cast<void*>(chunk.base);
   watchers().each([&](auto& each) { each.on_unmapping(base, chunk.bytes); });
@@ -96,11 +105,13 @@ void pool_upstream::deallocate(chunk const& chunk) noexcept {
 
 expected<void*, failure> pool_upstream::allocate_exact(stream_key const& stream, std::size_t bytes,
                                                        std::size_t alignment) noexcept {
+  auto const current = make_home_current();
   return calls_.try_allocate(key_for(stream), bytes, alignment);
 }
 
 void pool_upstream::deallocate_exact(stream_key const& stream, void* pointer, std::size_t bytes,
                                      std::size_t alignment) noexcept {
+  auto const current = make_home_current();
   calls_.deallocate(stream.for_no_unit(), pointer, bytes, alignment);
 }
 
