@@ -51,7 +51,7 @@ constexpr std::array<metric, 12> metrics{{
     {"waiting_bytes", "gauge", "Bytes for which these requests ask.", &row::waiting_bytes},
     {"allocations_total", "counter", "Granted requests.", &row::allocations},
     {"misses_total", "counter", "Granted requests that no thread cache served.", &row::misses},
-    {"failures_total", "counter", "Requests that were not granted.", &row::failures},
+    {"failures_total", "counter", "Requests that ended without memory.", &row::failures},
     {"moves_total", "counter", "Times that free pages moved to where memory was missing.", &row::moves},
 }};
 

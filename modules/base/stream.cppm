@@ -40,7 +40,8 @@ namespace extend {
 /// How a request treats other requests that wait for memory of the same resource.
 export enum class queueing : std::uint8_t {
   none,     ///< the request ignores them, and may overtake them
-  behind,   ///< the request gets memory only if none of them waits
+  behind,   ///< the request gets memory only if none of them waits; if it is exhausted, it may begin to wait
+  once,     ///< as behind, but a refusal ends the request
   admitted, ///< the request has waited and has its turn now; if it is refused, it goes on waiting
 };
 
@@ -86,6 +87,12 @@ public:
   }
   /// Returns how the request treats requests that wait.
   inline queueing queues() const noexcept { return queueing_; }
+  /// Returns whether the request gets memory only if no other request waits.
+  inline bool is_behind() const noexcept { return queueing_ == queueing::behind || queueing_ == queueing::once; }
+  /// Returns whether a refusal ends the request, so that it counts as a failure. Otherwise the request may wait.
+  inline bool ends_if(bool exhausted) const noexcept {
+    return queueing_ != queueing::admitted && !(queueing_ == queueing::behind && exhausted);
+  }
   /// Returns a copy of this key, with another treatment of requests that wait.
   inline stream_key queueing_as(queueing queueing) const noexcept {
     auto key = *this;

@@ -114,24 +114,28 @@ public:
     auto const& table = *request.from.table;
     if (!table.try_allocate_behind || request.asks_for_turn || request.bytes == 0) return false;
     granted_ = table.try_allocate_behind(request.from.state, request.stream, request.bytes, request.options.alignment,
-                                         &stream_, failure_);
-    refused_ = !granted_ && failure_.reason == outcome::exhausted && table.admit;
+                                         &attempt_);
+    refused_ = !granted_ && attempt_.why.reason == outcome::exhausted && table.admit;
     return !refused_;
+  }
+  // As try_now(), for a request that does not wait. Returns false only if it cannot try.
+  inline bool try_once(request const& request) noexcept {
+    attempt_.place = queueing::once;
+    return try_now(request) || refused_;
   }
   inline bool refused() const noexcept { return refused_; }
   // Returns whether memory was granted and not taken yet.
   inline bool holds() const noexcept { return granted_ != nullptr; }
-  inline failure const& why() const noexcept { return failure_; }
+  inline failure const& why() const noexcept { return attempt_.why; }
   inline allocation take(request const& request) noexcept {
     if (request.options.label) [[unlikely]]
       set_label(request.from, granted_, request.options.label);
-    return {request.from, *stream_, std::exchange(granted_, nullptr), request.bytes, request.options.alignment};
+    return {request.from, *attempt_.key, std::exchange(granted_, nullptr), request.bytes, request.options.alignment};
   }
 
 private:
   void* granted_ = nullptr;
-  failure failure_{};
-  std::optional<stream_key> stream_;
+  attempt_behind attempt_;
   bool refused_ = false;
 };
 
@@ -410,7 +414,7 @@ public:
   [[nodiscard]] expected<value_type, failure> try_now() const noexcept {
     if constexpr (N == 1) {
       detail::first_attempt first;
-      if (first.try_now(request_) || first.refused()) {
+      if (first.try_once(request_)) {
         if (first.holds()) return first.take(request_);
         return unexpected<failure>{first.why()};
       }

@@ -254,6 +254,13 @@ allocate_outermost(State& state, stream_ref stream, std::size_t bytes, std::size
 inline constexpr auto as_it_is = [](stream_key const& key) noexcept { return key; };
 inline constexpr auto waiting_on_host = [](stream_key const& key) noexcept { return key.waiting(); };
 
+// The part of a request that services_table::try_allocate_behind reads and writes.
+struct attempt_behind {
+  std::optional<stream_key> key;
+  failure why{};
+  queueing place = queueing::behind; // or `once`
+};
+
 // Makes the table of the gpumem resource `Type`. Its function traits_of() tells what holds for the memory of a state.
 template <class Type, resource_state S> constexpr services_table make_table() noexcept {
   services_table table{};
@@ -261,14 +268,14 @@ template <class Type, resource_state S> constexpr services_table make_table() no
   table.try_allocate = [](void* s, stream_ref stream, std::size_t n, std::size_t a) noexcept {
     return allocate_outermost(*static_cast<S*>(s), stream, n, a, as_it_is);
   };
-  table.try_allocate_behind = [](void* s, stream_ref stream, std::size_t n, std::size_t a, void* used,
-                                 failure& failure) noexcept -> void* {
-    auto const result = allocate_outermost(*static_cast<S*>(s), stream, n, a, [used](stream_key const& key) noexcept {
-      *static_cast<std::optional<stream_key>*>(used) = key;
-      return key.queueing_as(queueing::behind);
+  table.try_allocate_behind = [](void* s, stream_ref stream, std::size_t n, std::size_t a, void* of) noexcept -> void* {
+    auto& attempt = *static_cast<attempt_behind*>(of);
+    auto const result = allocate_outermost(*static_cast<S*>(s), stream, n, a, [&](stream_key const& key) noexcept {
+      attempt.key = key;
+      return key.queueing_as(attempt.place);
     });
     if (result) return *result;
-    failure = result.error();
+    attempt.why = result.error();
     return nullptr;
   };
   table.try_allocate_keyed = [](void* s, void const* key, std::size_t n, std::size_t a) noexcept {

@@ -89,7 +89,7 @@ std::size_t limiter::in_use() noexcept {
 std::optional<outcome> limiter::enter(std::size_t bytes, queueing place_in_queue) noexcept {
   sync::spin_lock const lock{mutex_};
   if (auto const why = refusal(bytes)) return why;
-  if (place_in_queue == queueing::behind && !queue_.empty()) return outcome::exhausted;
+  if (place_in_queue != queueing::none && !queue_.empty()) return outcome::exhausted;
   if (!queue_.may_be_overtaken() || !fits(bytes)) return outcome::exhausted;
   queue_.count_overtaking();
   in_use_ += bytes;

@@ -243,7 +243,7 @@ void suspended_operation::cancel_and_release() noexcept {
 }
 
 void blocking_operation::only_now() noexcept {
-  if (!try_now()) complete(unexpected<failure>{failure{outcome::exhausted, 0, bytes()}});
+  if (!try_now(false, queueing::once)) complete(unexpected<failure>{failure{outcome::exhausted, 0, bytes()}});
 }
 
 expected<allocation, failure> blocking_operation::allocate() noexcept {

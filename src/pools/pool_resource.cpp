@@ -217,7 +217,7 @@ void pool_state::free_special(stream_key const& key, void* pointer, std::optiona
 
 bool pool_state::admit(waiter& item) noexcept {
   if (!waiter_list::holds(item) && has_block_beyond_largest(item)) {
-    item.complete(unexpected<failure>{failure{outcome::too_large, 0, item.bytes()}});
+    engine_->requests().refuse_as_too_large(item);
     return false;
   }
   return admit_with(item, [&] {
@@ -230,7 +230,7 @@ bool pool_state::admit(waiter& item) noexcept {
 // Ends a request that asks for more than the device has. Returns whether it did.
 bool pool_state::refuses_beyond_device(waiter& item) noexcept {
   if (waiter_list::holds(item) || !is_beyond_device(item)) return false;
-  item.complete(unexpected<failure>{failure{outcome::too_large, 0, item.bytes()}});
+  engine_->requests().refuse_as_too_large(item);
   return true;
 }
 

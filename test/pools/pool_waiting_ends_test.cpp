@@ -227,4 +227,66 @@ TEST_F(pool_waiting_ends, request_on_a_capturing_stream_is_refused) {
   EXPECT_TRUE(pool.acquire(b, 60 * MiB).try_now());
 }
 
+// Calls `use` with a pool of each mode that has a limit of 100 MiB, of which 60 MiB are live.
+template <class Use> void in_each_mode(gpumem::device device, gpumem::stream& stream, Use use) {
+  for (bool const hardened : {false, true}) {
+    SCOPED_TRACE(hardened);
+    pool_resource pool{device, {.limit = 100 * MiB, .hardened = {.enabled = hardened}}};
+    auto block = pool.acquire(stream, 60 * MiB).wait();
+    use(pool, block, pool.statistics().failures);
+  }
+}
+
+TEST_F(pool_waiting_ends, request_that_waits_and_is_served_is_no_failure) {
+  in_each_mode(device, a, [&](auto& pool, auto& block, std::uint64_t before) {
+    request served{*this, pool, a, 60 * MiB};
+    EXPECT_EQ(pool.statistics().waiting, 1u);
+    EXPECT_EQ(pool.statistics().failures, before);
+    block.reset();
+    run_until([&] {
+      simulator::run_until_idle();
+      return served.ended().has_value();
+    });
+    EXPECT_EQ(served.ended(), outcome::granted);
+    EXPECT_EQ(pool.statistics().failures, before);
+  });
+}
+
+TEST_F(pool_waiting_ends, request_that_ends_without_memory_is_one_failure) {
+  in_each_mode(device, a, [&](auto& pool, auto& /*block*/, std::uint64_t before) {
+    auto const failures = [&] { return pool.statistics().failures - before; };
+    EXPECT_FALSE(pool.acquire(a, 60 * MiB).try_now());
+    EXPECT_EQ(failures(), 1u);
+    EXPECT_FALSE(pool.try_allocate(a, 60 * MiB));
+    EXPECT_EQ(failures(), 2u);
+    EXPECT_FALSE(pool.acquire(a, 200 * MiB).try_now());
+    EXPECT_EQ(failures(), 3u);
+    EXPECT_FALSE(pool.acquire_all({{a, 50 * MiB}, {a, 50 * MiB}}).try_now());
+    EXPECT_EQ(failures(), 4u);
+    request too_large{*this, pool, a, 200 * MiB};
+    EXPECT_EQ(too_large.ended(), outcome::too_large);
+    EXPECT_EQ(failures(), 5u);
+    std::stop_source source;
+    request stopped{*this, pool, a, 60 * MiB, source.get_token()};
+    EXPECT_EQ(failures(), 5u);
+    source.request_stop();
+    run_all();
+    EXPECT_EQ(stopped.ended(), outcome::stopped);
+    EXPECT_EQ(failures(), 6u);
+    { request destroyed{*this, pool, a, 60 * MiB}; }
+    EXPECT_EQ(failures(), 7u);
+    request lowered{*this, pool, a, 90 * MiB}, closed{*this, pool, a, 60 * MiB};
+    pool.set_limit(80 * MiB);
+    run_all();
+    EXPECT_EQ(lowered.ended(), outcome::too_large);
+    EXPECT_EQ(failures(), 8u);
+    pool.close();
+    run_all();
+    EXPECT_EQ(closed.ended(), outcome::closed);
+    EXPECT_EQ(failures(), 9u);
+    EXPECT_FALSE(pool.acquire(a, 1).try_now());
+    EXPECT_EQ(failures(), 10u);
+  });
+}
+
 } // namespace

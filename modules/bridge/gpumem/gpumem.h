@@ -70,7 +70,7 @@ typedef struct gpumem_statistics {
   uint64_t peak_reserved;        ///< highest `reserved`
   uint64_t allocations;          ///< number of granted requests
   uint64_t frees;                ///< number of freed blocks
-  uint64_t failures;             ///< number of requests that were not granted
+  uint64_t failures;             ///< number of requests that ended without memory
   uint64_t upstream_allocations; ///< number of allocations from the device
   uint64_t upstream_frees;       ///< number of pages or chunks given back to the device
   uint64_t coalesces;            ///< number of times that two free neighbours were joined

@@ -39,11 +39,11 @@ struct services_table {
   /// Allocates in the order of the stream. The resource looks up the key of the stream.
   cuda::std::expected<void*, failure> (*try_allocate)(void* state, cuda::stream_ref, std::size_t bytes,
                                                       std::size_t alignment) noexcept;
-  /// Allocates in the order of the stream if no other request waits. On success writes the stream's key to `key`, a
-  /// std::optional<stream_key>. On failure returns null and writes `failure`. This function pointer is null if the
-  /// resource is not gpumem's.
-  void* (*try_allocate_behind)(void* state, cuda::stream_ref, std::size_t bytes, std::size_t alignment, void* key,
-                               failure& failure) noexcept;
+  /// Allocates in the order of the stream if no other request waits. `attempt` points to an attempt_behind of the
+  /// module, to which this writes the stream's key, and the failure if it returns null. This function pointer is null
+  /// if the resource is not gpumem's.
+  void* (*try_allocate_behind)(void* state, cuda::stream_ref, std::size_t bytes, std::size_t alignment,
+                               void* attempt) noexcept;
   /// Allocates in the order of a stream. `key` points to its stream_key.
   cuda::std::expected<void*, failure> (*try_allocate_keyed)(void* state, void const* key, std::size_t bytes,
                                                             std::size_t alignment) noexcept;

@@ -21,9 +21,9 @@ struct statistics {
   std::size_t peak_reserved = 0;   ///< highest `reserved`
   std::size_t reserved_in_all = 0; ///< sum of all bytes that the upstream has ever given to a pool
 
-  std::uint64_t allocations = 0;          ///< number of granted requests
-  std::uint64_t frees = 0;                ///< number of freed blocks
-  std::uint64_t failures = 0;             ///< number of requests that were not granted
+  std::uint64_t allocations = 0; ///< number of granted requests
+  std::uint64_t frees = 0;       ///< number of freed blocks
+  std::uint64_t failures = 0;    ///< number of requests that ended without memory; those that wait count at their end
   std::uint64_t upstream_allocations = 0; ///< number of allocations from the upstream
   std::uint64_t upstream_frees = 0;       ///< number of chunks or pages given back to the upstream
   std::uint64_t coalesces = 0;            ///< number of times that two free neighbours were joined

@@ -47,8 +47,8 @@ private:
   expected<void*, failure> allocate_from_all(allocation_request& request);
   [[clang::requires_capability(one_shard, all_shards)]] void enter(allocation_request& request);
   expected<void*, failure> fail(allocation_request const& request, outcome reason) noexcept;
-  [[clang::requires_capability(one_shard)]] static void count_failure(pool_shard& shard,
-                                                                      allocation_request const& request) noexcept;
+  [[clang::requires_capability(one_shard)]] static void
+  count_failure(pool_shard& shard, allocation_request const& request, outcome reason) noexcept;
 
   [[clang::requires_capability(one_shard, all_shards)]] void* search_all(allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] void* search_own(allocation_request const& request);

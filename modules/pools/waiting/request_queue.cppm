@@ -211,6 +211,13 @@ public:
   /// live bytes, as users see them. Throws std::bad_alloc.
   std::string describe(waiting_place const& place, std::size_t live);
   waiting_statistics read_statistics() noexcept;
+  /// Returns the number of requests that have ended here without memory. The counts of the shards have them too, but
+  /// not the statistics of the pool's modes that count for themselves.
+  inline std::uint64_t failures() const noexcept { return failures_.load(std::memory_order_relaxed); }
+  /// Ends a request that does not wait yet with outcome::too_large.
+  void refuse_as_too_large(waiter& item) noexcept;
+  /// Counts a request that ends here without memory.
+  [[clang::requires_capability(one_shard, all_shards)]] void count_failure(waiter const& item) noexcept;
 
   /// Gives turns to waiting requests as long as there could be memory for the next one. A request that can never be met
   /// any more gets a turn too; its attempt then fails.
@@ -244,6 +251,7 @@ private:
   progress_monitor& monitor_;
   waiter const* multi_part_ __attribute__((guarded_by(all_shards))) =
       nullptr; // the request of several parts that has a turn now; null: none
+  std::atomic<std::uint64_t> failures_{0};
 };
 
 /// Does what the progress_monitor decides: calls pressure callbacks, makes the deadlock_monitor look for requests that

@@ -376,7 +376,7 @@ expected<void*, failure> allocate_path::allocate_from_all(allocation_request& re
     }
     auto const found = allocate_without_growth(request, new_memory.error());
     if (found) return found;
-    count_failure(*request.shard, request);
+    count_failure(*request.shard, request, found.error().reason);
     if (!parts_.lost()) return found;
     return unexpected<failure>{failure{outcome::device_lost, parts_.where->lost_error(), request.requested}};
   }
@@ -397,13 +397,13 @@ void allocate_path::enter(allocation_request& request) {
 expected<void*, failure> allocate_path::fail(allocation_request const& request, outcome reason) noexcept {
   auto& shard = parts_.shards.shard_of_thread();
   shard_lock const lock{parts_.shards, shard};
-  count_failure(shard, request);
+  count_failure(shard, request, reason);
   return unexpected<failure>{failure{reason, 0, request.requested}};
 }
 
-// A request that waits for memory counts as failed when it ends, not at each attempt.
-void allocate_path::count_failure(pool_shard& shard, allocation_request const& request) noexcept {
-  shard.counts.failures += request.key.queues() != queueing::admitted;
+// A request that waits for memory counts as failed when it ends, not at each attempt: see request_queue.
+void allocate_path::count_failure(pool_shard& shard, allocation_request const& request, outcome reason) noexcept {
+  shard.counts.failures += request.key.ends_if(reason == outcome::exhausted);
 }
 
 } // namespace gpumem::detail

@@ -73,7 +73,7 @@ expected<void*, failure> hardening::try_allocate(stream_key const& key, std::siz
   } catch (std::bad_alloc const&) { result = unexpected<failure>{no_host_memory(bytes)}; }
   if (!result) {
     lock const held{mutex_};
-    failures_ += key.queues() != queueing::admitted;
+    failures_ += key.ends_if(result.error().reason == outcome::exhausted);
   }
   return result;
 }
@@ -348,7 +348,7 @@ statistics hardening::read_statistics() {
   auto statistics = engine_.read_statistics();
   lock const held{mutex_};
   blocks_.amend(statistics);
-  statistics.failures = failures_;
+  statistics.failures = failures_ + engine_.requests().failures();
   statistics.quarantined = quarantine_.bytes();
   return statistics;
 }

@@ -69,7 +69,7 @@ expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::
       counts_.peak_live = std::max(counts_.peak_live, counts_.live);
       return result;
     }
-    ++counts_.failures;
+    counts_.failures += key.ends_if(result.error().reason == outcome::exhausted);
   } catch (std::bad_alloc const&) {
     engine_.upstream().deallocate_exact(key, *result, bytes, alignment);
     return unexpected<failure>{no_host_memory(bytes)};
@@ -225,6 +225,7 @@ statistics pass_through::read_statistics() {
   auto now = counts_;
   now.allocated = now.reserved = now.live;
   now.peak_reserved = now.peak_live;
+  now.failures += engine_.requests().failures();
   now.largest_block = engine_.options().largest_block;
   return now;
 }

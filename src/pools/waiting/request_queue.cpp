@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -104,7 +105,7 @@ bool waiting_requests::is_pool_unused() const noexcept {
 std::optional<outcome> request_queue::refusal_at_admission(allocation_request const& request) noexcept {
   if (parts_.requests.is_closed()) return outcome::closed;
   if (request.key.queues() == queueing::admitted) return std::nullopt;
-  if (request.key.queues() == queueing::behind) return outcome::exhausted;
+  if (request.key.is_behind()) return outcome::exhausted;
   all_shards_lock const lock{parts_.shards};
   if (!requests_.queue.may_be_overtaken() || requests_.rounded(request.requested) > requests_.headroom())
     return outcome::exhausted;
@@ -160,10 +161,19 @@ request_queue::turn request_queue::begin_turn(waiter& item) noexcept {
     auto const ends = requests_.refusal(item);
     if (!ends) return park(item, waiters);
     reason = *ends;
+    count_failure(item);
     if (waiter_list::holds(item)) last = remove(item, waiters);
   }
   item.complete(unexpected<failure>{failure_of(item, reason)}); // without locks: it calls adaptors
   return {last ? waiting::last : waiting::answered};
+}
+
+void request_queue::refuse_as_too_large(waiter& item) noexcept {
+  {
+    all_shards_lock const lock{parts_.shards};
+    count_failure(item);
+  }
+  item.complete(unexpected<failure>{failure_of(item, outcome::too_large)});
 }
 
 failure request_queue::failure_of(waiter const& item, outcome reason) const noexcept {
@@ -174,7 +184,10 @@ failure request_queue::failure_of(waiter const& item, outcome reason) const noex
 request_queue::turn request_queue::park(waiter& item, woken_waiters& waiters) noexcept {
   if (waiter_list::holds(item)) return new_turn(item);
   bool const first = requests_.queue.empty();
-  if (!requests_.queue.park(item)) return {waiting::answered};
+  if (!requests_.queue.park(item)) {
+    count_failure(item);
+    return {waiting::answered};
+  }
   parts_.passes.restart_waiting();
   if (!first) {
     monitor_.pressure.on_park();
@@ -205,7 +218,7 @@ request_queue::turn request_queue::end_turn(waiter& item, turn const& turn, expe
         return again;
       }
     }
-    if (result) monitor_.stall.count_grant();
+    result ? monitor_.stall.count_grant() : count_failure(item);
     last = remove(item, waiters);
   }
   item.complete(result);
@@ -230,10 +243,7 @@ request_queue::turn request_queue::wait_again(waiter& item, turn const& turn, wo
   bool const upstream_full = parts_.chunks.headroom() >= bytes + item.alignment();
   if (upstream_full && !item.has_parts() && !item.asks_for_turn())
     requests_.set_upstream_limit(parts_.chunks.reserved() + bytes - granule);
-  if (requests_.waits_for_nothing(item)) {
-    ++parts_.shards.shard_of_thread().counts.failures;
-    return {waiting::answered};
-  }
+  if (requests_.waits_for_nothing(item)) return {waiting::answered};
   if (item.seen_changes() == 0) monitor_.pressure.on_park();
   item.set_seen_changes(counts_changes ? turn.since : requests_.change_count(item));
   wake_next(waiters);
@@ -263,8 +273,16 @@ bool request_queue::cancel(waiter& item, bool& last) noexcept {
   woken_waiters waiters;
   all_shards_lock const lock{parts_.shards};
   if (!waiter_list::holds(item) || (waiter_list::has_turn(item) && !item.is_being_destroyed())) return false;
+  count_failure(item);
   last = remove(item, waiters);
   return true;
+}
+
+// A request that asks only for a turn asks for no memory.
+void request_queue::count_failure(waiter const& item) noexcept {
+  if (item.asks_for_turn()) return;
+  ++parts_.shards.shard_of_thread().counts.failures;
+  failures_.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool request_queue::remove(waiter& item, woken_waiters& waiters) noexcept {

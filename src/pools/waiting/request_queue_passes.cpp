@@ -153,6 +153,7 @@ void request_passes::show(visitor& visitor) noexcept {
 void request_passes::end_wait(waiter& item, woken_waiters& waiters) noexcept {
   assert_all_shards_held();
   monitor_.stall.count_grant();
+  queue_.count_failure(item);
   queue_.remove(item, waiters);
 }
 
