@@ -1,6 +1,7 @@
 // The module gpumem.growable: memory that grows in place, and gives parts of itself back.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <algorithm>
 #include <atomic>
 #include <concepts>
 #include <coroutine>
@@ -26,9 +27,9 @@ struct growable_options {
   std::size_t reserve = 0; ///< addresses to reserve: the most that the buffer can ever have; they cost no memory
   std::size_t initial = 0; ///< the size at first
   bool discarded = false;  ///< the initial size is discarded at first: restore() maps what is needed
-  /// The largest page, a multiple of granularity(); 0: 512 MiB. A page goes back once all of it is discarded, so choose
-  /// the unit of discards. Each page costs the same time, whatever its size. Pages of more than 32 MiB go back to the
-  /// device; the pool gives smaller ones to its other users.
+  /// The size of the pages, a multiple of granularity(); 0: as the growth allows, up to 512 MiB. A page goes back once
+  /// all of it is discarded, so choose the unit of discards. Each page costs the same time, whatever its size. Pages of
+  /// more than 32 MiB go back to the device; the pool gives smaller ones to its other users.
   std::size_t page = 0;
   std::string name = "growable"; ///< names the memory in snapshots and reports, and the buffer in texts of errors
 };
@@ -121,6 +122,10 @@ private:
   inline std::size_t round_up(std::size_t bytes) const noexcept {
     return (bytes + granularity() - 1) / granularity() * granularity();
   }
+  // Returns the end of the pages for a buffer of this size, without an advance.
+  inline std::size_t pages_end(std::size_t bytes) const noexcept {
+    return std::min((bytes + unit_ - 1) / unit_ * unit_, reserved());
+  }
   extend::stream_key identify(stream_ref stream) const;
   std::size_t growth_end(std::size_t bytes) const noexcept;
   growth_request::fault fault_of(growth_request const& asked) const noexcept
@@ -136,6 +141,7 @@ private:
 
   page_lender lender_;
   std::size_t const page_;
+  std::size_t const unit_; // the end of the pages is a multiple of it
   std::string const name_;
   label_use const label_;
   std::atomic<std::size_t> bytes_{0};
@@ -300,10 +306,10 @@ public:
   explicit operator bool() const noexcept { return state_ != nullptr; }
 
   /// Returns an awaitable that makes the size at least `bytes`. A growth inside mapped pages takes no lock of the pool
-  /// and makes no driver call for streams that gpumem made or adopted. A larger one maps at most one page in advance:
-  /// 1/64 of the size, or up to 32 MiB (an eighth of the size). If the pool has no memory for that, it maps less. While
-  /// it waits, it counts in the line as the bytes that it lacked at first, even if another growth of the buffer is
-  /// granted.
+  /// and makes no driver call for streams that gpumem made or adopted. A larger one maps whole pages. If the options
+  /// name no size of pages, it also maps memory in advance: 1/64 of the size, or up to 32 MiB (an eighth of the size).
+  /// If the pool has no memory for that, it maps less. While it waits, it counts in the line as the bytes that it
+  /// lacked at first, even if another growth of the buffer is granted.
   template <extend::stoppable_token Token = extend::never_stop_token>
   extend::growth_awaitable<Token> grow_to(stream_ref stream, std::size_t bytes, acquire_options const& options = {},
                                           Token token = {}) {

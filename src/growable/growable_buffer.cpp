@@ -71,8 +71,8 @@ std::size_t growth_request::lacking() const noexcept {
 }
 
 growable_state::growable_state(page_lender lender, growable_options const& options)
-    : lender_{std::move(lender)}, page_{options.page ? options.page : largest_page_of_buffer}, name_{options.name},
-      label_{options.name} {
+    : lender_{std::move(lender)}, page_{options.page ? options.page : largest_page_of_buffer},
+      unit_{options.page ? options.page : lender_.state().granularity()}, name_{options.name}, label_{options.name} {
   if (page_ % granularity() != 0)
     throw std::invalid_argument{"gpumem: " + name_ + ": pages of " + text_of(page_) +
                                 " bytes are no multiple of the granularity, " + text_of(granularity()) + " bytes"};
@@ -94,10 +94,10 @@ void growable_state::use(extend::stream_key const& key) noexcept {
   timeline_ = &timeline;
 }
 
-// Returns the end up to which a growth maps: the size, and what is mapped in advance.
+// Returns the end up to which a growth maps. There is no advance if the user has named the size of pages.
 std::size_t growable_state::growth_end(std::size_t bytes) const noexcept {
-  auto const advance = std::min({bytes / 8, std::max(usual_advance, bytes / 64), page_});
-  return std::min(round_up(bytes + advance), reserved());
+  auto const advance = unit_ == page_ ? 0 : std::min(bytes / 8, std::max(usual_advance, bytes / 64));
+  return pages_end(bytes + advance);
 }
 
 growth_request::fault growable_state::fault_of(growth_request const& asked) const noexcept {
@@ -159,7 +159,7 @@ expected<void*, failure> growable_state::serve(growth_request& asked, extend::st
   if (asked.aim_ == restore) {
     if (auto const lent = lend(now, wanted); !lent) return lent;
   } else if (auto const begin = end(); wanted.bytes > begin) {
-    auto const least = round_up(wanted.bytes);
+    auto const least = pages_end(wanted.bytes);
     // A request in its turn takes no more than what was set aside for it.
     bool const exact = asked.aim_ == grow_exactly || key.queues() == extend::queueing::admitted;
     auto last = exact ? least : growth_end(wanted.bytes);
@@ -201,7 +201,7 @@ void growable_state::begin_discarded(stream_ref stream, std::size_t bytes) {
   auto const key = identify(stream);
   sync::lock const held{mutex_};
   bytes_.store(bytes, std::memory_order_relaxed);
-  end_.store(round_up(bytes), std::memory_order_relaxed);
+  end_.store(pages_end(bytes), std::memory_order_relaxed);
   use(key);
 }
 
@@ -273,7 +273,7 @@ void growable_state::shrink_to(stream_ref stream, std::size_t bytes) {
       throw std::invalid_argument{"gpumem: " + name_ + ": cannot shrink to " + text_of(bytes) +
                                   " bytes: the buffer has " + text_of(this->bytes()) + " bytes"};
     }
-    auto const begin = round_up(bytes);
+    auto const begin = pages_end(bytes);
     if (begin < end()) freed = take({begin, end() - begin});
     bytes_.store(bytes, std::memory_order_relaxed);
     end_.store(std::min(begin, end()), std::memory_order_relaxed);

@@ -24,7 +24,8 @@ constexpr std::size_t mib = std::size_t{1} << 20, unit = 2 * mib, units = 512;
 class stamped_buffer {
 public:
   stamped_buffer(pool_resource<cuda_resource>& pool, std::size_t page, std::uint64_t seed, unsigned long long* wrong)
-      : buffer_{pool, streams_[0], {.reserve = units * unit, .page = page}}, random_{seed}, wrong_{wrong} {}
+      : step_{page ? page : unit}, buffer_{pool, streams_[0], {.reserve = units * unit, .page = page}}, random_{seed},
+        wrong_{wrong} {}
 
   void step() {
     if (random_() % 4 == 0) change_stream();
@@ -66,7 +67,8 @@ private:
   }
   void shrink() {
     auto const bytes = buffer_.bytes() - random_() % (buffer_.bytes() / 4 + 1);
-    for (auto const end = (bytes + unit - 1) / unit; end_ > end;) {
+    auto const end = std::min((bytes + step_ - 1) / step_ * step_ / unit, units);
+    while (end_ > end) {
       check(--end_);
       values_[end_] = 0;
     }
@@ -97,6 +99,7 @@ private:
   }
 
   std::array<stream, 2> streams_{stream{device{0}}, stream{device{0}}};
+  std::size_t step_;
   growable_buffer buffer_;
   std::mt19937_64 random_;
   unsigned long long* wrong_;

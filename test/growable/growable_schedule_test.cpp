@@ -137,7 +137,8 @@ private:
   void shrink() {
     auto const bytes = buffer_.bytes() - random_() % (buffer_.bytes() / 2 + 1);
     buffer_.shrink_to(stream(), bytes);
-    for (auto const end = size_in_units(); end_ > end;) units_[--end_] = unit_state::none;
+    auto const step = page_ ? page_ : unit, end = std::min((bytes + step - 1) / step * step / unit, units);
+    while (end_ > end) units_[--end_] = unit_state::none;
     count("shrunk");
   }
   // Returns a random run of units below the size that all have this state; empty if the first one has not.

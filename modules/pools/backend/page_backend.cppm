@@ -157,6 +157,10 @@ private:
   static growth_plan loan_plan(loan_site const& site, allocation_request const& request) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> join_site(page_extent where,
                                                                                      allocation_request const& request);
+  [[clang::requires_capability(one_shard, all_shards)]] std::vector<page_run>
+  pages_for_loan(page_extent where, allocation_request const& request, std::size_t room);
+  [[clang::requires_capability(one_shard, all_shards)]] void move_to_loan(page_extent where, loan_site const& site,
+                                                                          allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] void release_for_loan(allocation_request const& request);
   stream_uses fresh_uses(allocation_request const& request) const noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] placement placement_in(block& fresh,

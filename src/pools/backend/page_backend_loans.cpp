@@ -22,6 +22,7 @@ import :pool_upstream;
 import :range_search;
 import :reuse_rules;
 import :shard_list;
+import :sync;
 import :virtual_pages;
 
 namespace gpumem::detail {
@@ -88,8 +89,52 @@ attempt<placement> page_backend::join_site(page_extent where, allocation_request
   return placement{&site.last->parent->shard->ranges.gather(*site.last, begin, where.bytes, own), 0, site.how};
 }
 
+// Finds idle pages that can move to `room` bytes of a loan: pages of its size, outside the place where it is to lie.
+// Larger ones would be no unit of what the borrower gives back, and smaller ones cost more than new ones of its size.
+std::vector<page_run> page_backend::pages_for_loan(page_extent where, allocation_request const& request,
+                                                   std::size_t room) {
+  auto const& loan = *request.loan;
+  if (loan.page == 0 || loan.page > largest_page || room < loan.page) return {};
+  auto idle = idle_.find({.wanted = room, .max_bytes = room, .largest = loan.page, .smallest = loan.page});
+  std::erase_if(idle, [&](page_run const& each) {
+    return each.in == loan.into && each.where.offset < where.end() && where.offset < each.where.end();
+  });
+  return idle;
+}
+
+// Moves idle pages to the holes where the loan is to lie: a page that moves is neither released nor created. Moves none
+// if they are not enough for a loan that exceeds the limit otherwise.
+void page_backend::move_to_loan(page_extent where, loan_site const& site, allocation_request const& request) {
+  bool const at_limit = lacking(site.missing) > 0;
+  if (idle_pages::bytes(pages_for_loan(where, request, site.missing)) < lacking(site.missing)) return;
+  auto& into = *request.loan->into;
+  for (auto const& run : site.unmapped) {
+    auto idle = pages_for_loan(where, request, run.bytes);
+    if (idle.empty() || (!at_limit && affordable_pages() < idle_pages::count(idle))) continue;
+    std::vector<page_origin> origins(idle.size());
+    auto const given = idle_.detach(idle);
+    auto const origin = [](page_run const& each) { return page_origin{&each.in->pages, each.where}; };
+    origins.erase(std::ranges::transform(idle, origins.begin(), origin).out, origins.end());
+    expected<page_extent, failure> moved = page_extent{};
+    sync::duration spent{};
+    parts_.lock.begin();
+    {
+      upstream_call const during{parts_.shards};
+      auto const begin = sync::now();
+      moved = into.pages.move(origins, run.offset);
+      spent = sync::now() - begin;
+      if (!moved) idle_pages::unmap(idle);
+    }
+    if (moved) price_.add(spent, idle_pages::count(idle));
+    charge_moves(std::min(idle_pages::count(idle), affordable_pages()));
+    request.shard->counters.page_moves += bool{moved};
+    parts_.chunks.end_release(given);
+    static_cast<void>(accept(into, moved, {}));
+  }
+}
+
 // Takes free memory that is still mapped where the loan is to lie, and maps pages in the holes between. As in grow(),
-// first unmaps idle pages of the same size, as far as the pool can afford it.
+// first moves idle pages there or unmaps others of the same size, as far as the pool can afford it.
 attempt<placement> page_backend::lend(allocation_request const& request, bool exact) {
   begin_looks();
   poll_for_moves(request);
@@ -104,7 +149,12 @@ attempt<placement> page_backend::lend(allocation_request const& request, bool ex
     return unexpected<failure>{failure{fits ? outcome::exhausted : outcome::too_large}};
   }
   auto site = look_at(*where, request);
-  if (!exact && site.missing > 0 && may_move() && affordable_pages() > 0 && lacking(site.missing) == 0) {
+  bool const affordable = !exact && may_move() && affordable_pages() > 0;
+  if (site.missing > 0 && site.how != reuse_tier::none && (affordable || lacking(site.missing) > 0)) {
+    move_to_loan(*where, site, request);
+    site = look_at(*where, request);
+  }
+  if (affordable && site.missing > 0 && lacking(site.missing) == 0) {
     auto const unmapped = evict(request, loan_plan(site, request), 0);
     charge_moves(std::min(affordable_pages(), unmapped / smallest_page));
     site = look_at(*where, request);

@@ -1,0 +1,145 @@
+// Growth that waits in the line of a pool, calls of several threads, and a forked child.
+// SPDX-License-Identifier: Apache-2.0
+#include "../pools/upstream.hpp"
+
+#include <gpumem/pool_options.hpp>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <stop_token>
+#include <thread>
+#include <vector>
+
+import gpumem;
+import gpumem.growable;
+#include "../support/coroutine_probes.hpp"
+#include "../support/manual_executor.hpp"
+#include "../pools/waiting_fixture.hpp"
+#include "growable_fixture.hpp"
+
+namespace {
+
+using gpumem_test::MiB;
+
+class growable_waits : public gpumem_test::growable_fixture {};
+
+TEST_F(growable_waits, growth_waits_in_the_line_of_the_pool) {
+  pool r{device, {.limit = 100 * MiB, .max_overtakes = 0}};
+  buffer kv{r, a, {.reserve = GiB, .initial = 10 * MiB}};
+  auto block = r.acquire(b, 60 * MiB).wait();
+  growth first{kv.grow_to(a, 80 * MiB, here())};
+  request second{*this, r, b, 20 * MiB};
+  EXPECT_FALSE(first.ended());
+  EXPECT_FALSE(second.ended()) << "overtook the buffer";
+  EXPECT_EQ(kv.bytes(), 10 * MiB);
+  block.reset();
+  run_until_ended(first);
+  EXPECT_EQ(first.ended(), outcome::granted);
+  EXPECT_EQ(kv.bytes(), 80 * MiB);
+  EXPECT_EQ(kv.mapped_bytes(), 80 * MiB) << "no more than what was set aside";
+  run_until([&] { return second.ended().has_value(); });
+  EXPECT_EQ(second.ended(), outcome::granted);
+  second.block().reset();
+  EXPECT_LE(r.statistics().peak_reserved, 100 * MiB);
+}
+
+TEST_F(growable_waits, growth_stops_and_meets_its_deadline) {
+  pool r{device, {.limit = 100 * MiB}};
+  buffer kv{r, a, {.reserve = GiB, .initial = 10 * MiB}};
+  auto block = r.acquire(b, 60 * MiB).wait();
+  std::stop_source source;
+  growth stopped{kv.grow_to(a, 80 * MiB, here(), source.get_token())};
+  source.request_stop();
+  run_all();
+  EXPECT_EQ(stopped.ended(), outcome::stopped);
+  auto const late = std::chrono::steady_clock::now() + std::chrono::milliseconds{2};
+  EXPECT_EQ(reason_of(kv.grow_to(a, 80 * MiB).wait_until(late)), outcome::deadline);
+  EXPECT_THROW(kv.grow_to(a, 80 * MiB, {.deadline = late}).wait(), gpumem::acquire_error);
+  growth destroyed{kv.grow_to(a, 80 * MiB, here())};
+  destroyed.destroy();
+  EXPECT_EQ(kv.bytes(), 10 * MiB);
+  EXPECT_EQ(kv.mapped_bytes(), 10 * MiB);
+  buffer other{r, a, {.reserve = GiB}};
+  growth low{kv.grow_to(a, 60 * MiB, here())}, high{other.grow_to(a, 60 * MiB, here({.priority = 1}))};
+  block.reset();
+  run_until_ended(high);
+  EXPECT_EQ(high.ended(), outcome::granted);
+  EXPECT_FALSE(low.ended());
+  other = {};
+  run_until_ended(low);
+  EXPECT_EQ(kv.bytes(), 60 * MiB);
+}
+
+// Otherwise a buffer whose growth waits could never give back what that growth waits for.
+TEST_F(growable_waits, discard_of_the_buffer_itself_lets_its_growth_go_on) {
+  pool r{device, {.limit = 64 * MiB}};
+  buffer kv{r, a, {.reserve = GiB, .initial = 64 * MiB, .page = 2 * MiB}};
+  write(a, kv, 0, 64 * MiB);
+  growth waiting{kv.grow_to(a, 80 * MiB, here())};
+  EXPECT_FALSE(waiting.ended());
+  kv.discard(a, 0, 16 * MiB);
+  run_until_ended(waiting);
+  EXPECT_EQ(waiting.ended(), outcome::granted);
+  EXPECT_EQ(kv.bytes(), 80 * MiB);
+  growth restored{kv.restore(a, 0, 8 * MiB, here())};
+  EXPECT_FALSE(restored.ended());
+  kv.shrink_to(a, 40 * MiB);
+  run_until_ended(restored);
+  EXPECT_EQ(restored.ended(), outcome::granted);
+  EXPECT_EQ(kv.mapped_bytes(), 32 * MiB);
+  EXPECT_LE(r.statistics().peak_reserved, 64 * MiB);
+  write(a, kv, 16 * MiB, 24 * MiB);
+}
+
+class growable_ends : public gpumem_test::growable_fixture {};
+
+TEST_F(growable_ends, forked_child_changes_nothing) {
+  pool r{device};
+  auto kv = std::make_unique<buffer>(r, a, gpumem::growable_options{.reserve = GiB, .initial = 4 * MiB});
+  auto const child = fork();
+  if (child == 0) {
+    auto const grown = kv->try_grow_to(a, 64 * MiB);
+    bool refuses = false;
+    try {
+      kv->shrink_to(a, 0);
+    } catch (gpumem::cuda_error const&) { refuses = true; }
+    kv.reset();
+    _exit(reason_of(grown) == outcome::device_lost && refuses ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(kv->try_grow_to(a, 64 * MiB));
+}
+
+// The calls of several threads on one buffer do not mix, whatever order they come in.
+TEST_F(growable_ends, threads_share_a_buffer) {
+  pool r{device, {.limit = 64 * MiB}};
+  buffer kv{r, a, {.reserve = 64 * MiB, .initial = 64 * MiB, .discarded = true}};
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      gpumem::device_guard const here{device};
+      gpumem::stream mine{device};
+      auto const offset = i * 16 * MiB;
+      for (int n = 0; n < 100; ++n) {
+        ASSERT_TRUE(kv.try_restore(mine, offset, 16 * MiB));
+        kv.discard(mine, offset + 4 * MiB, 8 * MiB);
+        kv.discard(mine, offset, 4 * MiB);
+        kv.discard(mine, offset + 12 * MiB, 4 * MiB);
+        if (n % 8 == 0) mine.synchronize();
+      }
+    });
+  }
+  for (auto& each : threads) each.join();
+  EXPECT_EQ(kv.mapped_bytes(), 0u);
+  EXPECT_EQ(r.statistics().lent, 0u);
+  EXPECT_LE(r.statistics().peak_reserved, 64 * MiB);
+  EXPECT_TRUE(is_consistent(r));
+}
+
+} // namespace
