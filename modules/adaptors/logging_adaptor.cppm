@@ -189,7 +189,6 @@ private:
   sync::mutex mutex_;
   std::string gathered_ __attribute__((guarded_by(mutex_)));
   bool failed_ __attribute__((guarded_by(mutex_))) = false;
-  bool has_header_ __attribute__((guarded_by(mutex_))) = false; // the sinks have it
   std::uint64_t last_clock_ __attribute__((guarded_by(mutex_))) = 0;
   std::vector<binary_trace_row> kept_ __attribute__((guarded_by(mutex_))); // since they were last written, by time
   sync::mutex memory_mutex_;

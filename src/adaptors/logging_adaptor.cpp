@@ -113,16 +113,14 @@ allocation_log::allocation_log(std::vector<log_sink> sinks, logging_options opti
   if (sinks_.empty()) throw std::invalid_argument{"gpumem: a logging_adaptor needs at least one sink"};
   if (options_.keep_last > 0 && !binary())
     throw std::invalid_argument{"gpumem: only a binary log keeps its last rows in memory"};
+  if (options_.keep_last > kept_.max_size() / 3)
+    throw std::invalid_argument{"gpumem: a log cannot keep " + std::to_string(options_.keep_last) + " rows in memory"};
   gathered_.reserve(log_buffer + max_row);
-  if (binary()) {
-    gathered_.append(bytes_in_trace(binary_trace_header{.microseconds = began_, .ticks = ticks()}));
-  } else {
-    gathered_.append(trace_header).append("\n");
-  }
-  if (!flush()) throw std::runtime_error{"gpumem: cannot write to the log"};
-  sync::lock const lock{mutex_};
-  has_header_ = true;
   if (keeps()) kept_.reserve(2 * options_.keep_last + log_buffer / sizeof(binary_trace_row));
+  binary_trace_header const header{.microseconds = began_, .ticks = ticks()};
+  sync::lock const lock{mutex_};
+  binary() ? write_to_sinks(bytes_in_trace(header)) : write_to_sinks(std::string{trace_header} + "\n");
+  if (!flush_sinks()) throw std::runtime_error{"gpumem: cannot write to the log"};
 }
 
 allocation_log::~allocation_log() {
@@ -272,7 +270,7 @@ void allocation_log::drain() noexcept {
     failed_ = failed_ || lost_memory_row_;
   }
   bool const any = !(memory.empty() && gathered_.empty());
-  if (has_header_ && counts_cycles_ && binary() && !keeps() && any) add_clock_row();
+  if (counts_cycles_ && binary() && !keeps() && any) add_clock_row();
   if (!keeps()) write_to_sinks(labels_.take_rows());
   std::string_view const memory_text{reinterpret_cast<char const*>(memory.data()),
                                      memory.size() * sizeof(binary_trace_row)};
@@ -296,20 +294,27 @@ binary_trace_row allocation_log::clock_row() const noexcept {
       .ticks = ticks(), .pointer = time, .bytes = 0, .stream = 0, .thread = 0, .action = binary_trace_row::clock_row};
 }
 
-// Adds rows in the order of their times: those of a thread can come long after newer rows of another.
+// Adds rows in the order of their times: those of a thread can come long after newer rows of another. Each run of rows
+// that is in order is merged from its end.
 void allocation_log::keep(std::string_view rows) noexcept {
   constexpr auto most = log_buffer / sizeof(binary_trace_row);
-  auto const time = &binary_trace_row::ticks;
+  auto const row_at = [&rows](std::size_t i) {
+    binary_trace_row row;
+    std::memcpy(&row, rows.data() + i * sizeof row, sizeof row);
+    return row;
+  };
   while (!rows.empty()) {
-    auto const count = std::min(rows.size() / sizeof(binary_trace_row), most);
-    auto const old = static_cast<std::ptrdiff_t>(kept_.size());
-    kept_.resize(kept_.size() + count);
-    std::memcpy(&kept_[static_cast<std::size_t>(old)], rows.data(), count * sizeof(binary_trace_row));
-    rows.remove_prefix(count * sizeof(binary_trace_row));
-    auto const added = kept_.begin() + old;
-    if (!std::ranges::is_sorted(added, kept_.end(), {}, time)) std::ranges::stable_sort(added, kept_.end(), {}, time);
-    std::ranges::inplace_merge(std::ranges::upper_bound(kept_.begin(), added, added->ticks, {}, time), added,
-                               kept_.end(), {}, time);
+    auto const all = std::min(rows.size() / sizeof(binary_trace_row), most);
+    std::size_t run = 1;
+    while (run < all && row_at(run - 1).ticks <= row_at(run).ticks) ++run;
+    auto old = kept_.size();
+    kept_.resize(old + run);
+    for (auto left = run; left > 0; --left) {
+      auto const row = row_at(left - 1);
+      for (; old > 0 && kept_[old - 1].ticks > row.ticks; --old) kept_[old - 1 + left] = kept_[old - 1];
+      kept_[old - 1 + left] = row;
+    }
+    rows.remove_prefix(run * sizeof(binary_trace_row));
     if (kept_.size() >= 2 * options_.keep_last) drop_old_rows();
   }
 }

@@ -3,6 +3,7 @@
 #include "../support/failing_new.hpp"
 #include "../support/simulated.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <cstddef>
@@ -268,10 +269,10 @@ TEST_F(binary_log, more_threads_than_rings_lose_no_rows) {
 }
 
 // Threads free each other's blocks, while another thread flushes.
-TEST_F(binary_log, concurrent_rows_are_put_in_order) {
+template <class Resource> void expect_order_of_concurrent_rows(Resource resource, gpumem::stream const& stream) {
   constexpr int threads = 4, rounds = 2'000;
   std::ostringstream text;
-  logging_adaptor subject{gpumem::host_resource{}, text, binary};
+  logging_adaptor subject{std::move(resource), text, binary};
   std::mutex mutex;
   std::vector<void*> passed;
   std::atomic<bool> ended{false};
@@ -282,14 +283,14 @@ TEST_F(binary_log, concurrent_rows_are_put_in_order) {
   for (int i = 0; i < threads; ++i) {
     running.emplace_back([&] {
       for (int round = 0; round < rounds; ++round) {
-        auto* block = subject.allocate_sync(64);
+        auto* block = subject.allocate(stream, 64);
         {
           std::scoped_lock const held{mutex};
           passed.push_back(block);
           block = passed[passed.size() / 2];
           passed.erase(passed.begin() + static_cast<std::ptrdiff_t>(passed.size() / 2));
         }
-        subject.deallocate_sync(block, 64);
+        subject.deallocate(stream, block, 64);
       }
     });
   }
@@ -297,8 +298,15 @@ TEST_F(binary_log, concurrent_rows_are_put_in_order) {
   ended = true;
   flushing.join();
   ASSERT_TRUE(subject.flush());
-  EXPECT_EQ(rows_in(text), 2u * threads * rounds);
+  auto rows = test::read_log(text.str());
+  EXPECT_EQ(std::ranges::count_if(rows, test::is_call), 2 * threads * rounds);
   test::expect_addresses_alternate(text.str());
+}
+
+TEST_F(binary_log, concurrent_rows_are_put_in_order) {
+  gpumem::stream const stream{gpumem::device{0}};
+  expect_order_of_concurrent_rows(gpumem::host_resource{}, stream);
+  expect_order_of_concurrent_rows(gpumem::pool_resource{gpumem::device{0}}, stream);
 }
 
 TEST_F(binary_log, request_that_waits_leaves_a_failure_and_then_an_allocation) {

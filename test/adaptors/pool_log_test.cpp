@@ -387,6 +387,10 @@ TEST_F(pool_log, last_rows_are_written_when_a_request_fails) {
     EXPECT_EQ(test::read_log(log.str()).back().bytes, 7u);
   }
   EXPECT_THROW((logging_adaptor{gpumem::cuda_resource{}, text, {.keep_last = kept}}), std::invalid_argument);
+  for (std::size_t const many : {SIZE_MAX, SIZE_MAX / 2 + 1, SIZE_MAX / 100})
+    EXPECT_THROW(
+        (logging_adaptor{gpumem::host_resource{}, text, {.format = gpumem::log_format::binary, .keep_last = many}}),
+        std::invalid_argument);
 }
 
 TEST_F(pool_log, last_rows_are_the_newest_of_all_threads) {

@@ -33,9 +33,9 @@ MACROS = {
 # The names after `std::`. For a nested namespace only its name counts, except for `ranges`, whose members count.
 STD = {
     "algorithm": r"(ranges::)?(adjacent_find|all_of|any_of|binary_search|clamp|copy(_if|_n)?|count(_if)?|equal|"
-                 r"fill(_n)?|find(_if)?|for_each|generate|includes|inplace_merge|is_sorted|lower_bound|"
-                 r"(max|min|minmax)(_element)?|none_of|nth_element|partition|remove(_if)?|replace|reverse|rotate|"
-                 r"search|shuffle|(stable_)?sort|transform|unique|upper_bound)",
+                 r"fill(_n)?|find(_if)?|for_each|generate|includes|is_sorted|lower_bound|(max|min|minmax)(_element)?|"
+                 r"none_of|nth_element|partition|remove(_if)?|replace|reverse|rotate|search|shuffle|(stable_)?sort|"
+                 r"transform|unique|upper_bound)",
     "array": r"array|get|tuple_(size|element)",
     "atomic": r"atomic(_ref|_flag)?|memory_order(_\w+)?|atomic_(signal|thread)_fence",
     "barrier": r"barrier",
