@@ -27,7 +27,7 @@ if(GPUMEM_TUNABLE)
 endif()
 # Units with more in their global module fragment than includes, or with options of their own.
 set(GPUMEM_SINGLE_UNITS
-  base/cuda.cpp base/debugging.cpp base/scheduled/sync.cpp base/sync.cpp)
+  base/cuda.cpp base/debugging.cpp base/scheduled/sync.cpp base/sync.cpp pools/engine/nvtx_counters.cpp)
 
 # gpumem_reduce_bmis(<target> [<interface>...])
 # Makes the project's own build write BMIs without the parts that importers cannot see: those of these files, or of all.

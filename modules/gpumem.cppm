@@ -81,6 +81,7 @@ export import :request_queue;
 export import :memory_walk;
 export import :holders;
 export import :pool_reports;
+export import :nvtx_counters;
 export import :pool_monitor;
 export import :free_path;
 export import :allocate_path;

@@ -148,7 +148,7 @@ pool_state::pool_state(std::unique_ptr<pool_upstream> upstream, pool_options opt
     auto const live = [](void* state) { return static_cast<pool_state*>(state)->find_live(); };
     auto const numbers = [](void* state) { return static_cast<pool_state*>(state)->read_numbers(); };
     if (reports_leaks()) leaks_ = std::make_unique<leak_report>(name, live, this);
-    if (is_monitored()) monitored_ = std::make_unique<monitored_pool>(name, numbers, this);
+    if (is_published()) monitored_ = std::make_unique<monitored_pool>(name, numbers, this);
   });
 }
 

@@ -1,4 +1,4 @@
-// The page of shared memory, and the timer that writes on it.
+// The page of shared memory, and the timer that writes on it and gives tools the counters.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <gpumem/monitor_page.hpp>
@@ -23,6 +23,7 @@ module gpumem:pool_monitor.impl;
 import :pool_monitor;
 import :driver;
 import :intrusive_list;
+import :nvtx_counters;
 import :process;
 import :sync;
 import :timer;
@@ -137,9 +138,9 @@ public:
 
   void add(monitored_pool& pool) {
     sync::lock const lock{mutex_};
-    if (!opened_) open();
+    if (!opened_ && is_monitored()) open();
     pools_.push_back(pool);
-    if (!page_ || publishes_) return;
+    if ((!page_ && !nvtx_counters::tool_listens()) || publishes_) return;
     try {
       start_timer(*this, sync::now());
       publishes_ = true;
@@ -187,8 +188,14 @@ private:
   void publish() __attribute__((requires_capability(mutex_))) {
     std::uint64_t pools = 0;
     for (auto const* each = pools_.first(); each; each = each->links_.next, ++pools) {
-      if (pools < rows_.size()) rows_[pools] = row_of(each->name_, each->read_(each->pool_));
+      auto const numbers = each->read_(each->pool_);
+      each->counters_.sample(numbers.counted);
+      if (pools < rows_.size()) rows_[pools] = row_of(each->name_, numbers);
     }
+    if (page_) write_page(pools);
+  }
+
+  void write_page(std::uint64_t pools) noexcept __attribute__((requires_capability(mutex_))) {
     __atomic_store_n(&page_->sequence, ++sequence_, __ATOMIC_RELAXED);
     std::atomic_thread_fence(std::memory_order_release);
     __atomic_store_n(&page_->magic, monitor_page::expected_magic, __ATOMIC_RELAXED);
@@ -208,8 +215,10 @@ private:
 };
 
 bool is_monitored() { return is_set_in_environment("GPUMEM_MONITOR"); }
+bool is_published() { return is_monitored() || nvtx_counters::tool_listens(); }
 
-monitored_pool::monitored_pool(char const* name, reader read, void* pool) : name_{name}, read_{read}, pool_{pool} {
+monitored_pool::monitored_pool(char const* name, reader read, void* pool)
+    : name_{name}, read_{read}, pool_{pool}, counters_{name} {
   pool_monitor::instance().add(*this);
 }
 
