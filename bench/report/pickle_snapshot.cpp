@@ -13,7 +13,6 @@ module;
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 module report:pickle_snapshot.impl;
 import gpumem;
@@ -53,7 +52,7 @@ pickle_value::list const& list_of(pickle_value const& owner, std::string_view ke
 // Returns the text of the metadata that a program has set; empty if there is none.
 std::string metadata_of(pickle_value const& record) {
   auto const* const value = find(record, "user_metadata");
-  auto const* const text = value ? std::get_if<std::string>(&value->value) : nullptr;
+  auto const* const text = value ? value->get_if<std::string>() : nullptr;
   return text ? *text : std::string{};
 }
 
@@ -64,7 +63,8 @@ std::string label_of(pickle_value const& record) {
   auto const* const frames = find(record, "frames");
   if (frames == nullptr) return {};
   pickle_value const* best = nullptr;
-  for (auto const& frame : frames->as<pickle_value::list>()) {
+  constexpr std::size_t most_frames = 1000;
+  for (auto const& frame : frames->as<pickle_value::list>() | std::views::take(most_frames)) {
     auto const& file = frame["filename"].as<std::string>();
     bool const outside = file == "label" || (file.ends_with(".py") && file.find("/torch/") == std::string::npos);
     if (best == nullptr || outside) best = &frame;
@@ -92,6 +92,10 @@ std::optional<trace_action> action_of(std::string const& name) {
   return found->second;
 }
 
+void take_room(std::size_t& room) {
+  if (room-- == 0) throw std::invalid_argument("blocks and entries without end");
+}
+
 // One device of a pickle.
 class device_builder {
 public:
@@ -100,12 +104,14 @@ public:
     facts_.device = device;
   }
 
-  void add_segment(pickle_value const& segment) {
+  // `room` is the number of blocks and entries that the pickle may still have: its places may share them.
+  void add_segment(pickle_value const& segment, std::size_t& room) {
     auto const begin = count_of(segment, "address"), stream = count_of(segment, "stream");
     auto const* const expandable = find(segment, "is_expandable");
     join_ |= expandable && expandable->as<bool>();
     auto end = begin;
     each_item(list_of(segment, "blocks"), "blocks", [&](pickle_value const& block) {
+      take_room(room);
       auto const bytes = count_of(block, "size");
       if (!is_possible(end, bytes)) throw std::invalid_argument("memory at addresses that no memory has");
       auto const& state = block["state"].as<std::string>();
@@ -124,8 +130,9 @@ public:
     ++facts_.regions;
   }
 
-  void add_trace(pickle_value::list const& entries, std::string const& name) {
-    each_item(entries, name, [&](pickle_value const& entry) {
+  void add_trace(pickle_value::list const& entries, std::size_t& room) {
+    each_item(entries, "entries", [&](pickle_value const& entry) {
+      take_room(room);
       auto const action = action_of(entry["action"].as<std::string>());
       if (!action) return;
       bool const failure = *action == trace_action::allocate_failure;
@@ -196,7 +203,7 @@ private:
   std::vector<std::pair<trace_record, std::string>> trace_;
 };
 
-std::vector<recording> recordings_of(pickle_value const& whole, std::string const& file) {
+std::vector<recording> recordings_of(pickle_value const& whole, std::string const& file, std::size_t room) {
   std::map<std::uint64_t, device_builder> devices;
   auto const device = [&](std::uint64_t number) -> device_builder& {
     constexpr std::uint64_t most = 1000;
@@ -204,13 +211,12 @@ std::vector<recording> recordings_of(pickle_value const& whole, std::string cons
     return devices.try_emplace(number, number).first->second;
   };
   each_item(list_of(whole, "segments"), "segments", [&](pickle_value const& segment) {
-    device(find(segment, "device") ? count_of(segment, "device") : 0).add_segment(segment);
+    device(find(segment, "device") ? count_of(segment, "device") : 0).add_segment(segment, room);
   });
   if (find(whole, "device_traces")) {
     std::uint64_t number = 0;
-    each_item(list_of(whole, "device_traces"), "device_traces", [&](pickle_value const& entries) {
-      device(number++).add_trace(entries.as<pickle_value::list>(), "entries");
-    });
+    each_item(list_of(whole, "device_traces"), "device_traces",
+              [&](pickle_value const& entries) { device(number++).add_trace(entries.as<pickle_value::list>(), room); });
   }
   std::erase_if(devices, [](auto const& each) { return !each.second.has_memory(); });
   if (devices.empty()) device(0);
@@ -223,7 +229,7 @@ std::vector<recording> recordings_of(pickle_value const& whole, std::string cons
 
 std::vector<recording> read_pickle_snapshot(std::string_view text, std::string const& file) {
   try {
-    return recordings_of(gpumem::extend::read_pickle(text), file);
+    return recordings_of(gpumem::extend::read_pickle(text), file, text.size());
   } catch (std::invalid_argument const& error) {
     std::string_view reason = error.what();
     if (reason.starts_with("gpumem: ")) reason.remove_prefix(8);

@@ -6,9 +6,11 @@ module;
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -68,14 +70,20 @@ void write_snapshot(memory_snapshot const& snapshot, std::string const& path,
 namespace extend {
 
 /// A value of a pickle: None, a truth value, an integer, a number, a text or bytes, a list or tuple, or a dictionary
-/// with the text of each key.
+/// with the text of each key. Copies share a text, a list or a dictionary, and so do the places of a pickle that refer
+/// to one. Then all of them together may be far larger than the pickle.
 struct pickle_value {
   using list = std::vector<pickle_value>;                              ///< a list or tuple
   using dictionary = std::map<std::string, pickle_value, std::less<>>; ///< values by the text of their key
-  std::variant<std::monostate, bool, std::int64_t, double, std::string, list, dictionary> value; ///< None: monostate
+  std::variant<std::monostate, bool, std::int64_t, double, std::shared_ptr<std::string const>,
+               std::shared_ptr<list const>, std::shared_ptr<dictionary const>>
+      value; ///< None: monostate
 
   /// Returns the value of this key. Throws std::invalid_argument if there is none, or this is no dictionary.
   pickle_value const& operator[](std::string_view key) const;
+  /// Returns the value if it has this type: bool, std::int64_t, double, std::string, list or dictionary; otherwise
+  /// null.
+  template <class T> T const* get_if() const noexcept;
   /// Returns the value if it has this type, otherwise throws std::invalid_argument.
   template <class T> T const& as() const;
 };
@@ -111,8 +119,17 @@ memory_snapshot take_snapshot(Pool const& pool) {
   return detail::make_snapshot(pool.copy_memory(), from.table->name(from.state), from.table->device(from.state));
 }
 
+template <class T> T const* extend::pickle_value::get_if() const noexcept {
+  if constexpr (std::is_arithmetic_v<T>) {
+    return std::get_if<T>(&value);
+  } else {
+    auto const* const shared = std::get_if<std::shared_ptr<T const>>(&value);
+    return shared ? shared->get() : nullptr;
+  }
+}
+
 template <class T> T const& extend::pickle_value::as() const {
-  if (auto const* const held = std::get_if<T>(&value)) return *held;
+  if (auto const* const held = get_if<T>()) return *held;
   detail::throw_wrong_type();
 }
 

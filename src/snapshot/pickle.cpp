@@ -7,6 +7,7 @@ module;
 #include <cstdint>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -51,7 +52,7 @@ private:
   // A value whose parts are nodes; those of a dictionary are keys and values in turn.
   struct node {
     value plain;
-    enum class kind : std::uint8_t { plain, list, dictionary } kind = kind::plain;
+    enum class kind : std::uint8_t { plain, list, dictionary } kind = kind::plain; // plain: `plain` is the value
     std::vector<reference> parts;
   };
 
@@ -97,7 +98,7 @@ private:
     stack_.push_back(static_cast<reference>(nodes_.size() - 1));
   }
   void push_number(std::uint64_t bits) { push({static_cast<std::int64_t>(bits)}); }
-  void push_text(std::string_view bytes) { push({std::string{bytes}}); }
+  void push_text(std::string_view bytes) { push({std::make_shared<std::string const>(bytes)}); }
   void push_group(enum node::kind kind, std::vector<reference> parts = {}) {
     push({});
     nodes_.back().kind = kind;
@@ -168,7 +169,6 @@ private:
   std::vector<reference> stack_;
   std::vector<std::size_t> marks_;
   std::map<std::uint64_t, reference> stored_;
-  std::size_t values_ = 0;
 };
 
 // Reads one operation. Returns false at the end of the pickle.
@@ -264,30 +264,30 @@ bool pickle_reader::step_of_values(char operation) {
 }
 
 std::string pickle_reader::key_of(reference key) const {
-  auto const& plain = nodes_[key].plain.value;
-  if (auto const* const text = std::get_if<std::string>(&plain)) return *text;
-  if (auto const* const number = std::get_if<std::int64_t>(&plain)) return std::to_string(*number);
+  auto const& plain = nodes_[key].plain;
+  if (auto const* const text = plain.get_if<std::string>()) return *text;
+  if (auto const* const number = plain.get_if<std::int64_t>()) return std::to_string(*number);
   fail("has a key that is neither a text nor an integer");
 }
 
-// Builds the value of a node. Bounds the depth, and the number of values and of their bytes: lists may hold themselves,
-// or the same list or text many times.
+// Returns the value of a node; builds it at the first call. Bounds the depth, since a list may hold itself.
 value pickle_reader::finished(reference index, std::size_t depth) {
   constexpr std::size_t deepest = 64;
-  if (depth > deepest || ++values_ > 16 * text_.size()) fail("holds lists in lists without end");
-  auto const& result = nodes_[index];
-  if (auto const* const text = std::get_if<std::string>(&result.plain.value)) values_ += text->size() / 8;
-  if (result.kind == node::kind::plain) return result.plain;
+  if (depth > deepest) fail("holds lists in lists without end");
+  auto& result = nodes_[index];
   if (result.kind == node::kind::list) {
     value::list items;
     for (auto const each : result.parts) items.push_back(finished(each, depth + 1));
-    return {std::move(items)};
+    result.plain = {std::make_shared<value::list const>(std::move(items))};
+  } else if (result.kind == node::kind::dictionary) {
+    value::dictionary members;
+    for (std::size_t i = 0; i < result.parts.size(); i += 2) {
+      members.insert_or_assign(key_of(result.parts[i]), finished(result.parts[i + 1], depth + 1));
+    }
+    result.plain = {std::make_shared<value::dictionary const>(std::move(members))};
   }
-  value::dictionary members;
-  for (std::size_t i = 0; i < result.parts.size(); i += 2) {
-    members.insert_or_assign(key_of(result.parts[i]), finished(result.parts[i + 1], depth + 1));
-  }
-  return {std::move(members)};
+  result.kind = node::kind::plain;
+  return result.plain;
 }
 
 } // namespace

@@ -209,6 +209,9 @@ memory_snapshot snapshot_of_pickle(std::string_view text) {
     snapshot.device = static_cast<int>(device);
     bool first = true;
     for (auto const& record : segment["blocks"].as<pickle_value::list>()) {
+      // places of the pickle may share a segment or a block
+      if (snapshot.blocks.size() > text.size())
+        throw std::invalid_argument{"gpumem: a snapshot has blocks without end"};
       auto block = block_of(record, address, stream, std::exchange(first, false));
       auto const [at, added] =
           numbers.try_emplace(innermost_frame(record), static_cast<std::uint32_t>(snapshot.labels.size()));

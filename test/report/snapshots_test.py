@@ -216,6 +216,26 @@ class Snapshots(unittest.TestCase):
         changed("f.pickle", ": device_traces[0]: entries[0]: memory at addresses that no memory has",
                 lambda copy: copy["device_traces"][0][0].update(size=1 << 60))
 
+    def test_deep_stacks_that_blocks_share(self):
+        memory = torch_memory.Memory(seed=2).run(400)
+        deep = [{"name": f"call{i}", "filename": "/lib/torch/nn/modules/module.py", "line": i} for i in range(300)]
+        stacks = {name: deep + torch_memory.stack(name) for name in torch_memory.LAYERS}
+        whole = torch_memory.snapshot([memory])
+        for each in [*whole["device_traces"][0], *(block for one in whole["segments"] for block in one["blocks"])]:
+            each["frames"] = stacks[each["frames"][1]["name"]] if each["frames"] else []
+        (figures,), _ = self.figures(self.write_pickle("deep.pickle", whole))
+        self.check_moment(figures["end"], *memory.states[-1])
+        self.assertEqual({each["name"] for each in figures["holders_at_end"]["labels"]},
+                         {torch_memory.label(each["layer"]) for each in memory.live.values()})
+
+    def test_shared_blocks_without_end_are_refused(self):
+        whole = torch_memory.snapshot([torch_memory.Memory(seed=5).run(40)], history=False)
+        whole["segments"][0]["blocks"] = [dict(whole["segments"][0]["blocks"][0], size=256)] * 3000
+        whole["segments"] = [whole["segments"][0]] * 3000
+        self.refuses("shared.pickle", pickle.dumps(whole), ": segments")
+        done = self.run_tool("shared.pickle")
+        self.assertIn("blocks and entries without end", done.stderr)
+
     def test_cut_at_each_place_is_refused(self):
         text = pickle.dumps(torch_memory.snapshot([torch_memory.Memory(seed=5).run(6)]), 2)
         for end in range(2, len(text), max(1, len(text) // 60)):

@@ -86,8 +86,9 @@ TEST(pickle, malformed_texts_are_refused) {
             "gpumem: the pickle has an integer of more than 64 bits, at byte 11");
 }
 
-// A list that holds itself, and lists that hold the list before twice, which are 2 to the 40 values.
-TEST(pickle, endless_values_are_refused) {
+// A list that holds itself, lists that hold the list before twice, which are 2 to the 40 values, and a text in many
+// places.
+TEST(pickle, shared_values_stay_shared) {
   EXPECT_NE(refusal("]q\0h\0a."sv).find("without end"), std::string::npos);
   // one text of a megabyte, many times in a list
   auto const text = std::string(std::size_t{1} << 20, 'x');
@@ -95,12 +96,30 @@ TEST(pickle, endless_values_are_refused) {
   for (int i = 0; i < 4; ++i) many += static_cast<char>(text.size() >> (8 * i));
   many += text + "q\1a"s;
   for (int i = 0; i < 100'000; ++i) many += "h\1a";
-  EXPECT_NE(refusal(many + ".").find("without end"), std::string::npos);
+  auto const whole = read_pickle(many + ".");
+  EXPECT_EQ(&whole.as<pickle_value::list>()[0].as<std::string>(), &whole.as<pickle_value::list>()[1].as<std::string>());
   std::string doubled = "]q"s + '\0';
   for (int i = 0; i < 40; ++i)
-    doubled += "]q"s + static_cast<char>(i + 1) + "(h" + static_cast<char>(i) + "h" + static_cast<char>(i) + "e";
-  doubled = doubled.substr(0) + ".";
-  EXPECT_NE(refusal(doubled), "was read");
+    doubled += "0]q"s + static_cast<char>(i + 1) + "(h" + static_cast<char>(i) + "h" + static_cast<char>(i) + "e";
+  auto const pair = read_pickle(doubled + ".");
+  auto const& halves = pair.as<pickle_value::list>();
+  ASSERT_EQ(halves.size(), 2u);
+  EXPECT_EQ(&halves[0].as<pickle_value::list>(), &halves[1].as<pickle_value::list>());
+}
+
+// A segment of a thousand places that are one block, in a thousand places.
+TEST(pickle, snapshot_of_shared_blocks_ends) {
+  std::string text =
+      "}X\x08\0\0\0segments](}X\x06\0\0\0blocks](}(X\x04\0\0\0sizeK\x01X\x05\0\0\0stateX\x08\0\0\0inactiveuq\0"s;
+  for (int i = 0; i < 1'000; ++i) text += "h\0"s;
+  text += "esX\x07\0\0\0addressK\0sX\x06\0\0\0streamK\0sX\x06\0\0\0deviceK\0sq\1"s;
+  for (int i = 0; i < 1'000; ++i) text += "h\1";
+  EXPECT_THROW(static_cast<void>(gpumem::snapshot_of_pickle(text + "es.")), std::invalid_argument);
+  try {
+    static_cast<void>(gpumem::snapshot_of_pickle(text + "es."));
+  } catch (std::invalid_argument const& error) {
+    EXPECT_STREQ(error.what(), "gpumem: a snapshot has blocks without end");
+  }
 }
 
 TEST(pickle, cut_and_changed_snapshots_are_read_or_refused) {
