@@ -71,7 +71,11 @@ public:
   moment now(std::size_t row, std::uint64_t microseconds) const {
     return {row, microseconds, live_, blocks_.size(), mapped_.bytes(), free_.bytes(), free_.largest()};
   }
-  std::uint64_t live() const noexcept { return live_; }
+  // Returns the bytes of the live block at this address; 0 if there is none.
+  std::uint64_t bytes_of(std::uint64_t pointer) const {
+    auto const found = blocks_.find(pointer);
+    return found == blocks_.end() ? 0 : found->second.bytes;
+  }
   std::unordered_map<std::uint64_t, block> const& blocks() const noexcept { return blocks_; }
   range_set<false> const& mapped() const noexcept { return mapped_; }
 
@@ -258,10 +262,11 @@ public:
     return runs;
   }
 
-  // Returns the labels with the most allocated bytes first.
+  // Returns the labels that blocks have had, those with the most bytes first.
   std::vector<std::uint16_t> labels_by_bytes() const {
     std::vector<std::uint16_t> sorted(label_bytes_.size());
     std::iota(sorted.begin(), sorted.end(), std::uint16_t{0});
+    std::erase_if(sorted, [&](std::uint16_t number) { return label_bytes_[number] == 0; });
     std::ranges::sort(sorted, {}, [&](std::uint16_t number) { return std::pair{~label_bytes_[number], number}; });
     return sorted;
   }
@@ -272,6 +277,7 @@ private:
     if (is_memory(next.action) && next.action != trace_action::unmap)
       addresses_.add(next.pointer, next.pointer + next.bytes);
     if (next.action == trace_action::allocate) label_bytes_[next.label] += next.bytes;
+    if (next.action == trace_action::label) label_bytes_[next.label] += state_.bytes_of(next.pointer);
     if (row < initial_) return;
     switch (next.action) {
     case trace_action::allocate: {
@@ -372,7 +378,7 @@ public:
     auto const colors = std::min(of.streams.size(), most.colors);
     for (std::size_t i = 0; i < colors; ++i) made.colors.push_back(stream_name(of, static_cast<std::uint16_t>(i)));
     if (of.streams.size() > colors) made.colors.back() = "other streams";
-    if (of.labels.size() > 1) color_labels(labels, most.colors);
+    if (of.labels.size() > 1 && !labels.empty()) color_labels(labels, most.colors);
     if (made.memory != memory_source::none) choose_rows(most.frames);
   }
 
@@ -393,7 +399,7 @@ public:
 private:
   void color_labels(std::vector<std::uint16_t> const& labels, std::size_t most) {
     auto const colors = std::min(labels.size(), most);
-    label_color_.assign(labels.size(), colors - 1);
+    label_color_.assign(of_.labels.size(), colors - 1);
     for (std::size_t i = 0; i < colors; ++i) {
       label_color_[labels[i]] = i;
       made_.label_colors.push_back(label_name(of_, labels[i]));

@@ -418,7 +418,7 @@ function draw_map() {
 
 function draw_holders() {
   const section = view("holders", "Holders");
-  const tools = make(section, "div.row"), content = make(section, "div.two");
+  const tools = make(section, "div.row"), content = make(section, "div.lists");
   const moments = ["peak", "end"];
   let when = 0;
   const chosen = select(tools, "Show", ["at peak live", "at the end"], (index) => {

@@ -64,6 +64,7 @@ class Browser:
         return answer["result"].get("value")
 
     def show(self, path, width=1280, height=900, dark=False):
+        self.width = width
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = "dark" if dark else "light"
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])

@@ -150,7 +150,8 @@ class Snapshots(unittest.TestCase):
             each["frames"] = [{"name": "at::empty", "filename": "empty.cpp", "line": 3}]
         blocks[0]["user_metadata"] = "mine"
         (figures,), _ = self.figures(self.write_pickle("named.pickle", whole))
-        self.assertEqual({each["name"] for each in figures["holders_at_end"]["labels"]}, {"mine", "empty.cpp:3 at::empty"})
+        self.assertEqual({each["name"] for each in figures["holders_at_end"]["labels"]},
+                         {"mine", "empty.cpp:3 at::empty"})
 
     def test_empty_pools(self):
         for whole in ({"segments": [], "device_traces": [[]]}, {"segments": []}):
@@ -184,8 +185,10 @@ class Snapshots(unittest.TestCase):
         changed("a.json", at + "bytes is missing", lambda blocks, _: blocks[1].pop("bytes"))
         changed("b.json", at + "bytes is no number from 0", lambda blocks, _: blocks[1].update(bytes=-1))
         changed("c.json", at + "does not begin where", lambda blocks, _: blocks[1].update(address=5))
-        changed("d.json", ": regions[0]: blocks[0]: the state 'x' is unknown", lambda blocks, _: blocks[0].update(state="x"))
-        changed("e.json", at + "memory at addresses that no memory has", lambda blocks, _: blocks[1].update(bytes=1 << 60))
+        changed("d.json", ": regions[0]: blocks[0]: the state 'x' is unknown",
+                lambda blocks, _: blocks[0].update(state="x"))
+        changed("e.json", at + "memory at addresses that no memory has",
+                lambda blocks, _: blocks[1].update(bytes=1 << 60))
         changed("f.json", ": pages is no list", lambda _, copy: copy.update(pages=3))
         changed("g.json", ": thread_caches[0]: no object", lambda _, copy: copy.update(thread_caches=[3]))
         changed("h.json", ": regions is missing", lambda _, copy: copy.pop("regions"))
