@@ -133,8 +133,10 @@ public:
   void add_trace(pickle_value::list const& entries, std::size_t& room) {
     each_item(entries, "entries", [&](pickle_value const& entry) {
       take_room(room);
-      auto const action = action_of(entry["action"].as<std::string>());
+      auto const& name = entry["action"].as<std::string>();
+      auto const action = action_of(name);
       if (!action) return;
+      join_ |= name == "segment_map";
       bool const failure = *action == trace_action::allocate_failure;
       trace_record const row{.microseconds = find(entry, "time_us") ? count_of(entry, "time_us") : 0,
                              .action = *action,
@@ -197,7 +199,7 @@ private:
   }
 
   snapshot_facts facts_;
-  bool join_ = false;
+  bool join_ = false; // there are expandable segments, which are mapped in parts
   std::vector<std::pair<std::uint64_t, std::uint64_t>> regions_;
   std::map<std::uint64_t, live_block> live_;
   std::vector<std::pair<trace_record, std::string>> trace_;

@@ -153,6 +153,22 @@ class Snapshots(unittest.TestCase):
         self.assertEqual({each["name"] for each in figures["holders_at_end"]["labels"]},
                          {"mine", "empty.cpp:3 at::empty"})
 
+    def test_parts_of_expandable_segments_join(self):
+        mib, base = 1 << 20, torch_memory.BASE
+        rows = [("segment_map", base, 2 * mib), ("segment_map", base + 2 * mib, 2 * mib), ("alloc", base, 3 * mib),
+                ("free_requested", base, 3 * mib), ("segment_unmap", base, 4 * mib)]
+        trace = [{"action": action, "addr": address, "size": size, "stream": 0, "time_us": at, "frames": []}
+                 for at, (action, address, size) in enumerate(rows)]
+        for expandable in (True, False):
+            for entry in trace[:2]:
+                entry["action"] = "segment_map" if expandable else "segment_alloc"
+            whole = {"segments": [], "device_traces": [trace]}
+            (figures,), _ = self.figures(self.write_pickle("parts.pickle", whole))
+            self.assertEqual(figures["peak_reserved"]["largest_free_bytes"], (4 if expandable else 2) * mib)
+            if expandable:
+                self.assertEqual(figures["peak_live"]["free_bytes"], mib)
+                self.assertEqual(figures["end"]["reserved_bytes"], 0)
+
     def test_empty_pools(self):
         for whole in ({"segments": [], "device_traces": [[]]}, {"segments": []}):
             (figures,), _ = self.figures(self.write_pickle("empty.pickle", whole))
