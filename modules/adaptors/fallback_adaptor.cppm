@@ -116,14 +116,17 @@ public:
     first_.append_holders(bytes, text);
     second_.append_holders(bytes, text);
   }
+  // Tells a watcher of all memory or of none: blocks of a resource that does not tell would lie outside the memory.
   bool watch_memory(memory_watcher& watcher, bool begin) {
-    bool const first_tells = first_.watch_memory(watcher, begin);
+    bool told = first_.watch_memory(watcher, begin);
     try {
-      return second_.watch_memory(watcher, begin) || first_tells;
+      told = second_.watch_memory(watcher, begin) && told;
     } catch (...) {
       if (begin) first_.watch_memory(watcher, false);
       throw;
     }
+    if (begin && !told) watch_memory(watcher, false);
+    return told;
   }
   // Returns the sums of both resources' statistics. If the types of the resources do not tell that both keep
   // statistics, returns a std::optional, which is empty if one of them keeps none.

@@ -150,7 +150,7 @@ private:
   void dispose() noexcept;
 
   std::atomic<std::int64_t> plain_handles_{0}; // 0 if the pool is special or has no handle, so that one test finds both
-  bool const special_; // the pool is hardened, or passes requests to its upstream
+  bool const special_;                         // the pool is hardened, or passes requests to its upstream
   pool_engine* const engine_;
   block_calls plain_calls_;
   std::unique_ptr<block_calls> const special_calls_; // null in a plain pool, which so needs no host memory for them

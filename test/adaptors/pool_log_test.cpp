@@ -448,6 +448,16 @@ TEST_F(pool_log, bins_that_are_no_pools_leave_the_log_without_reasons) {
   EXPECT_EQ(served_in(text)[served_by::thread_cache], 0u);
 }
 
+// The log must not show blocks of the second resource outside the memory of the first.
+TEST_F(pool_log, pool_before_a_resource_that_is_none_leaves_the_log_without_memory) {
+  {
+    gpumem::fallback_adaptor both{gpumem::pool_resource{device}, gpumem::cuda_resource{}};
+    logging_adaptor subject{both, text, binary};
+    subject.deallocate(a, subject.allocate(a, 5000), 5000);
+  }
+  EXPECT_EQ(actions_in(text), (std::vector{allocate, free}));
+}
+
 TEST_F(pool_log, memory_of_a_captured_graph_is_from_no_thread_cache) {
   auto const& driver = gpumem::driver_api::driver();
   gpumem::pool_resource pool{device};
