@@ -1,7 +1,6 @@
 // Makes the events of a recording from rows. The readers of all file formats use it.
 // SPDX-License-Identifier: Apache-2.0
 module;
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -24,10 +23,13 @@ public:
     for (Key const& each : keys) numbers_.try_emplace(each, static_cast<std::uint16_t>(numbers_.size()));
   }
   std::uint16_t number_of(Key const& key) {
-    constexpr std::size_t last = std::numeric_limits<std::uint16_t>::max();
-    auto const [found, added] = numbers_.try_emplace(key, static_cast<std::uint16_t>(std::min(numbers_.size(), last)));
-    if (added && keys_.size() <= last) keys_.push_back(key);
-    return found->second;
+    constexpr std::uint16_t last = std::numeric_limits<std::uint16_t>::max();
+    if (auto const found = numbers_.find(key); found != numbers_.end()) return found->second;
+    if (keys_.size() > last) return last;
+    auto const number = static_cast<std::uint16_t>(keys_.size());
+    keys_.push_back(key);
+    numbers_.emplace(key, number);
+    return number;
   }
 
 private:

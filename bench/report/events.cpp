@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -122,10 +123,13 @@ bool add_memory(recording& of, std::string text) {
 
 namespace detail {
 
+class file_bytes;
+std::vector<file_bytes const*> mapped_files; // for the handler of SIGBUS
+
 // The bytes of a file: mapped, or unpacked in memory.
 class file_bytes {
 public:
-  explicit file_bytes(std::string const& file) {
+  explicit file_bytes(std::string const& file) : file_{file} {
     if (map(file)) return;
     unpacked_ = replay::read_trace_file(file);
     text_ = unpacked_;
@@ -133,9 +137,16 @@ public:
   file_bytes(file_bytes const&) = delete;
   file_bytes& operator=(file_bytes const&) = delete;
   ~file_bytes() {
-    if (mapped_ != nullptr) munmap(mapped_, text_.size());
+    if (mapped_ == nullptr) return;
+    std::erase(mapped_files, this);
+    munmap(mapped_, text_.size());
   }
   std::string_view text() const noexcept { return text_; }
+  std::string_view file() const noexcept { return file_; }
+  bool maps(void const* address) const noexcept {
+    auto const begin = reinterpret_cast<std::uintptr_t>(mapped_), at = reinterpret_cast<std::uintptr_t>(address);
+    return at >= begin && at - begin < text_.size();
+  }
 
 private:
   // Returns false if the file is no binary log, or cannot be mapped.
@@ -150,16 +161,31 @@ private:
     if (address == MAP_FAILED) return false;
     text_ = {static_cast<char const*>(address), size};
     mapped_ = address;
+    mapped_files.push_back(this);
     if (is_binary(text_)) return true;
+    mapped_files.pop_back();
     munmap(mapped_, size);
     mapped_ = nullptr;
     return false;
   }
 
+  std::string file_;
   void* mapped_ = nullptr;
   std::string unpacked_;
   std::string_view text_;
 };
+
+// A handler of SIGBUS; it makes only calls that are safe in a handler. It runs once: if no mapped log has the address,
+// the access is repeated, and ends the process by SIGBUS.
+void end_at_cut_file(int, siginfo_t* cause, void*) {
+  for (auto const* const each : mapped_files) {
+    if (!each->maps(cause->si_addr)) continue;
+    using namespace std::string_view_literals;
+    for (auto const part : {"gpumem-report: "sv, each->file(), " was cut while it was read\n"sv})
+      if (write(STDERR_FILENO, part.data(), part.size()) < 0) break;
+    _exit(2);
+  }
+}
 
 // The rows of a log. They are read as often as they are visited.
 class log_rows {
@@ -206,6 +232,13 @@ recording read_log(std::shared_ptr<file_bytes const> bytes, std::string const& f
 }
 
 } // namespace detail
+
+void end_if_a_log_is_cut() {
+  struct sigaction action{};
+  action.sa_sigaction = detail::end_at_cut_file;
+  action.sa_flags = SA_SIGINFO | SA_RESETHAND;
+  sigaction(SIGBUS, &action, nullptr);
+}
 
 void each_event(recording const& of, event_visitor const& visit) {
   if (of.read_again) return of.read_again(visit);

@@ -75,6 +75,10 @@ export struct recording {
 /// Calls the visitor for each event.
 export void each_event(recording const& of, event_visitor const& visit);
 
+/// Ends the process with status 2 and a message if a log is cut while it is read: a mapped file then has no bytes
+/// there. Only a program's main function calls this, since it handles SIGBUS for the whole process.
+export void end_if_a_log_is_cut();
+
 /// Reads a log in RMM's format or in gpumem's binary form, a snapshot of gpumem in JSON, or a pickle of PyTorch's
 /// snapshot, plain or gzip. A pickle gives one recording for each device with memory.
 ///

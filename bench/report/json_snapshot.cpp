@@ -59,6 +59,8 @@ json parsed(std::string_view text, std::string const& file) {
     auto const line = static_cast<std::size_t>(std::count(text.begin(), end, '\n')) + 1;
     bool const cut = error.byte > text.size();
     throw gpumem::extend::trace_error(file, line, cut ? "cut short" : "not JSON");
+  } catch (json::exception const&) { // JSON, whose line is unknown
+    throw gpumem::extend::trace_error(file, 0, "a number is too large");
   }
 }
 
@@ -110,9 +112,9 @@ private:
     auto const state = text_of(block, "state");
     auto const bytes = number_of(block, "bytes");
     if (state == "live") {
-      rows_.add({.pointer = number_of(block, "address"),
-                 .bytes = number_of(block, "requested"),
-                 .stream = number_of(block, "stream")},
+      auto const requested = number_of(block, "requested");
+      if (requested > bytes) throw std::invalid_argument("requested is larger than bytes");
+      rows_.add({.pointer = number_of(block, "address"), .bytes = requested, .stream = number_of(block, "stream")},
                 text_if_any(block, "label"));
     } else if (state == "cached") {
       ++facts_.cached_blocks;

@@ -5,6 +5,7 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 import gpumem;
@@ -15,18 +16,25 @@ namespace {
 
 constexpr int status_usage = 2;
 
-std::vector<report::summary> summarize(std::vector<std::string> const& files) {
-  std::vector<report::summary> all;
-  report::bounds most;
-  most.columns /= files.size();
-  most.frames /= files.size();
-  replay::progress shown{(1 + report::summary_ticks) * files.size(), stderr};
+std::vector<report::recording> read(std::vector<std::string> const& files) {
+  std::vector<report::recording> all;
+  replay::progress shown{files.size(), stderr};
   for (std::string const& file : files) {
     shown.step("reading " + file);
-    auto const recordings = report::read_recordings(file);
-    auto const tick = [&] { shown.step("summarizing " + file); };
-    for (auto const& each : recordings) all.push_back(report::summarize(each, most, tick));
+    for (auto& each : report::read_recordings(file)) all.push_back(std::move(each)); // a pickle: one for each device
   }
+  return all;
+}
+
+std::vector<report::summary> summarize(std::vector<std::string> const& files) {
+  auto const recordings = read(files);
+  report::bounds most;
+  most.columns /= recordings.size();
+  most.frames /= recordings.size();
+  replay::progress shown{report::summary_ticks * recordings.size(), stderr};
+  std::vector<report::summary> all;
+  for (auto const& each : recordings)
+    all.push_back(report::summarize(each, most, [&] { shown.step("summarizing " + each.name); }));
   return all;
 }
 
@@ -58,6 +66,7 @@ int fail(char const* reason, char const* end) {
 } // namespace
 
 int main(int count, char** arguments) {
+  report::end_if_a_log_is_cut();
   try {
     report::parsed_options const parsed = report::parse_options({arguments + 1, arguments + count});
     if (!parsed.help) return run(parsed.chosen);

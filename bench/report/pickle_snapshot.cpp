@@ -27,59 +27,19 @@ namespace report::detail {
 
 namespace {
 
+using gpumem::detail::count_in_pickle;
+using gpumem::detail::find_in_pickle;
+using gpumem::detail::label_in_pickle;
 using gpumem::extend::pickle_value;
 
-pickle_value const* find(pickle_value const& owner, std::string_view key) {
-  auto const& members = owner.as<pickle_value::dictionary>();
-  auto const found = members.find(key);
-  return found == members.end() ? nullptr : &found->second;
-}
-
-std::uint64_t count_of(pickle_value const& owner, std::string_view key) {
-  try {
-    if (auto const number = owner[key].as<std::int64_t>(); number >= 0) return static_cast<std::uint64_t>(number);
-  } catch (std::invalid_argument const&) {
-    // reported below, with the key
-  }
-  throw std::invalid_argument(std::string{key} + " is missing or no number from 0");
-}
-
 pickle_value::list const& list_of(pickle_value const& owner, std::string_view key) {
-  if (auto const* const value = find(owner, key)) return value->as<pickle_value::list>();
+  if (auto const* const value = find_in_pickle(owner, key)) return value->as<pickle_value::list>();
   throw std::invalid_argument(std::string{key} + " is missing");
-}
-
-// Returns the text of the metadata that a program has set; empty if there is none.
-std::string metadata_of(pickle_value const& record) {
-  auto const* const value = find(record, "user_metadata");
-  auto const* const text = value ? value->get_if<std::string>() : nullptr;
-  return text ? *text : std::string{};
-}
-
-// Returns what names the owner of a block: the program's metadata, or the innermost frame outside PyTorch. A label of
-// gpumem is such a frame.
-std::string label_of(pickle_value const& record) {
-  if (auto text = metadata_of(record); !text.empty()) return text;
-  auto const* const frames = find(record, "frames");
-  if (frames == nullptr) return {};
-  pickle_value const* best = nullptr;
-  constexpr std::size_t most_frames = 1000;
-  for (auto const& frame : frames->as<pickle_value::list>() | std::views::take(most_frames)) {
-    auto const& file = frame["filename"].as<std::string>();
-    bool const outside = file == "label" || (file.ends_with(".py") && file.find("/torch/") == std::string::npos);
-    if (best == nullptr || outside) best = &frame;
-    if (outside) break;
-  }
-  if (best == nullptr) return {};
-  auto const& file = (*best)["filename"].as<std::string>();
-  auto const& name = (*best)["name"].as<std::string>();
-  if (file == "label") return name;
-  return file.substr(file.find_last_of('/') + 1) + ":" + std::to_string(count_of(*best, "line")) + " " + name;
 }
 
 struct live_block {
   std::uint64_t bytes = 0, stream = 0;
-  std::string label;
+  std::uint16_t label = 0; // its number
 };
 
 std::optional<trace_action> action_of(std::string const& name) {
@@ -100,24 +60,26 @@ void take_room(std::size_t& room) {
 class device_builder {
 public:
   explicit device_builder(std::uint64_t device) {
-    facts_.pool = "PyTorch";
+    facts_.pool = "pickle"; // which has no name of the pool
     facts_.device = device;
   }
 
   // `room` is the number of blocks and entries that the pickle may still have: its places may share them.
   void add_segment(pickle_value const& segment, std::size_t& room) {
-    auto const begin = count_of(segment, "address"), stream = count_of(segment, "stream");
-    auto const* const expandable = find(segment, "is_expandable");
+    auto const begin = count_in_pickle(segment, "address"), stream = count_in_pickle(segment, "stream");
+    auto const* const expandable = find_in_pickle(segment, "is_expandable");
     join_ |= expandable && expandable->as<bool>();
     auto end = begin;
     each_item(list_of(segment, "blocks"), "blocks", [&](pickle_value const& block) {
       take_room(room);
-      auto const bytes = count_of(block, "size");
+      auto const bytes = count_in_pickle(block, "size");
       if (!is_possible(end, bytes)) throw std::invalid_argument("memory at addresses that no memory has");
       auto const& state = block["state"].as<std::string>();
       if (state == "active_allocated") {
-        auto const* const requested = find(block, "requested_size");
-        live_[end] = {requested ? count_of(block, "requested_size") : bytes, stream, label_of(block)};
+        auto const requested =
+            find_in_pickle(block, "requested_size") ? count_in_pickle(block, "requested_size") : bytes;
+        if (requested > bytes) throw std::invalid_argument("requested_size is larger than size");
+        live_[end] = {requested, stream, number_of_label(block)};
       } else if (state.starts_with("active_")) {
         ++facts_.pending_blocks;
         facts_.pending_bytes += bytes;
@@ -138,13 +100,14 @@ public:
       if (!action) return;
       join_ |= name == "segment_map";
       bool const failure = *action == trace_action::allocate_failure;
-      trace_record const row{.microseconds = find(entry, "time_us") ? count_of(entry, "time_us") : 0,
-                             .action = *action,
-                             .pointer = failure ? 0 : count_of(entry, "addr"),
-                             .bytes = count_of(entry, "size"),
-                             .stream = count_of(entry, "stream")};
+      trace_record row{.microseconds = find_in_pickle(entry, "time_us") ? count_in_pickle(entry, "time_us") : 0,
+                       .action = *action,
+                       .pointer = failure ? 0 : count_in_pickle(entry, "addr"),
+                       .bytes = count_in_pickle(entry, "size"),
+                       .stream = count_in_pickle(entry, "stream")};
       if (!is_possible(row.pointer, row.bytes)) throw std::invalid_argument("memory at addresses that no memory has");
-      trace_.push_back({row, row.action == trace_action::allocate ? label_of(entry) : std::string{}});
+      if (row.action == trace_action::allocate) row.label = number_of_label(entry);
+      trace_.push_back(row);
     });
   }
 
@@ -160,19 +123,24 @@ public:
     made.regions_join = join_;
     if (made.timed) go_back();
     event_list rows{made};
-    auto const time = made.timed ? trace_.front().first.microseconds : 0;
+    auto const time = made.timed ? trace_.front().microseconds : 0;
     for (auto const& [begin, end] : regions_)
       rows.add({.microseconds = time, .action = trace_action::map, .pointer = begin, .bytes = end - begin});
     for (auto const& [pointer, block] : live_)
-      rows.add({.microseconds = time, .pointer = pointer, .bytes = block.bytes, .stream = block.stream}, block.label);
+      rows.add({.microseconds = time, .pointer = pointer, .bytes = block.bytes, .stream = block.stream},
+               labels_[block.label]);
     made.initial = made.events.size();
-    for (auto const& [row, label] : trace_) rows.add(row, label);
+    for (auto const& row : trace_) rows.add(row, labels_[row.label]);
     made.threads.clear();
     made.snapshot = std::move(facts_);
     return made;
   }
 
 private:
+  std::uint16_t number_of_label(pickle_value const& record) {
+    return label_numbers_.number_of(label_in_pickle(record));
+  }
+
   // Makes of the state at the snapshot the one before the trace. The trace may have lost its first entries.
   void go_back() {
     range_set<false> memory;
@@ -183,10 +151,10 @@ private:
       add_walls(begin, end);
       memory.add(begin, end);
     }
-    for (auto const& [row, label] : std::views::reverse(trace_)) {
+    for (auto const& row : std::views::reverse(trace_)) {
       switch (row.action) {
       case trace_action::allocate: live_.erase(row.pointer); break;
-      case trace_action::free: live_[row.pointer] = {row.bytes, row.stream, {}}; break;
+      case trace_action::free: live_[row.pointer] = {row.bytes, row.stream}; break;
       case trace_action::map: memory.remove(row.pointer, row.pointer + row.bytes); break;
       case trace_action::unmap:
         add_walls(row.pointer, row.pointer + row.bytes);
@@ -202,7 +170,9 @@ private:
   bool join_ = false; // there are expandable segments, which are mapped in parts
   std::vector<std::pair<std::uint64_t, std::uint64_t>> regions_;
   std::map<std::uint64_t, live_block> live_;
-  std::vector<std::pair<trace_record, std::string>> trace_;
+  std::vector<trace_record> trace_;
+  std::vector<std::string> labels_{""}; // the text of each number; the places of a pickle may share it
+  numbering<std::string> label_numbers_{labels_};
 };
 
 std::vector<recording> recordings_of(pickle_value const& whole, std::string const& file, std::size_t room) {
@@ -213,9 +183,9 @@ std::vector<recording> recordings_of(pickle_value const& whole, std::string cons
     return devices.try_emplace(number, number).first->second;
   };
   each_item(list_of(whole, "segments"), "segments", [&](pickle_value const& segment) {
-    device(find(segment, "device") ? count_of(segment, "device") : 0).add_segment(segment, room);
+    device(find_in_pickle(segment, "device") ? count_in_pickle(segment, "device") : 0).add_segment(segment, room);
   });
-  if (find(whole, "device_traces")) {
+  if (find_in_pickle(whole, "device_traces")) {
     std::uint64_t number = 0;
     each_item(list_of(whole, "device_traces"), "device_traces",
               [&](pickle_value const& entries) { device(number++).add_trace(entries.as<pickle_value::list>(), room); });
@@ -232,11 +202,7 @@ std::vector<recording> recordings_of(pickle_value const& whole, std::string cons
 std::vector<recording> read_pickle_snapshot(std::string_view text, std::string const& file) {
   try {
     return recordings_of(gpumem::extend::read_pickle(text), file, text.size());
-  } catch (std::invalid_argument const& error) {
-    std::string_view reason = error.what();
-    if (reason.starts_with("gpumem: ")) reason.remove_prefix(8);
-    throw std::runtime_error(file + ": " + std::string{reason});
-  }
+  } catch (std::invalid_argument const& error) { throw std::runtime_error(file + ": " + reason_of(error)); }
 }
 
 } // namespace report::detail

@@ -25,6 +25,14 @@ export inline bool is_pickle(std::string_view text) {
 export recording read_json_snapshot(std::string_view text, std::string const& file);
 export std::vector<recording> read_pickle_snapshot(std::string_view text, std::string const& file);
 
+// Returns the text of an error without the name of the library.
+export inline std::string reason_of(std::invalid_argument const& error) {
+  std::string_view reason = error.what();
+  constexpr std::string_view library = "gpumem: ";
+  if (reason.starts_with(library)) reason.remove_prefix(library.size());
+  return std::string{reason};
+}
+
 // Calls visit(item) for each item. Puts the place in the list before the text of an std::invalid_argument.
 export template <class List, std::invocable<typename List::const_reference> Visit>
 void each_item(List const& list, std::string const& name, Visit visit) {
@@ -33,7 +41,7 @@ void each_item(List const& list, std::string const& name, Visit visit) {
     try {
       visit(item);
     } catch (std::invalid_argument const& error) {
-      throw std::invalid_argument(name + "[" + std::to_string(index) + "]: " + error.what());
+      throw std::invalid_argument(name + "[" + std::to_string(index) + "]: " + reason_of(error));
     }
     ++index;
   }

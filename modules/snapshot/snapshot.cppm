@@ -95,7 +95,8 @@ pickle_value read_pickle(std::string_view text);
 } // namespace extend
 
 /// Returns the snapshot that write_pickle() or PyTorch has written. It has blocks and the sums of their bytes in the
-/// statistics; the innermost frame of a block becomes its label. Throws std::invalid_argument.
+/// statistics. A block's label is its metadata, or the innermost frame of its stack outside PyTorch; only the first 500
+/// bytes of a text count. Throws std::invalid_argument.
 memory_snapshot snapshot_of_pickle(std::string_view text);
 
 } // namespace gpumem
@@ -105,6 +106,13 @@ namespace gpumem::detail {
 // Makes a snapshot of a copy: replaces the process's numbers of labels by those of the snapshot.
 export memory_snapshot make_snapshot(memory_copy copy, std::string name, int device);
 [[noreturn]] void throw_wrong_type();
+
+// Returns the value of this key; null if there is none. Throws std::invalid_argument if `owner` is no dictionary.
+export extend::pickle_value const* find_in_pickle(extend::pickle_value const& owner, std::string_view key);
+// Returns the number of this key. Throws std::invalid_argument if there is none, or it is no integer from 0.
+export std::uint64_t count_in_pickle(extend::pickle_value const& owner, std::string_view key);
+// Returns the label of a block, or of an entry of a trace; empty if nothing names it.
+export std::string label_in_pickle(extend::pickle_value const& block);
 
 } // namespace gpumem::detail
 

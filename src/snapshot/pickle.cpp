@@ -160,7 +160,7 @@ private:
   bool step_of_groups(char operation);
   bool step_of_values(char operation);
 
-  std::string key_of(reference key) const;
+  std::string key_of(reference key);
   value finished(reference index, std::size_t depth);
 
   std::string_view text_;
@@ -169,6 +169,7 @@ private:
   std::vector<reference> stack_;
   std::vector<std::size_t> marks_;
   std::map<std::uint64_t, reference> stored_;
+  std::size_t key_bytes_ = 0; // of all dictionaries together: each has copies of its keys
 };
 
 // Reads one operation. Returns false at the end of the pickle.
@@ -263,9 +264,14 @@ bool pickle_reader::step_of_values(char operation) {
   }
 }
 
-std::string pickle_reader::key_of(reference key) const {
+std::string pickle_reader::key_of(reference key) {
   auto const& plain = nodes_[key].plain;
-  if (auto const* const text = plain.get_if<std::string>()) return *text;
+  if (auto const* const text = plain.get_if<std::string>()) {
+    constexpr std::size_t most_copies = 16; // of the pickle's bytes; the keys of PyTorch take less than 4
+    key_bytes_ += text->size();
+    if (key_bytes_ / most_copies > text_.size()) fail("has keys without end");
+    return *text;
+  }
   if (auto const* const number = plain.get_if<std::int64_t>()) return std::to_string(*number);
   fail("has a key that is neither a text nor an integer");
 }

@@ -8,6 +8,7 @@ module;
 #include <cstdint>
 #include <map>
 #include <ostream>
+#include <ranges>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -156,34 +157,54 @@ void write_pickle(memory_snapshot const& snapshot, std::ostream& stream) {
   writer.end();
 }
 
-namespace {
-
 using extend::pickle_value;
 
-std::uint64_t count_of(pickle_value const& owner, std::string_view key) {
-  auto const number = owner[key].as<std::int64_t>();
-  if (number < 0) throw std::invalid_argument{"gpumem: a snapshot has a negative " + std::string{key}};
-  return static_cast<std::uint64_t>(number);
+pickle_value const* detail::find_in_pickle(pickle_value const& owner, std::string_view key) {
+  auto const& members = owner.as<pickle_value::dictionary>();
+  auto const found = members.find(key);
+  return found == members.end() ? nullptr : &found->second;
 }
 
-// Returns the text of the innermost frame of a block; empty if it has none.
-std::string innermost_frame(pickle_value const& block) {
-  auto const& members = block.as<pickle_value::dictionary>();
-  auto const found = members.find("frames");
-  if (found == members.end()) return {};
-  auto const& frames = found->second.as<pickle_value::list>();
-  if (frames.empty()) return {};
-  auto const& file = frames.front()["filename"].as<std::string>();
-  auto const& name = frames.front()["name"].as<std::string>();
-  return file == "label" ? name : file + ":" + std::to_string(count_of(frames.front(), "line")) + ":" + name;
+std::uint64_t detail::count_in_pickle(pickle_value const& owner, std::string_view key) {
+  auto const* const value = find_in_pickle(owner, key);
+  auto const* const number = value ? value->get_if<std::int64_t>() : nullptr;
+  if (number && *number >= 0) return static_cast<std::uint64_t>(*number);
+  throw std::invalid_argument{"gpumem: " + std::string{key} + " is missing or no number from 0"};
 }
+
+std::string detail::label_in_pickle(pickle_value const& block) {
+  constexpr std::size_t most_bytes = 500; // of a text, which many blocks may share
+  constexpr std::size_t most_frames = 1000;
+  auto const* const metadata = find_in_pickle(block, "user_metadata");
+  auto const* const text = metadata ? metadata->get_if<std::string>() : nullptr;
+  if (text && !text->empty()) return text->substr(0, most_bytes);
+  auto const* const frames = find_in_pickle(block, "frames");
+  if (!frames) return {};
+  pickle_value const* best = nullptr;
+  for (auto const& frame : frames->as<pickle_value::list>() | std::views::take(most_frames)) {
+    auto const& file = frame["filename"].as<std::string>();
+    bool const outside = file == "label" || (file.ends_with(".py") && file.find("/torch/") == std::string::npos);
+    if (!best || outside) best = &frame;
+    if (outside) break;
+  }
+  if (!best) return {};
+  auto const& file = (*best)["filename"].as<std::string>();
+  auto const name = (*best)["name"].as<std::string>().substr(0, most_bytes);
+  if (file == "label") return name;
+  return file.substr(file.find_last_of('/') + 1, most_bytes) + ":" + std::to_string(count_in_pickle(*best, "line")) +
+         " " + name;
+}
+
+namespace {
+
+using detail::count_in_pickle;
 
 snapshot_block block_of(pickle_value const& record, std::uint64_t address, std::uint64_t stream, bool first) {
-  snapshot_block block{reinterpret_cast<void*>(address), count_of(record, "size")};
+  snapshot_block block{reinterpret_cast<void*>(address), count_in_pickle(record, "size")};
   auto const& state = record["state"].as<std::string>();
   if (state == "active_allocated") {
     block.state = memory_state::live;
-    block.requested = count_of(record, "requested_size");
+    block.requested = count_in_pickle(record, "requested_size");
     block.stream = stream;
   } else if (state.starts_with("active_")) {
     block.state = memory_state::pending;
@@ -202,9 +223,9 @@ memory_snapshot snapshot_of_pickle(std::string_view text) {
   std::map<std::string, std::uint32_t> numbers{{"", 0}};
   auto& sums = snapshot.statistics;
   for (auto const& segment : pickle["segments"].as<pickle_value::list>()) {
-    auto address = count_of(segment, "address");
-    auto const stream = count_of(segment, "stream");
-    auto const device = count_of(segment, "device");
+    auto address = count_in_pickle(segment, "address");
+    auto const stream = count_in_pickle(segment, "stream");
+    auto const device = count_in_pickle(segment, "device");
     if (device > 1000) throw std::invalid_argument{"gpumem: a snapshot is of device " + std::to_string(device)};
     snapshot.device = static_cast<int>(device);
     bool first = true;
@@ -214,7 +235,7 @@ memory_snapshot snapshot_of_pickle(std::string_view text) {
         throw std::invalid_argument{"gpumem: a snapshot has blocks without end"};
       auto block = block_of(record, address, stream, std::exchange(first, false));
       auto const [at, added] =
-          numbers.try_emplace(innermost_frame(record), static_cast<std::uint32_t>(snapshot.labels.size()));
+          numbers.try_emplace(detail::label_in_pickle(record), static_cast<std::uint32_t>(snapshot.labels.size()));
       if (added) snapshot.labels.push_back(at->first);
       block.label = at->second;
       address += block.bytes;

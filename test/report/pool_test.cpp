@@ -130,6 +130,23 @@ TEST_F(report_of_pool, holders_by_label_are_those_of_the_pool) {
   EXPECT_TRUE(read().at_end.labels.empty());
 }
 
+TEST_F(report_of_pool, log_that_is_cut_is_named) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe"); // runs the test again in another process, with a log of its own
+  {
+    gpumem::logging_adaptor subject{gpumem::pool_resource{device}, file, {.format = gpumem::log_format::binary}};
+    subject.deallocate(a, subject.allocate(a, MiB), MiB);
+  }
+  EXPECT_EXIT(
+      {
+        auto const all = report::read_recordings(file);
+        report::end_if_a_log_is_cut();
+        std::filesystem::resize_file(file, 0);
+        std::filesystem::remove(file); // the test's end, which removes it, does not come
+        report::each_event(all.front(), [](report::event const&) {});
+      },
+      testing::ExitedWithCode(2), "gpumem-report: .*gpumem_report_.* was cut while it was read");
+}
+
 // A log that keeps its last rows begins with live blocks.
 TEST_F(report_of_pool, log_of_the_last_rows_has_what_it_shows) {
   {

@@ -6,6 +6,8 @@ import collections
 import gzip
 import json
 import pickle
+import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -208,6 +210,9 @@ class Snapshots(unittest.TestCase):
         changed("f.json", ": pages is no list", lambda _, copy: copy.update(pages=3))
         changed("g.json", ": thread_caches[0]: no object", lambda _, copy: copy.update(thread_caches=[3]))
         changed("h.json", ": regions is missing", lambda _, copy: copy.pop("regions"))
+        changed("i.json", at + "requested is larger than bytes",
+                lambda blocks, _: blocks[1].update(state="live", stream=0, requested=blocks[1]["bytes"] + 1))
+        self.refuses("number.json", text.replace('"version":1', '"version":1e999'), ": a number is too large")
         self.assertIn("pool", whole)
 
     def test_bad_pickle_says_what_and_where(self):
@@ -234,6 +239,9 @@ class Snapshots(unittest.TestCase):
                 lambda copy: copy["segments"][0]["blocks"][0].update(state="gone"))
         changed("f.pickle", ": device_traces[0]: entries[0]: memory at addresses that no memory has",
                 lambda copy: copy["device_traces"][0][0].update(size=1 << 60))
+        live = [each["state"] for each in whole["segments"][0]["blocks"]].index("active_allocated")
+        changed("g.pickle", f": segments[0]: blocks[{live}]: requested_size is larger than size",
+                lambda copy: copy["segments"][0]["blocks"][live].update(requested_size=1 << 50))
 
     def test_deep_stacks_that_blocks_share(self):
         memory = torch_memory.Memory(seed=2).run(400)
@@ -246,6 +254,35 @@ class Snapshots(unittest.TestCase):
         self.check_moment(figures["end"], *memory.states[-1])
         self.assertEqual({each["name"] for each in figures["holders_at_end"]["labels"]},
                          {torch_memory.label(each["layer"]) for each in memory.live.values()})
+
+    def test_long_names_that_entries_share(self):
+        text = "x" * (4 << 20)
+        entry = {"action": "alloc", "addr": 1 << 20, "size": 1, "stream": 0, "time_us": 0,
+                 "frames": [{"name": text, "filename": "label", "line": 0}]}
+        block = {"size": 512, "state": "active_allocated", "user_metadata": text}
+        whole = {"segments": [{"address": 1 << 20, "stream": 0, "blocks": [block] * 20_000}],
+                 "device_traces": [[entry] * 20_000]}
+        name = self.write_pickle("long.pickle", whole)
+        limit = 1 << 30
+        done = subprocess.run([PROGRAM, name, "--json", "figures"], capture_output=True, text=True, cwd=self.folder,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        (figures,) = json.loads((self.folder / "figures").read_text())
+        self.assertEqual([each["name"] for each in figures["holders_at_peak"]["labels"]], ["x" * 500])
+
+    def test_devices_share_the_bounds_of_a_page(self):
+        entries = [{"action": action, "addr": 1 << 20, "size": 512, "stream": 0, "time_us": at, "frames": []}
+                   for at, action in enumerate(["alloc", "free_requested"] * 2_000)]
+        whole = {"segments": [], "device_traces": [entries] * 16}
+        done = self.run_tool(self.write_pickle("many.pickle", whole), "--page", "many.html")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        page = (self.folder / "many.html").read_text()
+        data = json.loads(re.search(r'id="figures-data">(.*?)</script>', page, re.S)[1])
+        self.assertEqual(len(data["recordings"]), 16)
+        for each in data["recordings"]:
+            self.assertEqual(each["rows"], len(entries))
+            self.assertEqual(each["rows_of_column"], 2)  # 32,768 columns in all
+            self.assertLessEqual(len(each["frames"]), 6 + 4)  # 96 in all, and those of the extremes
 
     def test_shared_blocks_without_end_are_refused(self):
         whole = torch_memory.snapshot([torch_memory.Memory(seed=5).run(40)], history=False)

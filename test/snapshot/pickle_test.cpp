@@ -107,6 +107,29 @@ TEST(pickle, shared_values_stay_shared) {
   EXPECT_EQ(&halves[0].as<pickle_value::list>(), &halves[1].as<pickle_value::list>());
 }
 
+// A key of a megabyte in a hundred thousand dictionaries.
+TEST(pickle, shared_keys_have_a_bound) {
+  auto const many = [](int count) {
+    auto text = "T\0\0\x10\0"s + std::string(std::size_t{1} << 20, 'x') + "q\0"s + "0(";
+    for (int i = 0; i < count; ++i) text += "}h\0Ns"s;
+    return text + "l.";
+  };
+  EXPECT_EQ(read_pickle(many(16)).as<pickle_value::list>().size(), 16u);
+  EXPECT_NE(refusal(many(100'000)).find("keys without end"), std::string::npos);
+}
+
+TEST(pickle, label_of_a_block_is_a_frame_outside_pytorch) {
+  auto const text_of = [](std::string const& name) {
+    return "(dVsegments\n(l(dVaddress\nI4096\nsVstream\nI0\nsVdevice\nI0\nsVblocks\n(l(dVsize\nI512\nsVrequested_size\n"
+           "I500\nsVstate\nVactive_allocated\nsVframes\n(l(dVname\nVforward\nsVfilename\nV/lib/torch/nn.py\nsVline\n"
+           "I1\nsa(dVname\nV" +
+           name + "\nsVfilename\nV/home/train.py\nsVline\nI20\nsasasas.";
+  };
+  EXPECT_EQ(gpumem::snapshot_of_pickle(text_of("layer")).labels[1], "train.py:20 layer");
+  EXPECT_EQ(gpumem::snapshot_of_pickle(text_of(std::string(2'000, 'x'))).labels[1],
+            "train.py:20 " + std::string(500, 'x'));
+}
+
 // A segment of a thousand places that are one block, in a thousand places.
 TEST(pickle, snapshot_of_shared_blocks_ends) {
   std::string text =
