@@ -108,6 +108,10 @@ public:
   inline std::string const& name() const noexcept { return name_; }
   inline stream_ref stream() const noexcept { return stream_ref{stream_.load(std::memory_order_relaxed)}; }
 
+  // Returns the end of the pages for a buffer of this size, without an advance.
+  inline std::size_t pages_end(std::size_t bytes) const noexcept {
+    return std::min((bytes + unit_ - 1) / unit_ * unit_, reserved());
+  }
   expected<void*, failure> serve(growth_request& asked, extend::stream_key const& key) noexcept;
   expected<void, failure> try_now(stream_ref stream, extend::page_extent wanted, growth_request::aim aim) noexcept;
   void grow(stream_ref stream, std::size_t bytes, growth_request::aim aim);
@@ -121,10 +125,6 @@ private:
 
   inline std::size_t round_up(std::size_t bytes) const noexcept {
     return (bytes + granularity() - 1) / granularity() * granularity();
-  }
-  // Returns the end of the pages for a buffer of this size, without an advance.
-  inline std::size_t pages_end(std::size_t bytes) const noexcept {
-    return std::min((bytes + unit_ - 1) / unit_ * unit_, reserved());
   }
   extend::stream_key identify(stream_ref stream) const;
   std::size_t growth_end(std::size_t bytes) const noexcept;
@@ -153,10 +153,6 @@ private:
   std::atomic<CUstream> stream_{nullptr};
 };
 
-inline expected<void*, failure> growth_request::try_allocate(extend::stream_key const& key, std::size_t,
-                                                             std::size_t) noexcept {
-  return buffer_.serve(*this, key);
-}
 inline std::optional<device> growth_request::where() noexcept { return buffer_.lender().where(); }
 inline bool growth_request::cancel_waiter(extend::waiter& item) noexcept {
   return buffer_.lender().cancel_waiter(item);
@@ -267,11 +263,12 @@ private:
 /// Stream order: new pages are valid in the order of the stream that is passed. Pages that are given back leave once
 /// the work enqueued on that stream is complete, and all work on other streams must be ordered before. If memory is
 /// asked for again at the same addresses before, the pages stay: the stream that asks comes after the one that gave
-/// them back. No call waits on the host for a stream. Growth, shrinking and discards on a stream that captures a graph
+/// them back. A growth inside mapped pages orders no stream: the caller orders a stream after that of the last call.
+/// No call waits on the host for a stream. Growth, shrinking and discards on a stream that captures a graph
 /// fail with outcome::capture_unsupported.
 ///
 /// Ownership: move-only. The destructor frees the memory in the order of the stream that was used last, which must live
-/// until then. The pool lives at least as long. Any thread; no call may run during a move or the destructor.
+/// until then. The buffer keeps the pool's memory alive. Any thread; no call may run during a move or the destructor.
 class growable_buffer {
 public:
   /// Makes an empty buffer, which has no pool. Its functions throw std::invalid_argument, as after a move from it.

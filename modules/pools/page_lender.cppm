@@ -26,9 +26,12 @@ public:
 
   /// Lends pages in a hole of the range, or after its mapped addresses.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
-    return lend_at(std::nullopt, key, bytes, alignment);
+    auto const lent = lend_at(std::nullopt, key, bytes, alignment);
+    bool const exhausted = !lent && lent.error().reason == outcome::exhausted;
+    return exhausted && free_kept(key) ? lend_at(std::nullopt, key, bytes, alignment) : lent;
   }
-  /// Lends pages at the offset, where none is lent. Free pages that are still mapped there are lent again.
+  /// Lends pages at the offset, where none is lent. Free pages that are still mapped there are lent again. Takes
+  /// nothing from the quarantine of a hardened pool: see free_kept().
   expected<void*, failure> lend_at(std::optional<std::size_t> offset, stream_key const& key, std::size_t bytes,
                                    std::size_t alignment) noexcept {
     return lend_at(offset, key, bytes, alignment, page_);
@@ -43,6 +46,10 @@ public:
     add_live();
   }
   std::optional<class device> where() noexcept { return pool_->where(); }
+  /// Returns whether work of the stream may use the pages.
+  bool serves_stream(stream_key const& key) noexcept { return pool_->serves_stream(key); }
+  /// Frees blocks that a hardened pool keeps, for a loan that was refused; see block_calls.
+  bool free_kept(stream_key const& key) noexcept { return pool_->free_kept(key); }
   bool admit(waiter& item) noexcept;
   /// Parks a request, and calls `attempt()` in its turns.
   template <class Attempt> bool admit_with(waiter& item, Attempt attempt) noexcept {
@@ -54,7 +61,9 @@ public:
   inline void* base() const noexcept { return range_.pages.base(); }
   inline std::size_t address_space() const noexcept { return range_.pages.address_space(); }
   inline std::size_t granularity() const noexcept { return range_.pages.granularity(); }
-  inline bool set_label(void const* pointer, std::uint32_t label) noexcept { return pool_->set_label(pointer, label); }
+  inline bool set_label(void const* pointer, std::uint32_t label) noexcept {
+    return pool_->engine().set_label(pointer, label);
+  }
 
 private:
   ~lending_state() override { pool_->engine().close_range(range_); }

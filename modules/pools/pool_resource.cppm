@@ -72,7 +72,7 @@ public:
   }
   inline void deallocate(stream_key const& key, void* pointer) noexcept { free(key, pointer, std::nullopt); }
   bool admit(waiter& item) noexcept;
-  /// Does the same for a request of a borrower of pages. `attempt()` asks lend().
+  /// Does the same for a request of a borrower of pages. `attempt()` asks the engine.
   template <class Attempt> bool admit_with(waiter& item, Attempt attempt) noexcept {
     if (refuses_beyond_device(item)) return false;
     auto turn = engine_->requests().begin_turn(item);
@@ -83,10 +83,8 @@ public:
     if (turn.what == request_queue::waiting::last) dispose();
     return turn.what == request_queue::waiting::parked;
   }
-  /// Maps pages at addresses of a borrower, which has a handle. The engine's deallocate() frees such a block.
-  expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept {
-    return calls_.lend(key, terms, bytes);
-  }
+  /// Frees blocks that a hardened pool keeps; see block_calls.
+  bool free_kept(stream_key const& key) noexcept { return calls_.free_kept(key); }
   bool cancel_waiter(waiter& item) noexcept;
   bool is_too_large(waiter& item) noexcept;
   void on_holder_event(holder& unit, holder_event event) noexcept;

@@ -40,23 +40,35 @@ namespace {
 // A buffer chooses no larger pages by itself: a page of this size takes .05 ms to make on an H200, and smaller ones
 // take longer in all.
 constexpr std::size_t largest_page_of_buffer = std::size_t{512} << 20;
-// A growth maps more than was asked for, so that a buffer that grows in small steps makes few driver calls. Beyond this
-// size it maps 1/64 of the buffer; before, an eighth, but not more than that.
+// A growth maps more than was asked for, so that a buffer that grows in small steps makes few driver calls: an eighth
+// of the buffer, at most this size, or 1/64 of the buffer if that is more.
 constexpr std::size_t usual_advance = std::size_t{32} << 20;
 
 failure wrong_argument(std::size_t bytes) noexcept {
   return {outcome::invalid_argument, static_cast<int>(broken_rule::other), bytes};
 }
 
+failure unopened_device(std::size_t bytes) noexcept {
+  return {outcome::invalid_argument, static_cast<int>(broken_rule::unopened_device), bytes};
+}
+
 std::string text_of(std::size_t bytes) { return std::to_string(bytes); }
 
 } // namespace
+
+// The buffer's mutex is not held while a hardened pool frees blocks that it keeps.
+expected<void*, failure> growth_request::try_allocate(extend::stream_key const& key, std::size_t,
+                                                      std::size_t) noexcept {
+  auto const result = buffer_.serve(*this, key);
+  bool const exhausted = !result && result.error().reason == outcome::exhausted;
+  return exhausted && buffer_.lender().free_kept(key.waiting(false)) ? buffer_.serve(*this, key) : result;
+}
 
 bool growth_request::admit(extend::waiter& item) noexcept {
   return buffer_.lender().admit_with(item, [&] {
     return item.allocate_parts(
         [&](extend::request_part const& one) {
-          return buffer_.serve(*this, one.stream.queueing_as(extend::queueing::admitted));
+          return try_allocate(one.stream.queueing_as(extend::queueing::admitted), one.bytes, one.alignment);
         },
         [](extend::request_part const&) {});
   });
@@ -66,13 +78,17 @@ statistics growth_request::read_statistics() { return buffer_.lender().read_stat
 
 std::size_t growth_request::lacking() const noexcept {
   if (aim_ == aim::restore) return std::clamp<std::size_t>(wanted_.bytes, 1, buffer_.reserved());
-  auto const end = std::min(wanted_.bytes, buffer_.reserved());
+  auto const end = buffer_.pages_end(std::min(wanted_.bytes, buffer_.reserved()));
   return std::max<std::size_t>(end - std::min(buffer_.end(), end), 1);
 }
 
 growable_state::growable_state(page_lender lender, growable_options const& options)
     : lender_{std::move(lender)}, page_{options.page ? options.page : largest_page_of_buffer},
       unit_{options.page ? options.page : lender_.state().granularity()}, name_{options.name}, label_{options.name} {
+  auto const most = std::min(largest_page_of_buffer, reserved());
+  if (options.page > most)
+    throw std::invalid_argument{"gpumem: " + name_ + ": pages of " + text_of(page_) + " bytes are larger than " +
+                                text_of(most) + " bytes, the most for this buffer"};
   if (page_ % granularity() != 0)
     throw std::invalid_argument{"gpumem: " + name_ + ": pages of " + text_of(page_) +
                                 " bytes are no multiple of the granularity, " + text_of(granularity()) + " bytes"};
@@ -148,6 +164,7 @@ expected<void*, failure> growable_state::lend(extend::stream_key const& key, ext
 expected<void*, failure> growable_state::serve(growth_request& asked, extend::stream_key const& key) noexcept {
   using enum growth_request::aim;
   sync::lock const held{mutex_};
+  if (!lender().serves_stream(key)) return unexpected<failure>{unopened_device(asked.wanted_.bytes)};
   auto const now = key.waiting(false); // no call of a buffer waits on the host for a stream
   auto const& wanted = asked.wanted_;
   asked.fault_ = fault_of(asked);
@@ -201,7 +218,7 @@ void growable_state::begin_discarded(stream_ref stream, std::size_t bytes) {
   auto const key = identify(stream);
   sync::lock const held{mutex_};
   bytes_.store(bytes, std::memory_order_relaxed);
-  end_.store(pages_end(bytes), std::memory_order_relaxed);
+  end_.store(round_up(bytes), std::memory_order_relaxed);
   use(key);
 }
 
@@ -209,6 +226,7 @@ extend::stream_key growable_state::identify(stream_ref stream) const {
   throw_if_child();
   auto const where = lender().where();
   auto const key = where ? extend::identify(stream, *where) : extend::identify(stream);
+  if (!lender().serves_stream(key)) extend::throw_failure(unopened_device(0));
   if (key.asked().capturing()) extend::throw_failure({outcome::capture_unsupported, 0, 0});
   return key;
 }
@@ -273,10 +291,12 @@ void growable_state::shrink_to(stream_ref stream, std::size_t bytes) {
       throw std::invalid_argument{"gpumem: " + name_ + ": cannot shrink to " + text_of(bytes) +
                                   " bytes: the buffer has " + text_of(this->bytes()) + " bytes"};
     }
-    auto const begin = pages_end(bytes);
+    // A later growth maps again what was discarded beyond the new size.
+    auto const least = round_up(bytes);
+    auto const begin = std::min(lent_until({least, pages_end(bytes) - least}), end());
     if (begin < end()) freed = take({begin, end() - begin});
     bytes_.store(bytes, std::memory_order_relaxed);
-    end_.store(std::min(begin, end()), std::memory_order_relaxed);
+    end_.store(begin, std::memory_order_relaxed);
     use(key);
   }
   free(key, freed);

@@ -22,7 +22,7 @@ expected<void*, failure> lending_state::lend_at(std::optional<std::size_t> offse
   if (bytes == 0 || bytes % unit != 0 || offset.value_or(0) % unit != 0 || alignment > unit)
     return unexpected<failure>{failure{outcome::invalid_argument, 0, bytes}};
   loan_terms const terms{&range_, offset, page};
-  auto const lent = pool_->lend(key, terms, bytes);
+  auto const lent = pool_->engine().lend(key, terms, bytes);
   if (lent) add_live();
   return lent;
 }
@@ -36,7 +36,7 @@ bool lending_state::admit(waiter& item) noexcept {
   return pool_->admit_with(item, [&] {
     return item.allocate_parts(
         [&](request_part const& one) {
-          return try_allocate(one.stream.queueing_as(queueing::admitted), one.bytes, one.alignment);
+          return lend_at(std::nullopt, one.stream.queueing_as(queueing::admitted), one.bytes, one.alignment);
         },
         [&](request_part const& one) {
           pool_->engine().return_part(one.stream, one.pointer);

@@ -395,6 +395,7 @@ class Growing(Plugged):
         for error, text, call in (
                 (IndexError, "no dimension 2", lambda: gpumem_torch.growable((1, 2), dim=2, reserve=2)),
                 (ValueError, "reserve=1", lambda: gpumem_torch.growable((2, 2), reserve=1)),
+                (ValueError, "a comma", lambda: gpumem_torch.growable((2, 2), reserve=2, device=0, name="a,page=2MiB")),
                 (ValueError, "no elements", lambda: gpumem_torch.growable((2, 0), reserve=2)),
                 (gpumem_torch.Failure, "pages", lambda: gpumem_torch.growable((2, 2), reserve=2, device=0))):
             with self.assertRaisesRegex(error, text):

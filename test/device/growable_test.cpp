@@ -67,7 +67,9 @@ private:
   }
   void shrink() {
     auto const bytes = buffer_.bytes() - random_() % (buffer_.bytes() / 4 + 1);
-    auto const end = std::min((bytes + step_ - 1) / step_ * step_ / unit, units);
+    auto const last = std::min((bytes + step_ - 1) / step_ * step_ / unit, units);
+    auto end = (bytes + unit - 1) / unit; // the page stays up to what is discarded in it
+    while (end < last && values_[end]) ++end;
     while (end_ > end) {
       check(--end_);
       values_[end_] = 0;

@@ -17,7 +17,12 @@ public:
   gpumem::task<std::size_t> add_block() { // waits in the pool's line while the card is full
     auto const block = unused_.back();
     unused_.pop_back();
-    co_await memory_.restore(stream_, block * block_bytes, block_bytes);
+    try {
+      co_await memory_.restore(stream_, block * block_bytes, block_bytes);
+    } catch (...) { // the pool was closed, or no memory can come
+      unused_.push_back(block);
+      throw;
+    }
     co_return block;
   }
   void remove_block(std::size_t block) { // its memory goes once the stream's work on it is complete

@@ -248,6 +248,25 @@ TEST_F(growable_order, growth_does_not_restore_what_is_discarded) {
   EXPECT_TRUE(is_consistent(r));
 }
 
+// All bytes of a growth are mapped, also where a page of that size lies beyond the old size.
+TEST_F(growable_order, growth_maps_the_rest_of_a_large_page) {
+  pool r{device};
+  gpumem::growable_options const options{.reserve = GiB, .initial = 2 * MiB, .discarded = true, .page = 32 * MiB};
+  buffer empty{r, a, options};
+  empty.resize(a, 32 * MiB);
+  EXPECT_EQ(empty.mapped_bytes(), 30 * MiB) << "the first two are still discarded";
+  write(a, empty, 2 * MiB, 30 * MiB);
+  buffer kv{r, a, {.reserve = GiB, .initial = 32 * MiB, .page = 32 * MiB}};
+  kv.discard(a, 4 * MiB, 6 * MiB);
+  kv.shrink_to(a, 4 * MiB);
+  EXPECT_EQ(kv.mapped_bytes(), 4 * MiB) << "what lies behind the discarded memory goes too";
+  kv.resize(a, 32 * MiB);
+  EXPECT_EQ(kv.mapped_bytes(), 32 * MiB);
+  write(a, kv, 0, 32 * MiB);
+  a.synchronize();
+  EXPECT_TRUE(is_consistent(r));
+}
+
 TEST_F(growable_order, destructor_frees_in_the_order_of_the_last_stream) {
   pool r{device};
   {
@@ -323,6 +342,11 @@ TEST_F(growable_errors, wrong_options_are_refused) {
             "gpumem: x: the initial 6 bytes exceed the 5 bytes of addresses");
   EXPECT_EQ(text_of<wrong>(make({.reserve = GiB, .page = 3 * MiB, .name = "x"})),
             "gpumem: x: pages of 3145728 bytes are no multiple of the granularity, 2097152 bytes");
+  EXPECT_EQ(text_of<wrong>(make({.reserve = 4 * GiB, .page = GiB, .name = "x"})),
+            "gpumem: x: pages of 1073741824 bytes are larger than 536870912 bytes, the most for this buffer");
+  EXPECT_EQ(text_of<wrong>(make({.reserve = 4 * MiB, .page = 6 * MiB, .name = "x"})),
+            "gpumem: x: pages of 6291456 bytes are larger than 4194304 bytes, the most for this buffer");
+  EXPECT_THROW(make({.reserve = GiB, .page = ~std::size_t{0} / (2 * MiB) * (2 * MiB)})(), wrong);
   EXPECT_THROW(make({.reserve = 4 * GiB, .initial = 2 * GiB})(), gpumem::out_of_memory) << "more than the limit";
   pool moved{std::move(r)};
   EXPECT_EQ(text_of<wrong>(make({.reserve = GiB, .name = "x"})), "gpumem: x: the pool is empty; was it moved from?");
@@ -337,7 +361,14 @@ TEST_F(growable_errors, stream_of_another_device_is_refused) {
   gpumem::stream far{other};
   buffer kv{r, a, {.reserve = GiB, .initial = 2 * MiB}};
   EXPECT_EQ(reason_of(kv.try_grow_to(far, 64 * MiB)), outcome::invalid_argument);
+  EXPECT_EQ(reason_of(kv.try_grow_to(far, MiB)), outcome::invalid_argument) << "inside mapped pages";
+  EXPECT_THROW(kv.resize(far, 2 * MiB), std::invalid_argument);
+  EXPECT_THROW(kv.shrink_to(far, 0), std::invalid_argument);
+  EXPECT_THROW(kv.discard(far, 0, 2 * MiB), std::invalid_argument);
+  EXPECT_THROW((buffer{r, far, {.reserve = GiB}}), std::invalid_argument);
+  EXPECT_THROW((buffer{r, far, {.reserve = GiB, .initial = 2 * MiB, .discarded = true}}), std::invalid_argument);
   EXPECT_EQ(kv.bytes(), 2 * MiB);
+  EXPECT_EQ(r.statistics().lent, kv.mapped_bytes());
   r.open_to(other);
   EXPECT_TRUE(kv.try_grow_to(far, 64 * MiB));
   write(far, kv, 0, 64 * MiB);

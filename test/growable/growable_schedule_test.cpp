@@ -137,7 +137,9 @@ private:
   void shrink() {
     auto const bytes = buffer_.bytes() - random_() % (buffer_.bytes() / 2 + 1);
     buffer_.shrink_to(stream(), bytes);
-    auto const step = page_ ? page_ : unit, end = std::min((bytes + step - 1) / step * step / unit, units);
+    auto const step = page_ ? page_ : unit, last = std::min((bytes + step - 1) / step * step / unit, units);
+    auto end = (bytes + unit - 1) / unit; // the page stays up to what is discarded in it
+    while (end < last && units_[end] == unit_state::mapped) ++end;
     while (end_ > end) units_[--end_] = unit_state::none;
     count("shrunk");
   }

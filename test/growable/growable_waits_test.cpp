@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <memory>
@@ -72,6 +73,41 @@ TEST_F(growable_waits, growth_stops_and_meets_its_deadline) {
   other = {};
   run_until_ended(low);
   EXPECT_EQ(kv.bytes(), 60 * MiB);
+}
+
+// The growth needs a whole page of 32 MiB. While it waits for one, others get what the limit leaves.
+TEST_F(growable_waits, growth_by_a_large_page_leaves_the_rest_to_others) {
+  pool r{device, {.limit = 64 * MiB}};
+  auto block = r.acquire(b, 48 * MiB).wait();
+  buffer kv{r, a, {.reserve = GiB, .page = 32 * MiB}};
+  growth waits{kv.grow_to(a, MiB, here())};
+  run_all();
+  EXPECT_FALSE(waits.ended());
+  auto const other = r.acquire(b, 8 * MiB).try_now();
+  EXPECT_FALSE(other) << "overtook the buffer";
+  block.reset();
+  run_until_ended(waits);
+  EXPECT_EQ(waits.ended(), outcome::granted);
+  EXPECT_EQ(kv.mapped_bytes(), 32 * MiB);
+  EXPECT_TRUE(r.acquire(b, 8 * MiB).try_now());
+}
+
+// The free of a quarantined block resumes a coroutine, which may call the buffer.
+TEST_F(growable_waits, growth_in_a_hardened_pool_takes_quarantined_memory) {
+  pool r{device, {.limit = 64 * MiB, .hardened = {.enabled = true}}};
+  buffer kv{r, a, {.reserve = GiB, .initial = 2 * MiB, .page = 2 * MiB, .name = "cache"}};
+  auto const seen = r.copy_memory();
+  EXPECT_TRUE(std::ranges::any_of(seen.blocks,
+                                  [](auto const& each) { return gpumem::detail::label_text(each.label) == "cache"; }));
+  auto block = r.acquire(a, 40 * MiB).wait();
+  growth waits{kv.grow_to(a, 30 * MiB)}; // resumes at once on the thread that frees
+  EXPECT_FALSE(waits.ended());
+  block.reset();
+  a.synchronize();
+  static_cast<void>(kv.try_grow_to(a, 28 * MiB));
+  run_until_ended(waits);
+  EXPECT_EQ(waits.ended(), outcome::granted);
+  EXPECT_EQ(kv.bytes(), 30 * MiB);
 }
 
 // Otherwise a buffer whose growth waits could never give back what that growth waits for.

@@ -33,7 +33,9 @@ typedef struct gpumem_growable_sizes {
 ///   reserve=64GiB  addresses to reserve, which cost no memory; must be given
 ///   initial=1GiB   size at first. The call grows without a wait
 ///   discarded=on   the initial size is discarded at first: gpumem_growable_restore maps what is needed
-///   page=32MiB     the largest page, a multiple of 2 MiB; without it 512 MiB. A page goes back once all of it is
+///   page=32MiB     the size of pages, a multiple of 2 MiB, at most 512 MiB: a growth maps whole pages. Without it
+///   pages
+///                  have up to 512 MiB, and a growth maps some memory in advance. A page goes back once all of it is
 ///                  discarded. Pages of up to 32 MiB then serve the pool's other users, larger ones go to the device
 ///   name=cache     names the memory in snapshots and reports, and the buffer in texts of errors
 /// A pool without pages, a stack of resources, and unknown, repeated or malformed options give
@@ -41,10 +43,10 @@ typedef struct gpumem_growable_sizes {
 gpumem_outcome gpumem_growable_make(gpumem_pool* pool, void* stream, char const* options,
                                     gpumem_growable** buffer) GPUMEM_NOEXCEPT;
 
-/// Makes the size at least `bytes`. New memory is valid in the order of the stream. If the pool lacks memory, the
-/// request waits in the pool's line for at most `nanoseconds`; UINT64_MAX: without end. After that time the call
-/// returns GPUMEM_DEADLINE. More than the reserved addresses give GPUMEM_TOO_LARGE, a stream that captures gives
-/// GPUMEM_CAPTURE_UNSUPPORTED. After a failure the buffer is as it was.
+/// Makes the size at least `bytes`. New memory is valid in the order of the stream, which the caller orders after that
+/// of the last call. If the pool lacks memory, the request waits in the pool's line for at most `nanoseconds`;
+/// UINT64_MAX: without end. After that time the call returns GPUMEM_DEADLINE. More than the reserved addresses give
+/// GPUMEM_TOO_LARGE, a stream that captures gives GPUMEM_CAPTURE_UNSUPPORTED. After a failure the buffer is as it was.
 gpumem_outcome gpumem_growable_grow(gpumem_growable* buffer, void* stream, size_t bytes,
                                     uint64_t nanoseconds) GPUMEM_NOEXCEPT;
 

@@ -52,9 +52,10 @@ class Growable:
 
     All views begin at one address. A view stays valid while the buffer is not made smaller than it, and a captured
     graph goes on to use the memory after a growth. New rows have undefined contents. Memory is given back in the order
-    of the device's current stream: work on other streams must come before. No call waits for the GPU. A view cannot be
+    of the device's current stream, and at the end of the last view in that of the last call's stream: work on other
+    streams must come before. No call waits for the GPU. A view cannot be
     resized beyond its memory: PyTorch's `resize_` raises RuntimeError then. While the first row is discarded, PyTorch makes
-    no new view, so grow_ and shrink_ raise."""
+    no new view, so grow_ and shrink_ raise, and `tensor` is None."""
 
     def __init__(self, shape, dtype, dim, reserve, device, page, name):
         torch = self._torch = gpumem_torch._torch()
@@ -73,11 +74,14 @@ class Growable:
         if self._row == 0:
             raise ValueError("gpumem_torch.growable: the other dimensions have no elements")
         self._library = _library()
+        if set(name) & set(",()"):
+            raise ValueError(f"gpumem_torch.growable: the name {name!r} has a comma or a parenthesis")
         options = f"reserve={self._row * reserve},initial={self._row * self._length},name={name}"
         if page is not None:
             options += f",page={page}"
         try:
-            self._buffer = _Buffer(self._library, self._pool(), self._stream(), options)
+            with torch.cuda.device(self._device):  # a default stream belongs to the current device
+                self._buffer = _Buffer(self._library, self._pool(), self._stream(), options)
         except gpumem_torch.Failure as failure:
             self._raise(failure)
         self._view()
@@ -103,11 +107,13 @@ class Growable:
     def _call(self, name, *arguments):
         function = getattr(self._library, f"gpumem_growable_{name}")
         try:
-            gpumem_torch.check(function(self._buffer.handle, *arguments))
+            with self._torch.cuda.device(self._device):
+                gpumem_torch.check(function(self._buffer.handle, *arguments))
         except gpumem_torch.Failure as failure:
             self._raise(failure)
 
     def _view(self):
+        self.tensor = None  # an older view may be longer than the memory, if there is no new one
         size = self._row * self._length
         device = f"cuda:{self._device}"
         if size:

@@ -37,10 +37,9 @@ public:
   virtual void return_part(stream_key const& key, void* pointer, std::size_t /*bytes*/) noexcept {
     engine_.return_part(key, pointer);
   }
-  /// Lends pages of the engine.
-  virtual expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept {
-    return engine_.lend(key, terms, bytes);
-  }
+  /// Frees blocks to the engine that this object keeps, as far as the request that lacks memory may have them. Returns
+  /// whether the engine may have more memory now. Frees can resume coroutines, so the caller holds no lock.
+  virtual bool free_kept(stream_key const& /*key*/) noexcept { return false; }
   /// Declares a use of the block. Throws cuda_error, std::bad_alloc.
   virtual void record_use(stream_key const& key, void* pointer) { engine_.record_use(key, pointer); }
   /// Frees blocks to the engine that this object keeps and that no stream uses any more. Returns whether it freed any.

@@ -57,7 +57,7 @@ public:
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes,
                                         std::size_t alignment) noexcept override;
   /// Lends pages of the engine, which have no guards and are not quarantined. Waits as try_allocate() does.
-  expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept override;
+  bool free_kept(stream_key const& key) noexcept override;
   void deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept override;
   void return_part(stream_key const& key, void* pointer, std::size_t bytes) noexcept override {
     deallocate(key, pointer, bytes);

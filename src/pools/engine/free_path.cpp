@@ -73,10 +73,10 @@ bool free_path::passes_threshold(stream_timeline& timeline, std::size_t bytes, p
   return timeline.epochs().count_unrecorded(frees, std::exchange(own->unrecorded_bytes, 0), threshold);
 }
 
-// Records an event for a free if another stream or the host may soon want memory, and for each free of a loan: its
-// borrower may want the same addresses on another stream. The event shows them when the work on
-// the block is complete. `bytes`: the size of the block. Returns the use of the call with the epoch of the event, or
-// with its present epoch if none was recorded.
+// Records an event for a free if another stream or the host may soon want memory. Records one for each free of a loan,
+// since its borrower may want the same addresses on another stream. The event shows them when the work on the block is
+// complete. `bytes`: the size of the block. Returns the use of the call with the epoch of the event, or with its
+// present epoch if none was recorded.
 [[gnu::always_inline]] inline stream_use free_path::record_if_due(free_call const& call, std::size_t bytes,
                                                                   pool_shard& shard) noexcept {
   auto& timeline = *call.use.timeline;

@@ -105,8 +105,10 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
   return fresh.user;
 }
 
-expected<void*, failure> hardening::lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept {
-  return draw(key, [&] { return engine_.lend(key, terms, bytes); });
+bool hardening::free_kept(stream_key const& key) noexcept {
+  if (key.may_wait()) return drain(sync::now() + tuning::max_host_wait, until::something);
+  advance(&key, 0);
+  return true;
 }
 
 // Asks the engine for memory. If it has none, blocks leave the quarantine early and the engine is asked again. For a
