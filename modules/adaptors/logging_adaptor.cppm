@@ -146,7 +146,7 @@ public:
   // Both do nothing in a call from inside a sink, while this thread writes to the sinks.
   void write(trace_action action, stream_key const& key, void const* pointer, std::size_t bytes,
              served_by served = served_by::unknown) noexcept;
-  // Writes no row after that of an allocation that has the label.
+  // Writes no row directly after that of the allocation, by the same thread, if that has the label.
   void write_label(void const* pointer, std::uint32_t label) noexcept;
   // Writes all rows to the sinks and flushes them. Returns false if a sink has failed, now or earlier.
   bool flush() noexcept;
@@ -214,7 +214,11 @@ public:
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     last_served = usual_;
-    return base::try_allocate(key, bytes, alignment);
+    auto const result = base::try_allocate(key, bytes, alignment);
+    if (result) return result;
+    bool const may_wait = result.error().reason == outcome::exhausted && this->access().can_wait();
+    if (key.ends_if(may_wait)) log_.show_kept();
+    return result;
   }
   bool set_label(void const* pointer, std::uint32_t label) noexcept {
     bool const named = base::set_label(pointer, label);
@@ -264,7 +268,6 @@ private:
   }
   void on_failure(stream_key const& key, std::size_t bytes) noexcept {
     log_.write(trace_action::allocate_failure, key, nullptr, bytes);
-    if (key.queues() != queueing::behind) log_.show_kept(); // otherwise the request may wait
   }
 
   allocation_log log_;

@@ -186,7 +186,7 @@ public:
   void free(stream_ref stream, void* pointer, std::optional<std::size_t> bytes) override {
     if (!pointer || !driver_api::driver_alive()) return;
     if (!bytes) bytes = this->held().bytes_of(pointer);
-    if (!bytes) throw std::invalid_argument{"gpumem: the pointer is not live in the pool"};
+    if (!bytes) return base::free(stream, pointer, bytes); // the pool reports the misuse
     outer_.deallocate(stream, pointer, *bytes, GPUMEM_ALIGNMENT);
   }
   void* try_allocate_keyed(void const* key, std::size_t bytes, std::size_t alignment) noexcept override {

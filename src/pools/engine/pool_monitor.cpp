@@ -88,9 +88,11 @@ monitor_page* make_page(std::string& path) {
   if (error == 0) error = posix_fallocate(file, 0, sizeof(monitor_page));
   if (error == 0) page = mmap(nullptr, sizeof(monitor_page), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (error == 0 && (page == MAP_FAILED || madvise(page, sizeof(monitor_page), MADV_DONTFORK) != 0)) error = errno;
+  auto* const made = static_cast<monitor_page*>(page);
+  if (error == 0) std::string_view{program_invocation_short_name}.copy(made->program, sizeof made->program - 1);
   if (error == 0 && !give_name(file, path)) error = errno;
   close(file);
-  if (error == 0) return static_cast<monitor_page*>(page);
+  if (error == 0) return made;
   if (page != MAP_FAILED) munmap(page, sizeof(monitor_page));
   errno = error;
   throw_errno("cannot make a page in " + std::string{monitor_folder});
@@ -161,7 +163,6 @@ private:
     opened_ = true;
     try {
       page_ = make_page(path_);
-      std::string_view{program_invocation_short_name}.copy(page_->program, sizeof page_->program - 1);
     } catch (std::exception const& error) {
       std::fprintf(stderr, "gpumem: GPUMEM_MONITOR: no statistics are published: %s\n", error.what());
       return;
