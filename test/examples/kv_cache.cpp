@@ -14,15 +14,10 @@ public:
     memory_ = {pool, stream, {.reserve = most, .initial = most, .discarded = true, .page = block_bytes}};
     for (auto block = blocks; block > 0;) unused_.push_back(--block);
   }
-  gpumem::task<std::size_t> add_block() { // waits in the pool's line while the card is full
+  gpumem::task<std::size_t> add_block() { // waits in the pool's line while the card is full; one call at a time
     auto const block = unused_.back();
-    unused_.pop_back();
-    try {
-      co_await memory_.restore(stream_, block * block_bytes, block_bytes);
-    } catch (...) { // the pool was closed, or no memory can come
-      unused_.push_back(block);
-      throw;
-    }
+    co_await memory_.restore(stream_, block * block_bytes, block_bytes); // if it throws, the block stays unused
+    std::erase(unused_, block);
     co_return block;
   }
   void remove_block(std::size_t block) { // its memory goes once the stream's work on it is complete
