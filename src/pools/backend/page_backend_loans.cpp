@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -79,7 +80,6 @@ growth_plan page_backend::loan_plan(loan_site const& site, allocation_request co
 // Joins the memory at a site, all of which is mapped and free, to one range. Orders the stream after its uses.
 attempt<placement> page_backend::join_site(page_extent where, allocation_request const& request) {
   auto const site = look_at(where, request);
-  if (site.how == reuse_tier::none) return unexpected<failure>{failure{outcome::exhausted}};
   auto const begin = reinterpret_cast<std::uintptr_t>(request.loan->into->pages.base()) + where.offset;
   for (auto* each = site.how == reuse_tier::wait ? site.first : nullptr; each; each = each->upper) {
     if (!reuse_rules::wait_for(each->uses, request.key)) return unexpected<failure>{failure{outcome::exhausted}};
