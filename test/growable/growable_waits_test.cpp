@@ -92,7 +92,6 @@ TEST_F(growable_waits, growth_by_a_large_page_leaves_the_rest_to_others) {
   EXPECT_TRUE(r.acquire(b, 8 * MiB).try_now());
 }
 
-// The free of a quarantined block resumes a coroutine, which may call the buffer.
 TEST_F(growable_waits, growth_in_a_hardened_pool_takes_quarantined_memory) {
   pool r{device, {.limit = 64 * MiB, .hardened = {.enabled = true}}};
   buffer kv{r, a, {.reserve = GiB, .initial = 2 * MiB, .page = 2 * MiB, .name = "cache"}};
@@ -100,7 +99,7 @@ TEST_F(growable_waits, growth_in_a_hardened_pool_takes_quarantined_memory) {
   EXPECT_TRUE(std::ranges::any_of(seen.blocks,
                                   [](auto const& each) { return gpumem::detail::label_text(each.label) == "cache"; }));
   auto block = r.acquire(a, 40 * MiB).wait();
-  growth waits{kv.grow_to(a, 30 * MiB)}; // resumes at once on the thread that frees
+  growth waits{kv.grow_to(a, 30 * MiB, here())};
   EXPECT_FALSE(waits.ended());
   block.reset();
   a.synchronize();
