@@ -372,6 +372,9 @@ TEST_F(growable_errors, stream_of_another_device_is_refused) {
   r.open_to(other);
   EXPECT_TRUE(kv.try_grow_to(far, 64 * MiB));
   write(far, kv, 0, 64 * MiB);
+  kv.discard(far, 2 * MiB, 2 * MiB);
+  kv.shrink_to(far, MiB);
+  EXPECT_EQ(kv.mapped_bytes(), 2 * MiB);
 }
 
 // From each driver call on, all calls of that function fail. The buffer is then as it was, and no memory is left
