@@ -166,6 +166,13 @@ TEST_F(failure_callback, callback_may_allocate_through_the_adaptors) {
   pool_.deallocate(s_, held, 4_MiB);
 }
 
+TEST_F(failure_callback, request_that_does_not_wait_calls_it) {
+  auto const held = pool_.acquire(s_, 3_MiB).wait();
+  gpumem::failure_callback_adaptor subject{pool_, {.callback = recording()}};
+  EXPECT_FALSE(gpumem::acquire(subject, s_, 2_MiB).try_now());
+  EXPECT_EQ(calls_.size(), 1u);
+}
+
 TEST_F(failure_callback, request_that_may_wait_calls_nothing) {
   test::parking_resource upstream{100};
   gpumem::failure_callback_adaptor subject{upstream, {.callback = recording(true)}};

@@ -494,6 +494,20 @@ TEST_F(pool_log, last_rows_are_written_when_a_wait_ends_without_memory) {
   EXPECT_EQ(actions_in(text).back(), refusal);
 }
 
+// A first attempt ends a request that is too large, and one to a resource that lets none wait.
+TEST_F(pool_log, last_rows_are_written_when_a_first_attempt_ends_a_request) {
+  gpumem::logging_options const options{.format = gpumem::log_format::binary, .keep_last = 64};
+  {
+    logging_adaptor subject{gpumem::pool_resource{device, {.limit = 4 * MiB}}, text, options};
+    EXPECT_THROW((void)gpumem::acquire(subject, a, 5 * MiB).wait(), gpumem::out_of_memory);
+    EXPECT_EQ(actions_in(text), std::vector{allocate_failure});
+  }
+  std::ostringstream second;
+  logging_adaptor subject{gpumem::cuda_resource{}, second, options};
+  EXPECT_THROW((void)gpumem::acquire(subject, a, std::size_t{1} << 50).wait(), gpumem::out_of_memory);
+  EXPECT_EQ(actions_in(second), std::vector{allocate_failure});
+}
+
 // The sink makes the pool grow, while another thread grows it too and tells the log.
 TEST_F(pool_log, sink_may_make_the_pool_grow) {
   struct growing_buffer final : std::streambuf {

@@ -78,6 +78,7 @@ static void labels_and_snapshots(void) {
   EXPECT(file_has("snapshot.json", "\"label\":\"through the adaptor\""));
   EXPECT(remove("snapshot.json") == 0);
   EXPECT(gpumem_free(pool, stream, block) == GPUMEM_GRANTED);
+  EXPECT_REFUSED(gpumem_free(pool, stream, block), wrong, "double free");
   EXPECT(gpumem_release(pool) == GPUMEM_GRANTED);
   pool = make("limiting(pool,limit=8MiB)");
   EXPECT(gpumem_allocate(pool, stream, 1000, GPUMEM_ALIGNMENT, &block) == GPUMEM_GRANTED);
