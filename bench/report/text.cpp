@@ -106,7 +106,7 @@ std::string shown_changes(summary const& before, summary const& after) {
   auto const of = [](summary const& each) { return each.name + (each.snapshot ? "" : " at peak live"); };
   auto const &first = compared_moment(before), &second = compared_moment(after);
   auto const changes = compare(before, after);
-  std::string text = "\nWhat changed from " + of(before) + " to " + of(after) + "\n";
+  std::string text = "\nChanges from " + of(before) + " to " + of(after) + "\n";
   text += shown_change("live", {"", first.live, second.live, first.blocks, second.blocks});
   if (before.memory != memory_source::none && after.memory != memory_source::none)
     text += "  " + pad("reserved", 36) + pad(shown_difference(first.reserved, second.reserved), 12) +

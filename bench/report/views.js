@@ -100,10 +100,10 @@ function signed(before, after) {
   return (after < before ? "−" : "+") + bytes(Math.abs(after - before));
 }
 
-// What changed from the first recording to the others.
+// The changes from the first recording to the others.
 function draw_changes() {
   if (recordings.length < 2) return;
-  const section = view("changes", "What changed", "Bytes and blocks of each holder, the largest differences first.");
+  const section = view("changes", "Changes", "Bytes and blocks of each holder, the largest differences first.");
   const moment = (of) => of.name + (of.snapshot ? "" : " at peak live");
   for (const after of recordings.slice(1)) {
     const { changes } = after, before = recordings[0];

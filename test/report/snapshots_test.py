@@ -141,8 +141,8 @@ class Snapshots(unittest.TestCase):
                 blocks = [each for each in memory.live.values() if torch_memory.label(each["layer"]) == change["name"]]
                 self.assertEqual(change["blocks_" + when], len(blocks))
                 self.assertEqual(change["bytes_" + when], sum(each["requested"] for each in blocks))
-        self.assertIn("What changed from first to second", text)
-        self.assertEqual(text.split("What changed")[1].count("by label"), 1)
+        self.assertIn("Changes from first to second", text)
+        self.assertEqual(text.split("Changes from")[1].count("by label"), 1)
 
     def test_metadata_and_foreign_frames_name_holders(self):
         whole = torch_memory.snapshot([torch_memory.Memory(seed=3).run(30)], history=False)
