@@ -1,0 +1,243 @@
+// What the host and the kernels share of a heap for kernels: the view that kernels get, and the layout of its metadata.
+// For C++17 and later, with any compiler; kernels include <gpumem/device_heap.cuh>, which defines the view's functions.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#if defined(__CUDACC__)
+#define GPUMEM_HEAP_HOST __host__
+#define GPUMEM_HEAP_DEVICE __device__
+#else
+#define GPUMEM_HEAP_HOST
+#define GPUMEM_HEAP_DEVICE
+#endif
+#define GPUMEM_HEAP_SHARED GPUMEM_HEAP_HOST GPUMEM_HEAP_DEVICE
+
+namespace gpumem {
+
+/// Options of a device_heap; sizes in bytes.
+struct device_heap_options {
+  std::size_t bytes = 0;   ///< the size at first, rounded up to 2 MiB
+  std::size_t reserve = 0; ///< addresses to reserve: the most that the heap can ever have; 0: as many as `bytes`
+  std::string name = "device heap"; ///< names the memory in snapshots and reports, and the heap in texts of errors
+};
+
+/// What the blocks of a device_heap occupy, and which calls failed since its creation or last reset.
+struct device_heap_statistics {
+  /// The blocks of one size class.
+  struct size_class {
+    std::size_t bytes = 0;    ///< size of each block
+    std::uint64_t live = 0;   ///< number of blocks that are allocated and not freed
+    std::uint64_t in_use = 0; ///< bytes of the slabs that hold them, free blocks included
+  };
+
+  std::size_t bytes = 0;          ///< size of the heap
+  std::size_t free = 0;           ///< bytes of slabs that no size class and no large block uses
+  std::uint64_t live = 0;         ///< number of all blocks that are allocated and not freed
+  std::size_t live_bytes = 0;     ///< their bytes, rounded up to size classes and slabs
+  std::uint64_t failed = 0;       ///< number of allocations that returned null for lack of memory
+  std::size_t largest_failed = 0; ///< most bytes for which such an allocation asked
+  std::uint64_t bad_frees = 0;    ///< number of ignored frees: twice, or of an address that is no block of the heap
+  std::uintptr_t bad_free = 0;    ///< address of the first of them
+  std::uint64_t large = 0;        ///< number of live blocks of more than 64 KiB
+  std::size_t large_bytes = 0;    ///< their bytes, rounded up to slabs
+  std::array<size_class, 13> classes{}; ///< 16 bytes, 32 bytes, … 64 KiB
+};
+
+namespace heap_detail {
+
+constexpr unsigned class_count = 13;                // 16 bytes … 64 KiB
+constexpr unsigned smallest_log = 4, slab_log = 16; // logarithms of the bytes of the smallest class and of a slab
+constexpr std::size_t slab_bytes = std::size_t{1} << slab_log;
+constexpr unsigned slab_words = (1u << (slab_log - smallest_log)) / 32; // bit words of one slab
+constexpr std::size_t most_slabs = std::size_t{1} << 24;                // 1 TiB; a slot has 24 bits for a slab
+constexpr unsigned most_processors = 256;                               // slots beyond them are shared
+constexpr unsigned slabs_per_processor = 128; // one slot of each class for so many slabs: slots keep little memory back
+
+// The state of a slab: the class and the number of freed blocks, which no slot has reserved. A slab that is free has 0.
+// The first slab of a large block has the kind `large` and the number of its slabs; its other slabs have 0.
+constexpr unsigned state_shift = 28;
+constexpr std::uint32_t count_mask = (std::uint32_t{1} << state_shift) - 1;
+constexpr std::uint32_t large = class_count + 1;
+constexpr std::uint32_t make_state(std::uint32_t kind, std::uint32_t count) { return kind << state_shift | count; }
+GPUMEM_HEAP_SHARED inline std::uint32_t kind_of(std::uint32_t state) { return state >> state_shift; }
+GPUMEM_HEAP_SHARED inline std::uint32_t count_of(std::uint32_t state) { return state & count_mask; }
+
+// A slot holds the blocks that the threads of one multiprocessor take next: the first slab, the number of its blocks
+// that the slot has reserved, whether they are marked in the bits of the slab or lie in a row from its begin on, and
+// how many were taken. More than `reserved` were asked for when the slot has become empty.
+constexpr unsigned taken_bits = 26, reserved_bits = 13;
+constexpr std::uint64_t make_slot(std::uint32_t slab, std::uint32_t reserved, bool marked, std::uint32_t taken) {
+  return (std::uint64_t{slab} << (reserved_bits + 1) | std::uint64_t{reserved} << 1 | (marked ? 1u : 0u))
+             << taken_bits |
+         taken;
+}
+GPUMEM_HEAP_SHARED inline std::uint32_t taken_of(std::uint64_t slot) {
+  return static_cast<std::uint32_t>(slot) & ((1u << taken_bits) - 1);
+}
+GPUMEM_HEAP_SHARED inline bool is_marked(std::uint64_t slot) { return (slot >> taken_bits & 1) != 0; }
+GPUMEM_HEAP_SHARED inline std::uint32_t reserved_of(std::uint64_t slot) {
+  return static_cast<std::uint32_t>(slot >> (taken_bits + 1)) & ((1u << reserved_bits) - 1);
+}
+GPUMEM_HEAP_SHARED inline std::uint32_t slab_of(std::uint64_t slot) {
+  return static_cast<std::uint32_t>(slot >> (taken_bits + 1 + reserved_bits));
+}
+
+// What the device counts; at the begin of the metadata.
+struct header {
+  std::uint64_t failed;
+  std::uint64_t largest_failed;
+  std::uint64_t bad_frees;
+  std::uint64_t bad_free;
+};
+
+constexpr std::size_t header_bytes = 256;
+constexpr std::size_t slot_stride = 16; // slots of one multiprocessor, for alignment more than there are classes
+
+// Offsets into the metadata of a heap that can have `slabs` slabs.
+struct layout {
+  std::uint32_t slabs = 0;                          // a multiple of 64
+  std::uint32_t words1 = 0, words2 = 0, words3 = 0; // of one set: a bit of each level stands for a word of the last one
+  std::uint32_t set_words = 0;                      // of one set, with the alignment
+
+  static constexpr std::size_t slots = header_bytes;
+  static constexpr std::size_t states = slots + most_processors * slot_stride * sizeof(std::uint64_t);
+  constexpr std::size_t sets() const { return states + slabs * sizeof(std::uint32_t); }
+  // The free slabs; then for each class the slabs with many freed blocks, and those with few.
+  static constexpr unsigned set_count = 1 + 2 * class_count;
+  constexpr std::size_t bits() const { return sets() + std::size_t{set_words} * set_count * sizeof(std::uint64_t); }
+  constexpr std::size_t end(std::size_t present) const { return bits() + present * slab_words * sizeof(std::uint32_t); }
+};
+
+constexpr layout make_layout(std::size_t reserve) {
+  layout result;
+  result.slabs = static_cast<std::uint32_t>((reserve / slab_bytes + 63) / 64 * 64);
+  result.words1 = result.slabs / 64;
+  result.words2 = (result.words1 + 63) / 64;
+  result.words3 = (result.words2 + 63) / 64;
+  result.set_words = (result.words1 + result.words2 + result.words3 + 31) / 32 * 32;
+  return result;
+}
+
+} // namespace heap_detail
+
+/// The heap as kernels see it; pass it to them by value. It stays valid when the heap grows and when it is reset;
+/// kernels with an older view use the new memory too. Must not be used after the end of the device_heap. Its functions
+/// are defined in <gpumem/device_heap.cuh>.
+class heap_view {
+public:
+  heap_view() = default;
+  /// For device_heap: `data` and `metadata` are the addresses of its two buffers.
+  heap_view(void* data, void* metadata, std::size_t reserve, std::size_t bytes) noexcept
+      : data_{static_cast<unsigned char*>(data)}, metadata_{static_cast<unsigned char*>(metadata)},
+        layout_{heap_detail::make_layout(reserve)},
+        processors_{static_cast<std::uint32_t>(std::clamp<std::size_t>(
+            bytes / heap_detail::slab_bytes / heap_detail::slabs_per_processor, 1, heap_detail::most_processors))} {}
+
+  /// Returns a block of at least `bytes` bytes; null if the heap has none, which is counted, or if `bytes` is 0. Blocks
+  /// of up to 64 KiB have the next power of two as their size, at least 16 bytes, and are aligned to it; larger ones
+  /// are aligned to 64 KiB. Any thread of any kernel of the device. The contents are undefined.
+  GPUMEM_HEAP_DEVICE void* allocate(std::size_t bytes) const;
+  /// Frees a block that any thread of any kernel got from the heap. Null does nothing. A block that is free already and
+  /// an address that is no block of the heap are counted and ignored.
+  GPUMEM_HEAP_DEVICE void deallocate(void* block) const;
+  /// Allocates and constructs an object; returns null if the heap has no memory.
+  template <class T, class... Arguments> GPUMEM_HEAP_DEVICE T* create(Arguments&&... arguments) const;
+  /// Destroys an object that `create` made, and frees its memory. Null does nothing.
+  template <class T> GPUMEM_HEAP_DEVICE void destroy(T* object) const;
+
+  /// For the library.
+  GPUMEM_HEAP_SHARED unsigned char* data() const noexcept { return data_; }
+  /// For the library.
+  GPUMEM_HEAP_SHARED unsigned char* metadata() const noexcept { return metadata_; }
+  /// For the library.
+  GPUMEM_HEAP_SHARED heap_detail::layout const& layout() const noexcept { return layout_; }
+  /// For the library: the number of multiprocessors with slots of their own.
+  GPUMEM_HEAP_SHARED std::uint32_t processors() const noexcept { return processors_; }
+
+private:
+  unsigned char* data_ = nullptr;
+  unsigned char* metadata_ = nullptr;
+  heap_detail::layout layout_;
+  std::uint32_t processors_ = 1;
+};
+
+namespace heap_detail {
+
+// A part of the metadata that the host fills with one byte value, in stream order.
+struct fill {
+  std::size_t offset;
+  std::size_t bytes;
+  unsigned char value;
+};
+
+// Returns the fills after a growth from `old` to `now` slabs, both multiples of 32. A heap that kernels use meanwhile
+// stays valid: only words of new slabs change, and a set bit of an upper level may stand for an empty word.
+inline std::array<fill, 5> fills_of_growth(layout const& heap, std::size_t old, std::size_t now) {
+  auto const upper = heap.sets() + std::size_t{heap.words1} * 8;
+  auto const words = [](std::size_t slabs, std::size_t each) { return (slabs + each - 1) / each * 8; };
+  return {{{heap.states + old * 4, (now - old) * 4, 0},
+           {heap.bits() + old * slab_words * 4, (now - old) * slab_words * 4, 0},
+           {heap.sets() + old / 8, (now - old) / 8, 0xff},
+           {upper, words(now, 64 * 64), 0xff},
+           {upper + std::size_t{heap.words2} * 8, words(now, std::size_t{64} * 64 * 64), 0xff}}};
+}
+
+// Returns the fill before the first growth, and, with that of all slabs, for a reset.
+inline fill fill_of_begin(layout const& heap) { return {0, heap.bits(), 0}; }
+
+// Returns how many bytes from the begin of the metadata count_blocks needs.
+inline std::size_t counted_bytes(layout const& heap, std::size_t slabs) { return heap.states + slabs * 4; }
+
+// Returns the statistics. `copy`: the metadata's first counted_bytes, of a time at which no kernel uses the heap.
+inline device_heap_statistics count_blocks(unsigned char const* copy, std::size_t slabs) {
+  auto const read = [copy](auto& value, std::size_t offset) { std::memcpy(&value, copy + offset, sizeof value); };
+  device_heap_statistics result;
+  header counted{};
+  read(counted, 0);
+  result.bytes = slabs * slab_bytes;
+  result.failed = counted.failed;
+  result.largest_failed = static_cast<std::size_t>(counted.largest_failed);
+  result.bad_frees = counted.bad_frees;
+  result.bad_free = static_cast<std::uintptr_t>(counted.bad_free);
+  result.free = result.bytes;
+  for (unsigned i = 0; i != class_count; ++i) result.classes[i].bytes = std::size_t{1} << (smallest_log + i);
+
+  for (std::size_t i = 0; i != slabs; ++i) {
+    std::uint32_t state = 0;
+    read(state, layout::states + i * 4);
+    auto const kind = kind_of(state);
+    if (kind == large) {
+      ++result.large;
+      result.large_bytes += count_of(state) * slab_bytes;
+    } else if (kind != 0) {
+      auto& blocks = result.classes[kind - 1];
+      blocks.live += slab_bytes / blocks.bytes - count_of(state);
+      blocks.in_use += slab_bytes;
+    }
+  }
+  for (unsigned processor = 0; processor != most_processors; ++processor)
+    for (unsigned i = 0; i != class_count; ++i) {
+      std::uint64_t slot = 0;
+      read(slot, layout::slots + (processor * slot_stride + i) * 8);
+      if (taken_of(slot) < reserved_of(slot)) result.classes[i].live -= reserved_of(slot) - taken_of(slot);
+    }
+  result.live = result.large;
+  result.live_bytes = result.large_bytes;
+  result.free -= result.large_bytes;
+  for (auto const& blocks : result.classes) {
+    result.live += blocks.live;
+    result.live_bytes += blocks.live * blocks.bytes;
+    result.free -= blocks.in_use;
+  }
+  return result;
+}
+
+} // namespace heap_detail
+} // namespace gpumem
