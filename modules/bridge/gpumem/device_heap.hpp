@@ -65,7 +65,7 @@ constexpr unsigned slabs_per_processor = 128; // one slot of each class for so m
 constexpr unsigned state_shift = 28;
 constexpr std::uint32_t count_mask = (std::uint32_t{1} << state_shift) - 1;
 constexpr std::uint32_t large = class_count + 1;
-constexpr std::uint32_t make_state(std::uint32_t kind, std::uint32_t count) { return kind << state_shift | count; }
+GPUMEM_HEAP_SHARED constexpr std::uint32_t make_state(std::uint32_t kind, std::uint32_t count) { return kind << state_shift | count; }
 GPUMEM_HEAP_SHARED inline std::uint32_t kind_of(std::uint32_t state) { return state >> state_shift; }
 GPUMEM_HEAP_SHARED inline std::uint32_t count_of(std::uint32_t state) { return state & count_mask; }
 
@@ -73,7 +73,7 @@ GPUMEM_HEAP_SHARED inline std::uint32_t count_of(std::uint32_t state) { return s
 // that the slot has reserved, whether they are marked in the bits of the slab or lie in a row from its begin on, and
 // how many were taken. More than `reserved` were asked for when the slot has become empty.
 constexpr unsigned taken_bits = 26, reserved_bits = 13;
-constexpr std::uint64_t make_slot(std::uint32_t slab, std::uint32_t reserved, bool marked, std::uint32_t taken) {
+GPUMEM_HEAP_SHARED constexpr std::uint64_t make_slot(std::uint32_t slab, std::uint32_t reserved, bool marked, std::uint32_t taken) {
   return (std::uint64_t{slab} << (reserved_bits + 1) | std::uint64_t{reserved} << 1 | (marked ? 1u : 0u))
              << taken_bits |
          taken;
@@ -108,11 +108,11 @@ struct layout {
 
   static constexpr std::size_t slots = header_bytes;
   static constexpr std::size_t states = slots + most_processors * slot_stride * sizeof(std::uint64_t);
-  constexpr std::size_t sets() const { return states + slabs * sizeof(std::uint32_t); }
+  GPUMEM_HEAP_SHARED constexpr std::size_t sets() const { return states + slabs * sizeof(std::uint32_t); }
   // The free slabs; then for each class the slabs with many freed blocks, and those with few.
   static constexpr unsigned set_count = 1 + 2 * class_count;
-  constexpr std::size_t bits() const { return sets() + std::size_t{set_words} * set_count * sizeof(std::uint64_t); }
-  constexpr std::size_t end(std::size_t present) const { return bits() + present * slab_words * sizeof(std::uint32_t); }
+  GPUMEM_HEAP_SHARED constexpr std::size_t bits() const { return sets() + std::size_t{set_words} * set_count * sizeof(std::uint64_t); }
+  GPUMEM_HEAP_SHARED constexpr std::size_t end(std::size_t present) const { return bits() + present * slab_words * sizeof(std::uint32_t); }
 };
 
 constexpr layout make_layout(std::size_t reserve) {
