@@ -118,9 +118,10 @@ struct layout {
 constexpr layout make_layout(std::size_t reserve) {
   layout result;
   result.slabs = static_cast<std::uint32_t>((reserve / slab_bytes + 63) / 64 * 64);
-  result.words1 = result.slabs / 64;
-  result.words2 = (result.words1 + 63) / 64;
-  result.words3 = (result.words2 + 63) / 64;
+  // Each level has a word for each bit of the level above, since the fills of a growth set whole words there.
+  result.words1 = (result.slabs / 64 + 63) / 64 * 64;
+  result.words2 = (result.words1 / 64 + 63) / 64 * 64;
+  result.words3 = result.words2 / 64;
   result.set_words = (result.words1 + result.words2 + result.words3 + 31) / 32 * 32;
   return result;
 }
