@@ -16,7 +16,8 @@ install(EXPORT gpumem NAMESPACE gpumem:: FILE gpumemTargets.cmake DESTINATION "$
 if(NOT GPUMEM_PARTITIONS)
   install(DIRECTORY "${PROJECT_SOURCE_DIR}/modules" DESTINATION "${CMAKE_INSTALL_DATADIR}/gpumem" FILES_MATCHING
     PATTERN "*.cppm" PATTERN gpumem.cppm EXCLUDE PATTERN scheduled EXCLUDE PATTERN bridge EXCLUDE
-    PATTERN guide EXCLUDE PATTERN thrust EXCLUDE PATTERN snapshot EXCLUDE PATTERN growable EXCLUDE)
+    PATTERN guide EXCLUDE PATTERN thrust EXCLUDE PATTERN snapshot EXCLUDE PATTERN growable EXCLUDE
+    PATTERN device_heap EXCLUDE)
 endif()
 
 # The C ABI is a separate package: its users need no CUDA headers, no modules and no C++ compiler.

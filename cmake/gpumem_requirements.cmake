@@ -79,7 +79,7 @@ endfunction()
 # case, with `import std`. From CMake 4.4 on it uses the importer's mode. Remove the function when CMake 4.4 is
 # required.
 function(gpumem_import_in standard extensions headers)
-  foreach(target IN ITEMS gpumem::gpumem gpumem::thrust gpumem::snapshot gpumem::growable)
+  foreach(target IN ITEMS gpumem::gpumem gpumem::thrust gpumem::snapshot gpumem::growable gpumem::device_heap)
     set_target_properties(${target} PROPERTIES IMPORTED_CXX_MODULES_INCLUDE_DIRECTORIES "${headers}"
       IMPORTED_CXX_MODULES_COMPILE_FEATURES "cxx_std_${standard}" CXX_EXTENSIONS "${extensions}")
     # clang 19 ignores -fexperimental-modules-reduced-bmi where it writes only a BMI.

@@ -16,7 +16,7 @@ namespace gpumem::detail {
 //
 // Copies and fills touch memory from the device that has it, because another device may have no access to it. If that
 // is not `home`, a stream of that device does the work: it first waits for `on`, and `on` then waits for it.
-class stream_work {
+export class stream_work {
 public:
   stream_work(stream_ref stream, device home);
 

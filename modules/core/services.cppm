@@ -195,7 +195,7 @@ inline char const* name_of(services_handle const& services) noexcept {
   return services.table->name ? services.table->name(services.state) : nullptr;
 }
 // Returns the failure that belongs to the exception being handled.
-failure current_failure(std::size_t bytes) noexcept;
+export failure current_failure(std::size_t bytes) noexcept;
 
 // Throws the exception that belongs to the failure; out_of_memory carries the resource's statistics.
 [[noreturn]] void throw_failure_of(services_handle const& services, CUstream stream, failure const& failure);

@@ -93,6 +93,8 @@ private:
 /// coroutine that calls the buffer.
 export class growable_state {
 public:
+  using loan_map = std::map<std::size_t, std::size_t>; // the bytes of loans, by offset
+
   growable_state(page_lender lender, growable_options const& options);
   growable_state(growable_state const&) = delete;
   growable_state& operator=(growable_state const&) = delete;
@@ -116,17 +118,28 @@ public:
   expected<void, failure> try_now(stream_ref stream, extend::page_extent wanted, growth_request::aim aim) noexcept;
   void grow(stream_ref stream, std::size_t bytes, growth_request::aim aim);
   void begin_discarded(stream_ref stream, std::size_t bytes);
-  void shrink_to(stream_ref stream, std::size_t bytes);
+  void shrink_to(stream_ref stream, std::size_t bytes) {
+    auto const key = identify(stream);
+    free(key, cut(key, bytes));
+  }
+  // Makes the size `bytes`, and returns the loans beyond it. The caller passes them to free() once it holds no lock.
+  loan_map cut(extend::stream_key const& key, std::size_t bytes);
+  void free(extend::stream_key const& key, loan_map const& loans) noexcept;
   void discard(stream_ref stream, extend::page_extent where);
+  // Counts the stream as the one that was used last.
+  void record_stream(extend::stream_key const& key) noexcept {
+    sync::lock const held{mutex_};
+    use(key);
+  }
+  // Returns the key of a stream that may use the pages. Throws acquire_error if the stream captures, unless
+  // `may_capture`.
+  extend::stream_key identify(stream_ref stream, bool may_capture = false) const;
   [[noreturn]] void throw_wrong(growth_request const& asked) const;
 
 private:
-  using loan_map = std::map<std::size_t, std::size_t>; // the bytes of loans, by offset
-
   inline std::size_t round_up(std::size_t bytes) const noexcept {
     return (bytes + granularity() - 1) / granularity() * granularity();
   }
-  extend::stream_key identify(stream_ref stream) const;
   std::size_t growth_end(std::size_t bytes) const noexcept;
   growth_request::fault fault_of(growth_request const& asked) const noexcept
       __attribute__((requires_capability(mutex_)));
@@ -137,7 +150,6 @@ private:
   void divide_at(std::size_t offset) __attribute__((requires_capability(mutex_)));
   loan_map take(extend::page_extent where) __attribute__((requires_capability(mutex_)));
   void use(extend::stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
-  void free(extend::stream_key const& key, loan_map const& loans) noexcept;
 
   page_lender lender_;
   std::size_t const page_;
@@ -151,6 +163,11 @@ private:
   loan_map loans_ __attribute__((guarded_by(mutex_)));
   extend::stream_timeline* timeline_ __attribute__((guarded_by(mutex_))) = nullptr; // of the stream that was used last
   std::atomic<CUstream> stream_{nullptr};
+};
+
+/// Gives the state of a buffer to the modules that build on it.
+export struct growable_access {
+  static growable_state& state_of(growable_buffer const& buffer);
 };
 
 inline std::optional<device> growth_request::where() noexcept { return buffer_.lender().where(); }
@@ -342,6 +359,7 @@ public:
   }
 
 private:
+  friend struct detail::growable_access;
   growable_buffer(detail::page_lender lender, stream_ref stream, growable_options const& options)
       : state_{std::make_unique<detail::growable_state>(std::move(lender), options)} {
     if (options.discarded) {
@@ -367,3 +385,7 @@ private:
 };
 
 } // namespace gpumem
+
+namespace gpumem::detail {
+inline growable_state& growable_access::state_of(growable_buffer const& buffer) { return buffer.live(); }
+} // namespace gpumem::detail

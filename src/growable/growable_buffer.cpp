@@ -222,12 +222,12 @@ void growable_state::begin_discarded(stream_ref stream, std::size_t bytes) {
   use(key);
 }
 
-extend::stream_key growable_state::identify(stream_ref stream) const {
+extend::stream_key growable_state::identify(stream_ref stream, bool may_capture) const {
   throw_if_child();
   auto const where = lender().where();
   auto const key = where ? extend::identify(stream, *where) : extend::identify(stream);
   if (!lender().serves_stream(key)) extend::throw_failure(unopened_device(0));
-  if (key.asked().capturing()) extend::throw_failure({outcome::capture_unsupported, 0, 0});
+  if (!may_capture && key.asked().capturing()) extend::throw_failure({outcome::capture_unsupported, 0, 0});
   return key;
 }
 
@@ -282,24 +282,21 @@ void growable_state::free(extend::stream_key const& key, loan_map const& loans) 
     lender().deallocate(key, static_cast<std::byte*>(base()) + offset, bytes, 1);
 }
 
-void growable_state::shrink_to(stream_ref stream, std::size_t bytes) {
-  auto const key = identify(stream);
+growable_state::loan_map growable_state::cut(extend::stream_key const& key, std::size_t bytes) {
   loan_map freed;
-  {
-    sync::lock const held{mutex_};
-    if (bytes > this->bytes()) {
-      throw std::invalid_argument{"gpumem: " + name_ + ": cannot shrink to " + text_of(bytes) +
-                                  " bytes: the buffer has " + text_of(this->bytes()) + " bytes"};
-    }
-    // A later growth maps again what was discarded beyond the new size.
-    auto const least = round_up(bytes);
-    auto const begin = std::min(lent_until({least, pages_end(bytes) - least}), end());
-    if (begin < end()) freed = take({begin, end() - begin});
-    bytes_.store(bytes, std::memory_order_relaxed);
-    end_.store(begin, std::memory_order_relaxed);
-    use(key);
+  sync::lock const held{mutex_};
+  if (bytes > this->bytes()) {
+    throw std::invalid_argument{"gpumem: " + name_ + ": cannot shrink to " + text_of(bytes) +
+                                " bytes: the buffer has " + text_of(this->bytes()) + " bytes"};
   }
-  free(key, freed);
+  // A later growth maps again what was discarded beyond the new size.
+  auto const least = round_up(bytes);
+  auto const begin = std::min(lent_until({least, pages_end(bytes) - least}), end());
+  if (begin < end()) freed = take({begin, end() - begin});
+  bytes_.store(bytes, std::memory_order_relaxed);
+  end_.store(begin, std::memory_order_relaxed);
+  use(key);
+  return freed;
 }
 
 void growable_state::discard(stream_ref stream, extend::page_extent where) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 
 #if defined(__CUDACC__)
@@ -170,6 +171,29 @@ private:
 };
 
 namespace heap_detail {
+
+constexpr std::size_t unit_bytes = 32 * slab_bytes; // the sizes of a heap are multiples of it
+
+constexpr std::size_t round_to_units(std::size_t bytes) { return (bytes + unit_bytes - 1) / unit_bytes * unit_bytes; }
+
+// Returns the options with sizes that a heap can have. Throws std::invalid_argument.
+inline device_heap_options checked(device_heap_options options) {
+  auto const fail = [&options](std::string const& why) {
+    throw std::invalid_argument{"gpumem: " + options.name + ": " + why};
+  };
+  constexpr auto most = most_slabs * slab_bytes;
+  if (options.reserve == 0) options.reserve = options.bytes;
+  if (options.reserve == 0) fail("a device_heap needs memory: set device_heap_options::bytes or reserve");
+  if (options.reserve > most)
+    fail(std::to_string(options.reserve) + " bytes of addresses exceed the " + std::to_string(most) +
+         " bytes that a heap can have");
+  if (options.bytes > options.reserve)
+    fail("the initial " + std::to_string(options.bytes) + " bytes exceed the " + std::to_string(options.reserve) +
+         " bytes of addresses");
+  options.bytes = round_to_units(options.bytes);
+  options.reserve = round_to_units(options.reserve);
+  return options;
+}
 
 // A part of the metadata that the host fills with one byte value, in stream order.
 struct fill {

@@ -55,8 +55,9 @@ class Modes(unittest.TestCase):
         rules = (SCRATCH / "modes/build.ninja").read_text()
         flags = set(re.findall(r"^  FLAGS = .*?-std=(\S+)", rules, re.M))
         modules = re.findall(r"^build CMakeFiles/gpumem\S*\.bmi:.*\n(?:  .*\n)*?  INCLUDES = (.*)$", rules, re.M)
-        self.assertIn(len(modules), (1, 4),
-                      "the interfaces that a project compiles: gpumem, gpumem.thrust, gpumem.snapshot, gpumem.growable")
+        self.assertIn(len(modules), (1, 5),
+                      "the interfaces that a project compiles: gpumem, gpumem.thrust, gpumem.snapshot, gpumem.growable, "
+                      "gpumem.device_heap")
         self.assertEqual([folders for folders in modules if f"{STAGE}/include" not in folders], [])
         return flags
 
@@ -143,7 +144,7 @@ class Projects(unittest.TestCase):
         status, output = run(ninja(), "-C", BUILD, "-t", "query", "gpumem_installed_files")
         self.assertEqual(status, 0, output)
         files = {re.sub(r"\.so.*", ".so", name) for name in re.findall(r"/(lib[\w.]+)", output)}
-        self.assertEqual(files, {"libcudart.so", "libgpumem.a", "libgpumem_c.so", "libgpumem_growable.a",
+        self.assertEqual(files, {"libcudart.so", "libgpumem.a", "libgpumem_c.so", "libgpumem_device_heap.a", "libgpumem_growable.a",
                                  "libgpumem_simulator.a", "libgpumem_simulator_driver.so", "libgpumem_snapshot.a", "libgpumem_thrust.a"})
 
     def test_the_preset_install_has_no_tests_and_installs_all_or_nothing(self):

@@ -31,7 +31,7 @@ expect("need the generator Ninja, not Unix Makefiles" module CMAKE_GENERATOR "Un
 expect("must not have -fno-exceptions" module CMAKE_CXX_FLAGS "-O2 -fno-exceptions")
 expect("must not have -fno-exceptions" thrust CMAKE_BUILD_TYPE Small CMAKE_CXX_FLAGS_SMALL -fno-exceptions)
 expect("has no flag for C..26 .*needs CMake 3.31" module CMAKE_CXX_STANDARD 26)
-expect("no component thurst; its components are module, thrust, snapshot, growable, simulator, c, bridge" thurst)
+expect("no component thurst; its components are module, thrust, snapshot, growable, device_heap, simulator, c, bridge" thurst)
 file(COPY "${CMAKE_PREFIX_PATH}/${LIBRARY_FOLDER}/cmake/gpumem" DESTINATION "${SCRATCH}/lib/cmake") # without the C ABI
 set(CMAKE_PREFIX_PATH "${SCRATCH}")
 unset(gpumem_DIR CACHE)

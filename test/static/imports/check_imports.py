@@ -7,7 +7,7 @@ from pathlib import Path
 
 LAYERS = ["bridge", "base", "core", "observe", "sources", "pools/ranges", "pools/caches", "pools/shards", "pools/search",
           "pools/backend", "pools/parts", "pools/frees", "pools/waiting", "pools/engine", "pools/hardening", "pools/captures",
-          "pools", "adaptors", "containers", "coroutines", "thrust", "snapshot", "growable"]
+          "pools", "adaptors", "containers", "coroutines", "thrust", "snapshot", "growable", "device_heap"]
 # Outside the layers: plain C++ that belongs to no module; `c` imports the whole module, as users do.
 OUTSIDE = {"c", "simulator", "torch"}
 MODULE = re.compile(r"^\s*(export\s+)?module\s+([\w.]+)(?::([\w.]+))?\s*;")
@@ -72,7 +72,7 @@ def check_unit(unit, layers):
 def check_import(unit, number, module, partition, layers):
     here = f"{unit.path}:{number}"
     if module:
-        own = unit.layer in ("thrust", "snapshot", "growable") and module.startswith("gpumem")
+        own = unit.layer in ("thrust", "snapshot", "growable", "device_heap") and module.startswith("gpumem")
         return [] if own else [f"{here}: imports the module {module}"]
     if unit.module != "gpumem":
         return []  # a partition of a module above gpumem
