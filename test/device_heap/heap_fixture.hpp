@@ -8,7 +8,8 @@ namespace gpumem_test {
 class heap_fixture : public growable_fixture {
 protected:
   using heap = gpumem::device_heap;
-  static constexpr std::size_t KiB = 1024, slab = 64 * KiB;
+  static constexpr std::size_t slab = std::size_t{64} << 10;
+  static constexpr std::size_t stamped = 4096; // the bytes of each block that kernels write
 
   // Returns the bytes of metadata for a heap of this size.
   static std::size_t metadata_of(heap const& of) { return of.view().layout().end(of.bytes() / slab); }
@@ -31,7 +32,7 @@ protected:
       while (blocks.size() < most) {
         auto* const block = thread.allocate(bytes);
         if (!block) return;
-        std::memset(block, static_cast<int>(blocks.size()), bytes);
+        std::memset(block, static_cast<int>(blocks.size()), std::min(bytes, stamped));
         blocks.push_back(block);
       }
     });

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <gpumem/device_heap_core.hpp>
+#include <gpumem/device_heap_host.hpp>
 
 #include <cstddef>
 #include <cstdint>
