@@ -40,8 +40,8 @@ public:
     return layout_.end(bytes / heap_detail::slab_bytes);
   }
 
-  // Throws if a growth on the stream is not allowed. end_growth() must follow otherwise.
-  void begin_growth(stream_ref stream);
+  // Counts a growth; end_growth() must follow. Throws cuda_error in a forked child.
+  void begin_growth();
   // Gives pages back that growths which failed have left, unless another growth runs.
   void end_growth(stream_ref stream) noexcept;
   // Lets kernels use memory up to `bytes`, in the order of the stream. The buffers have grown.
@@ -67,7 +67,7 @@ private:
 // The time of one growth.
 export class heap_growth {
 public:
-  heap_growth(heap_state& heap, stream_ref stream) : heap_{heap}, stream_{stream} { heap_.begin_growth(stream); }
+  heap_growth(heap_state& heap, stream_ref stream) : heap_{heap}, stream_{stream} { heap_.begin_growth(); }
   heap_growth(heap_growth const&) = delete;
   heap_growth& operator=(heap_growth const&) = delete;
   ~heap_growth() { heap_.end_growth(stream_); }

@@ -54,8 +54,8 @@ heap_state::heap_state(growable_buffer data, growable_buffer metadata, stream_re
   publish(stream, options.bytes);
 }
 
-void heap_state::begin_growth(stream_ref stream) {
-  state_of(data_).identify(stream);
+void heap_state::begin_growth() {
+  throw_if_child();
   sync::lock const held{mutex_};
   ++growths_;
 }
@@ -85,7 +85,7 @@ void heap_state::shrink(growable_buffer const& part, stream_ref stream) {
 }
 
 void heap_state::publish(stream_ref stream, std::size_t bytes) {
-  auto const key = state_of(data_).identify(stream); // a capture may have begun while the growth waited
+  auto const key = state_of(data_).identify(stream); // throws in a capture, which would record the fills
   sync::lock const held{mutex_};
   auto const old = this->bytes();
   if (bytes <= old) return;

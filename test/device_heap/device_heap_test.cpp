@@ -200,26 +200,31 @@ TEST_F(device_heap, captured_reset_runs_at_each_launch) {
 TEST_F(device_heap, captures_refuse_growth_and_statistics_and_go_on) {
   pool r{device};
   heap h{r, a, {.bytes = 4 * MiB, .reserve = GiB}};
+  ASSERT_TRUE(h.try_grow_to(a, 64 * MiB)); // maps 8 MiB in advance
   a.synchronize();
   auto const lent = r.statistics().lent;
   for (bool const raw : {false, true}) {
+    EXPECT_EQ(read(a, h).live, 0u);
     if (raw) {
       gpumem::driver_api::check(
           gpumem::driver_api::driver().stream_begin_capture(a.get(), CU_STREAM_CAPTURE_MODE_GLOBAL), "begin");
     } else {
       a.begin_capture();
     }
-    EXPECT_EQ(reason_of(h.try_grow_to(a, 8 * MiB)), outcome::capture_unsupported);
-    growth const grows{h.grow_to(a, 8 * MiB, here())};
+    EXPECT_EQ(reason_of(h.try_grow_to(a, 66 * MiB)), outcome::capture_unsupported);
+    growth const grows{h.grow_to(a, 66 * MiB, here())};
     EXPECT_EQ(grows.ended(), outcome::capture_unsupported);
     growth const reads{h.statistics(a, {.resume_on = &executor})};
     EXPECT_EQ(reads.ended(), outcome::capture_unsupported);
     EXPECT_THROW((heap{r, a, {.bytes = 4 * MiB}}), gpumem::acquire_error);
-    expect_unchanged(r, lent, h, 4 * MiB);
+    expect_unchanged(r, lent, h, 64 * MiB);
     // Other streams go on beside the capture, and do not end it.
     EXPECT_EQ(read(b, h).live, 0u);
     CUgraph graph = nullptr;
     EXPECT_EQ(gpumem::driver_api::driver().stream_end_capture(a.get(), &graph), CUDA_SUCCESS);
+    std::size_t nodes = 1;
+    gpumem_test::driver_function<decltype(cuGraphGetNodes)>("cuGraphGetNodes")(graph, nullptr, &nodes);
+    EXPECT_EQ(nodes, 0u) << "nothing was captured";
     gpumem::driver_api::driver().graph_destroy(graph);
     if (!raw) {
       gpumem::stream const ended{std::move(a)}; // ends the capture that the object knows of

@@ -44,7 +44,9 @@ protected:
   }
   static gpumem::device_heap_statistics read(gpumem::stream& on, heap& of) {
     running_device const steps;
-    return gpumem::sync_wait(of.statistics(on));
+    auto const seen = gpumem::sync_wait(of.statistics(on));
+    on.synchronize(); // a test ends after its kernels, even if the statistics do not wait
+    return seen;
   }
   // Expects that the pool lends no more than the heap of that size needs, beyond pages that a growth maps in advance.
   static void expect_unchanged(pool& of, std::size_t lent, heap const& that, std::size_t bytes) {
