@@ -4,7 +4,7 @@
 #
 # These rules say which declarations are public:
 #   1. An interface shows what it exports, a header all that it declares: in gpumem's namespaces, or for C in none. The
-#      namespace `detail` is the library's own.
+#      namespace `detail`, or one whose name ends so, is the library's own.
 #   2. An exported class of `detail` is shown if a shown class derives from it: its members are those of that class.
 #   3. A class shows its public members, and those protected ones that have a comment for doxygen.
 #   4. A declaration directly below a comment of `//` is the library's own. So is a macro without a comment.
@@ -35,7 +35,7 @@ class File:
         for one in declarations:
             one.space = space
             is_c = self.path.suffix == ".h" and not space
-            one.is_own = "detail" in space or not (space[:1] == ("gpumem",) or is_c)
+            one.is_own = any(part.endswith("detail") for part in space) or not (space[:1] == ("gpumem",) or is_c)
             one.is_exported = one.is_exported or is_exported
             yield one
             if one.kind == "namespace":
