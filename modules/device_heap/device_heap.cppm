@@ -51,8 +51,9 @@ public:
   task<device_heap_statistics> statistics(stream_ref stream, completion_options options);
 
 private:
-  // Enqueues a copy of the metadata that the statistics need, into memory that the host can read.
-  buffer copy_metadata(stream_ref stream, std::size_t slabs);
+  // Enqueues a copy of the metadata that the statistics need, into memory that the host can read. Sets `slabs` to the
+  // number of slabs that it covers.
+  buffer copy_metadata(stream_ref stream, std::size_t& slabs);
   void shrink(growable_buffer const& part, stream_ref stream);
 
   growable_buffer data_, metadata_;
@@ -140,7 +141,7 @@ public:
   /// Returns a task that makes the size at least `bytes`, rounded up to 2 MiB. It begins when it is awaited. If the
   /// pool lacks memory, it waits in the pool's line as an acquire_awaitable does. Kernels may run meanwhile. After a
   /// failure the heap is as it was, but for a failure of the driver in the last step. Throws what `grow_to` of a
-  /// growable_buffer throws. On a thread that is no coroutine use sync_wait.
+  /// growable_buffer throws. Outside a coroutine use sync_wait.
   template <extend::stoppable_token Token = extend::never_stop_token>
   task<> grow_to(stream_ref stream, std::size_t bytes, acquire_options const& options = {}, Token token = {}) {
     return detail::grow_heap(live(), stream, detail::size_of_growth(live(), bytes), options, std::move(token));
@@ -159,7 +160,7 @@ public:
   /// Returns a task that tells what kernels have allocated, in the order of the stream. It begins when it is awaited:
   /// it then copies a small part of the metadata to the host, and completes once the copy is complete. The numbers of
   /// blocks are exact if no kernel of another stream uses the heap meanwhile. Throws what completion() throws, and
-  /// std::bad_alloc. On a thread that is no coroutine use sync_wait.
+  /// std::bad_alloc. Outside a coroutine use sync_wait.
   task<device_heap_statistics> statistics(stream_ref stream, completion_options const& options = {}) {
     return live().statistics(stream, options);
   }

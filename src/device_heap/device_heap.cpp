@@ -117,10 +117,12 @@ void heap_state::reset(stream_ref stream) {
   for (auto const* const part : {&data_, &metadata_}) state_of(*part).record_stream(key);
 }
 
-buffer heap_state::copy_metadata(stream_ref stream, std::size_t slabs) {
+buffer heap_state::copy_metadata(stream_ref stream, std::size_t& slabs) {
   auto& state = state_of(metadata_);
   auto const key = state.identify(stream);
   sync::lock const held{mutex_};
+  // Kernels of this stream have no slab of a growth that another thread makes after this.
+  slabs = bytes() / slab_bytes;
   if (!copies_) copies_.emplace(pinned_resource{*state.lender().where()}, pool_options{.name = state.name()});
   buffer copy{stream, *copies_, counted_bytes(layout_, slabs)};
   copy.copy_from(metadata_.data(), copy.size());
@@ -129,7 +131,7 @@ buffer heap_state::copy_metadata(stream_ref stream, std::size_t slabs) {
 }
 
 task<device_heap_statistics> heap_state::statistics(stream_ref stream, completion_options options) {
-  auto const slabs = bytes() / slab_bytes;
+  std::size_t slabs = 0;
   auto const copy = copy_metadata(stream, slabs);
   co_await completion(stream, options);
   co_return heap_detail::count_blocks(static_cast<unsigned char const*>(copy.data()), slabs);

@@ -3,7 +3,7 @@
 # fails, names a seed, and fails again with that seed. Arguments: source folder, build folder, ninja, fault, seeds.
 # Optional arguments, by default for the pool: the list of faults, the test's program, the filter of its tests, and the
 # variable that replays a seed. GPUMEM_SEEDS replays the seeds before it too, if the state that they leave matters. The
-# variable "none" is for tests without seeds, with the library that users have or the one that the last argument names.
+# variable "none" is for tests without seeds, with the library that users have. The last argument names another library.
 # If that is the simulated driver, the test itself stays as it is, and opens the driver with the fault.
 # A further line of a fault, as GPUMEM_SEED=9, replaces the seeds. A replay of all seeds before is left out if they took
 # more than 3 seconds: other faults of the program show that it works.
@@ -18,7 +18,8 @@ source "$source_folder/test/mutants/make_mutant.sh"
 cd "$build"
 read_fault "$list" "$fault"
 library=gpumem_scheduled
-[[ $replay == none ]] && library=${10-gpumem}
+[[ $replay == none ]] && library=gpumem
+library=${10-$library}
 test=$here/test
 if [[ $library == gpumem_simulator_driver ]]; then
   make_mutant "$here" "$library" "$("$ninja" -t targets all | sed -n 's|^\(.*/libgpumem_simulator_driver\.so\): .*|\1|p')"
