@@ -34,11 +34,11 @@ else()
 endif()
 mark_as_advanced(GPUMEM_NVCC)
 
-# gpumem_add_cuda_library(<name> SOURCES <file.cu>... [LIBRARIES <library>...])
+# gpumem_add_cuda_library(<name> SOURCES <file.cu>... [LIBRARIES <library>...] [OPTIONS <option>...])
 # Adds a static library of .cu files. nvcc compiles them, with the project's compiler as host compiler; include folders
-# and definitions come from LIBRARIES. Requires GPUMEM_CUDA_FOUND.
+# and definitions come from LIBRARIES, further options of nvcc from OPTIONS. Requires GPUMEM_CUDA_FOUND.
 function(gpumem_add_cuda_library name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES;OPTIONS")
   if(NOT GPUMEM_CUDA_FOUND)
     message(FATAL_ERROR "gpumem_add_cuda_library(${name}): there is no nvcc")
   endif()
@@ -64,7 +64,7 @@ function(gpumem_add_cuda_library name)
     cmake_path(GET source FILENAME file)
     set(object "${CMAKE_CURRENT_BINARY_DIR}/${name}.${file}.o")
     add_custom_command(OUTPUT "${object}"
-      COMMAND "${GPUMEM_NVCC}" ${flags}
+      COMMAND "${GPUMEM_NVCC}" ${flags} ${arg_OPTIONS}
         "$<$<BOOL:${folders}>:-I$<JOIN:${folders},;-I>>" "$<$<BOOL:${definitions}>:-D$<JOIN:${definitions},;-D>>"
         -MD -MF "${object}.d" -c "${path}" -o "${object}"
       DEPENDS "${path}" DEPFILE "${object}.d"
