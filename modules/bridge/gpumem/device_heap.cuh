@@ -128,4 +128,38 @@ template <class T> __device__ void heap_view::destroy(T* object) const {
   deallocate(object);
 }
 
+/// An allocator of a heap for containers in kernels. The host can make and copy it, and kernels call its functions.
+template <class T> class heap_allocator {
+public:
+  static_assert(alignof(T) <= heap_detail::slab_bytes);
+  using value_type = T;
+  __host__ __device__ heap_allocator(heap_view const& heap) noexcept : heap_{heap} {}
+  template <class Other>
+  __host__ __device__ heap_allocator(heap_allocator<Other> const& other) noexcept : heap_{other.heap()} {}
+
+  /// Returns memory for `count` objects; null if the heap has none, which is counted, or if `count` is 0.
+  __device__ T* allocate(std::size_t count) const {
+    auto bytes = count > SIZE_MAX / sizeof(T) ? SIZE_MAX : count * sizeof(T);
+    if (bytes != 0 && bytes < alignof(T)) bytes = alignof(T);
+    return static_cast<T*>(heap_.allocate(bytes));
+  }
+  /// Frees memory that an allocator of the same heap allocated.
+  __device__ void deallocate(T* block, std::size_t /*count*/) const { heap_.deallocate(block); }
+  /// Returns the heap.
+  __host__ __device__ heap_view const& heap() const noexcept { return heap_; }
+
+private:
+  heap_view heap_;
+};
+
+/// Returns whether the allocators have the same heap.
+template <class One, class Other>
+__host__ __device__ bool operator==(heap_allocator<One> const& one, heap_allocator<Other> const& other) noexcept {
+  return one.heap().metadata() == other.heap().metadata();
+}
+template <class One, class Other>
+__host__ __device__ bool operator!=(heap_allocator<One> const& one, heap_allocator<Other> const& other) noexcept {
+  return !(one == other);
+}
+
 } // namespace gpumem
