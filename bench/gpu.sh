@@ -28,7 +28,7 @@ make_bundle() {
   rm -rf "$bundle"
   mkdir -p "$bundle"/{traces,test/device,modules/bridge/python}
   cp "$build"/test/device/test_{device,thrust_device} \
-    "$build"/bench/{gpumem_demo,gpumem-replay,gpumem-completion-bench,gpumem-growth-bench,gpumem-bench} "$root"/bench/gpu_page.sh "$root"/test/mutants/run_gpu_mutants.sh "$bundle"
+    "$build"/bench/{gpumem_demo,gpumem-replay,gpumem-completion-bench,gpumem-growth-bench,gpumem-heap-bench,gpumem-bench} "$root"/bench/gpu_page.sh "$root"/test/mutants/run_gpu_mutants.sh "$bundle"
   cp -L "$build"/src/c/libgpumem_c.so "$bundle/libgpumem_c.so.0" # the name that gpumem-bench looks for
   ln -s libgpumem_c.so.0 "$bundle/libgpumem_c.so"
   cp "$root"/bench/traces/*.csv.gz "$bundle/traces"

@@ -77,6 +77,7 @@ fi
 table demo demo.txt "$here/gpumem_demo" "$here"/traces/gnn_sample.csv.gz
 table waits completion.txt "$here/gpumem-completion-bench" --device cuda
 table growth growth.txt "$here/gpumem-growth-bench" --device cuda
+table "heaps for kernels" heaps.txt "$here/gpumem-heap-bench" --quick
 (($#)) || set -- --resource all
 peers=()
 part "PyTorch's allocator" torch_peer.txt build_torch_peer

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "children.hpp"
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
 #include <string>
+#include <utility>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -63,6 +67,7 @@ public:
   child& operator=(child const&) = delete;
   ~child() {
     ::close(lines_);
+    if (process_ <= 0) return;
     ::kill(process_, SIGKILL);
     ::waitpid(process_, nullptr, 0);
   }
@@ -87,7 +92,7 @@ public:
       auto const count = ::read(lines_, part, sizeof part);
       if (count <= 0) {
         result dead;
-        dead.note = "the process died";
+        dead.note = end_of_process();
         return dead;
       }
       text_.append(part, static_cast<std::size_t>(count));
@@ -95,6 +100,13 @@ public:
   }
 
 private:
+  std::string end_of_process() {
+    int status = 0;
+    ::waitpid(std::exchange(process_, -1), &status, 0);
+    if (WIFSIGNALED(status)) return std::string{"the process died: "} + ::strsignal(WTERMSIG(status));
+    return "the process ended with status " + std::to_string(WEXITSTATUS(status));
+  }
+
   pid_t process_ = -1;
   int lines_ = -1;
   std::string text_;

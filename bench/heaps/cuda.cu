@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels.cuh"
 
+#include <cstddef>
 #include <cstdlib>
+#include <memory>
 
 namespace heaps {
 namespace {

@@ -4,6 +4,9 @@
 
 #include "kernels.cuh"
 
+#include <cstddef>
+#include <memory>
+
 namespace heaps {
 namespace {
 

@@ -84,6 +84,8 @@ public:
   virtual void restart(cudaStream_t) {}
   /// Returns whether freed memory is allocated again.
   virtual bool reuses() const { return true; }
+  /// Returns whether the device's context stays for the next heap: gpumem's pool lives in it.
+  virtual bool keeps_context() const { return false; }
   /// Returns what is in use after the work of the stream; null if the heap cannot tell.
   virtual std::optional<usage> in_use(cudaStream_t) { return std::nullopt; }
 };
