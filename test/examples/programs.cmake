@@ -31,3 +31,5 @@ gpumem_add_example(pool.py OUTPUT "1 MiB at 0x")
 gpumem_add_example(from_rmm.cpp OUTPUT "1 allocation, peak 1.00 MiB, returned 64.00 MiB")
 gpumem_add_example(allocation_strategies.cpp OUTPUT "driver *freed *32.00 MiB.driver *trimmed *0 B.driver *ended *0 B")
 gpumem_add_example(allocation_strategies.py OUTPUT "fixed size *freed *32.00 MiB.fixed size *ended *0.00 MiB")
+gpumem_add_example(heap_graph.cu OUTPUT "[0-9]+ edges, 0 failed.0 edges after the end") # kernels run on a GPU only
+gpumem_add_example(heap_table.cu OUTPUT "[0-9]+ keys found, [0-9]+ MiB")
