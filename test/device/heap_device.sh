@@ -54,7 +54,7 @@ fi
 for each in "${builds[@]}"; do wait "$each"; done
 [[ $architecture == native ]] || { echo "skipped: there is no GPU"; exit 77; }
 
-"$scratch/heap_device"
+timeout 200 "$scratch/heap_device"
 "$scratch/heap_graph" | tee "$scratch/output"
 grep -q "^1000000 edges, 0 failed" "$scratch/output" && grep -q "^0 edges after the end" "$scratch/output"
 "$scratch/heap_table" | tee "$scratch/output"
@@ -63,7 +63,7 @@ grep -q "^8000000 keys found" "$scratch/output"
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck synccheck; do
     status=0
-    compute-sanitizer --tool "$tool" --error-exitcode 3 "$scratch/heap_device" short >"$scratch/output" 2>&1 || status=$?
+    timeout 200 compute-sanitizer --tool "$tool" --error-exitcode 3 "$scratch/heap_device" short >"$scratch/output" 2>&1 || status=$?
     if [[ $status != 0 ]] && grep -qi "not supported\|unable to\|failed to initialize" "$scratch/output"; then
       echo "compute-sanitizer refuses this device"
       break
