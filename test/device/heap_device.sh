@@ -42,9 +42,11 @@ plant() {
 
 builds=()
 build "$here/heap_device.cu" "$scratch/heap_device" "$headers" & builds+=($!)
-for example in heap_graph heap_table; do
-  build "$here/../examples/$example.cu" "$scratch/$example" "$headers" & builds+=($!)
-done
+if [[ $architecture == native ]]; then # CMake builds them too
+  for example in heap_graph heap_table; do
+    build "$here/../examples/$example.cu" "$scratch/$example" "$headers" & builds+=($!)
+  done
+fi
 if [[ $faults == faults ]]; then
   while IFS=$'\t' read -r name file line faulty; do
     plant "$name" "$file" "$line" "$faulty"
