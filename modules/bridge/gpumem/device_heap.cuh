@@ -25,6 +25,11 @@ namespace heap_detail {
 // The lanes of a warp of the device.
 class device_lanes {
 public:
+#if defined(GPUMEM_DEVICE_HEAP_CHECKS)
+  static constexpr bool checks_frees = true;
+#else
+  static constexpr bool checks_frees = false;
+#endif
   __device__ static std::uint32_t active() { return __activemask(); }
   __device__ static std::uint32_t lane() { return special<0>(); }
   __device__ static std::uint32_t processor() { return special<1>(); }
@@ -61,6 +66,8 @@ public:
     __nv_atomic_load(address, &result, value_of(Order), __NV_THREAD_SCOPE_DEVICE);
     return result;
   }
+  // Reads a value that may be stale until the next acquire operation.
+  template <class T> __device__ static T peek(T* address) { return __ldca(address); }
   template <order Order, class T> __device__ static void store(T* address, T value) {
     __nv_atomic_store(address, &value, value_of(Order), __NV_THREAD_SCOPE_DEVICE);
   }

@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -66,15 +65,18 @@ constexpr unsigned slabs_per_processor = 128; // one slot of each class for so m
 constexpr unsigned state_shift = 28;
 constexpr std::uint32_t count_mask = (std::uint32_t{1} << state_shift) - 1;
 constexpr std::uint32_t large = class_count + 1;
-GPUMEM_HEAP_SHARED constexpr std::uint32_t make_state(std::uint32_t kind, std::uint32_t count) { return kind << state_shift | count; }
+GPUMEM_HEAP_SHARED constexpr std::uint32_t make_state(std::uint32_t kind, std::uint32_t count) {
+  return kind << state_shift | count;
+}
 GPUMEM_HEAP_SHARED inline std::uint32_t kind_of(std::uint32_t state) { return state >> state_shift; }
 GPUMEM_HEAP_SHARED inline std::uint32_t count_of(std::uint32_t state) { return state & count_mask; }
 
 // A slot holds the blocks that the threads of one multiprocessor take next: the first slab, the number of its blocks
 // that the slot has reserved, whether they are marked in the bits of the slab or lie in a row from its begin on, and
 // how many were taken. More than `reserved` were asked for when the slot has become empty.
-constexpr unsigned taken_bits = 26, reserved_bits = 13;
-GPUMEM_HEAP_SHARED constexpr std::uint64_t make_slot(std::uint32_t slab, std::uint32_t reserved, bool marked, std::uint32_t taken) {
+constexpr unsigned taken_bits = 21, reserved_bits = 18;
+GPUMEM_HEAP_SHARED constexpr std::uint64_t make_slot(std::uint32_t slab, std::uint32_t reserved, bool marked,
+                                                     std::uint32_t taken) {
   return (std::uint64_t{slab} << (reserved_bits + 1) | std::uint64_t{reserved} << 1 | (marked ? 1u : 0u))
              << taken_bits |
          taken;
@@ -100,24 +102,45 @@ struct header {
 
 constexpr std::size_t header_bytes = 256;
 constexpr std::size_t slot_stride = 16; // slots of one multiprocessor, for alignment more than there are classes
+constexpr unsigned cache_entries = 256; // of the cache of one multiprocessor and class
 
 // Offsets into the metadata of a heap that can have `slabs` slabs.
 struct layout {
   std::uint32_t slabs = 0;                          // a multiple of 64
+  std::uint32_t processors = 1;                     // the most multiprocessors with slots and caches of their own
   std::uint32_t words1 = 0, words2 = 0, words3 = 0; // of one set: a bit of each level stands for a word of the last one
   std::uint32_t set_words = 0;                      // of one set, with the alignment
 
   static constexpr std::size_t slots = header_bytes;
-  static constexpr std::size_t states = slots + most_processors * slot_stride * sizeof(std::uint64_t);
-  GPUMEM_HEAP_SHARED constexpr std::size_t sets() const { return states + slabs * sizeof(std::uint32_t); }
+  // The number of blocks in each cache, then the blocks: their numbers in their class, from 1 on.
+  GPUMEM_HEAP_SHARED constexpr std::size_t cache_sizes() const {
+    return slots + processors * slot_stride * sizeof(std::uint64_t);
+  }
+  GPUMEM_HEAP_SHARED constexpr std::size_t caches() const {
+    return cache_sizes() + processors * slot_stride * sizeof(std::uint32_t);
+  }
+  GPUMEM_HEAP_SHARED constexpr std::size_t states() const {
+    return caches() + std::size_t{processors} * class_count * cache_entries * sizeof(std::uint32_t);
+  }
+  GPUMEM_HEAP_SHARED constexpr std::size_t sets() const { return states() + slabs * sizeof(std::uint32_t); }
   // The free slabs; then for each class the slabs with many freed blocks, and those with few.
   static constexpr unsigned set_count = 1 + 2 * class_count;
-  GPUMEM_HEAP_SHARED constexpr std::size_t bits() const { return sets() + std::size_t{set_words} * set_count * sizeof(std::uint64_t); }
-  GPUMEM_HEAP_SHARED constexpr std::size_t end(std::size_t present) const { return bits() + present * slab_words * sizeof(std::uint32_t); }
+  GPUMEM_HEAP_SHARED constexpr std::size_t bits() const {
+    return sets() + std::size_t{set_words} * set_count * sizeof(std::uint64_t);
+  }
+  GPUMEM_HEAP_SHARED constexpr std::size_t end(std::size_t present) const {
+    return bits() + present * slab_words * sizeof(std::uint32_t);
+  }
 };
+
+constexpr std::uint32_t processors_for(std::size_t bytes) {
+  auto const count = bytes / slab_bytes / slabs_per_processor;
+  return static_cast<std::uint32_t>(count < 1 ? 1 : count > most_processors ? most_processors : count);
+}
 
 constexpr layout make_layout(std::size_t reserve) {
   layout result;
+  result.processors = processors_for(reserve);
   result.slabs = static_cast<std::uint32_t>((reserve / slab_bytes + 63) / 64 * 64);
   // Each level has a word for each bit of the level above, since the fills of a growth set whole words there.
   result.words1 = (result.slabs / 64 + 63) / 64 * 64;
@@ -138,9 +161,7 @@ public:
   /// For device_heap: `data` and `metadata` are the addresses of its two buffers.
   heap_view(void* data, void* metadata, std::size_t reserve, std::size_t bytes) noexcept
       : data_{static_cast<unsigned char*>(data)}, metadata_{static_cast<unsigned char*>(metadata)},
-        layout_{heap_detail::make_layout(reserve)},
-        processors_{static_cast<std::uint32_t>(std::clamp<std::size_t>(
-            bytes / heap_detail::slab_bytes / heap_detail::slabs_per_processor, 1, heap_detail::most_processors))} {}
+        layout_{heap_detail::make_layout(reserve)}, processors_{heap_detail::processors_for(bytes)} {}
 
   /// Returns a block of at least `bytes` bytes; null if the heap has none, which is counted, or if `bytes` is 0. Blocks
   /// of up to 64 KiB have the next power of two as their size, at least 16 bytes, and are aligned to it; larger ones
@@ -207,7 +228,7 @@ struct fill {
 inline std::array<fill, 5> fills_of_growth(layout const& heap, std::size_t old, std::size_t now) {
   auto const upper = heap.sets() + std::size_t{heap.words1} * 8;
   auto const words = [](std::size_t slabs, std::size_t each) { return (slabs + each - 1) / each * 8; };
-  return {{{heap.states + old * 4, (now - old) * 4, 0},
+  return {{{heap.states() + old * 4, (now - old) * 4, 0},
            {heap.bits() + old * slab_words * 4, (now - old) * slab_words * 4, 0},
            {heap.sets() + old / 8, (now - old) / 8, 0xff},
            {upper, words(now, 64 * 64), 0xff},
@@ -218,10 +239,10 @@ inline std::array<fill, 5> fills_of_growth(layout const& heap, std::size_t old, 
 inline fill fill_of_begin(layout const& heap) { return {0, heap.bits(), 0}; }
 
 // Returns how many bytes from the begin of the metadata count_blocks needs.
-inline std::size_t counted_bytes(layout const& heap, std::size_t slabs) { return heap.states + slabs * 4; }
+inline std::size_t counted_bytes(layout const& heap, std::size_t slabs) { return heap.states() + slabs * 4; }
 
 // Returns the statistics. `copy`: the metadata's first counted_bytes, of a time at which no kernel uses the heap.
-inline device_heap_statistics count_blocks(unsigned char const* copy, std::size_t slabs) {
+inline device_heap_statistics count_blocks(layout const& heap, unsigned char const* copy, std::size_t slabs) {
   auto const read = [copy](auto& value, std::size_t offset) { std::memcpy(&value, copy + offset, sizeof value); };
   device_heap_statistics result;
   header counted{};
@@ -236,7 +257,7 @@ inline device_heap_statistics count_blocks(unsigned char const* copy, std::size_
 
   for (std::size_t i = 0; i != slabs; ++i) {
     std::uint32_t state = 0;
-    read(state, layout::states + i * 4);
+    read(state, heap.states() + i * 4);
     auto const kind = kind_of(state);
     if (kind == large) {
       ++result.large;
@@ -247,11 +268,16 @@ inline device_heap_statistics count_blocks(unsigned char const* copy, std::size_
       blocks.in_use += slab_bytes;
     }
   }
-  for (unsigned processor = 0; processor != most_processors; ++processor)
+  for (unsigned processor = 0; processor != heap.processors; ++processor)
     for (unsigned i = 0; i != class_count; ++i) {
       std::uint64_t slot = 0;
       read(slot, layout::slots + (processor * slot_stride + i) * 8);
       if (taken_of(slot) < reserved_of(slot)) result.classes[i].live -= reserved_of(slot) - taken_of(slot);
+      for (unsigned entry = 0; entry != cache_entries; ++entry) {
+        std::uint32_t block = 0;
+        read(block, heap.caches() + ((std::size_t{processor} * class_count + i) * cache_entries + entry) * 4);
+        if (block != 0) --result.classes[i].live;
+      }
     }
   result.live = result.large;
   result.live_bytes = result.large_bytes;

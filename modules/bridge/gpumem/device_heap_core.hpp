@@ -11,28 +11,13 @@
 #pragma once
 
 #include <gpumem/device_heap.hpp>
+#include <gpumem/device_heap_sets.hpp>
 
 #include <cstddef>
 #include <cstdint>
 
 namespace gpumem {
 namespace heap_detail {
-
-enum class order : unsigned char { relaxed, acquire, release, acq_rel };
-
-// Returns the position of the set bit that has `rank` set bits below it.
-template <class Lanes, class Word> GPUMEM_HEAP_DEVICE unsigned select_bit(Word word, unsigned rank) {
-  unsigned position = 0;
-  for (unsigned half = sizeof(Word) * 4; half != 0; half /= 2) {
-    auto const low = static_cast<Word>(word >> position) & ((Word{1} << half) - 1);
-    auto const count = Lanes::count(low);
-    if (rank >= count) {
-      rank -= count;
-      position += half;
-    }
-  }
-  return position;
-}
 
 template <class Lanes> class heap_core {
 public:
@@ -45,13 +30,28 @@ private:
   using u32 = std::uint32_t;
   using u64 = std::uint64_t;
   static constexpr u32 none = ~u32{0};
+  static constexpr u32 few_tries = 4;
   static constexpr unsigned polls = 256; // of a slot that another thread fills, before a thread takes a slab of its own
 
   // Blocks that a thread has reserved: of a slab whose bits mark them, or in a row from the begin of the slab on.
   struct reservation {
-    u32 slab = none;
-    u32 count = 0;
+    u32 slab = 0;
+    u32 count = 0; // 0: no block
     bool marked = false;
+    u32 first_word = 0; // where the search for the bits begins
+    u32 spread = 0;     // so many blocks have their bits in all words of the slab
+
+    // Packed into one word, which a lane hands to others.
+    GPUMEM_HEAP_DEVICE u64 pack() const {
+      return u64{slab} << 40 | u64{first_word} << 32 | u64{spread} << 19 | count << 1 | (marked ? 1u : 0u);
+    }
+    GPUMEM_HEAP_DEVICE static reservation unpack(u64 word) {
+      return {static_cast<u32>(word >> 40), static_cast<u32>(word) >> 1 & 0x3ffff, (word & 1) != 0,
+              static_cast<u32>(word >> 32) & 0xff, static_cast<u32>(word >> 19) & 0x1fff};
+    }
+    GPUMEM_HEAP_DEVICE static reservation of_slot(u64 slot) {
+      return {slab_of(slot), reserved_of(slot), is_marked(slot), 0, reserved_of(slot)};
+    }
   };
   // One of these blocks.
   struct grant {
@@ -63,45 +63,58 @@ private:
   // Slabs with at least so many freed blocks are taken before free slabs, the others after them.
   GPUMEM_HEAP_DEVICE static u32 many(u32 kind) { return capacity(kind) <= 16 ? 1 : capacity(kind) / 16; }
   GPUMEM_HEAP_DEVICE static u32 word_count(u32 kind) { return capacity(kind) <= 32 ? 1 : capacity(kind) / 32; }
-  // The most slabs side by side that one slot gets: a slot of fewer blocks would be filled too often.
-  GPUMEM_HEAP_DEVICE static u32 most_in_slot(u32 kind) {
-    return capacity(kind) >= 1024 ? 1 : capacity(kind) <= 64 ? 16 : 1024 / capacity(kind);
+  // The most slabs side by side that one slot gets, and the most blocks that it gets in advance.
+  GPUMEM_HEAP_DEVICE static u32 most_slabs_in_slot(u32 kind) {
+    return capacity(kind) <= 64 ? 64 : 4096 / capacity(kind);
   }
+  static constexpr u32 most_in_advance = 1024;
   GPUMEM_HEAP_DEVICE static u32 below(u32 group, u32 lane) { return Lanes::count(group & ((1u << lane) - 1)); }
 
   template <class Word> GPUMEM_HEAP_DEVICE Word* at(std::size_t offset) const {
     return reinterpret_cast<Word*>(view_.metadata() + offset);
   }
+  // The cache of a multiprocessor and class: a stack of freed blocks, whose entries are exchanged. A block that a
+  // thread finds where it puts another goes back to its slab, so that no thread waits for another one.
+  GPUMEM_HEAP_DEVICE int* cache_size(u32 processor, u32 kind) const {
+    return at<int>(view_.layout().cache_sizes()) + processor * slot_stride + (kind - 1);
+  }
+  GPUMEM_HEAP_DEVICE u32* cache(u32 processor, u32 kind) const {
+    return at<u32>(view_.layout().caches()) + (std::size_t{processor} * class_count + (kind - 1)) * cache_entries;
+  }
+  GPUMEM_HEAP_DEVICE static int cache_capacity(u32 kind) {
+    return kind <= 7 ? cache_entries : static_cast<int>(cache_entries >> (kind - 7)); // 256 KiB at most
+  }
+  // Where the multiprocessor took free slabs last: the word, from 1 on.
+  GPUMEM_HEAP_DEVICE u64* home(u32 processor) const { return slot(processor, class_count + 1); }
   GPUMEM_HEAP_DEVICE header* counters() const { return at<header>(0); }
   GPUMEM_HEAP_DEVICE u64* slot(u32 processor, u32 kind) const {
     return at<u64>(layout::slots) + processor * slot_stride + (kind - 1);
   }
-  GPUMEM_HEAP_DEVICE u32* state(u32 slab) const { return at<u32>(layout::states) + slab; }
+  GPUMEM_HEAP_DEVICE u32* state(u32 slab) const { return at<u32>(view_.layout().states()) + slab; }
   GPUMEM_HEAP_DEVICE u32* bit_words(u32 slab) const {
     return at<u32>(view_.layout().bits()) + std::size_t{slab} * slab_words;
   }
-  GPUMEM_HEAP_DEVICE u64* set(u32 index) const {
-    return at<u64>(view_.layout().sets()) + std::size_t{index} * view_.layout().set_words;
+  GPUMEM_HEAP_DEVICE slab_set<Lanes> set(u32 index) const {
+    auto const& heap = view_.layout();
+    return {at<u64>(heap.sets()) + std::size_t{index} * heap.set_words, heap.words1, heap.words2};
   }
-  GPUMEM_HEAP_DEVICE u64* free_set() const { return set(0); }
-  GPUMEM_HEAP_DEVICE u64* set_of_many(u32 kind) const { return set(2 * kind - 1); }
-  GPUMEM_HEAP_DEVICE u64* set_of_few(u32 kind) const { return set(2 * kind); }
+  GPUMEM_HEAP_DEVICE slab_set<Lanes> free_set() const { return set(0); }
+  GPUMEM_HEAP_DEVICE slab_set<Lanes> set_of_many(u32 kind) const { return set(2 * kind - 1); }
+  GPUMEM_HEAP_DEVICE slab_set<Lanes> set_of_few(u32 kind) const { return set(2 * kind); }
   GPUMEM_HEAP_DEVICE void* block_at(u32 slab, u32 index, u32 kind) const {
     return view_.data() + (std::size_t{slab} << slab_log) + (std::size_t{index} << (kind - 1 + smallest_log));
   }
 
-  // Sets of slabs.
-  GPUMEM_HEAP_DEVICE void mark_upper(u64* set, u32 word);
-  GPUMEM_HEAP_DEVICE void unmark_upper(u64* set, u32 word);
-  GPUMEM_HEAP_DEVICE void insert(u64* set, u32 word, u64 bits);
-  GPUMEM_HEAP_DEVICE u32 take_slabs(u64* set, u32 count, u32 hint);
-  GPUMEM_HEAP_DEVICE bool take_bits(u64* set, u32 word, u64 wanted);
-  GPUMEM_HEAP_DEVICE static u64 rows(u64 bits, u32 count);
-  GPUMEM_HEAP_DEVICE static u64 low_bits(u32 count) { return count >= 64 ? ~u64{0} : (u64{1} << count) - 1; }
-
   // Blocks of slabs.
-  GPUMEM_HEAP_DEVICE reservation reserve_freed(u64* set, u32 kind, u32 hint);
-  GPUMEM_HEAP_DEVICE reservation reserve(u32 kind, u32 slabs, u32 hint);
+  GPUMEM_HEAP_DEVICE void leave(slab_set<Lanes> set, u32 slab, u32 kind, u32 least);
+  GPUMEM_HEAP_DEVICE reservation reserve_freed(slab_set<Lanes> set, u32 kind, u32 least, u32 most, u32 hint, u32 tries);
+  GPUMEM_HEAP_DEVICE reservation reserve(u32 processor, u32 kind, u32 blocks, u32 hint);
+  GPUMEM_HEAP_DEVICE u32 take_free(u32 processor, u32 count, u32 hint);
+  GPUMEM_HEAP_DEVICE void* take_cached(u32 active, u32 processor, u32 kind);
+  GPUMEM_HEAP_DEVICE u32 put_cached(u32 active, u32 processor, u32 kind, u32 number);
+  GPUMEM_HEAP_DEVICE void free_marked(u32 active, bool frees, u32 slab, u32 index, u32 kind);
+  GPUMEM_HEAP_DEVICE void empty_caches(u32 rank, u32 count);
+  GPUMEM_HEAP_DEVICE void* take(u32 active, u32 processor, u32 kind, std::size_t bytes, bool wanted);
   GPUMEM_HEAP_DEVICE void add_freed(u32 slab, u32 kind, u32 count);
   GPUMEM_HEAP_DEVICE void give_back(reservation const& blocks, u32 used, u32 kind);
   GPUMEM_HEAP_DEVICE grant reserve_elsewhere(u32 kind);
@@ -114,121 +127,76 @@ private:
   heap_view const& view_;
 };
 
-// Sets. A bit of an upper level that is set says that the word below may have bits. The thread that clears the last bit
-// of a word clears the bit above it, and looks at the word again.
-
-template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::mark_upper(u64* set, u32 word) {
-  auto* const level2 = set + view_.layout().words1;
-  auto const upper = word / 64;
-  if (Lanes::template fetch_or<order::acq_rel>(level2 + upper, u64{1} << word % 64) != 0) return;
-  Lanes::template fetch_or<order::acq_rel>(level2 + view_.layout().words2 + upper / 64, u64{1} << upper % 64);
-}
-
-template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::unmark_upper(u64* set, u32 word) {
-  auto* const level2 = set + view_.layout().words1;
-  auto* const level3 = level2 + view_.layout().words2;
-  auto const upper = word / 64;
-  auto const bit = u64{1} << word % 64, upper_bit = u64{1} << upper % 64;
-  if (Lanes::template fetch_and<order::acq_rel>(level2 + upper, ~bit) == bit) {
-    Lanes::template fetch_and<order::acq_rel>(level3 + upper / 64, ~upper_bit);
-    if (Lanes::template load<order::acquire>(level2 + upper) != 0)
-      Lanes::template fetch_or<order::acq_rel>(level3 + upper / 64, upper_bit);
-  }
-  if (Lanes::template load<order::acquire>(set + word) != 0) mark_upper(set, word);
-}
-
-template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::insert(u64* set, u32 word, u64 bits) {
-  if (Lanes::template fetch_or<order::acq_rel>(set + word, bits) == 0) mark_upper(set, word);
-}
-
-// Takes all wanted bits of a word, or none.
-template <class Lanes> GPUMEM_HEAP_DEVICE bool heap_core<Lanes>::take_bits(u64* set, u32 word, u64 wanted) {
-  auto const old = Lanes::template fetch_and<order::acq_rel>(set + word, ~wanted);
-  auto const taken = old & wanted;
-  if (taken != wanted && taken != 0) insert(set, word, taken);
-  if (taken == wanted && (old & ~wanted) == 0) unmark_upper(set, word);
-  return taken == wanted;
-}
-
-// Returns the bits that begin a row of `count` set ones.
-template <class Lanes> GPUMEM_HEAP_DEVICE std::uint64_t heap_core<Lanes>::rows(u64 bits, u32 count) {
-  for (u32 length = 1; length < count;) {
-    auto const more = length < count - length ? length : count - length;
-    bits &= bits >> more;
-    length += more;
-  }
-  return bits;
-}
-
-// Takes `count` slabs side by side out of one word, at most 64. Returns the first; `none` if there are none. Searches
-// from the lowest address on; a thread that loses a race looks further away, so that many threads spread.
-template <class Lanes> GPUMEM_HEAP_DEVICE std::uint32_t heap_core<Lanes>::take_slabs(u64* set, u32 count, u32 hint) {
-  auto const& layout = view_.layout();
-  auto* const level2 = set + layout.words1;
-  auto* const level3 = level2 + layout.words2;
-  u32 window = 1, losses = 0;
-  for (u32 top = 0; top != layout.words3;) {
-    auto const tops = Lanes::template load<order::relaxed>(level3 + top);
-    if (tops == 0) {
-      ++top;
-      continue;
-    }
-    auto const wide = window > 64 ? window / 64 : 1;
-    auto const tops_set = Lanes::count(tops);
-    auto const upper = top * 64 + select_bit<Lanes>(tops, hint / 64 % (wide < tops_set ? wide : tops_set));
-    auto const uppers = Lanes::template load<order::relaxed>(level2 + upper);
-    if (uppers == 0) {
-      // The bit above stands for nothing.
-      auto const bit = u64{1} << upper % 64;
-      Lanes::template fetch_and<order::acq_rel>(level3 + top, ~bit);
-      if (Lanes::template load<order::acquire>(level2 + upper) != 0)
-        Lanes::template fetch_or<order::acq_rel>(level3 + top, bit);
-      continue;
-    }
-    auto const narrow = window < 64 ? window : 64;
-    auto const uppers_set = Lanes::count(uppers);
-    auto const word = upper * 64 + select_bit<Lanes>(uppers, hint % (narrow < uppers_set ? narrow : uppers_set));
-    auto const bits = Lanes::template load<order::relaxed>(set + word);
-    if (bits == 0) {
-      unmark_upper(set, word);
-      continue;
-    }
-    if (auto const starts = rows(bits, count); starts != 0) {
-      auto const first = select_bit<Lanes>(starts, hint % Lanes::count(starts));
-      auto const wanted = low_bits(count) << first;
-      if (take_bits(set, word, wanted)) return word * 64 + first;
-    }
-    if (count != 1 && ++losses == 3) return none;
-    window = window < 4096 ? window * 8 : window;
-    hint = hint * 1664525u + 1013904223u;
-  }
-  return none;
-}
-
-// Reserves all freed blocks of a slab of the set. A slab that was taken in another way, or got another class, is no
-// longer in the set.
+// Removes a slab from the set of the slabs with at least `least` freed blocks, unless it has them again.
 template <class Lanes>
-GPUMEM_HEAP_DEVICE auto heap_core<Lanes>::reserve_freed(u64* set, u32 kind, u32 hint) -> reservation {
-  for (;;) {
-    auto const slab = take_slabs(set, 1, hint);
+GPUMEM_HEAP_DEVICE void heap_core<Lanes>::leave(slab_set<Lanes> set, u32 slab, u32 kind, u32 least) {
+  auto const bit = u64{1} << slab % 64;
+  set.take(slab / 64, bit);
+  auto const seen = Lanes::template load<order::relaxed>(state(slab));
+  if (kind_of(seen) != kind || count_of(seen) == 0) return;
+  if (count_of(seen) >= least)
+    set.insert(slab / 64, bit);
+  else
+    set_of_few(kind).insert(slab / 64, bit);
+}
+
+// Reserves freed blocks of a slab of the set, at most `most`. The set may have slabs with fewer blocks or of another
+// class, which leave it. Many threads may look for few slabs, so that a thread gives up after some tries.
+template <class Lanes>
+GPUMEM_HEAP_DEVICE auto heap_core<Lanes>::reserve_freed(slab_set<Lanes> set, u32 kind, u32 least, u32 most, u32 hint,
+                                                        u32 tries) -> reservation {
+  while (tries-- != 0) {
+    auto const slab = set.find(hint, tries);
     if (slab == none) return {};
     auto seen = Lanes::template load<order::relaxed>(state(slab));
-    while (kind_of(seen) == kind && count_of(seen) != 0)
-      if (Lanes::template compare_exchange<order::acq_rel>(state(slab), seen, make_state(kind, 0)))
-        return {slab, count_of(seen), true};
+    while (kind_of(seen) == kind && count_of(seen) >= least) {
+      // Not all of them, so that the search for their bits is short.
+      auto const spread = count_of(seen) - count_of(seen) / 4, count = spread < most ? spread : most;
+      if (!Lanes::template compare_exchange<order::acquire>(state(slab), seen, seen - count)) continue;
+      if (count_of(seen) - count < least) leave(set, slab, kind, least);
+      return {slab, count, true, hint % word_count(kind), spread};
+    }
+    leave(set, slab, kind, least);
+    hint = hint * 1664525u + 1013904223u;
   }
+  return {};
 }
 
-template <class Lanes> GPUMEM_HEAP_DEVICE auto heap_core<Lanes>::reserve(u32 kind, u32 slabs, u32 hint) -> reservation {
-  if (auto const blocks = reserve_freed(set_of_many(kind), kind, hint); blocks.slab != none) return blocks;
-  auto first = slabs == 1 ? none : take_slabs(free_set(), slabs, hint);
-  if (first == none) {
-    slabs = 1;
-    first = take_slabs(free_set(), 1, hint);
+// Takes free slabs side by side, first where the multiprocessor took the last ones. At first 16 slabs are its own.
+template <class Lanes>
+GPUMEM_HEAP_DEVICE std::uint32_t heap_core<Lanes>::take_free(u32 processor, u32 count, u32 hint) {
+  auto const set = free_set();
+  auto word = static_cast<u32>(Lanes::template load<order::relaxed>(home(processor)));
+  auto const own = word == 0 ? u64{0xffff} << processor % 4 * 16 : ~u64{0};
+  word = word == 0 ? processor / 4 : word - 1;
+  auto first = none;
+  if (auto const starts = find_rows(set.load(word) & own, count); starts != 0) {
+    auto const bit = select_bit<Lanes>(starts, 0);
+    if (set.take(word, low_bits(count) << bit)) first = word * 64 + bit;
   }
-  if (first == none) return reserve_freed(set_of_few(kind), kind, hint);
+  if (first == none) {
+    first = set.take_row(count, hint);
+    if (first != none) Lanes::template store<order::relaxed>(home(processor), u64{first / 64 + 1});
+  }
+  return first;
+}
+
+// Reserves about so many blocks: of a slab with many freed ones, of free slabs, or of a slab with few freed ones.
+template <class Lanes>
+GPUMEM_HEAP_DEVICE auto heap_core<Lanes>::reserve(u32 processor, u32 kind, u32 blocks, u32 hint) -> reservation {
+  if (auto const freed = reserve_freed(set_of_many(kind), kind, many(kind), capacity(kind), hint, 4 * few_tries);
+      freed.count != 0)
+    return freed;
+  auto slabs = (blocks + capacity(kind) - 1) / capacity(kind);
+  if (slabs > most_slabs_in_slot(kind)) slabs = most_slabs_in_slot(kind);
+  auto first = take_free(processor, slabs, hint);
+  if (first == none && slabs != 1) {
+    slabs = 1;
+    first = take_free(processor, 1, hint);
+  }
+  if (first == none) return reserve_freed(set_of_few(kind), kind, 1, blocks, hint, none);
   for (u32 i = 0; i != slabs; ++i) Lanes::template store<order::relaxed>(state(first + i), make_state(kind, 0));
-  return {first, slabs * capacity(kind), false};
+  return {first, slabs * capacity(kind), false, 0, 0};
 }
 
 // Counts freed blocks, whose bits are set. The thread that makes a slab full of them frees the slab.
@@ -238,13 +206,17 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::add_freed(u32 s
   auto const bit = u64{1} << slab % 64;
   if (old + count == capacity(kind)) {
     auto full = make_state(kind, capacity(kind));
-    if (!Lanes::template compare_exchange<order::acq_rel>(state(slab), full, u32{0})) return; // all are reserved again
+    if (!Lanes::template compare_exchange<order::acquire>(state(slab), full, u32{0})) return; // all are reserved again
+    if (old != 0) {
+      set_of_many(kind).take(word, bit);
+      set_of_few(kind).take(word, bit);
+    }
     Lanes::clear(bit_words(slab), word_count(kind));
-    insert(free_set(), word, bit);
+    free_set().insert(word, bit);
   } else if (old < many(kind) && old + count >= many(kind)) {
-    insert(set_of_many(kind), word, bit);
+    set_of_many(kind).insert(word, bit);
   } else if (old == 0) {
-    insert(set_of_few(kind), word, bit);
+    set_of_few(kind).insert(word, bit);
   }
 }
 
@@ -266,9 +238,9 @@ template <class Lanes> GPUMEM_HEAP_DEVICE auto heap_core<Lanes>::reserve_elsewhe
     auto const seen = Lanes::template load<order::relaxed>(slot(i, kind));
     if (taken_of(seen) >= reserved_of(seen)) continue;
     auto const old = Lanes::template fetch_add<order::acquire>(slot(i, kind), u64{1});
-    if (taken_of(old) < reserved_of(old)) return {{slab_of(old), reserved_of(old), is_marked(old)}, taken_of(old)};
+    if (taken_of(old) < reserved_of(old)) return {reservation::of_slot(old), taken_of(old)};
     // This thread should fill the slot, and has found no memory.
-    if (taken_of(old) == reserved_of(old)) Lanes::template exchange<order::acq_rel>(slot(i, kind), u64{0});
+    if (taken_of(old) == reserved_of(old)) Lanes::template exchange<order::release>(slot(i, kind), u64{0});
   }
   return {};
 }
@@ -279,7 +251,8 @@ template <class Lanes>
 GPUMEM_HEAP_DEVICE std::uint32_t heap_core<Lanes>::find_marked(u32 active, bool searches, grant const& found,
                                                                u32 kind) {
   auto const words = kind == 0 ? 1 : word_count(kind);
-  u32 word = searches ? found.index * words / found.blocks.count : 0, index = 0;
+  // As many lanes begin at a word as it should have bits.
+  u32 word = searches ? (found.blocks.first_word + found.index * words / found.blocks.spread) % words : 0, index = 0;
   while (Lanes::ballot(active, searches)) {
     auto const group = Lanes::match(active, searches ? found.blocks.slab * slab_words + word : none);
     auto const rank = below(group, Lanes::lane());
@@ -296,7 +269,7 @@ GPUMEM_HEAP_DEVICE std::uint32_t heap_core<Lanes>::find_marked(u32 active, bool 
       index = word * 32 + select_bit<Lanes>(taken, rank);
       searches = false;
     } else if (searches) {
-      word = word + 1 == words ? 0 : word + 1;
+      word = (word * 5 + 1) % words; // visits all words, which are a power of two
     }
   }
   return index;
@@ -309,41 +282,41 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void* heap_core<Lanes>::allocate_large
   if (wanted > layout.slabs) return nullptr;
   auto const count = static_cast<u32>(wanted), full = count > 64 ? count / 64 : 0, rest = count - full * 64;
   auto const words = full + (rest != 0);
-  auto* const set = free_set();
+  auto const set = free_set();
   for (u32 word = 0; word + words <= layout.words1; ++word) {
-    if (word % 64 == 0 && Lanes::template load<order::relaxed>(set + layout.words1 + word / 64) == 0) {
+    if (word % 64 == 0 && !set.may_have(word)) {
       word += 63;
       continue;
     }
     u32 i = full;
-    while (i != 0 && Lanes::template load<order::relaxed>(set + word + i - 1) == ~u64{0}) --i;
+    while (i != 0 && set.load(word + i - 1) == ~u64{0}) --i;
     if (i != 0) {
       word += i - 1;
       continue;
     }
     u64 last = low_bits(rest);
     if (full == 0) {
-      auto const starts = rows(Lanes::template load<order::relaxed>(set + word), rest);
+      auto const starts = find_rows(set.load(word), rest);
       if (starts == 0) continue;
       last <<= select_bit<Lanes>(starts, 0);
     }
-    while (i != full && take_bits(set, word + i, ~u64{0})) ++i;
-    if (i == full && (rest == 0 || take_bits(set, word + full, last))) {
+    while (i != full && set.take(word + i, ~u64{0})) ++i;
+    if (i == full && (rest == 0 || set.take(word + full, last))) {
       auto const slab = word * 64 + (full == 0 ? select_bit<Lanes>(last, 0) : 0);
       Lanes::template store<order::relaxed>(state(slab), make_state(large, count));
       return view_.data() + (std::size_t{slab} << slab_log);
     }
-    while (i != 0) insert(set, word + --i, ~u64{0});
+    while (i != 0) set.insert(word + --i, ~u64{0});
   }
   return nullptr;
 }
 
 template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::free_large(u32 slab, u32 seen, void* block) {
-  if (!Lanes::template compare_exchange<order::acq_rel>(state(slab), seen, u32{0})) return count_bad_frees(1, block);
+  if (!Lanes::template compare_exchange<order::acquire>(state(slab), seen, u32{0})) return count_bad_frees(1, block);
   auto const end = slab + count_of(seen);
   for (u32 i = slab; i < end;) {
     auto const count = 64 - i % 64 < end - i ? 64 - i % 64 : end - i;
-    insert(free_set(), i / 64, low_bits(count) << i % 64);
+    free_set().insert(i / 64, low_bits(count) << i % 64);
     i += count;
   }
 }
@@ -364,65 +337,157 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::count_bad_frees
   Lanes::bad_free(block);
 }
 
+// Takes a block out of the cache for each lane with a class; null where the cache has none.
+template <class Lanes> GPUMEM_HEAP_DEVICE void* heap_core<Lanes>::take_cached(u32 active, u32 processor, u32 kind) {
+  auto const group = Lanes::match(active, kind);
+  auto const rank = static_cast<int>(below(group, Lanes::lane()));
+  int top = 0;
+  if (kind != 0 && rank == 0) {
+    auto* const size = cache_size(processor, kind);
+    auto const wanted = static_cast<int>(Lanes::count(group));
+    auto const seen = Lanes::peek(size);
+    auto const count = seen < wanted ? seen : wanted;
+    if (count > 0) {
+      top = Lanes::template fetch_add<order::relaxed>(size, -count);
+      auto const most = top < 0 ? 0 : top < count ? top : count; // others were faster
+      if (most != count) Lanes::template fetch_add<order::relaxed>(size, count - most);
+      top = top << 8 | most;
+    }
+  }
+  top = Lanes::shuffle(active, top, Lanes::first(group));
+  if (kind == 0 || rank >= (top & 0xff) || (top >> 8) - rank > cache_capacity(kind)) return nullptr;
+  auto const number =
+      Lanes::template exchange<order::acquire>(cache(processor, kind) + ((top >> 8) - 1 - rank), u32{0});
+  return number == 0 ? nullptr : view_.data() + (std::size_t{number - 1} << (kind - 1 + smallest_log));
+}
+
+// Puts a block into the cache for each lane with a class. Returns the number of a block that must go to its slab, the
+// same or another one; 0 if there is none.
+template <class Lanes>
+GPUMEM_HEAP_DEVICE std::uint32_t heap_core<Lanes>::put_cached(u32 active, u32 processor, u32 kind, u32 number) {
+  auto const group = Lanes::match(active, kind);
+  auto const rank = static_cast<int>(below(group, Lanes::lane()));
+  int top = 0;
+  if (kind != 0 && rank == 0) {
+    auto* const size = cache_size(processor, kind);
+    auto const room = cache_capacity(kind) - Lanes::peek(size);
+    auto const wanted = static_cast<int>(Lanes::count(group));
+    auto const count = room < wanted ? room : wanted;
+    if (count > 0) top = Lanes::template fetch_add<order::relaxed>(size, count) << 8 | count;
+  }
+  top = Lanes::shuffle(active, top, Lanes::first(group));
+  auto const place = (top >> 8) + rank;
+  if (kind == 0 || rank >= (top & 0xff) || place < 0) return number;
+  if (place >= cache_capacity(kind)) {
+    Lanes::template fetch_add<order::relaxed>(cache_size(processor, kind), -1);
+    return number;
+  }
+  return Lanes::template exchange<order::acq_rel>(cache(processor, kind) + place, number);
+}
+
+// Gives the blocks of all caches back to their slabs; `count` lanes share the work.
+template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::empty_caches(u32 rank, u32 count) {
+  for (u32 i = rank; i < view_.layout().processors * class_count; i += count) {
+    auto const processor = i / class_count, kind = i % class_count + 1;
+    auto* const size = cache_size(processor, kind);
+    if (Lanes::template load<order::relaxed>(size) <= 0) continue;
+    for (int place = 0; place != cache_capacity(kind); ++place) {
+      auto* const entry = cache(processor, kind) + place;
+      if (Lanes::template load<order::relaxed>(entry) == 0) continue;
+      auto const number = Lanes::template exchange<order::acquire>(entry, u32{0});
+      if (number == 0) continue;
+      Lanes::template fetch_add<order::relaxed>(size, -1);
+      auto const offset = std::size_t{number - 1} << (kind - 1 + smallest_log);
+      auto const slab = static_cast<u32>(offset >> slab_log);
+      auto const index = static_cast<u32>(offset & (slab_bytes - 1)) >> (kind - 1 + smallest_log);
+      Lanes::template fetch_or<order::release>(bit_words(slab) + index / 32, 1u << index % 32);
+      add_freed(slab, kind, 1);
+    }
+  }
+}
+
 template <class Lanes> GPUMEM_HEAP_DEVICE void* heap_core<Lanes>::allocate(std::size_t bytes) {
   auto const active = Lanes::active();
-  auto const lane = Lanes::lane();
   auto const kind = bytes > slab_bytes ? large : bytes == 0 ? 0 : bytes <= 16 ? 1 : Lanes::log2_ceiling(bytes) - 3;
-  auto const blocks_of_slab = kind == 0 || kind == large ? 1 : capacity(kind);
   auto const processor = Lanes::processor() % view_.processors();
+  void* result = take_cached(active, processor, kind == large ? 0 : kind);
+  for (unsigned attempt = 0; attempt != 2; ++attempt) {
+    if (Lanes::ballot(active, result == nullptr && kind != 0) == 0) break;
+    if (attempt != 0) {
+      auto const failures = Lanes::ballot(active, result == nullptr && kind != 0);
+      if (result == nullptr && kind != 0) empty_caches(below(failures, Lanes::lane()), Lanes::count(failures));
+      Lanes::sync(active);
+    }
+    auto* const block = take(active, processor, kind, bytes, result == nullptr && kind != 0);
+    if (result == nullptr) result = block;
+  }
+  count_failures(active, result == nullptr && kind != 0, bytes);
+  return result;
+}
+
+// Takes a block for each lane that wants one, out of the slots and the slabs.
+template <class Lanes>
+GPUMEM_HEAP_DEVICE void* heap_core<Lanes>::take(u32 active, u32 processor, u32 kind, std::size_t bytes, bool wanted) {
+  auto const lane = Lanes::lane();
+  auto const blocks_of_slab = kind == 0 || kind == large ? 1 : capacity(kind);
   auto const hint = Lanes::noise();
   void* result = nullptr;
-  if (kind == large) result = allocate_large(bytes);
-  bool pending = kind != 0 && kind != large, failed = kind == large && result == nullptr;
+  if (wanted && kind == large) result = allocate_large(bytes);
+  bool pending = wanted && kind != large;
   bool passes_slot = false; // after a wait without success
 
-  while (Lanes::ballot(active, pending)) {
-    // The lanes that ask for one class.
+  for (u32 tries = 0; Lanes::ballot(active, pending); ++tries) {
+    // The lanes that ask for one class. They take their blocks out of the slot.
     auto const group = Lanes::match(active, pending ? kind : 0);
     auto const size = Lanes::count(group), rank = below(group, lane);
     auto const leader = Lanes::first(group);
-    // Groups that need a large part of a slab take slabs of their own; one lane for each slab.
-    bool const direct = pending && (passes_slot || size * 2 >= blocks_of_slab);
-    bool const by_slot = pending && !direct;
-
     u64 old = 0;
-    if (by_slot && rank == 0) old = Lanes::template fetch_add<order::acquire>(slot(processor, kind), u64{size});
+    if (pending && !passes_slot && rank == 0)
+      old = Lanes::template fetch_add<order::acquire>(slot(processor, kind), u64{size});
     old = Lanes::shuffle(active, old, leader);
-    grant found{{slab_of(old), reserved_of(old), is_marked(old)}, taken_of(old) + rank};
-    bool granted = by_slot && found.index < found.blocks.count;
+    grant found{reservation::of_slot(old), taken_of(old) + rank};
+    bool granted = pending && found.index < found.blocks.count;
 
-    // The lane that gets the number after the last block fills the slot, for itself and the lanes of its group behind
-    // it. No other thread does until then.
-    auto const filler = reserved_of(old) - taken_of(old); // its rank, if there is one
-    bool const served = pending && !granted && (direct || filler < size);
-    auto const server = direct ? rank / blocks_of_slab * blocks_of_slab : filler;
+    // The lane that gets the number after the last block fills the slot, for itself and for the lanes that wait. No
+    // other thread does until then. The other lanes wait, and then take slabs with many freed blocks; one lane
+    // for several.
+    auto const left = taken_of(old) < reserved_of(old) ? reserved_of(old) - taken_of(old) : 0;
+    bool const fills = !passes_slot && taken_of(old) <= reserved_of(old) && left < size;
+    bool const served = pending && !granted;
+    auto const several = kind == 0 || kind == large ? 1 : passes_slot ? blocks_of_slab : many(kind);
+    auto const server = fills ? left : left + (rank - left) / several * several;
     reservation blocks;
     if (served && rank == server) {
       auto const needed = size - rank;
-      if (direct) {
-        blocks = reserve(kind, 1, hint);
-        auto const used = needed < blocks_of_slab ? needed : blocks_of_slab;
-        if (used < blocks.count) give_back(blocks, used, kind);
-      } else {
-        auto const before = is_marked(old) ? 0 : reserved_of(old) / blocks_of_slab;
-        auto const most = most_in_slot(kind);
-        blocks = reserve(kind, before == 0 ? 1 : before * 2 < most ? before * 2 : most, hint);
+      if (fills) {
+        auto* const place = slot(processor, kind);
+        auto const waiting = taken_of(Lanes::template load<order::relaxed>(place)) - reserved_of(old);
+        // A slot gets twice as many blocks each time, or as many as its threads wait for.
+        auto const advance = reserved_of(old) * 2 < most_in_advance ? reserved_of(old) * 2 : most_in_advance;
+        blocks = reserve(processor, kind, waiting > advance ? waiting : advance, hint);
         auto const used = needed < blocks.count ? needed : blocks.count;
-        Lanes::template exchange<order::acq_rel>(
-            slot(processor, kind),
-            blocks.slab == none ? u64{0} : make_slot(blocks.slab, blocks.count, blocks.marked, used));
+        Lanes::template exchange<order::release>(
+            place, blocks.count == 0 ? u64{0} : make_slot(blocks.slab, blocks.count, blocks.marked, used));
+      } else {
+        auto const most = needed < several ? needed : several;
+        if (passes_slot) {
+          blocks = reserve(processor, kind, most, hint);
+          if (most < blocks.count) give_back(blocks, most, kind);
+        } else if (tries != 0) {
+          blocks = reserve_freed(set_of_many(kind), kind, many(kind), most, hint, few_tries);
+        }
       }
     }
     auto const server_lane = served ? select_bit<Lanes>(group, server) : lane;
-    auto const packed = Lanes::shuffle(
-        active, u64{blocks.slab} << 32 | u64{blocks.count} << 1 | (blocks.marked ? 1u : 0u), server_lane);
+    auto const packed = Lanes::shuffle(active, blocks.pack(), server_lane);
+    bool waits = false;
     if (served) {
-      found = {{static_cast<u32>(packed >> 32), static_cast<u32>(packed) >> 1, (packed & 1) != 0}, rank - server};
+      found = {reservation::unpack(packed), rank - server};
       granted = found.index < found.blocks.count;
-      if (found.blocks.slab == none) {
+      waits = found.blocks.count == 0 && !fills && !passes_slot;
+      if (found.blocks.count == 0 && !waits) {
         found = reserve_elsewhere(kind);
-        granted = found.blocks.slab != none;
-        failed = !granted;
+        granted = found.blocks.count != 0;
         pending = granted;
       }
     }
@@ -438,7 +503,7 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void* heap_core<Lanes>::allocate(std::
     }
 
     // Others wait for the thread that fills the slot, but not without end. An empty slot says that it found no memory.
-    if (pending && !served && rank == 0) {
+    if (waits && rank == 0) {
       u64 seen = old;
       for (u32 i = 0; i != polls && seen >> taken_bits == old >> taken_bits && taken_of(seen) >= taken_of(old); ++i) {
         Lanes::pause();
@@ -450,7 +515,6 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void* heap_core<Lanes>::allocate(std::
     passes_slot = Lanes::shuffle(active, u32{passes_slot}, leader) != 0;
   }
   Lanes::sync(active);
-  count_failures(active, failed, bytes);
   return result;
 }
 
@@ -469,14 +533,37 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::deallocate(void
   else if (block != nullptr && !small)
     count_bad_frees(1, block);
 
-  // The lanes whose blocks have their bits in one word.
-  auto const index = small ? inside >> (kind - 1 + smallest_log) : 0;
-  auto const group = Lanes::match(active, small ? slab * slab_words + index / 32 : none);
-  auto const bits = Lanes::reduce_or(active, group, small ? 1u << index % 32 : 0);
-  if (small && below(group, Lanes::lane()) == 0) {
-    auto const old = Lanes::template fetch_or<order::acq_rel>(bit_words(slab) + index / 32, bits);
+  // Blocks that do not fit into the cache go back to their slabs.
+  auto const shift = kind - 1 + smallest_log;
+  auto const number = small ? static_cast<u32>((offset >> shift) + 1) : 0;
+  bool const fits = small && offset >> shift < none;
+  u32 rest = 0;
+  if constexpr (!Lanes::checks_frees)
+    rest = put_cached(active, Lanes::processor() % view_.processors(), fits ? kind : 0, number);
+  auto const whole = Lanes::checks_frees || !fits ? offset : std::size_t{rest - 1} << shift;
+  free_marked(active, small && (Lanes::checks_frees || !fits || rest != 0), static_cast<u32>(whole >> slab_log),
+              small ? static_cast<u32>(whole & (slab_bytes - 1)) >> shift : 0, kind);
+}
+
+// Frees blocks by their bits. The lanes whose blocks have their bits in one word do so together.
+template <class Lanes>
+GPUMEM_HEAP_DEVICE void heap_core<Lanes>::free_marked(u32 active, bool frees, u32 slab, u32 index, u32 kind) {
+  if (Lanes::ballot(active, frees) == 0) return;
+  auto const group = Lanes::match(active, frees ? slab * slab_words + index / 32 : none);
+  auto bits = Lanes::reduce_or(active, group, frees ? 1u << index % 32 : 0);
+  if (frees && below(group, Lanes::lane()) == 0) {
+    // These may be all blocks of the slab. No other lane has one then, so that it is freed without its bits.
+    if (auto whole = make_state(kind, 0);
+        Lanes::count(bits) == capacity(kind) &&
+        Lanes::template compare_exchange<order::acq_rel>(state(slab), whole, u32{0})) {
+      free_set().insert(slab / 64, u64{1} << slab % 64);
+      bits = 0;
+    }
+  }
+  if (frees && bits != 0 && below(group, Lanes::lane()) == 0) {
+    auto const old = Lanes::template fetch_or<order::release>(bit_words(slab) + index / 32, bits);
     auto const freed = Lanes::count(bits & ~old);
-    if (freed != Lanes::count(group)) count_bad_frees(Lanes::count(group) - freed, block);
+    if (freed != Lanes::count(group)) count_bad_frees(Lanes::count(group) - freed, block_at(slab, index, kind));
     if (freed != 0) add_freed(slab, kind, freed);
   }
   Lanes::sync(active);
