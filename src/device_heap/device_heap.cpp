@@ -134,7 +134,7 @@ task<device_heap_statistics> heap_state::statistics(stream_ref stream, completio
   std::size_t slabs = 0;
   auto const copy = copy_metadata(stream, slabs);
   co_await completion(stream, options);
-  co_return heap_detail::count_blocks(static_cast<unsigned char const*>(copy.data()), slabs);
+  co_return heap_detail::count_blocks(layout_, static_cast<unsigned char const*>(copy.data()), slabs);
 }
 
 } // namespace gpumem::detail

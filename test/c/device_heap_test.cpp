@@ -51,7 +51,7 @@ template <class T> T& metadata_at(gpumem::heap_view const& heap, std::size_t off
 // Does what kernels would do, since kernels do not run here: takes slab 0 for 64-byte blocks, and makes it full.
 void use_slab(gpumem::heap_view const& heap) {
   metadata_at<std::uint64_t>(heap, heap.layout().sets()) &= ~std::uint64_t{1};
-  metadata_at<std::uint32_t>(heap, detail::layout::states) = detail::make_state(3, 24);
+  metadata_at<std::uint32_t>(heap, heap.layout().states()) = detail::make_state(3, 24);
 }
 
 void heap_grows_is_reset_and_tells_statistics() {

@@ -13,6 +13,7 @@ namespace gpumem_test {
 
 class one_lane {
 public:
+  static constexpr bool checks_frees = false;
   static std::uint32_t active() { return 1; }
   static std::uint32_t lane() { return 0; }
   static std::uint32_t processor() { return number.load(std::memory_order_relaxed); }
@@ -30,6 +31,7 @@ public:
 
   using order = gpumem::heap_detail::order;
   template <order Order, class T> static T load(T* address) { return std::atomic_ref{*address}.load(); }
+  template <class T> static T peek(T* address) { return load<order::relaxed>(address); }
   template <order Order, class T> static void store(T* address, T value) { std::atomic_ref{*address}.store(value); }
   template <order Order, class T> static T fetch_add(T* address, T value) {
     return std::atomic_ref{*address}.fetch_add(value);
@@ -59,6 +61,13 @@ public:
   static inline std::atomic<std::uint32_t> hints{1};
 };
 
+// The same without caches, so that each wrong free is found.
+class checked_lane : public one_lane {
+public:
+  static constexpr bool checks_frees = true;
+};
+
 using heap_thread = gpumem::heap_detail::heap_core<one_lane>;
+using checked_heap_thread = gpumem::heap_detail::heap_core<checked_lane>;
 
 } // namespace gpumem_test

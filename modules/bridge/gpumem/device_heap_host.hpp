@@ -96,7 +96,7 @@ public:
     require(cudaMemcpyAsync(copy.data(), metadata_.data(), copy.size(), cudaMemcpyDeviceToHost, handle_of(stream)),
             "cudaMemcpyAsync");
     require(cudaStreamSynchronize(handle_of(stream)), "cudaStreamSynchronize");
-    return heap_detail::count_blocks(copy.data(), slabs);
+    return heap_detail::count_blocks(layout_, copy.data(), slabs);
   }
 
 private:

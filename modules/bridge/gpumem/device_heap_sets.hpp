@@ -123,7 +123,7 @@ GPUMEM_HEAP_DEVICE std::uint32_t slab_set<Lanes>::search(slab_set set, u32 count
       ++top;
       continue;
     }
-    auto const choice = [window](u32 all, u32 wide) { return all < wide ? all : wide; };
+    auto const choice = [](u32 all, u32 wide) { return all < wide ? all : wide; };
     auto const upper =
         top * 64 + select_bit<Lanes>(tops, hint / 64 % choice(Lanes::count(tops), window > 64 ? window / 64 : 1));
     auto const uppers = Lanes::peek(set.level2() + upper);
