@@ -1,6 +1,7 @@
 // Growths of heaps for kernels that wait, fail and run at the same time, and statistics whose task ends early.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pools/upstream.hpp"
+#include "../support/failing_new.hpp"
 #include "one_lane.hpp"
 
 #include <gpumem/device_heap.hpp>
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <stop_token>
@@ -217,6 +219,34 @@ TEST_F(heap_growth, refusals_of_the_driver_leave_nothing) {
   }));
   h.reset(a);
   EXPECT_EQ(slabs_of(h), 6432u);
+}
+
+// Each host allocation fails in turn, alone and with all after it.
+TEST_F(heap_growth, host_without_memory_leaves_the_heap_as_it_was) {
+  if (!test::new_can_fail) GTEST_SKIP();
+  pool r{device};
+  heap h{r, a, {.bytes = 4 * MiB, .reserve = GiB}};
+  a.synchronize();
+  auto const lent = r.statistics().lent;
+  int refusals = 0;
+  for (auto const which : {test::failing::all, test::failing::only_one}) {
+    for (int successes = 0;; ++successes, ++refusals) {
+      bool refused = false;
+      try {
+        test::failing_new const none{successes, which};
+        refused = reason_of(h.try_grow_to(a, 40 * MiB)) == outcome::exhausted;
+        static_cast<void>(h.statistics(a));
+        heap const other{r, a, {.bytes = 2 * MiB}};
+      } catch (std::bad_alloc const&) { refused = true; }
+      if (!refused) break;
+      simulator::run_until_idle();
+      if (h.bytes() == 4 * MiB) EXPECT_EQ(r.statistics().lent, lent) << successes;
+      EXPECT_TRUE(is_consistent(r)) << successes;
+    }
+  }
+  EXPECT_GT(refusals, 4);
+  EXPECT_EQ(h.bytes(), 40 * MiB);
+  EXPECT_EQ(slabs_of(h), 640u);
 }
 
 class heap_statistics : public gpumem_test::heap_fixture {
