@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <random>
 #include <vector>
 
 import gpumem;
@@ -73,6 +75,46 @@ TEST_F(chunk_test, address_is_found_in_its_block) {
   EXPECT_EQ(parent.find_containing(at(767)), &blocks[1]);
   EXPECT_EQ(parent.find_containing(at(768)), &blocks[2]);
   EXPECT_EQ(parent.find_containing(at(2560)), nullptr);
+}
+
+std::size_t depth_of(block const* node) {
+  return node ? 1 + std::max(depth_of(node->tree_children[0]), depth_of(node->tree_children[1])) : 0;
+}
+
+// Blocks are linked at one end, as a buffer grows, or between others, as pages go back out of its middle.
+TEST(chunk_tree, any_block_is_found_in_few_steps) {
+  constexpr std::size_t count = 20000;
+  for (bool const at_end : {true, false}) {
+    std::mt19937_64 random{7};
+    std::vector<block> records(count);
+    chunk parent{.base = base, .bytes = 256 * count};
+    records[0].base = base;
+    records[0].bytes = parent.bytes;
+    parent.first = parent.last = &records[0];
+    parent.begin_tree();
+    std::size_t used = 1;
+    for (std::size_t i = 1; i < count; ++i) {
+      auto& whole = at_end ? *parent.last : *parent.find_containing(at(256 * (random() % count)));
+      if (whole.bytes == 256) continue;
+      auto& upper = records[used++];
+      upper.bytes = at_end ? whole.bytes - 256 : 256 * (1 + random() % (whole.bytes / 256 - 1));
+      whole.bytes -= upper.bytes;
+      upper.base = whole.end();
+      parent.link_above(upper, whole);
+    }
+    ASSERT_GT(used, count / 4);
+    EXPECT_LE(depth_of(parent.root), 100u) << "a chunk of " << used << " blocks";
+    for (auto* each = parent.last; each->lower; each = each->lower) { // every third block joins the one below
+      EXPECT_EQ(parent.find_containing(each->pointer()), each);
+      EXPECT_EQ(parent.find_containing(at(each->end() - 1 - base)), each);
+      if (random() % 3 != 0) continue;
+      each->lower->bytes += each->bytes;
+      parent.unlink(*each);
+    }
+    EXPECT_EQ(parent.find_containing(at(parent.bytes)), nullptr);
+    parent.visit([&](block const& each) { EXPECT_EQ(parent.find_containing(each.pointer()), &each); });
+    EXPECT_LE(depth_of(parent.root), 100u);
+  }
 }
 
 TEST_F(chunk_test, largest_run_is_of_adjacent_free_blocks) {

@@ -42,6 +42,7 @@ export struct page_query {
   std::size_t max_bytes = SIZE_MAX;
   std::uintptr_t excluded = 0;         ///< an address in a block whose pages stay; 0: none
   pool_shard const* nearest = nullptr; ///< pages of this shard go first
+  bool any_order = false;              ///< otherwise the pages with the lowest addresses of a shard go first
   bool only_nearest = false;           ///< leaves out pages of other shards
   address_range const* in = nullptr;   ///< leaves out pages of other ranges, and those not `within`; null: it does not
   page_extent within{};
@@ -79,6 +80,16 @@ private:
   };
   [[clang::requires_capability(one_shard, all_shards)]] void coalesce_complete(address_range& in);
   [[clang::requires_capability(one_shard, all_shards)]] std::vector<idle_run> find_runs(page_query const& query);
+  // The pages that a search has found so far.
+  struct found_pages {
+    std::vector<page_run> runs;
+    std::size_t bytes = 0, pages = 0, visited_ranges = 0;
+    inline bool suffices(page_query const& query) const noexcept {
+      return bytes >= query.wanted || pages >= query.max_pages;
+    }
+  };
+  static void add_pages(found_pages& found, idle_run const& run, page_query const& query);
+  [[clang::requires_shared_capability(all_shards)]] bool is_on_one_list(page_query const& query) const noexcept;
 
   backend_parts& parts_;
 };

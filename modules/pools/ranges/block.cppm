@@ -165,6 +165,9 @@ export struct alignas(128) block {
   bool was_ready = false; ///< live and granted to a request that waits: all its earlier uses were complete then
   relaxed_atomic<std::uint32_t> label; ///< labelled: the number of the text; otherwise of no meaning
 
+  block* tree_parent = nullptr; ///< its place in the tree of its chunk, if the chunk has one
+  std::array<block*, 2> tree_children{};
+
   inline std::uintptr_t end() const noexcept { return base + bytes; }
   inline void* pointer() const noexcept { return reinterpret_cast<void*>(std::uintptr_t{base}); }
   inline block_state state() const noexcept { return state_; }
@@ -208,6 +211,7 @@ export struct alignas(64) chunk {
   block* last = nullptr;
   pool_shard* shard = nullptr;        ///< the owner; does not change while the chunk has live blocks
   address_range* addresses = nullptr; ///< where its pages are mapped; null if it is no pages
+  block* root = nullptr;              ///< of the tree of all blocks; null: there is no tree
   std::size_t pins = 0;               ///< pins of a chunk that serves as pages; a pinned one stays
 
   inline std::uintptr_t end() const noexcept { return base + bytes; }
@@ -220,6 +224,8 @@ export struct alignas(64) chunk {
     lower.upper = &upper;
     (lower.lower ? lower.lower->upper : first) = &lower;
     upper.lower = &lower;
+    if (root) [[unlikely]]
+      add_to_tree(lower);
   }
   /// Links a block between `lower`, a block of this chunk, and the upper neighbour of `lower`.
   inline void link_above(block& upper, block& lower) noexcept {
@@ -228,12 +234,23 @@ export struct alignas(64) chunk {
     upper.upper = lower.upper;
     (upper.upper ? upper.upper->lower : last) = &upper;
     lower.upper = &upper;
+    if (root) [[unlikely]]
+      add_to_tree(upper);
   }
   /// Takes a block of this chunk out of the list: makes its neighbours neighbours of each other. Returns the block.
   [[gnu::always_inline]] inline block& unlink(block& joined) noexcept {
     (joined.lower ? joined.lower->upper : first) = joined.upper;
     (joined.upper ? joined.upper->lower : last) = joined.lower;
+    if (root) [[unlikely]]
+      remove_from_tree(joined);
     return joined;
+  }
+  /// Makes the tree of a chunk that has one block. From then on find_containing() takes a number of steps in proportion
+  /// to the logarithm of the number of blocks.
+  inline void begin_tree() noexcept {
+    root = first;
+    root->tree_parent = nullptr;
+    root->tree_children = {};
   }
 
   /// Visits every block in order of address.
@@ -241,11 +258,17 @@ export struct alignas(64) chunk {
     for (auto* each = first; each; each = each->upper) visitor(*each);
   }
   /// Returns the block that holds the address; null if the address is above the chunk. The address must not be below
-  /// the chunk. Takes time in proportion to the number of blocks.
+  /// the chunk. Without a tree, takes time in proportion to the number of blocks.
   block* find_containing(void const* pointer) const noexcept;
   /// Returns the bytes of the largest run of adjacent free blocks, whether or not streams still use them. Takes time in
   /// proportion to the number of blocks.
   std::size_t largest_run() const noexcept;
+
+private:
+  void add_to_tree(block& added) noexcept;
+  void remove_from_tree(block& joined) noexcept;
+  void rotate_up(block& node) noexcept;
+  block*& link_to(block const& node) noexcept;
 };
 
 /// The size of a block, and the number of its class. Up to 4 KiB, and for large blocks, every multiple of 256 bytes is

@@ -71,8 +71,17 @@ public:
   /// Visits the blocks of the bin of this size and of all bins above it. Some blocks of the first bin may be smaller
   /// than `bytes`.
   template <class Visit> void visit_from(std::size_t bytes, Visit const& visitor) const {
+    visit_until(bytes, [&](block& each) {
+      visitor(each);
+      return false;
+    });
+  }
+  /// Does the same until the visitor returns true.
+  template <class Visit> void visit_until(std::size_t bytes, Visit const& visitor) const {
     for (auto bin = next_used(bin_of(bytes)); bin < bin_count; bin = next_used(bin + 1)) {
-      for (auto* each = heads_[bin]; each != &end_; each = each->next) visitor(*each);
+      for (auto* each = heads_[bin]; each != &end_; each = each->next) {
+        if (visitor(*each)) return;
+      }
     }
   }
 

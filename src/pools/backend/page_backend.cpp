@@ -321,6 +321,7 @@ block& page_backend::add(address_range& into, page_extent const& where, stream_u
     auto& parent = parts_.chunks.add(reinterpret_cast<void*>(address - gap), gap + where.bytes, where.bytes);
     try {
       added = &shard.ranges.add(parent, uses);
+      if (shard.lends) parent.begin_tree();
       if (gap > 0) added = shard.ranges.make_hole(*added, parent.base, gap).upper;
     } catch (...) {
       if (parent.first) shard.ranges.remove(parent);
@@ -335,7 +336,8 @@ block& page_backend::add(address_range& into, page_extent const& where, stream_u
   } else {
     auto& parent = *into.mapped;
     if (address < parent.end()) {
-      auto& hole = shard.ranges.holes().at(address);
+      auto& hole = parent.root ? *parent.find_containing(reinterpret_cast<void const*>(address))
+                               : shard.ranges.holes().at(address);
       added = &shard.ranges.fill_hole(hole, address - hole.base, where.bytes, uses);
     } else {
       // The pages may begin after the end of the chunk, for example where the memory of a new stream is to grow.
@@ -409,6 +411,7 @@ std::size_t page_backend::evict(allocation_request const& request, std::optional
                                   .least = least,
                                   .excluded = plan ? plan->beside : 0,
                                   .nearest = &growing_shard(request),
+                                  .any_order = request.loan != nullptr,
                                   .only_nearest = !plan});
   request.shard->counters.page_evictions += more > 0;
   return more;

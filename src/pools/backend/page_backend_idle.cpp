@@ -35,6 +35,11 @@ void append(std::vector<page_run>& runs, page_run const& next) {
   }
 }
 
+// Returns whether the pages of a free range may leave it.
+bool may_take(block const& range, page_query const& query) noexcept {
+  return query.excluded - range.base >= range.bytes && range.parent->addresses;
+}
+
 } // namespace
 
 // Joins adjacent ranges whose uses are complete. With `reuse_policy::ordered` memory stays with the streams that freed
@@ -45,6 +50,13 @@ void idle_pages::coalesce_complete(address_range& range) {
   for (auto* at = range.mapped->last; at; at = at->lower) {
     if (at->is_free() && !at->uses.empty() && complete(*at)) at = &range.shard->ranges.free_ranges().mark_complete(*at);
   }
+}
+
+// Returns whether all idle memory is on the list of ready memory, once promote_completed() has moved it there. A search
+// then need not visit all blocks of a large pool.
+bool idle_pages::is_on_one_list(page_query const& query) const noexcept {
+  return !parts_.closed && !parts_.device_gone() && !query.in_use_by &&
+         parts_.options.cross_stream != reuse_policy::ordered;
 }
 
 // Joins ranges whose uses are complete. Returns the runs of idle memory, sorted by address. Idle memory is free, and
@@ -58,26 +70,18 @@ std::vector<idle_pages::idle_run> idle_pages::find_runs(page_query const& query)
              return use.completed() || use.timeline == query.in_use_by;
            });
   };
-  // In the usual case promote_completed() moves all complete ranges to the ready list. Then the search need not visit
-  // all blocks of a large pool.
-  bool const on_one_list =
-      !parts_.closed && !gone && !query.in_use_by && parts_.options.cross_stream != reuse_policy::ordered;
-  if (on_one_list)
-    parts_.rules.promote_completed(shard_list::search_order{parts_.shards, *parts_.shards.all().front()});
+  bool const on_one_list = is_on_one_list(query);
   for (auto const& shard : parts_.shards.all()) {
     if (on_one_list) {
       shard->ranges.lists().ready().bins().visit_from(smallest_page, [&](block& range) {
-        bool const stays = query.excluded - range.base < range.bytes;
-        if (!stays && range.parent->addresses)
-          runs.push_back({range.parent->addresses, &range, range.base, range.end()});
+        if (may_take(range, query)) runs.push_back({range.parent->addresses, &range, range.base, range.end()});
       });
       continue;
     }
     for (auto const& addresses : shard->addresses) {
       coalesce_complete(*addresses);
       for (auto* at = addresses->mapped ? addresses->mapped->last : nullptr; at; at = at->lower) {
-        bool const stays = query.excluded - at->base < at->bytes;
-        if (!at->is_free() || stays || !is_idle(*at)) continue;
+        if (!at->is_free() || !may_take(*at, query) || !is_idle(*at)) continue;
         if (!runs.empty() && runs.back().in == addresses.get() && runs.back().begin == at->end()) {
           runs.back().begin = at->base;
         } else {
@@ -94,34 +98,55 @@ std::vector<idle_pages::idle_run> idle_pages::find_runs(page_query const& query)
   return runs;
 }
 
-std::vector<page_run> idle_pages::find(page_query const& query) {
-  std::vector<page_run> runs;
-  std::size_t sum = 0, pages = 0;
-  for (auto const& run : find_runs(query)) {
-    auto& addresses = *run.in;
-    if ((query.only_nearest && addresses.shard != query.nearest) || (query.in && query.in != &addresses)) continue;
-    auto const base = reinterpret_cast<std::byte const*>(addresses.pages.base());
-    auto const begin = addresses.offset_of(run.begin);
-    auto* last = run.last;
-    for (auto end = addresses.offset_of(run.end); end > begin && sum < query.wanted && pages < query.max_pages;) {
-      auto const page = addresses.pages.page_of(base + end - 1);
-      if (!page || page->where.offset < begin) break;
-      bool const in_query_window =
-          !query.in || (page->where.offset >= query.within.offset && page->where.end() <= query.within.end());
-      bool const whole = !page->pinned && page->where.end() <= end;
-      while (addresses.offset_of(last->base) >= page->where.end()) last = last->lower;
-      auto const bytes = page->where.bytes;
-      if (whole && in_query_window && bytes >= query.smallest &&
-          bytes <= std::min(query.largest, query.max_bytes - sum)) {
-        sum += bytes;
-        ++pages;
-        append(runs, {&addresses, last, page->where});
-      }
-      end = page->where.offset;
+// Adds the pages of a run that the query asks for.
+void idle_pages::add_pages(found_pages& found, idle_run const& run, page_query const& query) {
+  auto& addresses = *run.in;
+  ++found.visited_ranges;
+  if ((query.only_nearest && addresses.shard != query.nearest) || (query.in && query.in != &addresses)) return;
+  auto const base = reinterpret_cast<std::byte const*>(addresses.pages.base());
+  auto const begin = addresses.offset_of(run.begin);
+  auto* last = run.last;
+  for (auto end = addresses.offset_of(run.end); end > begin && !found.suffices(query);) {
+    auto const page = addresses.pages.page_of(base + end - 1);
+    if (!page || page->where.offset < begin) break;
+    bool const in_query_window =
+        !query.in || (page->where.offset >= query.within.offset && page->where.end() <= query.within.end());
+    bool const whole = !page->pinned && page->where.end() <= end;
+    while (addresses.offset_of(last->base) >= page->where.end()) last = last->lower;
+    auto const bytes = page->where.bytes;
+    if (whole && in_query_window && bytes >= query.smallest &&
+        bytes <= std::min(query.largest, query.max_bytes - found.bytes)) {
+      found.bytes += bytes;
+      ++found.pages;
+      append(found.runs, {&addresses, last, page->where});
     }
+    end = page->where.offset;
   }
-  if (sum < query.least) runs.clear();
-  return runs;
+}
+
+std::vector<page_run> idle_pages::find(page_query const& query) {
+  found_pages found;
+  bool const on_one_list = is_on_one_list(query);
+  if (on_one_list)
+    parts_.rules.promote_completed(shard_list::search_order{parts_.shards, *parts_.shards.all().front()});
+  if (query.any_order && on_one_list) {
+    // A buffer may have many thousands of idle pages, and asks for few of them at a time.
+    for (bool const nearest : {true, false}) {
+      for (auto const& shard : parts_.shards.all()) {
+        if ((shard.get() == query.nearest) != nearest) continue;
+        shard->ranges.lists().ready().bins().visit_until(smallest_page, [&](block& range) {
+          if (may_take(range, query))
+            add_pages(found, {range.parent->addresses, &range, range.base, range.end()}, query);
+          return found.suffices(query);
+        });
+      }
+    }
+  } else {
+    for (auto const& run : find_runs(query)) add_pages(found, run, query);
+  }
+  parts_.shards.all().front()->counters.idle_visits += found.visited_ranges;
+  if (found.bytes < query.least) found.runs.clear();
+  return std::move(found.runs);
 }
 
 std::size_t idle_pages::detach(std::vector<page_run>& idle) noexcept {

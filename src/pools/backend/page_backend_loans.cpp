@@ -96,7 +96,8 @@ std::vector<page_run> page_backend::pages_for_loan(page_extent where, allocation
                                                    std::size_t room) {
   auto const& loan = *request.loan;
   if (loan.page == 0 || loan.page > largest_page || room < loan.page) return {};
-  auto idle = idle_.find({.wanted = room, .max_bytes = room, .largest = loan.page, .smallest = loan.page});
+  auto idle =
+      idle_.find({.wanted = room, .max_bytes = room, .any_order = true, .largest = loan.page, .smallest = loan.page});
   std::erase_if(idle, [&](page_run const& each) {
     return each.in == loan.into && each.where.offset < where.end() && where.offset < each.where.end();
   });

@@ -39,11 +39,11 @@ inline constexpr std::array<std::uint64_t statistics::*, 10> added{
     &statistics::upstream_allocations, &statistics::upstream_frees,  &statistics::reuse_same_stream,
     &statistics::reuse_ordered,        &statistics::reuse_completed, &statistics::reuse_waited,
     &statistics::reuse_after_sync};
-inline constexpr std::array<std::uint64_t pool_counters::*, 11> counts_of_shards{
+inline constexpr std::array<std::uint64_t pool_counters::*, 12> counts_of_shards{
     &pool_counters::quick_list_hits, &pool_counters::locked_calls, &pool_counters::all_locked_calls,
     &pool_counters::steals,          &pool_counters::remote_frees, &pool_counters::chunks_migrated,
     &pool_counters::page_evictions,  &pool_counters::page_moves,   &pool_counters::flushed,
-    &pool_counters::promoted,        &pool_counters::joins};
+    &pool_counters::promoted,        &pool_counters::joins,        &pool_counters::idle_visits};
 
 // Adds to `sum` the free bytes of a shard, the number of its free ranges, and the free bytes that streams may still
 // use. Appends these streams to `users`; a stream can occur several times.
@@ -227,11 +227,14 @@ std::size_t checked_bytes(free_list const& list, bool& consistent) {
     auto end = parent.base;
     std::size_t not_free = 0;
     block const* lower = nullptr;
+    bool const has_tree = parent.root;
+    consistent = consistent && has_tree == parent.shard->lends;
     parent.visit([&](block const& block) {
       // The blocks of a chunk lie side by side without gaps.
       consistent =
           consistent && block.base == end && block.lower == lower && block.bytes > 0 && block.bytes % granule == 0;
       consistent = consistent && block.parent == &parent && block.uses.size() <= stream_uses::max_streams;
+      if (has_tree) consistent = consistent && parent.find_containing(block.pointer()) == &block;
       end = block.end();
       lower = &block;
       if (block.state() == block_state::hole) return;

@@ -6,6 +6,7 @@ module;
 #include <cstdint>
 module gpumem:block.impl;
 import :block;
+import :hash;
 import :stream_timeline;
 
 namespace gpumem::detail {
@@ -58,10 +59,62 @@ bool stream_uses::same_many(stream_uses const& other) const noexcept {
 
 block* chunk::find_containing(void const* pointer) const noexcept {
   auto const address = reinterpret_cast<std::uintptr_t>(pointer);
+  if (root) {
+    for (auto* each = root; each; each = each->tree_children[address >= each->base]) {
+      if (address - each->base < each->bytes) return each;
+    }
+    return nullptr;
+  }
   for (auto* each = first; each; each = each->upper) {
     if (address < each->end()) return each;
   }
   return nullptr;
+}
+
+namespace {
+
+// The tree is a treap (Aragon, Seidel 1989). The addresses of the blocks sort it, and a parent has a higher priority
+// than its children. The priorities are as good as random, so the depth is about twice the binary logarithm.
+std::uint64_t priority_of(block const& node) noexcept {
+  auto const spread = fibonacci_hash(reinterpret_cast<std::uintptr_t>(&node));
+  return fibonacci_hash(spread ^ spread >> 32);
+}
+
+} // namespace
+
+block*& chunk::link_to(block const& node) noexcept {
+  auto* const parent = node.tree_parent;
+  return parent ? parent->tree_children[parent->tree_children[1] == &node] : root;
+}
+
+// Makes a node the parent of its parent.
+void chunk::rotate_up(block& node) noexcept {
+  auto& parent = *node.tree_parent;
+  bool const above = parent.tree_children[1] == &node;
+  link_to(parent) = &node;
+  node.tree_parent = parent.tree_parent;
+  auto*& inner = node.tree_children[!above];
+  parent.tree_children[above] = inner;
+  if (inner) inner->tree_parent = &parent;
+  inner = &parent;
+  parent.tree_parent = &node;
+}
+
+// One of the two neighbours has no child on the side of the block.
+void chunk::add_to_tree(block& added) noexcept {
+  bool const above = added.lower && !added.lower->tree_children[1];
+  auto& neighbour = above ? *added.lower : *added.upper;
+  neighbour.tree_children[above] = &added;
+  added.tree_parent = &neighbour;
+  added.tree_children = {};
+  auto const priority = priority_of(added);
+  while (added.tree_parent && priority_of(*added.tree_parent) < priority) rotate_up(added);
+}
+
+void chunk::remove_from_tree(block& joined) noexcept {
+  for (auto const& [lower, upper] = joined.tree_children; lower || upper;)
+    rotate_up(!upper || (lower && priority_of(*lower) > priority_of(*upper)) ? *lower : *upper);
+  link_to(joined) = nullptr;
 }
 
 std::size_t chunk::largest_run() const noexcept {

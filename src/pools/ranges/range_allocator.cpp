@@ -199,7 +199,7 @@ void range_allocator::remove(chunk& parent) noexcept {
     if (gone.state() == block_state::hole) holes_.remove(gone);
     metadata_.release(gone);
   }
-  parent.first = parent.last = nullptr;
+  parent.first = parent.last = parent.root = nullptr;
 }
 
 // Splits a block off a free range. The block is on no list and has the state `allocated`; the caller sets its uses. The
