@@ -12,6 +12,20 @@ import :std;
 import :stream;
 import :sync;
 
+namespace gpumem::detail {
+
+/// Tells what a request lacks, if that changes while the request waits.
+export class lack {
+public:
+  /// Returns the bytes that the request lacks; 0 if it lacks none. Takes no lock.
+  virtual std::size_t bytes() const noexcept = 0;
+
+protected:
+  ~lack() = default;
+};
+
+} // namespace gpumem::detail
+
 namespace gpumem::extend {
 
 /// The request for one block. There are also requests for a turn, which ask for no memory. Such a request waits until
@@ -85,6 +99,8 @@ protected:
 
   /// Makes this a request for a turn.
   void ask_for_turn() noexcept { first_.bytes = 0; }
+  /// Sets the bytes of a request that has one part.
+  inline void set_bytes(std::size_t bytes) noexcept { first_.bytes = bytes_ = bytes; }
 
 private:
   request_part first_;
@@ -130,6 +146,11 @@ public:
   inline class holder* holder() const noexcept { return holder_; }
   /// Sets the holder and takes its priority. Does nothing if the request has a holder already.
   void set_holder(class holder& unit) noexcept;
+  /// Makes the resource ask what the request lacks. Called before the request is parked, if it has one part. `source`
+  /// must live as long as the request. Its first answer is bytes(), or less.
+  inline void set_lack(detail::lack const& source) noexcept { lack_ = &source; }
+  /// Returns whether the request lacks no memory, so that it takes none from others.
+  inline bool lacks_nothing() const noexcept { return lack_ && lack_->bytes() == 0; }
   /// Returns the key of a part for calls of resources: that of its stream, with the request's holder.
   friend inline stream_key key_of(waiter const& item, request_part const& part) noexcept {
     return item.holder_ ? part.stream.for_unit(*item.holder_) : part.stream;
@@ -228,6 +249,7 @@ private:
   passage* make_passage(grant_hook& hook) noexcept;
 
   class holder* holder_ = nullptr;
+  detail::lack const* lack_ = nullptr;
   int priority_;
   unsigned overtaken_ = 0; // times that it was overtaken since it was parked
   std::uint64_t seen_changes_ = 0;
@@ -329,6 +351,10 @@ public:
   inline bool empty() const noexcept { return items_.empty(); }
   /// Returns the statistics. Time grows with the number of parked requests.
   waiting_statistics read_statistics() const noexcept;
+  /// Asks a parked request without a turn what it lacks now.
+  void update(waiter& item) noexcept;
+  /// Returns whether a request is parked that update() may change.
+  inline bool has_lacks() const noexcept { return lacks_ > 0; }
   /// Returns whether a request of a holder is parked.
   inline bool has_holders() const noexcept { return of_holders_ > 0; }
 
@@ -393,6 +419,7 @@ private:
   std::uint64_t comparisons_ = 0;
   waiter* first_waiting_ = nullptr;
   std::size_t of_holders_ = 0;
+  std::size_t lacks_ = 0;
   std::uint64_t changes_ = 0;
   std::uint64_t turns_ = 0;
   std::size_t exclusive_ = 0;

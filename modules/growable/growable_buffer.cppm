@@ -42,7 +42,7 @@ export class growable_state;
 
 /// A request of a buffer for pages: to grow, or to restore discarded pages. It is the resource_state of which the
 /// library's requests ask for memory, so that it waits as these do. The buffer keeps what is granted.
-export class growth_request {
+export class growth_request final : public lack {
 public:
   /// The rule that the request breaks; `none`: it breaks none.
   enum class fault : std::uint8_t { none, beyond, unaligned, outside, mapped };
@@ -62,8 +62,10 @@ public:
   statistics read_statistics();
   char const* resource_name() noexcept;
 
-  /// Returns the bytes that the request lacks, at least one.
-  std::size_t lacking() const noexcept;
+  /// Returns the bytes of pages that the request lacks.
+  std::size_t bytes() const noexcept override;
+  /// Returns the same, but at least one.
+  inline std::size_t lacking() const noexcept { return std::max<std::size_t>(bytes(), 1); }
   /// Throws the exception that names the numbers, if the request was wrong.
   void throw_if_wrong() const;
 
@@ -323,7 +325,7 @@ public:
   /// and makes no driver call for streams that gpumem made or adopted. A larger one maps whole pages. If the options
   /// name no size of pages, it also maps memory in advance: 1/64 of the size, or up to 32 MiB (an eighth of the size).
   /// If the pool has no memory for that, it maps less. While it waits, it counts in the line as the bytes that it
-  /// lacked at first, even if another growth of the buffer is granted.
+  /// lacks. If another growth of the buffer maps all of them, it is granted immediately.
   template <extend::stoppable_token Token = extend::never_stop_token>
   extend::growth_awaitable<Token> grow_to(stream_ref stream, std::size_t bytes, acquire_options const& options = {},
                                           Token token = {}) {

@@ -56,6 +56,8 @@ public:
     return pool_->admit_with(item, attempt);
   }
   bool cancel_waiter(waiter& item) noexcept { return pool_->cancel_waiter(item); }
+  /// Wakes the requests that lack nothing any more; see waiter::set_lack().
+  void wake_satisfied() noexcept { pool_->engine().requests().wake_satisfied(); }
   statistics read_statistics() { return pool_->read_statistics(); }
   inline char const* resource_name() noexcept { return pool_->resource_name(); }
   inline void* base() const noexcept { return range_.pages.base(); }

@@ -130,6 +130,7 @@ bool waiter_list::park(waiter& item) noexcept {
   items_.insert_after(insert_into_tree(item), item);
   item.parked_ = true;
   of_holders_ += item.holder_ != nullptr;
+  lacks_ += item.lack_ != nullptr;
   add_waiting(item);
   return true;
 }
@@ -145,7 +146,16 @@ bool waiter_list::remove(waiter& item) noexcept {
   items_.remove(item);
   item.parked_ = false;
   of_holders_ -= item.holder_ != nullptr;
+  lacks_ -= item.lack_ != nullptr;
   return true;
+}
+
+void waiter_list::update(waiter& item) noexcept {
+  auto const bytes = item.lack_ ? std::max<std::size_t>(item.lack_->bytes(), 1) : item.bytes();
+  if (bytes == item.bytes()) return;
+  remove_waiting(item);
+  item.set_bytes(bytes);
+  add_waiting(item);
 }
 
 waiting_statistics waiter_list::read_statistics() const noexcept {

@@ -59,12 +59,16 @@ std::string text_of(std::size_t bytes) { return std::to_string(bytes); }
 // The buffer's mutex is not held while a hardened pool frees blocks that it keeps.
 expected<void*, failure> growth_request::try_allocate(extend::stream_key const& key, std::size_t,
                                                       std::size_t) noexcept {
-  auto const result = buffer_.serve(*this, key);
+  auto const end = buffer_.end();
+  auto result = buffer_.serve(*this, key);
   bool const exhausted = !result && result.error().reason == outcome::exhausted;
-  return exhausted && buffer_.lender().free_kept(key.waiting(false)) ? buffer_.serve(*this, key) : result;
+  if (exhausted && buffer_.lender().free_kept(key.waiting(false))) result = buffer_.serve(*this, key);
+  if (result && buffer_.end() > end) buffer_.lender().wake_satisfied();
+  return result;
 }
 
 bool growth_request::admit(extend::waiter& item) noexcept {
+  item.set_lack(*this);
   return buffer_.lender().admit_with(item, [&] {
     return item.allocate_parts(
         [&](extend::request_part const& one) {
@@ -76,10 +80,10 @@ bool growth_request::admit(extend::waiter& item) noexcept {
 
 statistics growth_request::read_statistics() { return buffer_.lender().read_statistics(); }
 
-std::size_t growth_request::lacking() const noexcept {
-  if (aim_ == aim::restore) return std::clamp<std::size_t>(wanted_.bytes, 1, buffer_.reserved());
+std::size_t growth_request::bytes() const noexcept {
+  if (aim_ == aim::restore) return std::min(wanted_.bytes, buffer_.reserved());
   auto const end = buffer_.pages_end(std::min(wanted_.bytes, buffer_.reserved()));
-  return std::max<std::size_t>(end - std::min(buffer_.end(), end), 1);
+  return end - std::min(buffer_.end(), end);
 }
 
 growable_state::growable_state(page_lender lender, growable_options const& options)

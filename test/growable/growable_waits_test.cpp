@@ -130,6 +130,49 @@ TEST_F(growable_waits, discard_of_the_buffer_itself_lets_its_growth_go_on) {
   write(a, kv, 16 * MiB, 24 * MiB);
 }
 
+// A growth to 80 MiB is granted first, and maps all or most of what the others lack.
+TEST_F(growable_waits, growths_of_one_buffer_ask_for_what_they_lack_now) {
+  pool r{device, {.limit = 100 * MiB, .max_overtakes = 0}};
+  buffer kv{r, a, {.reserve = GiB, .initial = 10 * MiB, .page = 2 * MiB}};
+  auto block = r.acquire(b, 60 * MiB).wait();
+  growth first{kv.grow_to(a, 80 * MiB, here())}, less{kv.grow_to(a, 70 * MiB, here())};
+  growth more{kv.grow_to(a, 90 * MiB, here())};
+  request other{*this, r, b, 20 * MiB};
+  growth last{kv.grow_to(a, 75 * MiB, here())};
+  EXPECT_EQ(r.statistics().waiting_bytes, (70 + 60 + 80 + 20 + 66) * MiB);
+  EXPECT_FALSE(first.ended() || less.ended() || more.ended() || last.ended());
+  block.reset();
+  run_until_ended(first);
+  run_until_ended(less);
+  run_until_ended(last);
+  EXPECT_EQ(last.ended(), outcome::granted) << "it takes nothing from those before it";
+  run_until_ended(more);
+  EXPECT_EQ(more.ended(), outcome::granted) << "it lacks 10 MiB, and 20 are left";
+  EXPECT_FALSE(other.ended());
+  EXPECT_EQ(kv.mapped_bytes(), 90 * MiB);
+  EXPECT_EQ(r.statistics().waiting_bytes, 20 * MiB);
+  kv.shrink_to(a, 0);
+  a.synchronize();
+  run_until([&] { return other.ended().has_value(); });
+  other.block().reset();
+}
+
+// The growth that does not wait overtakes those that do.
+TEST_F(growable_waits, growth_that_does_not_wait_satisfies_those_that_do) {
+  pool r{device, {.limit = 64 * MiB}};
+  buffer kv{r, a, {.reserve = GiB, .initial = 16 * MiB, .page = 2 * MiB}};
+  auto block = r.acquire(b, 40 * MiB).wait();
+  growth blocked{kv.grow_to(a, 64 * MiB, here())}, waits{kv.grow_to(a, 64 * MiB, here())};
+  EXPECT_EQ(r.statistics().waiting_bytes, 96 * MiB);
+  EXPECT_TRUE(kv.try_grow_to(a, 24 * MiB));
+  EXPECT_EQ(r.statistics().waiting_bytes, 80 * MiB);
+  block.reset();
+  run_until_ended(blocked);
+  run_until_ended(waits);
+  EXPECT_EQ(kv.mapped_bytes(), 64 * MiB);
+  EXPECT_LE(r.statistics().peak_reserved, 64 * MiB);
+}
+
 class growable_ends : public gpumem_test::growable_fixture {};
 
 TEST_F(growable_ends, forked_child_changes_nothing) {

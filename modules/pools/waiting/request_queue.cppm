@@ -224,6 +224,9 @@ public:
   [[clang::requires_capability(one_shard, all_shards)]] void wake_next(woken_waiters& waiters) noexcept;
   /// Wakes the requests that can never be met any more. Called after the limit has changed or the pool was closed.
   [[clang::requires_capability(one_shard, all_shards)]] void wake_ended(woken_waiters& waiters) noexcept;
+  /// Wakes the requests that lack nothing any more, and those that lack less. Called after a request has been granted
+  /// by which others lack less.
+  void wake_satisfied() noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void give_turn(waiter& item, woken_waiters& waiters) noexcept;
   /// Removes a request, and gives turns to requests that waited for its end. Returns whether the pool now has no
   /// handle, no live block and no request.

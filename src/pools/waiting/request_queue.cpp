@@ -65,8 +65,7 @@ std::size_t waiting_requests::headroom(std::size_t own_bytes) const noexcept {
 }
 
 bool waiting_requests::fits(waiter const& item) const noexcept {
-  auto const bytes = rounded(item);
-  return bytes <= headroom(waiter_list::bytes_aside(item));
+  return rounded(item) <= headroom(waiter_list::bytes_aside(item));
 }
 
 // Returns whether memory is live, set aside for another request that tries again, on its way back to the upstream, or
@@ -115,8 +114,9 @@ std::optional<outcome> request_queue::refusal_at_admission(allocation_request co
 }
 
 void request_queue::wake_next(woken_waiters& waiters) noexcept {
-  auto const may = [this](waiter const& item) {
+  auto const may = [this](waiter& item) {
     assert_all_shards_held();
+    requests_.queue.update(item);
     if (requests_.refusal(item)) return true;
     if (item.has_parts() && multi_part_) return false; // only one request of several parts at a time
     return (item.seen_changes() != requests_.change_count(item) && requests_.fits(item)) ||
@@ -130,8 +130,24 @@ void request_queue::wake_next(woken_waiters& waiters) noexcept {
 
 void request_queue::wake_ended(woken_waiters& waiters) noexcept {
   for (auto* at = requests_.queue.first(); at; at = waiter_list::after(*at)) {
-    if (!waiter_list::has_turn(*at) && requests_.refusal(*at)) give_turn(*at, waiters);
+    if (waiter_list::has_turn(*at)) continue;
+    requests_.queue.update(*at);
+    if (requests_.refusal(*at)) give_turn(*at, waiters);
   }
+}
+
+// A request that lacks nothing overtakes all others, since it takes nothing from them.
+void request_queue::wake_satisfied() noexcept {
+  if (!parts_.requests.has_waiting()) return;
+  woken_waiters waiters;
+  all_shards_lock const lock{parts_.shards};
+  if (!requests_.queue.has_lacks()) return;
+  for (auto* at = requests_.queue.first(); at; at = waiter_list::after(*at)) {
+    if (waiter_list::has_turn(*at)) continue;
+    requests_.queue.update(*at);
+    if (at->lacks_nothing()) give_turn(*at, waiters);
+  }
+  wake_next(waiters);
 }
 
 void request_queue::give_turn(waiter& item, woken_waiters& waiters) noexcept {
@@ -189,16 +205,19 @@ request_queue::turn request_queue::park(waiter& item, woken_waiters& waiters) no
     return {waiting::answered};
   }
   parts_.passes.restart_waiting();
-  if (!first) {
+  requests_.queue.update(item);
+  if (!first && !item.lacks_nothing()) {
     monitor_.pressure.on_park();
     wake_next(waiters);
     monitor_.schedule_poll();
     return {waiting::parked};
   }
-  monitor_.stall.begin();
-  parts_.requests.set_waiting(true);
-  parts_.mode.set_under_pressure(true); // from now on no block stays in a thread cache
-  frees_.flush_thread_caches();
+  if (first) {
+    monitor_.stall.begin();
+    parts_.requests.set_waiting(true);
+    parts_.mode.set_under_pressure(true); // from now on no block stays in a thread cache
+    frees_.flush_thread_caches();
+  }
   take_turn(item);
   return new_turn(item);
 }
@@ -238,6 +257,7 @@ request_queue::turn request_queue::wait_again(waiter& item, turn const& turn, wo
   bool const changed = counts_changes && requests_.change_count(item) != turn.since;
   if (changed && requests_.fits(item)) return new_turn(item);
   end_turn_of(item);
+  requests_.queue.update(item);
   // If the pool's limit leaves room for the request, the upstream must have refused it, having fewer bytes left.
   auto const bytes = requests_.rounded(item);
   bool const upstream_full = parts_.chunks.headroom() >= bytes + item.alignment();
