@@ -17,6 +17,7 @@ module;
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 module report:events.impl;
@@ -58,7 +59,9 @@ std::string replay_log(replay::loaded_trace const& trace) {
   return rows;
 }
 
-// Puts the rows of the replay in the place of the calls that it has made. Each call keeps its time, stream and thread.
+// Puts the rows of the replay in the place of the calls that it has made. Each call keeps its time, stream, thread and
+// label, and an allocation that has waited stays one. The other rows of the log stay; the labels name the blocks where
+// the replay has put them.
 std::vector<event> merge(std::vector<event> const& calls, std::string log, std::string const& file) {
   std::vector<event> merged;
   merged.reserve(calls.size() + calls.size() / 8);
@@ -66,12 +69,15 @@ std::vector<event> merge(std::vector<event> const& calls, std::string log, std::
   recording replayed;
   event_list rows{replayed};
   trace_record row;
+  std::unordered_map<std::uint64_t, std::uint64_t> placed; // live blocks: their addresses in the log and in the replay
   for (event next : calls) {
     bool const call = next.action <= trace_action::free;
     while (call && reader.next(row)) {
       if (row.action <= trace_action::free) {
+        placed[next.pointer] = row.pointer;
+        if (next.action == trace_action::free) placed.erase(next.pointer);
         next.pointer = row.pointer;
-        next.served = row.served;
+        if (next.served != served_by::turn) next.served = row.served;
         break;
       }
       replayed.events.clear();
@@ -81,7 +87,12 @@ std::vector<event> merge(std::vector<event> const& calls, std::string log, std::
         merged.push_back(memory);
       }
     }
-    if (call || next.action == trace_action::allocate_failure) merged.push_back(next);
+    if (next.action == trace_action::label) {
+      auto const found = placed.find(next.pointer);
+      if (found == placed.end()) continue;
+      next.pointer = found->second;
+    }
+    merged.push_back(next);
   }
   return merged;
 }
@@ -91,8 +102,10 @@ void shift_addresses(std::vector<event>& events) {
   std::uint64_t lowest = std::numeric_limits<std::uint64_t>::max();
   for (event const& each : events)
     if (is_memory(each.action)) lowest = std::min(lowest, each.pointer);
-  for (event& each : events)
-    if (each.action != trace_action::allocate_failure) each.pointer -= lowest;
+  for (event& each : events) {
+    bool const placed = each.action <= trace_action::free || each.action == trace_action::label;
+    if (placed || is_memory(each.action)) each.pointer -= lowest;
+  }
 }
 
 // Returns whether the row's memory lies where memory can be.
@@ -151,9 +164,10 @@ public:
 private:
   // Returns false if the file is no binary log, or cannot be mapped.
   bool map(std::string const& file) {
+    struct stat facts{};
+    if (stat(file.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) return false; // a pipe can be opened only once
     int const opened = open(file.c_str(), O_RDONLY | O_CLOEXEC);
     if (opened < 0) return false;
-    struct stat facts{};
     bool const known = fstat(opened, &facts) == 0 && S_ISREG(facts.st_mode) && facts.st_size > 0;
     auto const size = static_cast<std::size_t>(facts.st_size);
     void* const address = known ? mmap(nullptr, size, PROT_READ, MAP_PRIVATE, opened, 0) : MAP_FAILED;
@@ -203,6 +217,7 @@ public:
       events.each(row, reader_.label_text(row.label), visit);
     }
   }
+  std::string_view text() const noexcept { return bytes_->text(); }
   [[noreturn]] void fail(char const* reason) const {
     throw gpumem::extend::trace_error(reader_.name(), reader_.line(), reason);
   }
@@ -227,7 +242,7 @@ recording read_log(std::shared_ptr<file_bytes const> bytes, std::string const& f
     return made;
   }
   rows->each(made, [&](event const& each) { made.events.push_back(each); });
-  if (add_memory(made, replay::read_trace_file(file))) made.memory = memory_source::replay;
+  if (add_memory(made, std::string{rows->text()})) made.memory = memory_source::replay;
   return made;
 }
 

@@ -31,8 +31,8 @@ constexpr int most_readings = 1'000;
 
 class open_file {
 public:
-  explicit open_file(std::string const& path)
-      : number_{open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK)} {}
+  explicit open_file(std::string const& path, int access = O_RDONLY)
+      : number_{open(path.c_str(), access | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK)} {}
   open_file(open_file const&) = delete;
   open_file& operator=(open_file const&) = delete;
   ~open_file() {
@@ -69,10 +69,16 @@ bool has_ended(int file) {
   return fcntl(file, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
 }
 
-// Removes the file, unless another process has made a new one of this name meanwhile.
+// Removes the file, unless another process has made a new one of this name meanwhile. Only the holder of the file's
+// lock takes its name away. So the file that has the name stays the same until then.
 void remove(std::string const& path, struct stat const& status) {
+  open_file const file{path, O_RDWR};
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
   struct stat now{};
-  if (lstat(path.c_str(), &now) == 0 && now.st_ino == status.st_ino && now.st_dev == status.st_dev)
+  bool const held = file.get() >= 0 && fcntl(file.get(), F_OFD_SETLK, &lock) == 0;
+  if (held && lstat(path.c_str(), &now) == 0 && now.st_ino == status.st_ino && now.st_dev == status.st_dev)
     unlink(path.c_str());
 }
 

@@ -45,14 +45,16 @@ public:
         traits_{common_traits(traits_of_resource(first_.value()), traits_of_resource(second_.value()))} {}
 
   // Tries both resources without waiting on the host. If both fail and the caller may wait, waits at the first
-  // resource, or at the second if the request is too large for the first.
+  // resource, or at the second if the request is too large for the first. The last attempt counts as the failure,
+  // unless the request may wait in the line of the first.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     auto const now = key.waiting(false);
-    auto const result = first_.try_allocate(now, bytes, alignment);
+    auto const result = first_.try_allocate(now.as_trial(), bytes, alignment);
     if (result) return counted(result, key, bytes, first_branch);
     auto const why = result.error().reason;
     if (why != outcome::exhausted && why != outcome::too_large) return result;
-    auto const other = allocate_in_second(now, bytes, alignment);
+    bool const last = !key.may_wait() && (why == outcome::too_large || key.queues() != queueing::behind);
+    auto const other = allocate_in_second(last ? now : now.as_trial(), bytes, alignment);
     if (other) return other;
     if (why == outcome::too_large) return key.may_wait() ? allocate_in_second(key, bytes, alignment) : other;
     return key.may_wait() ? counted(first_.try_allocate(key, bytes, alignment), key, bytes, first_branch) : result;

@@ -216,8 +216,7 @@ public:
     last_served = usual_;
     auto const result = base::try_allocate(key, bytes, alignment);
     if (result) return result;
-    bool const may_wait = result.error().reason == outcome::exhausted && this->access().can_wait();
-    if (key.ends_if(may_wait)) log_.show_kept();
+    if (key.ends_if(result.error().reason, this->access().can_wait())) log_.show_kept();
     return result;
   }
   bool set_label(void const* pointer, std::uint32_t label) noexcept {

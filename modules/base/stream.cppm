@@ -3,6 +3,7 @@
 export module gpumem:stream;
 import :cuda;
 import :device;
+import :error;
 import :std;
 import :stream_timeline;
 import :timeline_registry;
@@ -89,9 +90,21 @@ public:
   inline queueing queues() const noexcept { return queueing_; }
   /// Returns whether the request gets memory only if no other request waits.
   inline bool is_behind() const noexcept { return queueing_ == queueing::behind || queueing_ == queueing::once; }
-  /// Returns whether a refusal ends the request, so that it counts as a failure. Otherwise the request may wait.
-  inline bool ends_if(bool exhausted) const noexcept {
-    return queueing_ != queueing::admitted && !(queueing_ == queueing::behind && exhausted);
+  /// Returns whether a refusal for this reason ends the request, so that it counts as a failure. Otherwise the request
+  /// may wait, or its caller goes on. `can_wait`: whether the resource lets requests wait.
+  inline bool ends_if(outcome reason, bool can_wait = true) const noexcept {
+    bool const waits = queueing_ == queueing::behind && reason == outcome::exhausted && can_wait;
+    return queueing_ != queueing::admitted && !waits && !goes_on_after(reason);
+  }
+  /// Returns whether the caller asks elsewhere, or asks again, after a refusal for this reason.
+  inline bool goes_on_after(outcome reason) const noexcept {
+    return is_trial_ && (reason == outcome::exhausted || reason == outcome::too_large);
+  }
+  /// Returns a copy of this key for a call after which the caller asks elsewhere, or asks again, if there is no memory.
+  inline stream_key as_trial() const noexcept {
+    auto key = *this;
+    key.is_trial_ = true;
+    return key;
   }
   /// Returns a copy of this key, with another treatment of requests that wait.
   inline stream_key queueing_as(queueing queueing) const noexcept {
@@ -173,6 +186,7 @@ private:
   bool capturing_;
   bool may_wait_ = false;
   bool for_chunk_ = false;
+  bool is_trial_ = false;
   queueing queueing_ = queueing::none;
   holder* unit_ = nullptr;
 };

@@ -191,8 +191,8 @@ protected:
   bool was_cancelled() const noexcept { return cancelled_; }
   void end_turn() noexcept;
   sync::time_point deadline() const noexcept { return deadline_; }
-  // If `deadline` has passed, answers with outcome::deadline and returns true.
-  bool is_late(sync::time_point deadline) noexcept;
+  // If `deadline` has passed, makes park() end the request with outcome::deadline.
+  void note_late(sync::time_point deadline) noexcept;
 
 private:
   request_operation(request const& request, expected<stream_key, failure> const& key,
@@ -285,7 +285,8 @@ public:
   // Parks the request. Returns false if it is answered already. The deadline and the stop callback are registered
   // before the request is parked: once it is parked, the coroutine may resume and destroy this object.
   bool begin() {
-    if (this->is_complete() || this->is_late(this->deadline())) return false;
+    if (this->is_complete()) return false;
+    this->note_late(this->deadline());
     this->prepare();
     if (token_.stop_possible()) callback_.emplace(token_, on_stop{this});
     return this->park();

@@ -272,7 +272,7 @@ template <class Type, resource_state S> constexpr services_table make_table() no
     auto& attempt = *static_cast<attempt_behind*>(of);
     auto const result = allocate_outermost(*static_cast<S*>(s), stream, n, a, [&](stream_key const& key) noexcept {
       attempt.key = key;
-      return key.queueing_as(attempt.place);
+      return key.queueing_as(key.capturing() ? queueing::once : attempt.place); // a capture cannot wait
     });
     if (result) return *result;
     attempt.why = result.error();

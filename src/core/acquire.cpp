@@ -40,14 +40,16 @@ request_operation::request_operation(request const& request, expected<stream_key
   }
 }
 
-bool request_operation::try_now(bool may_wait, queueing queueing) noexcept {
+bool request_operation::try_now(bool may_wait, queueing place_in_queue) noexcept {
   if (is_complete()) return true;
   if (asks_for_turn()) {
     if (can_wait()) return false;
     complete(nullptr);
     return true;
   }
-  auto const result = has_parts() ? try_parts(may_wait, queueing) : try_part(part(0), may_wait, queueing);
+  bool const ends = place_in_queue == queueing::behind && captures(); // a capture cannot wait
+  auto const place = ends ? queueing::once : place_in_queue;
+  auto const result = has_parts() ? try_parts(may_wait, place) : try_part(part(0), may_wait, place);
   if (!result && result.error().reason == outcome::exhausted && can_wait()) return false;
   complete(result);
   return true;
@@ -105,10 +107,8 @@ void request_operation::cancel(outcome reason) noexcept {
   refuse(failure{reason, 0, bytes()});
 }
 
-bool request_operation::is_late(sync::time_point deadline) noexcept {
-  if (sync::now() < deadline) return false;
-  complete(unexpected<failure>{failure{outcome::deadline, 0, bytes()}});
-  return true;
+void request_operation::note_late(sync::time_point deadline) noexcept {
+  if (sync::now() >= deadline) set_cancelled(outcome::deadline);
 }
 
 // Asks the resource again, in a turn of the request. If the stream is capturing or destroyed by now, ends the request
@@ -195,7 +195,8 @@ void blocking_operation::wait_until(sync::time_point time) noexcept {
 }
 
 void blocking_operation::wait_parked(sync::time_point deadline) {
-  if (is_late(deadline) || !park()) return;
+  note_late(deadline);
+  if (!park()) return;
   do {
     sync::lock const lock{mutex_};
     while (!done_ && sync::now() < deadline) wake_.wait_until(mutex_, deadline);

@@ -88,7 +88,7 @@ expected<void*, failure> monotonic_state::try_allocate(stream_key const& key, st
   auto const result = grow(key, bytes, alignment);
   if (result) return result;
   sync::lock const lock{mutex_};
-  ++counts_.failures;
+  counts_.failures += !key.goes_on_after(result.error().reason);
   return unexpected<failure>{failure{result.error().reason, result.error().code, bytes}};
 }
 

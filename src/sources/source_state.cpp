@@ -40,7 +40,7 @@ expected<void*, failure> source_state::try_allocate(stream_key const& key, std::
     base = unexpected<failure>{no_host_memory(bytes)};
   }
   sync::lock const lock{mutex_};
-  ++counts_.failures;
+  counts_.failures += !key.goes_on_after(base.error().reason);
   return unexpected<failure>{failure{base.error().reason, base.error().code, bytes}};
 }
 

@@ -141,6 +141,42 @@ TEST_F(fallback, failure_is_that_of_the_first_unless_it_is_too_small) {
   subject.deallocate(s_, q, 2_MiB);
 }
 
+// A request that both resources refuse is one failure, whichever of them is asked last.
+TEST_F(fallback, request_counts_as_one_failure_at_most) {
+  gpumem::pool_resource one{gpumem::cuda_resource{}, {.limit = 4_MiB}};
+  gpumem::pool_resource other{gpumem::cuda_resource{}, {.limit = 6_MiB}};
+  gpumem::fallback_adaptor subject{one, other};
+  auto const failures = [&] { return subject.statistics().failures; };
+  void* const p = subject.allocate(s_, 3_MiB);
+  void* const q = subject.allocate(s_, 3_MiB);
+  EXPECT_EQ(failures(), 0u) << "the second resource has served the request";
+  EXPECT_EQ(subject.try_allocate(s_, 4_MiB).error().reason, gpumem::outcome::exhausted);
+  EXPECT_EQ(failures(), 1u);
+  EXPECT_EQ(subject.try_allocate(s_, 5_MiB).error().reason, gpumem::outcome::exhausted) << "too large for the first";
+  EXPECT_EQ(failures(), 2u);
+  EXPECT_EQ(subject.try_allocate(s_, 7_MiB).error().reason, gpumem::outcome::too_large);
+  EXPECT_EQ(failures(), 3u);
+  EXPECT_THROW((void)subject.allocate(s_, 4_MiB), gpumem::out_of_memory);
+  EXPECT_EQ(failures(), 4u) << "the first was asked twice";
+  EXPECT_THROW((void)subject.allocate(s_, 5_MiB), gpumem::out_of_memory);
+  EXPECT_EQ(failures(), 5u) << "the second was asked twice";
+  EXPECT_FALSE(gpumem::acquire(subject, s_, 4_MiB).try_now());
+  EXPECT_EQ(failures(), 6u);
+  auto const soon = std::chrono::steady_clock::now() + 1ms;
+  EXPECT_THROW((void)gpumem::acquire(subject, s_, 4_MiB, {.deadline = soon}).wait(), gpumem::acquire_error);
+  EXPECT_EQ(failures(), 7u) << "the end of the wait";
+  subject.deallocate(s_, p, 3_MiB);
+  subject.deallocate(s_, q, 3_MiB);
+}
+
+// The first attempt at the first resource is the only one then.
+TEST_F(fallback, refusal_for_another_reason_is_a_failure) {
+  auto const key = s_.key().as_trial();
+  EXPECT_FALSE(key.ends_if(gpumem::outcome::exhausted));
+  EXPECT_FALSE(key.ends_if(gpumem::outcome::too_large));
+  EXPECT_TRUE(key.ends_if(gpumem::outcome::device_lost));
+}
+
 // A pool whose whole memory is free, but in use by a stream for `time`.
 gpumem::pool_resource<gpumem::cuda_resource> pool_in_use(std::size_t bytes, gpumem::stream& by,
                                                          std::chrono::nanoseconds time) {

@@ -494,6 +494,39 @@ TEST_F(pool_log, last_rows_are_written_when_a_wait_ends_without_memory) {
   EXPECT_EQ(actions_in(text).back(), refusal);
 }
 
+TEST_F(pool_log, last_rows_are_written_when_a_request_is_too_late_to_wait) {
+  for (bool const coroutine : {false, true}) {
+    std::ostringstream log;
+    gpumem::pool_resource pool{device, {.limit = 4 * MiB}};
+    logging_adaptor subject{pool, log, {.format = gpumem::log_format::binary, .keep_last = 64}};
+    auto const block = gpumem::acquire(subject, a, 3 * MiB).wait();
+    auto const late = gpumem::acquire(subject, b, 3 * MiB, {.deadline = std::chrono::steady_clock::now()});
+    auto const await = [&]() -> gpumem::task<> { (void)co_await late; };
+    EXPECT_THROW(coroutine ? gpumem::sync_wait(await()) : static_cast<void>(late.wait()), gpumem::acquire_error);
+    EXPECT_EQ(pool.statistics().failures, 1u);
+    ASSERT_FALSE(actions_in(log).empty());
+    EXPECT_EQ(actions_in(log).back(), refusal);
+  }
+}
+
+// In a capture no request waits.
+TEST_F(pool_log, last_rows_are_written_when_a_capture_gets_no_memory) {
+  auto const& driver = gpumem::driver_api::driver();
+  gpumem::pool_resource pool{device, {.limit = 4 * MiB}};
+  logging_adaptor subject{pool, text, {.format = gpumem::log_format::binary, .keep_last = 64}};
+  auto const block = gpumem::acquire(subject, a, 3 * MiB).wait();
+  gpumem::graph_resource inside{pool};
+  auto const scope = pool.capture(inside, b);
+  b.begin_capture();
+  auto const failures = pool.statistics().failures;
+  EXPECT_THROW((void)gpumem::acquire(subject, b, 3 * MiB).wait(), gpumem::out_of_memory);
+  EXPECT_EQ(pool.statistics().failures, failures + 1);
+  EXPECT_EQ(actions_in(text), (std::vector{map, allocate, allocate_failure}));
+  EXPECT_THROW((void)gpumem::acquire_all(subject, {{b, MiB}, {b, 3 * MiB}}).wait(), gpumem::out_of_memory);
+  EXPECT_EQ(pool.statistics().failures, failures + 2);
+  driver.graph_destroy(b.end_capture());
+}
+
 // A first attempt ends a request that is too large, and one to a resource that lets none wait.
 TEST_F(pool_log, last_rows_are_written_when_a_first_attempt_ends_a_request) {
   gpumem::logging_options const options{.format = gpumem::log_format::binary, .keep_last = 64};

@@ -4,14 +4,17 @@
 
 #include <gpumem/pool_options.hpp>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <random>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -162,6 +165,57 @@ TEST_F(report_of_pool, log_of_the_last_rows_has_what_it_shows) {
   EXPECT_GT(made.main.unknown_frees, 0u);
   EXPECT_EQ(made.main.last.live, 0u);
   EXPECT_TRUE(made.frames.empty());
+}
+
+// A resource with a fallback does not tell of its pages, so the report replays its log.
+TEST_F(report_of_pool, log_without_pages_keeps_labels_and_waits) {
+  {
+    gpumem::pool_resource pool{device, {.limit = 8 * MiB}};
+    gpumem::logging_adaptor subject{
+        gpumem::fallback_adaptor{pool, gpumem::limiting_adaptor{gpumem::cuda_resource{device}, {.limit = MiB}}},
+        file,
+        {.format = gpumem::log_format::binary}};
+    auto first = gpumem::acquire(subject, a, 5 * MiB, {.label = "weights"}).wait();
+    auto const other = gpumem::acquire(subject, a, 2 * MiB, {.label = "cache"}).wait();
+    auto const soon = std::chrono::steady_clock::now() + std::chrono::milliseconds{1};
+    EXPECT_THROW((void)gpumem::acquire(subject, b, 6 * MiB, {.deadline = soon}).wait(), gpumem::acquire_error);
+    std::thread waiting{[&] { (void)gpumem::acquire(subject, b, 4 * MiB).wait(); }};
+    while (pool.statistics().waiting == 0) std::this_thread::yield();
+    first.reset();
+    waiting.join();
+    auto const from = subject.services();
+    auto const renamed = gpumem::detail::label_number("queries");
+    EXPECT_TRUE(from.table->set_label(from.state, other.data(), renamed));
+    ASSERT_TRUE(subject.flush());
+    auto const made = read();
+    EXPECT_EQ(made.memory, report::memory_source::replay);
+    EXPECT_EQ(made.main.waits, 2u);
+    EXPECT_EQ(made.main.refusals, 1u);
+    ASSERT_EQ(made.waits.size(), 2u);
+    EXPECT_TRUE(made.waits[0].refused != made.waits[1].refused);
+    ASSERT_EQ(made.at_end.labels.size(), 1u);
+    EXPECT_EQ(made.at_end.labels[0].bytes, 2 * MiB);
+    EXPECT_EQ(made.at_end.labels[0].name, "queries");
+    EXPECT_EQ(made.main.served[static_cast<std::size_t>(served_by::turn)], 1u);
+  }
+}
+
+TEST_F(report_of_pool, text_log_is_read_from_a_pipe) {
+  std::string rows;
+  {
+    std::ostringstream log;
+    gpumem::logging_adaptor subject{gpumem::cuda_resource{device}, log};
+    for (int i = 0; i < 3; ++i) subject.deallocate(a, subject.allocate(a, MiB), MiB);
+    ASSERT_TRUE(subject.flush());
+    rows = log.str();
+  }
+  ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
+  // Its one open() is one reader. A second reader would find no writer, and wait for ever.
+  std::thread writer{[&] { std::ofstream{file} << rows; }};
+  auto const made = read();
+  writer.join();
+  EXPECT_EQ(made.main.peak_live.live, MiB);
+  EXPECT_EQ(made.memory, report::memory_source::replay);
 }
 
 } // namespace

@@ -129,7 +129,7 @@ expected<void*, failure> graph_memory::try_allocate(stream_key const& key, std::
     if (upstream_->host_accessible() && !key.capturing()) static_cast<void>(key.wait_on_host());
   } else {
     sync::lock const lock{mutex_};
-    ++counts_.failures;
+    counts_.failures += !key.goes_on_after(result.error().reason);
   }
   return result;
 }

@@ -403,7 +403,7 @@ expected<void*, failure> allocate_path::fail(allocation_request const& request, 
 
 // A request that waits for memory counts as failed when it ends, not at each attempt: see request_queue.
 void allocate_path::count_failure(pool_shard& shard, allocation_request const& request, outcome reason) noexcept {
-  shard.counts.failures += request.key.ends_if(reason == outcome::exhausted);
+  shard.counts.failures += request.key.ends_if(reason);
 }
 
 } // namespace gpumem::detail

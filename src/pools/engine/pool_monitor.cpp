@@ -49,15 +49,20 @@ struct flock whole_file(int kind) {
 }
 
 // Removes the page of an ended process of this user that had the number of this one. Returns whether the name is free.
+// Only the holder of the file's lock takes its name away. So the file that has the name stays the same until then.
 bool remove_abandoned(char const* path) {
-  int const file = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  int const file = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return errno == ENOENT;
   struct stat status{};
-  auto lock = whole_file(F_RDLCK);
+  struct stat named{};
+  auto lock = whole_file(F_WRLCK);
   bool const ours = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid();
-  bool const abandoned = ours && fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+  bool const abandoned = ours && fcntl(file, F_OFD_SETLK, &lock) == 0;
+  bool const has_name =
+      abandoned && lstat(path, &named) == 0 && named.st_dev == status.st_dev && named.st_ino == status.st_ino;
+  bool const removed = has_name && unlink(path) == 0;
   close(file);
-  return abandoned && unlink(path) == 0;
+  return removed;
 }
 
 // Gives the page's file its name, and sets `path` to it. The name may be taken by another process that has the same

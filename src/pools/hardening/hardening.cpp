@@ -73,7 +73,7 @@ expected<void*, failure> hardening::try_allocate(stream_key const& key, std::siz
   } catch (std::bad_alloc const&) { result = unexpected<failure>{no_host_memory(bytes)}; }
   if (!result) {
     lock const held{mutex_};
-    failures_ += key.ends_if(result.error().reason == outcome::exhausted);
+    failures_ += key.ends_if(result.error().reason);
   }
   return result;
 }

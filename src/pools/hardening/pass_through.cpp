@@ -69,7 +69,7 @@ expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::
       counts_.peak_live = std::max(counts_.peak_live, counts_.live);
       return result;
     }
-    counts_.failures += key.ends_if(result.error().reason == outcome::exhausted);
+    counts_.failures += key.ends_if(result.error().reason);
   } catch (std::bad_alloc const&) {
     engine_.upstream().deallocate_exact(key, *result, bytes, alignment);
     return unexpected<failure>{no_host_memory(bytes)};
