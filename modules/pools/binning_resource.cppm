@@ -1,6 +1,7 @@
 // binning_resource: sends each request to the resource of the smallest bin that holds its size.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -74,6 +75,9 @@ public:
   // Records a use. Returns false if the block is no live block of the bin's resource, or if that resource records no
   // uses.
   virtual bool record_use(void* pointer, stream_ref stream) = 0;
+  // Both do nothing if the type of the bin's resource does not tell that it is a pool.
+  virtual bool synchronize(std::chrono::nanoseconds longest) = 0;
+  virtual void reset_peaks() = 0;
 
   std::size_t const size; // largest request; SIZE_MAX for the upstream
 
@@ -111,6 +115,13 @@ public:
     }
     return false;
   }
+  bool synchronize(std::chrono::nanoseconds longest) override {
+    if constexpr (requires { value.synchronize(longest); }) return value.synchronize(longest);
+    return true;
+  }
+  void reset_peaks() override {
+    if constexpr (requires { value.reset_peaks(); }) value.reset_peaks();
+  }
   R value;
 };
 
@@ -135,6 +146,8 @@ public:
   // Returns true if one of the bins serves the stream, since a block can come from each.
   bool serves_stream(stream_key const& key) const noexcept;
   std::size_t trim(std::size_t keep);
+  bool synchronize(std::chrono::nanoseconds longest);
+  void reset_peaks();
   bool watch_memory(memory_watcher& watcher, bool begin);
   bool set_label(void const* pointer, unsigned label) noexcept;
   void append_holders(std::size_t bytes, std::string& text);
@@ -243,6 +256,13 @@ public:
     if (pointer && !state_->record_use(pointer, stream))
       throw std::invalid_argument{"gpumem: no bin of the binning_resource records uses of this block"};
   }
+
+  /// Blocks the calling thread, `longest` at most, until no work on streams may use free memory of the bins and of the
+  /// upstream, as pool_resource::synchronize does. Passes over those that are no pools by their types. Returns false if
+  /// one of them returned false.
+  bool synchronize(std::chrono::nanoseconds longest) { return state_->synchronize(longest); }
+  /// Makes the peaks in the statistics of the same resources count from now on.
+  void reset_peaks() { state_->reset_peaks(); }
 
   /// Returns the upstream. A copy of the result is another handle to it.
   Upstream const& upstream() const { return static_cast<detail::held_bin<Upstream>&>(state_->upstream()).value; }

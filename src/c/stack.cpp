@@ -75,7 +75,7 @@ struct stack_base {
   any_pool const* watched = nullptr;           // stands for the first layer that does not watch; null: none does
 };
 
-// Erases a pool inside a stack.
+// Erases a pool, or a resource with pools of its own, inside a stack.
 template <class Pool> any_pool pool_inside(stack_base const& base, Pool pool) {
   if (base.parts) {
     base.parts->synchronize.push_back([pool](auto longest) mutable { return pool.synchronize(longest); });
@@ -147,7 +147,7 @@ any_pool make_binning(stack_base const& base, layer_text layer) {
   if (bins) {
     for (auto const each : split_outside(*bins, ';')) add_bin(base, made, layer, each);
   }
-  return any_pool{std::move(made)};
+  return pool_inside(base, std::move(made)); // which asks the fixed bins
 }
 
 any_pool make_failing(stack_base const& base, layer_text layer) {

@@ -3,6 +3,7 @@
 module;
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -223,6 +224,17 @@ std::size_t binning_state::trim(std::size_t keep) {
     returned_bytes += each->is_inside() ? 0 : trimmed;
   }
   return returned_bytes;
+}
+
+bool binning_state::synchronize(std::chrono::nanoseconds longest) {
+  auto const deadline = sync::now() + std::clamp<std::chrono::nanoseconds>(longest, {}, std::chrono::hours{24 * 365});
+  bool all = true;
+  for (auto* const each : table()) all = each->synchronize(deadline - sync::now()) && all;
+  return all;
+}
+
+void binning_state::reset_peaks() {
+  for (auto* const each : table()) each->reset_peaks();
 }
 
 // Tells a watcher of all memory or of none: blocks of a bin that does not tell would lie outside the memory.

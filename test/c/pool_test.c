@@ -58,6 +58,22 @@ static void pools_inside_a_stack_are_synchronized(void) {
   EXPECT(gpumem_release(stack) == GPUMEM_GRANTED);
 }
 
+// Each of the two bins has a pool of its own.
+static void bins_inside_a_stack_are_synchronized(void) {
+  for (int asked = 0; asked < 2; ++asked) {
+    void* stream = simulated_stream(0);
+    gpumem_pool* stack = make("statistics(binning(pool,bins=64KiB:fixed;1MiB:pool(limit=2MiB)))");
+    size_t const bytes = asked ? MIB : 65536;
+    size_t given_back = 1;
+    release(stack, stream, allocate(stack, stream, bytes), bytes);
+    EXPECT_REFUSED(gpumem_synchronize(stack, 0), GPUMEM_DEADLINE, "a wait was not completed: deadline");
+    simulated_run();
+    EXPECT(gpumem_synchronize(stack, 1000000000) == GPUMEM_GRANTED);
+    EXPECT(gpumem_trim(stack, 0, &given_back) == GPUMEM_GRANTED && given_back > 0);
+    EXPECT(gpumem_release(stack) == GPUMEM_GRANTED);
+  }
+}
+
 static void blocks_are_freed_by_their_address_alone(void) {
   void* stream = simulated_stream(0);
   gpumem_pool *pool = make("name=first"), *stack = make("statistics(cuda)"), *found = NULL;
@@ -359,6 +375,7 @@ static void a_forked_child(void) {
 static test const tests[] = {
     {"a_pool_from_make_to_release", a_pool_from_make_to_release},
     {"pools_inside_a_stack_are_synchronized", pools_inside_a_stack_are_synchronized},
+    {"bins_inside_a_stack_are_synchronized", bins_inside_a_stack_are_synchronized},
     {"blocks_are_freed_by_their_address_alone", blocks_are_freed_by_their_address_alone},
     {"sizes_as_people_write_them", sizes_as_people_write_them},
     {"options_that_are_refused", options_that_are_refused},

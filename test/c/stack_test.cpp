@@ -184,7 +184,7 @@ TEST_F(c_stack, every_resource_can_be_described) {
     bool const has_shards = std::string{text}.starts_with("arena"); // their peak is exact to 1/16 of the reserved bytes
     if (!has_shards) EXPECT_GE(statistics(pool).peak_live, 1000u);
     EXPECT_EQ(gpumem_reset_peaks(pool.get()), GPUMEM_GRANTED);
-    if (!std::string{text}.starts_with("binning")) EXPECT_EQ(statistics(pool).peak_live, 0u);
+    EXPECT_EQ(statistics(pool).peak_live, 0u);
   }
 }
 

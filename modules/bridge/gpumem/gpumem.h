@@ -248,7 +248,7 @@ gpumem_outcome gpumem_read_failure(gpumem_failure* failure) GPUMEM_NOEXCEPT;
 ///                          the adaptors of the C++ library
 /// The resources pool, fixed and arena are pools, and so are logging, statistics and tracking over a pool: they take
 /// all calls that a pool takes. If the outermost resource of a stack is not a pool,
-/// gpumem_synchronize and gpumem_reset_peaks go to all pools in the stack, except the fixed bins of a binning.
+/// gpumem_synchronize and gpumem_reset_peaks go to all pools in the stack.
 /// gpumem_synchronize does not wait for frees into a driver's pool (async). A free makes its stream wait for the uses
 /// that gpumem_record_use declared. Statistics are those of the stack alone, also if other stacks use the same source.
 ///
