@@ -75,7 +75,7 @@ say_what_is_missing() {
   say_packages "Debian packages" "${packages[@]}"
   say_packages "wheels from PyPI into $wheel_root" "${wheels[@]}"
   if [[ -n $torch_parts ]]; then
-    printf "gpumem: parts of PyTorch's wheels from PyPI into %s, about 14 MB\n" "$torch_parts"
+    printf "gpumem: parts of PyTorch's wheels from PyPI into %s, about 20 MB\n" "$torch_parts"
   fi
   read -r download disk <<<"$(sum_of "${packages[@]}" "${wheels[@]}")"
   # Debian unpacks about 50 MB a second.

@@ -34,8 +34,8 @@ HEADERS = ["torch/include/c10/*.h", "torch/include/torch/headeronly/*.h",
            "torch/include/torch/csrc/api/include/torch/version.h"]
 LIBRARIES = ["torch/lib/libc10.so", "torch/lib/libc10_cuda.so"]
 VIEWER = ["torch/cuda/_memory_viz.py"]
-PARTS = {"2.9.1": HEADERS, "2.11.0": HEADERS + LIBRARIES,  # 2.9.1 is of CUDA 12
-         "2.15.0": HEADERS + LIBRARIES + VIEWER}
+PARTS = {"2.9.1": HEADERS, "2.10.0": HEADERS, "2.11.0": HEADERS + LIBRARIES,  # 2.9.1 and 2.10.0 are of CUDA 12
+         "2.12.1": HEADERS, "2.13.0": HEADERS, "2.14.1": HEADERS, "2.15.0": HEADERS + LIBRARIES + VIEWER}
 
 READ_AHEAD = 5 << 20  # holds the wheel's directory, or nearly all of the parts
 ATTEMPTS = 4

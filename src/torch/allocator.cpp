@@ -183,7 +183,7 @@ void allocator::init(int device_count) {
   TORCH_CHECK(device_count <= max_devices, "gpumem serves at most ", max_devices, " devices");
   auto known = devices_.load();
   while (known < device_count && !devices_.compare_exchange_weak(known, device_count)) {}
-#if GPUMEM_TORCH_AT_LEAST(11)
+#if GPUMEM_TORCH_AT_LEAST(10)
   auto const fraction = torch_cuda::CUDAAllocatorConfig::per_process_memory_fraction();
   for (; known < device_count && fraction < 1; ++known) setMemoryFraction(fraction, static_cast<DeviceIndex>(known));
 #endif

@@ -59,8 +59,10 @@ public:
   void resetPeakStats(DeviceIndex device) override;
   void cacheInfo(DeviceIndex device, std::size_t* largest) override;
   void* getBaseAllocation(void* pointer, std::size_t* bytes) override;
-#if GPUMEM_TORCH_AT_LEAST(11)
+#if GPUMEM_TORCH_AT_LEAST(10)
   std::vector<torch_cuda::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override { return {}; }
+#endif
+#if GPUMEM_TORCH_AT_LEAST(11)
   torch_cuda::SnapshotInfo snapshot(MempoolId_t pool, bool include_traces) override;
   void recordHistory(bool enabled, torch_cuda::CreateContextFn recorder, std::size_t max_entries,
                      torch_cuda::RecordContext context_mode, bool clear,
@@ -74,19 +76,21 @@ public:
   void recordAnnotation(std::vector<std::pair<std::string, std::string>> const& pairs) override;
   void pushCompileContext(std::string& text) override;
   void popCompileContext() override;
-#if GPUMEM_TORCH_AT_LEAST(11)
+#if GPUMEM_TORCH_AT_LEAST(10)
   void setUserMetadata(std::string const& text) override { history::user_metadata() = text; }
   std::string getUserMetadata() override { return history::user_metadata(); }
 #endif
-#if GPUMEM_TORCH_AT_LEAST(15)
+#if GPUMEM_TORCH_AT_LEAST(14)
   bool supportsUserMetadata() override { return true; }
+#endif
+#if GPUMEM_TORCH_AT_LEAST(12)
   std::shared_ptr<c10::GatheredContext> getContextForPointer(void const* pointer) override {
     return history_.context_of(pointer);
   }
 #endif
   void attachOutOfMemoryObserver(torch_cuda::OutOfMemoryObserver observer) override;
   void attachAllocatorTraceTracker(torch_cuda::AllocatorTraceTracker tracker) override;
-#if GPUMEM_TORCH_AT_LEAST(15)
+#if GPUMEM_TORCH_AT_LEAST(12)
   void attachOomRejectionObserver(torch_cuda::OomRejectionObserver) override {} // gpumem rejects no request in advance
 #endif
 
@@ -100,10 +104,12 @@ public:
 #if GPUMEM_TORCH_AT_LEAST(11)
   void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator> segments) override;
   void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use) override;
-  void setNoSplit(DeviceIndex device, MempoolId_t pool) override;
 #else
   void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, CUDAAllocator* segments) override;
   void setUseOnOOM(DeviceIndex device, MempoolId_t pool) override;
+#endif
+#if GPUMEM_TORCH_AT_LEAST(10)
+  void setNoSplit(DeviceIndex device, MempoolId_t pool) override;
 #endif
   std::shared_ptr<torch_cuda::AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override;
   torch_cuda::CheckpointDelta setCheckpointPoolState(DeviceIndex device,

@@ -129,7 +129,7 @@ void history::told(TraceEntry::Action action, DeviceIndex device, std::size_t ad
                    c10::getApproximateTime(),
                    std::move(context),
                    compile_contexts.empty() ? "N/A" : compile_contexts.back()
-#if GPUMEM_TORCH_AT_LEAST(11)
+#if GPUMEM_TORCH_AT_LEAST(10)
                        ,
                    user_metadata()
 #endif

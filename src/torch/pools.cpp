@@ -90,8 +90,6 @@ void allocator::createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::sh
 void allocator::setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use) {
   check(gpumem_torch_use_pool_on_out_of_memory(device, pool, use));
 }
-
-void allocator::setNoSplit(DeviceIndex device, MempoolId_t pool) { check(gpumem_torch_set_pool_unsplit(device, pool)); }
 #else
 void allocator::createOrIncrefPool(DeviceIndex device, MempoolId_t pool, CUDAAllocator* segments) {
   retain(device, pool, nullptr, segments);
@@ -100,6 +98,10 @@ void allocator::createOrIncrefPool(DeviceIndex device, MempoolId_t pool, CUDAAll
 void allocator::setUseOnOOM(DeviceIndex device, MempoolId_t pool) {
   check(gpumem_torch_use_pool_on_out_of_memory(device, pool, 1));
 }
+#endif
+
+#if GPUMEM_TORCH_AT_LEAST(10)
+void allocator::setNoSplit(DeviceIndex device, MempoolId_t pool) { check(gpumem_torch_set_pool_unsplit(device, pool)); }
 #endif
 
 void allocator::emptyCache(MempoolId_t pool) {

@@ -10,8 +10,8 @@
 
 namespace gpumem_torch {
 
-// From version 2.11 on, settings that apply to all kinds of devices have a class of their own.
-#if GPUMEM_TORCH_AT_LEAST(11)
+// From version 2.10 on, settings that apply to all kinds of devices have a class of their own.
+#if GPUMEM_TORCH_AT_LEAST(10)
 using shared_settings = c10::CachingAllocator::AcceleratorAllocatorConfig;
 #else
 using shared_settings = torch_cuda::CUDAAllocatorConfig;
