@@ -27,6 +27,9 @@ assert block, g.library().gpumem_last_error()
 print(g.library()._name, g.version(), g.statistics(0)["live"])
 import gpumem_torch_build as b
 assert all(path.exists() for path in b._sources()) and b._folders()[0].name == "gpumem_torch.sources"
+from types import SimpleNamespace as namespace
+torch = lambda version: namespace(__version__=version, version=namespace(cuda="13.0"))
+assert b.shipped(torch("2.10.1+cu130")).name == "torch-2.10.so" and b.shipped(torch("2.11.0")) is None
 """
 
 
@@ -35,7 +38,8 @@ class Wheel(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(cls.folder.cleanup)
-        cls.path = wheel.make(BUILD, Path(cls.folder.name) / "dist")
+        cls.classes = {f"torch-{version}.so": SIMULATOR.read_bytes() for version in ("2.10", "2.9")}  # any libraries
+        cls.path = wheel.make(BUILD, Path(cls.folder.name) / "dist", cls.classes)
         with zipfile.ZipFile(cls.path) as made:
             cls.files = {name: made.read(name) for name in made.namelist()}
         cls.about = f"gpumem_torch-{VERSION}.dist-info"
@@ -60,8 +64,15 @@ class Wheel(unittest.TestCase):
         inside = {name.removeprefix(f"{wheel.SOURCES}/") for name in self.files if name.startswith(f"{wheel.SOURCES}/")}
         self.assertEqual(inside, names | {"gpumem/gpumem.h", "gpumem/gpumem_torch.h", "gpumem/version.h"})
 
+    def test_it_has_the_classes_and_says_of_which_versions(self):
+        inside = {name: data for name, data in self.files.items() if name.startswith("gpumem_torch.classes/")}
+        self.assertEqual(inside, {f"gpumem_torch.classes/{name}": data for name, data in self.classes.items()})
+        self.assertIn("the releases of PyTorch 2.9, 2.10. For another", self.files[f"{self.about}/METADATA"].decode())
+        plain = wheel.metadata(VERSION, 34, 30, {})
+        self.assertIn("`install`\ncompiles a class", plain)
+
     def test_two_builds_of_it_are_equal(self):
-        again = wheel.make(BUILD, Path(self.folder.name) / "again")
+        again = wheel.make(BUILD, Path(self.folder.name) / "again", dict(reversed(self.classes.items())))
         self.assertEqual(again.read_bytes(), self.path.read_bytes())
 
     def test_an_installed_one_finds_its_library_and_needs_no_torch(self):
@@ -78,6 +89,36 @@ class Wheel(unittest.TestCase):
                               env={**known, "PYTHONPATH": str(place), "LD_PRELOAD": str(SIMULATOR)}).stdout
         number = tuple(int(part) for part in VERSION.split("."))
         self.assertEqual(said, f"{place.resolve() / 'gpumem_torch.libs' / wheel.LIBRARY} {number} {1 << 20}\n")
+
+
+class Classes(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.root = Path(scratch.name)
+        self.parts = self.root / "parts"
+        for version in ("2.9.1", "2.10.0", "2.10.11", "2.10.2", "notes"):
+            headers = self.parts / version / "torch/include"
+            headers.mkdir(parents=True)
+            (headers / "number.h").write_text(f'inline char const* number() {{ return "of {version}"; }}')
+        (self.root / "src/torch").mkdir(parents=True)
+        (self.root / "src/torch/one.cpp").write_text(
+            "#include <cuda_runtime_api.h>\n#include <number.h>\nchar const* hidden() { return number(); }\n"
+            'extern "C" __attribute__((visibility("default"))) char const* shown() { return hidden(); }\n'
+            'extern "C" __attribute__((visibility("default"))) char const* place() { return __FILE__; }')
+
+    def test_each_version_has_one_for_its_newest_patch(self):
+        made = wheel.torch_classes(self.root, BUILD, self.parts)
+        self.assertEqual(list(made), ["torch-2.9.so", "torch-2.10.so"])
+        self.assertIn(b"of 2.10.11\0", made["torch-2.10.so"])
+        self.assertNotIn(b"hidden", made["torch-2.9.so"])
+        for data in made.values():
+            self.assertNotIn(str(self.root).encode(), data)
+            library = self.root / "one.so"
+            library.write_bytes(data)
+            needed, _ = wheel.needs(wheel.cache(BUILD)["CMAKE_READELF"], library)
+            self.assertLess({"libc10.so", "libc10_cuda.so"}, set(needed))
+        self.assertEqual(wheel.torch_classes(self.root, BUILD, self.parts), made)
 
 
 class PlatformTag(unittest.TestCase):

@@ -148,6 +148,19 @@ class Build(unittest.TestCase):
                           torch=self.stand_in(version="2.11.0+cpu", cuda=None))
         self.assertEqual(self.builds(), 3)
 
+    def test_libraries_of_the_wheel(self):
+        self.assertIsNone(self.module.shipped(self.torch))
+        classes = self.root / "gpumem_torch.classes"
+        classes.mkdir()
+        (classes / "torch-2.11.so").touch()
+        for version in ("2.11.0", "2.11.3+cu126"):
+            self.assertEqual(self.module.shipped(self.stand_in(version=version)), classes / "torch-2.11.so")
+        for version in ("2.12.0", "2.11.0a0+gitabc", "2.11.0.dev20260101+cu130", "2.11.0+vendor"):
+            self.assertIsNone(self.module.shipped(self.stand_in(version=version)))
+        with self.assertRaises(self.module.BuildError):
+            self.module.shipped(self.stand_in(version="2.11.0+cpu", cuda=None))
+        self.assertEqual(self.builds(), 0)
+
     def test_compilers(self):
         os.environ["CXX"] = "/nonexistent/compiler"
         self.assert_fails("no C++ compiler was found (/nonexistent/compiler); set CXX to one")
@@ -224,6 +237,9 @@ class Build(unittest.TestCase):
                     return end.code
             return told.getvalue()
         self.assertEqual(run(self.torch), f"{self.module.library_path(self.torch)}\n")
+        (self.root / "gpumem_torch.classes").mkdir()
+        (self.root / "gpumem_torch.classes/torch-2.11.so").touch()
+        self.assertEqual(run(self.torch), f"{self.root}/gpumem_torch.classes/torch-2.11.so\n")
         self.assertEqual(run(None), "gpumem_torch: this Python has no PyTorch")
         self.assertIn("PyTorch 2.8.0 is not one of", run(self.stand_in(version="2.8.0")))
 

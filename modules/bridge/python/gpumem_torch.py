@@ -15,8 +15,8 @@ or beside PyTorch's own allocator:
 library is searched at GPUMEM_LIBRARY, in the wheel, where the package installs it, and by its name.
 
 `install` puts a class of gpumem in place of PyTorch's allocator. Functions such as torch.cuda.memory_allocated work as
-before. The class is compiled for the installed PyTorch at the first call: see gpumem_torch_build. If that is not
-possible, `install(plug_in=True)` uses PyTorch's CUDAPluggableAllocator. PyTorch then refuses statistics, snapshots and
+before. The wheel has the class for released versions of PyTorch; for others it is compiled at the first call: see
+gpumem_torch_build. If that is not possible, `install(plug_in=True)` uses PyTorch's CUDAPluggableAllocator. PyTorch then refuses statistics, snapshots and
 memory pools, and if memory runs out it raises a RuntimeError that begins with "gpumem: out of memory".
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -310,11 +310,14 @@ def _allocator(allocate):
 
 
 def _load_allocator(torch):
-    """Returns the library with the allocator class for this PyTorch; builds it if it does not exist yet."""
+    """Returns the library with the allocator class for this PyTorch: the wheel's, otherwise a built one."""
     import gpumem_torch_build
-    path = gpumem_torch_build.build(torch)
+    path = gpumem_torch_build.shipped(torch) or gpumem_torch_build.build(torch)
     ctypes.CDLL(library()._name, mode=ctypes.RTLD_GLOBAL)  # so that the class finds gpumem's functions
-    loaded = ctypes.CDLL(str(path))
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError:  # a PyTorch that was compiled elsewhere may lack a symbol
+        loaded = ctypes.CDLL(str(gpumem_torch_build.build(torch)))
     loaded.gpumem_torch_install_allocator.restype = ctypes.c_char_p
     return loaded
 

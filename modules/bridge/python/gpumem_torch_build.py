@@ -1,9 +1,9 @@
 """Builds and keeps the library that makes gpumem PyTorch's allocator: one for each version of PyTorch.
 
-    python -m gpumem_torch_build     # builds the library now, for the PyTorch of this Python, and prints its path
+    python -m gpumem_torch_build     # prints the library's path for the PyTorch of this Python; builds it if need be
 
-Otherwise gpumem_torch.install builds the library at its first call. The build needs a C++20 compiler (CXX, g++ or
-clang++) and the headers of the CUDA runtime: those of the wheels nvidia-cuda-runtime and nvidia-cuda-crt, or of a
+The wheel brings a library for each of the versions 2.9 to 2.15 as they were released, which needs no build. For another
+PyTorch gpumem_torch.install builds the library at its first call. The build needs a C++20 compiler (CXX, g++ or clang++) and the headers of the CUDA runtime: those of the wheels nvidia-cuda-runtime and nvidia-cuda-crt, or of a
 toolkit (CUDA_HOME). The library is kept in GPUMEM_TORCH_CACHE, or in the folder gpumem_torch of the user's cache
 folder.
 """
@@ -20,9 +20,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["BuildError", "build", "library_path"]
+__all__ = ["BuildError", "build", "library_path", "shipped"]
 
-OLDEST, NEWEST = (2, 9), (2, 15)  # versions of PyTorch; tested with 2.9, 2.11 and 2.15
+OLDEST, NEWEST = (2, 9), (2, 15)  # versions of PyTorch; each is compiled by a test
 HERE = Path(__file__).resolve().parent
 
 
@@ -123,6 +123,14 @@ def library_path(torch):
     return _cache() / f"torch-{torch.__version__}-{digest.hexdigest()[:16]}.so"
 
 
+def shipped(torch):
+    """Returns the path of the library that the wheel has for this PyTorch; None if it has none. Raises BuildError."""
+    _version(torch)
+    release = re.fullmatch(r"(\d+\.\d+)\.\d+(\+cu\d+)?", torch.__version__)  # no nightly build, no other vendor's
+    path = HERE / "gpumem_torch.classes" / f"torch-{release[1]}.so" if release else None
+    return path if path and path.exists() else None
+
+
 def _run(commands):
     """Runs the commands at the same time. Raises BuildError with the messages of the first one that fails."""
     running = [(command, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
@@ -162,7 +170,7 @@ def _alone(folder):
 
 
 def build(torch):
-    """Returns the path of the library for this PyTorch; builds it if it does not exist yet. Raises BuildError."""
+    """Returns the path of the built library for this PyTorch; builds it if it does not exist yet. Raises BuildError."""
     path = library_path(torch)
     if path.exists():
         return path
@@ -175,7 +183,7 @@ def build(torch):
 if __name__ == "__main__":
     try:
         import torch
-        print(build(torch))
+        print(shipped(torch) or build(torch))
     except ImportError:
         sys.exit("gpumem_torch: this Python has no PyTorch")
     except BuildError as error:
