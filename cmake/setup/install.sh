@@ -40,6 +40,7 @@ megabytes() {
     clang-tidy-* | clang-format-*) echo 3 13 ;;
     libclang-rt-*) echo 7 65 ;;
     doxygen) echo 45 225 ;;
+    abigail-tools) echo 3 13 ;;
     python3) echo 10 34 ;;
     python3-venv) echo 5 36 ;; # and the environment that is made with it
     cmake==*) echo 28 77 ;;

@@ -197,6 +197,12 @@ probe_reference_tool() {
   type -P doxygen >/dev/null || { lacks "doxygen" && packages+=(doxygen); }
 }
 
+# The test packaging.abi compares the C library with that of the last release.
+probe_abi_tools() {
+  [[ $(uname -m) != x86_64 ]] || type -P abidw >/dev/null || ! type -P apt-get >/dev/null ||
+    { lacks "abidw and abidiff" && packages+=(abigail-tools); }
+}
+
 probe_lint_tools() {
   local major=$clang_to_install tool
   [[ -z $found_cxx ]] || major=$(clang_major "$found_cxx")
@@ -222,6 +228,7 @@ probe_all() {
     probe_sanitizer_runtime
     probe_torch_parts
     probe_reference_tool
+    probe_abi_tools
   fi
   if [[ $1 == lint ]]; then probe_lint_tools; fi
   rm -rf "$scratch"

@@ -36,7 +36,7 @@ setup_key() {
     cat cmake/setup/*.{sh,py} cmake/setup/probes/*
     printf '%s\n' "$PWD" "${CXX-}" "${CUDACXX-}" "${CUDA_HOME-}" "${CUDA_PATH-}" "$PATH"
     printf '%s\n' "${GPUMEM_SETUP_TORCH-}" .tools/torch/*/parts
-    for tool in clang++-19 clang++ nvcc cmake ninja doxygen; do type -P "$tool" || true; done
+    for tool in clang++-19 clang++ nvcc cmake ninja doxygen abidw; do type -P "$tool" || true; done
     if [[ -f .tools/environment ]]; then
       cat .tools/environment
       source .tools/environment
