@@ -20,14 +20,17 @@ if(NOT GPUMEM_PARTITIONS)
     PATTERN device_heap EXCLUDE)
 endif()
 
-# The C ABI is a separate package: its users need no CUDA headers, no modules and no C++ compiler.
+# The C ABI is a separate package: its users need no CUDA headers, no modules and no C++ compiler. Its archive and Debian's
+# packages have the components c, c_development, simulator and tools.
 set(gpumem_c_package "${CMAKE_INSTALL_LIBDIR}/cmake/gpumem_c")
 install(TARGETS gpumem_c gpumem_bridge EXPORT gpumem_c
-  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
-  FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
-install(EXPORT gpumem_c NAMESPACE gpumem:: FILE gpumem_cConfig.cmake DESTINATION "${gpumem_c_package}")
+  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT c NAMELINK_COMPONENT c_development
+  FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT c_development)
+install(EXPORT gpumem_c NAMESPACE gpumem:: FILE gpumem_cConfig.cmake DESTINATION "${gpumem_c_package}"
+  COMPONENT c_development)
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/gpumem_cConfigVersion.cmake" COMPATIBILITY SameMajorVersion)
-install(FILES "${PROJECT_BINARY_DIR}/gpumem_cConfigVersion.cmake" DESTINATION "${gpumem_c_package}")
+install(FILES "${PROJECT_BINARY_DIR}/gpumem_cConfigVersion.cmake" DESTINATION "${gpumem_c_package}"
+  COMPONENT c_development)
 file(RELATIVE_PATH gpumem_prefix "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
 string(REGEX REPLACE "/$" "" gpumem_prefix "${gpumem_prefix}")
 set(gpumem_include_folder "\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}")
@@ -35,7 +38,8 @@ if(IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
   set(gpumem_include_folder "${CMAKE_INSTALL_INCLUDEDIR}")
 endif()
 configure_file("${PROJECT_SOURCE_DIR}/cmake/gpumem_c.pc.in" "${PROJECT_BINARY_DIR}/gpumem_c.pc" @ONLY)
-install(FILES "${PROJECT_BINARY_DIR}/gpumem_c.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+install(FILES "${PROJECT_BINARY_DIR}/gpumem_c.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig"
+  COMPONENT c_development)
 # The Python module looks for the library two folders up, and for the sources of PyTorch's allocator beside itself.
 set(gpumem_python "${CMAKE_INSTALL_LIBDIR}/gpumem/python")
 install(FILES "${PROJECT_SOURCE_DIR}/modules/bridge/python/gpumem_torch.py"
@@ -49,7 +53,8 @@ install(FILES "${PROJECT_SOURCE_DIR}/modules/bridge/gpumem/gpumem.h"
 
 # The simulated driver is loaded by name at run time and never linked. Programs that use it contain its path; the tools
 # find it from their own folder.
-install(TARGETS gpumem_simulator_driver gpumem_simulator_runtime LIBRARY DESTINATION "${gpumem_simulator_folder}")
+install(TARGETS gpumem_simulator_driver gpumem_simulator_runtime LIBRARY DESTINATION "${gpumem_simulator_folder}"
+  COMPONENT simulator)
 install(FILES "${PROJECT_SOURCE_DIR}/cmake/simulator_path.cpp" DESTINATION "${gpumem_package}")
 if(GPUMEM_BUILD_BENCH)
   set(gpumem_tools gpumem-replay gpumem-advise gpumem-top gpumem-bench gpumem-completion-bench gpumem-waiting-bench)
@@ -57,7 +62,7 @@ if(GPUMEM_BUILD_BENCH)
     list(APPEND gpumem_tools gpumem-report)
   endif()
   set_target_properties(${gpumem_tools} PROPERTIES GPUMEM_INSTALLED ON)
-  install(TARGETS ${gpumem_tools} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" OPTIONAL)
+  install(TARGETS ${gpumem_tools} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT tools OPTIONAL)
 endif()
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/gpumemConfig.cmake.in"

@@ -18,6 +18,7 @@ usage: bash cmake/run.sh [--dry-run] COMMAND [ARGUMENT...]
   install [PREFIX]    build what the library needs and install it (into CMake's default, /usr/local, without PREFIX)
   lint [--check]      format the sources, tidy them; --check changes nothing and fails where it would
   gpu  [ARGUMENT...]  tests, planted faults and benchmarks on this machine's GPU, or a bundle for a machine with one
+  package [ARG...]    make the files of a release in dist/: archives, the wheel, checksums (--help lists the arguments)
   setup               only install what is missing
 Each command first looks for its tools (clang >= 19, CMake >= 3.28, Ninja >= 1.11, CUDA >= 13.0, CCCL >= 3.5.0 and the
 test libraries), says what is missing, and installs that: Debian packages with apt-get, the rest into .tools/.
@@ -90,6 +91,15 @@ run_test() {
   done
 }
 
+# The tree is judged before anything is installed or built, if there are the tools to do so.
+run_package() {
+  local maker=(env -C "$folder" python3 "$root/cmake/packaging/package.py")
+  if type -P python3 git >/dev/null; then act "${maker[@]}" --only-check "$@"; fi
+  [[ " $* " != *" --only-check "* ]] || return 0
+  set_up build
+  act "${maker[@]}" "$@"
+}
+
 run_lint() {
   announce "the library, and all units in partitions, which clang-tidy then reads" 3000 4800 release partitions
   build release --target gpumem
@@ -128,6 +138,10 @@ case $command in
     # A bundle needs no tools on the machine with the GPU.
     [[ ${arguments[0]-} == run ]] || set_up test
     act bash bench/gpu.sh "${arguments[@]}"
+    ;;
+  package)
+    if [[ ${arguments[0]-} == --help ]]; then python3 cmake/packaging/package.py --help && exit; fi
+    run_package "${arguments[@]}"
     ;;
   setup)
     accept 0

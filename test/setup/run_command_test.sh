@@ -22,6 +22,21 @@ expect_wrong "install has no option '--prefix'" install --prefix /opt
 expect_wrong "install takes no 'b'" install a b
 expect_wrong "lint has no option '--fix'" lint --fix
 expect_wrong "setup takes no 'all'" setup all
+if type -P git python3 >/dev/null; then
+  for line in package "package --only-check --output here"; do
+    # shellcheck disable=SC2086
+    run_sh $line
+    expect_status 1
+    expect_said "package.py: $(cd "$scratch/tree" && pwd -P) is no clone of gpumem"
+    expect_calls </dev/null
+  done
+fi
+run_sh package --twice --source-only
+expect_status 2
+run_sh package --help
+expect_status 0
+expect_said "--torch-headers"
+expect_calls </dev/null
 run_sh demo --help
 expect_status 0
 expect_said "demo -v [ARG...]"
@@ -34,7 +49,8 @@ recorded ctest
 
 # A dry run changes nothing, wherever the option stands.
 before=$(cd "$scratch/tree" && find . | sort)
-for line in "--dry-run demo" "test --dry-run" "install --dry-run here" "lint --dry-run" "gpu --dry-run"; do
+for line in "--dry-run demo" "test --dry-run" "install --dry-run here" "lint --dry-run" "gpu --dry-run" \
+  "package --dry-run"; do
   # shellcheck disable=SC2086
   run_sh $line
   expect_status 0
