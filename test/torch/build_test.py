@@ -15,6 +15,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import gpumem_torch
 import gpumem_torch_build
 
 # Writes its arguments to a file, then creates the file that it is asked for.
@@ -160,6 +161,26 @@ class Build(unittest.TestCase):
         with self.assertRaises(self.module.BuildError):
             self.module.shipped(self.stand_in(version="2.11.0+cpu", cuda=None))
         self.assertEqual(self.builds(), 0)
+
+    def test_a_library_of_the_wheel_that_does_not_load(self):
+        classes = self.root / "gpumem_torch.classes"
+        classes.mkdir()
+        (classes / "torch-2.11.so").touch()
+        opened = []
+
+        def open_library(path, mode=0):
+            opened.append(path)
+            if path.startswith(str(classes)):
+                raise OSError("undefined symbol")
+            return mock.Mock()
+
+        with mock.patch.object(gpumem_torch, "library", return_value=types.SimpleNamespace(_name="the C library")), \
+                mock.patch.object(gpumem_torch.ctypes, "CDLL", open_library), \
+                mock.patch.dict(sys.modules, {"gpumem_torch_build": self.module}):
+            gpumem_torch._load_allocator(self.torch)
+        self.assertEqual(opened, ["the C library", str(classes / "torch-2.11.so"),
+                                  str(self.module.library_path(self.torch))])
+        self.assertEqual(self.builds(), 1)
 
     def test_compilers(self):
         os.environ["CXX"] = "/nonexistent/compiler"
