@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-# Writes the binary interface of the C library as text, by abidw, and compares a library with such a text, by abidiff. Both
-# are of Debian's package abigail-tools. The library has debug information where the tests are built.
+# Writes the binary interface of the C library as text, by abidw, and compares a library with such a text, by abidiff.
+# Both are of Debian's package abigail-tools. The library has debug information where the tests are built.
 # SPDX-License-Identifier: Apache-2.0
 # usage: abi.py write [LIBRARY [FILE]]     # from build/release, for the version of the tree
 #        abi.py compare LIBRARY FILE
@@ -30,24 +30,27 @@ GROWTH = f"""
 
 
 def write(library, path):
-    """Writes the text of the library's interface. The version of abidw and the machine's folders leave no trace in it."""
-    made = subprocess.run(["abidw", *(part for header in HEADERS for part in ("--header-file", header)), "--drop-private-types", "--exported-interfaces-only",
-                           "--no-corpus-path", "--no-comp-dir-path", "--no-show-locs", "--no-elf-needed",
-                           "--type-id-style", "hash", str(Path(library).resolve())], capture_output=True, text=True, cwd=ROOT)
+    """Writes the text of the library's interface, which names no folder of the machine."""
+    headers = [part for header in HEADERS for part in ("--header-file", header)]
+    made = subprocess.run(["abidw", *headers, "--drop-private-types", "--exported-interfaces-only", "--no-corpus-path",
+                           "--no-comp-dir-path", "--no-show-locs", "--no-elf-needed",
+                           "--type-id-style", "hash", str(Path(library).resolve())],
+                          capture_output=True, text=True, cwd=ROOT)
     if made.returncode != 0 or "<class-decl name='gpumem_statistics'" not in made.stdout:
         sys.exit(f"abi.py: abidw found no types in {library}: {made.stderr}")
     path.write_text(made.stdout)
 
 
 def members(text):
-    """Returns (structure, member, offset in bits) of the C structures. abidiff passes over members that change places."""
-    return {(structure.get("name"), member.find("var-decl").get("name"), member.get("layout-offset-in-bits"))
-            for structure in ElementTree.parse(text).iter("class-decl") if structure.get("name", "").startswith("gpumem_")
-            and structure.get("name") not in OPAQUE for member in structure.iter("data-member")}
+    """Returns (structure, member, offset in bits) of the C structures: abidiff passes over members that change places."""
+    structures = [(each, each.get("name")) for each in ElementTree.parse(text).iter("class-decl")]
+    return {(name, member.find("var-decl").get("name"), member.get("layout-offset-in-bits"))
+            for structure, name in structures if name.startswith("gpumem_") and name not in OPAQUE
+            for member in structure.iter("data-member")}
 
 
 def differences(text, other):
-    """Returns what breaks programs made for the first text where the library is that of the other; "" if nothing does."""
+    """Returns what breaks programs made for the first text if the library is that of the other; "" if nothing does."""
     with tempfile.NamedTemporaryFile("w", suffix=".abignore") as rules:
         rules.write(GROWTH)
         rules.flush()

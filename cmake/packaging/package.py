@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-# Makes the files of a release: the source archive, the archive of the C library, the wheel, a list of what is in them, and
-# their checksums. The same commit and tools give the same bytes, in any folder and at any time.
+# Makes the files of a release: the source archive, the archive of the C library, the wheel, a list of what is in them,
+# and their checksums. The same commit and tools give the same bytes, in any folder and at any time.
 # SPDX-License-Identifier: Apache-2.0
 # usage: package.py [--output dist] [--torch-headers FOLDER] [--source-only | --twice | --only-check]
 import argparse

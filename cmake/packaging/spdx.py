@@ -17,7 +17,7 @@ def digest(kind, data):
 
 
 def found(path, expression):
-    """Returns what the expression's groups match in a file, joined by points; NOASSERTION where there is no such text."""
+    """Returns what the expression's groups match in a file, joined by points; NOASSERTION if there is no such text."""
     path = Path(path)
     match = re.search(expression, path.read_text(errors="replace"), re.S) if path.is_file() else None
     return ".".join(match.groups()) if match else "NOASSERTION"
@@ -80,7 +80,8 @@ def document(version, epoch, made, files, build, torch_classes):
     """Returns the list as text. `made` are the source archive, the C library's archive and the wheel; `files` those of
     the C library's archive; `torch_classes` the names of the classes in the wheel."""
     source, library, python = made
-    packages = [package("gpumem", version, OWN, "source", source), package("libgpumem", version, OWN, "library", library),
+    packages = [package("gpumem", version, OWN, "source", source),
+                package("libgpumem", version, OWN, "library", library),
                 package("gpumem-torch", version, OWN, "wheel", python)]
     entries, code = listed_files(files)
     packages[1].update(filesAnalyzed=True, packageVerificationCode={"packageVerificationCodeValue": code},
@@ -108,6 +109,6 @@ def document(version, epoch, made, files, build, torch_classes):
         "relationships": [{"spdxElementId": first, "relationshipType": kind, "relatedSpdxElement": second}
                           for first, kind, second in relations],
         "hasExtractedLicensingInfos": [{"licenseId": NVIDIA, "name": "NVIDIA CUDA Toolkit End User License Agreement",
-                                        "extractedText": "Attachment A of the agreement names the CUDA runtime among the "
-                                                         "parts that programs may contain."}],
+                                        "extractedText": "Attachment A of the agreement names the CUDA runtime among "
+                                                         "the parts that programs may contain."}],
     }, indent=1) + "\n"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-# Makes the wheel gpumem-torch: the C library of a build, the Python modules that find the library beside themselves, and
-# the sources of the class that they compile for the PyTorch at hand. A release's wheel has this class compiled for several
-# versions of PyTorch.
+# Makes the wheel gpumem-torch: the C library of a build, the Python modules that find the library beside themselves,
+# and the sources of the class that they compile for the PyTorch at hand. A release's wheel has this class compiled for
+# several versions of PyTorch.
 # SPDX-License-Identifier: Apache-2.0
 # usage: wheel.py --build build/release --output dist [--torch-headers FOLDER]
 import argparse
@@ -67,7 +67,8 @@ def torch_folders(folder):
     found = {}
     for path in folder.glob("*.*.*/torch/include"):
         found.setdefault(tuple(map(int, path.parts[-3].split(".")))[:2], []).append(path.parent)
-    return {key: max(paths, key=lambda path: int(path.parent.name.split(".")[2])) for key, paths in sorted(found.items())}
+    return {key: max(paths, key=lambda path: int(path.parent.name.split(".")[2]))
+            for key, paths in sorted(found.items())}
 
 
 def torch_classes(root, build, folder):
@@ -77,8 +78,8 @@ def torch_classes(root, build, folder):
     compiled = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in PYTORCH:  # empty ones: the class only names the libraries, which are loaded when it is
-            subprocess.run([compiler, "-shared", "-x", "c", "/dev/null", "-nostdlib", f"-Wl,-soname,{name}", "-o", f"{scratch}/{name}"],
-                           check=True)
+            subprocess.run([compiler, "-shared", "-x", "c", "/dev/null", "-nostdlib", f"-Wl,-soname,{name}", "-o",
+                            f"{scratch}/{name}"], check=True)
         joined = Path(scratch) / "class.cpp"  # of all files, in a third of the time
         joined.write_text("".join(f'#include "{path}"\n' for path in sorted((root / "src/torch").glob("*.cpp"))))
         for (major, minor), torch in torch_folders(folder).items():

@@ -1,5 +1,5 @@
-# Tests what `run.sh package` refuses, the files of its archives, that two archives of a commit are equal, and its list of
-# parts. The archive of the C library is made of this build, whose objects a release would compile anew.
+# Tests what `run.sh package` refuses, the files of its archives, that two archives of a commit are equal, and its list
+# of parts. The archive of the C library is made of this build, whose objects a release would compile anew.
 # SPDX-License-Identifier: Apache-2.0
 # usage: package_test.py SOURCE BUILD
 import json
@@ -21,7 +21,8 @@ import wheel  # noqa: E402
 
 FILES = {"CMakeLists.txt": "project(gpumem VERSION 1.2.3 LANGUAGES CXX)\n", "LICENSE": "Apache-2.0\n",
          "CHANGELOG.md": "# Changes\n\n## 1.2.3 (2026-11-29)\n\n- One.\n\n## 1.2.2 (2026-11-01)\n",
-         "test/packaging/abi/libgpumem_c-1.2.3.abi": "<abi-corpus/>\n", "cmake/packaging/debian/control": "Source: gpumem\n",
+         "test/packaging/abi/libgpumem_c-1.2.3.abi": "<abi-corpus/>\n",
+         "cmake/packaging/debian/control": "Source: gpumem\n",
          "tool with a blank.sh": "#!/bin/sh\n"}
 
 
@@ -63,7 +64,8 @@ class Tree(unittest.TestCase):
 
     def test_changed_and_new_files(self):
         (self.root / "LICENSE").write_text("another\n")
-        self.assertEqual(self.refused(), "the tree differs from its commit in LICENSE: commit the changes or remove them")
+        self.assertEqual(self.refused(),
+                         "the tree differs from its commit in LICENSE: commit the changes or remove them")
         (self.root / "notes").write_text("new\n")
         self.assertIn("differs from its commit in LICENSE and 1 more", self.refused())
 
@@ -169,7 +171,8 @@ class Archive(unittest.TestCase):
             text = spdx.document("1.2.3", 1750000000, made, self.files, BUILD, ["torch-2.9.so"])
             self.assertEqual(spdx.document("1.2.3", 1750000000, made, self.files[::-1], BUILD, ["torch-2.9.so"]), text)
         listed = json.loads(text)
-        self.assertEqual((listed["spdxVersion"], listed["creationInfo"]["created"]), ("SPDX-2.3", "2025-06-15T15:06:40Z"))
+        self.assertEqual(listed["spdxVersion"], "SPDX-2.3")
+        self.assertEqual(listed["creationInfo"]["created"], "2025-06-15T15:06:40Z")
         names = {one["SPDXID"] for one in [listed, *listed["packages"], *listed["files"]]}
         self.assertEqual(len(names), 1 + len(listed["packages"]) + len(listed["files"]))
         for one in listed["relationships"]:

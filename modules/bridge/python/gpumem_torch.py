@@ -16,8 +16,9 @@ library is searched at GPUMEM_LIBRARY, in the wheel, where the package installs 
 
 `install` puts a class of gpumem in place of PyTorch's allocator. Functions such as torch.cuda.memory_allocated work as
 before. The wheel has the class for released versions of PyTorch; for others it is compiled at the first call: see
-gpumem_torch_build. If that is not possible, `install(plug_in=True)` uses PyTorch's CUDAPluggableAllocator. PyTorch then refuses statistics, snapshots and
-memory pools, and if memory runs out it raises a RuntimeError that begins with "gpumem: out of memory".
+gpumem_torch_build. If that is not possible, `install(plug_in=True)` uses PyTorch's CUDAPluggableAllocator. PyTorch then
+refuses statistics, snapshots and memory pools, and if memory runs out it raises a RuntimeError that begins with
+"gpumem: out of memory".
 """
 # SPDX-License-Identifier: Apache-2.0
 import ctypes

@@ -3,9 +3,9 @@
     python -m gpumem_torch_build     # prints the library's path for the PyTorch of this Python; builds it if need be
 
 The wheel brings a library for each of the versions 2.9 to 2.15 as they were released, which needs no build. For another
-PyTorch gpumem_torch.install builds the library at its first call. The build needs a C++20 compiler (CXX, g++ or clang++) and the headers of the CUDA runtime: those of the wheels nvidia-cuda-runtime and nvidia-cuda-crt, or of a
-toolkit (CUDA_HOME). The library is kept in GPUMEM_TORCH_CACHE, or in the folder gpumem_torch of the user's cache
-folder.
+PyTorch gpumem_torch.install builds the library at its first call. The build needs a C++20 compiler (CXX, g++ or
+clang++) and the headers of the CUDA runtime: those of the wheels nvidia-cuda-runtime and nvidia-cuda-crt, or of a
+toolkit (CUDA_HOME). The library is kept in GPUMEM_TORCH_CACHE, or in the folder gpumem_torch of the user's cache folder.
 """
 # SPDX-License-Identifier: Apache-2.0
 import contextlib
