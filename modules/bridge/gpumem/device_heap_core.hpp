@@ -307,6 +307,7 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void* heap_core<Lanes>::allocate_large
       return view_.data() + (std::size_t{slab} << slab_log);
     }
     while (i != 0) set.insert(word + --i, ~u64{0});
+    if (full == 0) --word; // another thread was faster; the word may have a second row
   }
   return nullptr;
 }
