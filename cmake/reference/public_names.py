@@ -48,7 +48,7 @@ class Library:
 
     def __init__(self, root):
         self.files = [File(root, path) for path in sorted((root / "modules").rglob("*"))
-                      if path.suffix in (".cppm", ".hpp", ".h") and "scheduled" not in path.parts]
+                      if path.suffix in (".cppm", ".cuh", ".hpp", ".h") and "scheduled" not in path.parts]
         named = [one for file in self.files for one in file.named]
         forward = {(one.space, one.name) for one in named if is_forward(one) and one.is_exported}
         self.documented = {(one.space, one.head) for one in named if has_doc(one)}

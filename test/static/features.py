@@ -39,7 +39,7 @@ class Tree:
     def __init__(self, root):
         self.root = root
         self.code = {}
-        files = [path for path in (root / "modules").rglob("*") if path.suffix in (".cppm", ".hpp", ".h", ".py")]
+        files = [path for path in (root / "modules").rglob("*") if path.suffix in (".cppm", ".cuh", ".hpp", ".h", ".py")]
         files.append(root / "src/torch/allocator.cpp")  # PyTorch's users call it
         # The text of each one begins with its name, since Python modules are called by it.
         self.interfaces = {path: f"{path.stem}\n{code_of(path)}" for path in files}
@@ -63,7 +63,7 @@ class Tree:
         """Whether CMake, or a source that CMake knows, names the test."""
         folder = (self.root / test).parent
         stem = re.sub("_test$", "", Path(test).stem)
-        beside = [path for path in folder.iterdir() if path.suffix in (".txt", ".cpp")]
+        beside = [path for path in folder.iterdir() if path.suffix in (".txt", ".cpp", ".cu")]
         beside.append(folder.parent / "CMakeLists.txt")
         return any(path.is_file() and re.search(rf"(?<![a-z]){stem}(?![a-z])", path.read_text()) for path in beside)
 

@@ -124,11 +124,13 @@ __device__ inline void* heap_view::allocate(std::size_t bytes) const {
 __device__ inline void heap_view::deallocate(void* block) const {
   heap_detail::heap_core<heap_detail::device_lanes>{*this}.deallocate(block);
 }
+// <gpumem/device_heap.hpp> says what these do.
 template <class T, class... Arguments> __device__ T* heap_view::create(Arguments&&... arguments) const {
   static_assert(alignof(T) <= heap_detail::slab_bytes);
   auto* const block = allocate(sizeof(T) < alignof(T) ? alignof(T) : sizeof(T));
   return block == nullptr ? nullptr : new (block) T(std::forward<Arguments>(arguments)...);
 }
+// The same.
 template <class T> __device__ void heap_view::destroy(T* object) const {
   if (object == nullptr) return;
   object->~T();
@@ -139,7 +141,9 @@ template <class T> __device__ void heap_view::destroy(T* object) const {
 template <class T> class heap_allocator {
 public:
   static_assert(alignof(T) <= heap_detail::slab_bytes);
+  /// The type of the objects.
   using value_type = T;
+  /// Makes an allocator of the heap.
   __host__ __device__ heap_allocator(heap_view const& heap) noexcept : heap_{heap} {}
   template <class Other>
   __host__ __device__ heap_allocator(heap_allocator<Other> const& other) noexcept : heap_{other.heap()} {}
