@@ -7,12 +7,12 @@
 read_fault() {
   local found
   found=$(shopt -s globstar && cd "$source_folder" &&
-    awk -v name="$2" -f test/mutants/find_faults.awk "test/mutants/$1" {src,bench}/**/*.cpp) || { echo "$found"; return 1; }
+    awk -v name="$2" -f test/mutants/find_faults.awk "test/mutants/$1" {src,bench}/**/*.cpp src/c/held_pool.hpp) || { echo "$found"; return 1; }
   mapfile -t facts <<<"$found"
 }
 
 # make_mutant FOLDER LIBRARY PROGRAM: builds the program with the fault of `facts` as FOLDER/test. If the library is
-# gpumem_simulator_driver, PROGRAM is that library. Call it in the build folder, with source_folder and ninja set. FOLDER
+# gpumem_simulator_driver or gpumem_c, PROGRAM is that library. Call it in the build folder, with source_folder and ninja set. FOLDER
 # must be relative and without blanks, since it becomes part of evaluated commands.
 make_mutant() {
   compile_mutant "$1" "$2"
@@ -40,11 +40,16 @@ compile_mutant() {
     ++number == ENVIRON["number"] && inside && $0 == ENVIRON["right"] { $0 = ENVIRON["wrong"]; ++changed }
     { print }
     END { exit !changed }' "$unit" >"$mutant" || { echo "$unit is older than ${facts[1]}: build $library first"; return 1; }
+  if [[ $file == *.hpp ]]; then # stack.cpp makes these pools; its copy finds the header beside it
+    file=${file%/*}/stack.cpp original=$source_folder/${facts[1]%/*}/stack.cpp
+    unit=$original mutant=$here/stack.cpp
+    cp "$unit" "$mutant"
+  fi
 
   # Takes the compile command of the build, with other output files, and less optimization, which takes less time.
   local inside=$file
   [[ $unit == "$original" ]] || inside=$library/${unit##*/}
-  [[ $library == gpumem_simulator_driver || $file == bench/* ]] && inside=${file##*/}
+  [[ $library == gpumem_simulator_driver || $library == gpumem_c || $file == bench/* ]] && inside=${file##*/}
   object=$("$ninja" -t targets all | sed -n "s|^\(.*/$library\.dir/.*$inside\.o\): .*|\1|p")
   compile=$("$ninja" -t commands -s "$object" | tail -1)
   compile=${compile//-o $object/-o $here/mutant.o}

@@ -4,7 +4,7 @@
 # Optional arguments, by default for the pool: the list of faults, the test's program, the filter of its tests, and the
 # variable that replays a seed. GPUMEM_SEEDS replays the seeds before it too, if the state that they leave matters. The
 # variable "none" is for tests without seeds, with the library that users have. The last argument names another library.
-# If that is the simulated driver, the test itself stays as it is, and opens the driver with the fault.
+# If that is the simulated driver or the C library, the test itself stays as it is, and loads that with the fault.
 # A further line of a fault, as GPUMEM_SEED=9, replaces the seeds. A replay of all seeds before is left out if they took
 # more than 3 seconds: other faults of the program show that it works.
 # SPDX-License-Identifier: Apache-2.0
@@ -25,6 +25,11 @@ if [[ $library == gpumem_simulator_driver ]]; then
   make_mutant "$here" "$library" "$("$ninja" -t targets all | sed -n 's|^\(.*/libgpumem_simulator_driver\.so\): .*|\1|p')"
   export GPUMEM_SIMULATOR_LIBRARY=$test
   test=./$program
+elif [[ $library == gpumem_c ]]; then
+  make_mutant "$here" "$library" "$("$ninja" -t targets all | sed -n 's|^\(.*/libgpumem_c\.so[0-9.]*\): .*SHARED.*|\1|p')"
+  driver=$("$ninja" -t targets all | sed -n 's|^\(.*/libgpumem_simulator_driver\.so\): .*|\1|p')
+  facts[5]="LD_PRELOAD=$PWD/$test $PWD/$driver"
+  test=./$program
 else
   make_mutant "$here" "$library" "$program"
 fi
@@ -36,7 +41,7 @@ if env "${facts[5]:-GPUMEM_SEEDS=$seeds}" "$test" > "$told" 2>&1; then
   exit 1
 fi
 if [[ $replay == none ]]; then
-  grep -m1 -E '^\[  FAILED  \]|^terminate called' "$told"
+  grep -m1 -E '^\[  FAILED  \]|^terminate called|^line [0-9]+: ' "$told"
   exit
 fi
 seed=$(sed -nE 's/.*(replay with --seed |GPUMEM_SEED=)([0-9]+).*/\2/p' "$told" | head -1)
