@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds heap_device.cu and the guide's programs of heaps with nvcc alone, in C++17, and runs them; then the short form
-# under compute-sanitizer. Arguments: the folder of libgpumem_c.so, the folder of the headers; `faults` to also run the
+# Builds heap_device.cu and the guide's programs of heaps with nvcc alone, in C++17, and runs them, also with checks of
+# frees; then the short form under compute-sanitizer. Only compiles the form that calls CUDA's malloc and free. Arguments: the folder of libgpumem_c.so, the folder of the headers; `faults` to also run the
 # test with each planted fault, which it must find. Exits with 77 without nvcc, and after the builds without a GPU.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
@@ -12,10 +12,10 @@ trap 'rm -rf "$scratch"' EXIT
 architecture=native
 ls /dev/nvidia[0-9]* >/dev/null 2>&1 || architecture=sm_90
 
-# build SOURCE PROGRAM HEADERS
+# build SOURCE PROGRAM HEADERS [OPTION]...
 build() {
   nvcc -std=c++17 -arch="$architecture" -rdc=true -lineinfo "$1" -o "$2" -I"$3" -L"$library" -lgpumem_c -lcudadevrt \
-    -Xlinker -rpath="$library"
+    -Xlinker -rpath="$library" "${@:4}"
 }
 
 # Prints for each fault its name, its file, the line that it changes, and the faulty line, with tabs between.
@@ -42,6 +42,8 @@ plant() {
 
 builds=()
 build "$here/heap_device.cu" "$scratch/heap_device" "$headers" & builds+=($!)
+build "$here/heap_device.cu" "$scratch/heap_device_checked" "$headers" -DGPUMEM_DEVICE_HEAP_CHECKS & builds+=($!)
+build "$here/heap_device.cu" "$scratch/heap_device_through" "$headers" -DGPUMEM_DEVICE_HEAP_PASS_THROUGH & builds+=($!)
 if [[ $architecture == native ]]; then # CMake builds them too
   for example in heap_graph heap_table; do
     build "$here/../examples/$example.cu" "$scratch/$example" "$headers" & builds+=($!)
@@ -57,6 +59,7 @@ for each in "${builds[@]}"; do wait "$each"; done
 [[ $architecture == native ]] || { echo "skipped: there is no GPU"; exit 77; }
 
 timeout 200 "$scratch/heap_device"
+timeout 200 "$scratch/heap_device_checked"
 "$scratch/heap_graph" | tee "$scratch/output"
 grep -q "^1000000 edges, 0 failed" "$scratch/output" && grep -q "^0 edges after the end" "$scratch/output"
 "$scratch/heap_table" | tee "$scratch/output"

@@ -217,9 +217,11 @@ __global__ void misuse(gpumem::heap_view heap, void* foreign, int* wrong) {
   heap.deallocate(large + 65'536); // 3: inside a large block
   heap.deallocate(large + 16);     // 4
   heap.deallocate(block);
-  heap.deallocate(block); // 5: twice
   heap.deallocate(large);
+#if defined(GPUMEM_DEVICE_HEAP_CHECKS)
+  heap.deallocate(block); // 5: twice
   heap.deallocate(large); // 6: twice
+#endif
   heap.deallocate(other);
   auto* const again = static_cast<unsigned char*>(heap.allocate(100));
   check(5, again != nullptr);
@@ -227,9 +229,9 @@ __global__ void misuse(gpumem::heap_view heap, void* foreign, int* wrong) {
 }
 
 /// All lanes of a warp free the same block at once; all but one are bad frees.
-__global__ void free_together(gpumem::heap_view heap) {
+__global__ void free_together(gpumem::heap_view heap, std::size_t bytes) {
   __shared__ void* block;
-  if (threadIdx.x == 0) block = heap.allocate(64);
+  if (threadIdx.x == 0) block = heap.allocate(bytes);
   __syncthreads();
   heap.deallocate(block);
 }

@@ -86,7 +86,7 @@ TEST_F(device_heap, statistics_count_large_blocks_and_bad_frees) {
     EXPECT_EQ(thread.allocate(8 * MiB + 1), nullptr);
     thread.deallocate(nullptr);
     thread.deallocate(&large);
-    thread.deallocate(small);
+    thread.deallocate(static_cast<std::byte*>(small) + 16);
     thread.deallocate(small);
     thread.deallocate(static_cast<std::byte*>(large) + 16);
   });
@@ -99,6 +99,27 @@ TEST_F(device_heap, statistics_count_large_blocks_and_bad_frees) {
   EXPECT_EQ(seen.largest_failed, SIZE_MAX);
   EXPECT_EQ(seen.bad_frees, 3u);
   EXPECT_EQ(seen.bad_free, reinterpret_cast<std::uintptr_t>(&large));
+}
+
+// Without caches, as with the macro GPUMEM_DEVICE_HEAP_CHECKS.
+TEST_F(device_heap, second_frees_are_found_without_caches) {
+  pool r{device};
+  heap h{r, a, {.bytes = 8 * MiB}};
+  void* first = nullptr;
+  simulator::work(a, {}, {}, [&, view = h.view()] {
+    gpumem_test::checked_heap_thread thread{view};
+    auto* const kept = thread.allocate(100);
+    first = thread.allocate(100);
+    auto* const large = thread.allocate(MiB);
+    for (int i = 0; i < 2; ++i) thread.deallocate(first);
+    for (int i = 0; i < 3; ++i) thread.deallocate(large);
+    thread.deallocate(kept);
+    thread.deallocate(kept);
+  });
+  auto const seen = read(a, h);
+  EXPECT_EQ(seen.live, 0u);
+  EXPECT_EQ(seen.bad_frees, 4u);
+  EXPECT_EQ(seen.bad_free, reinterpret_cast<std::uintptr_t>(first));
 }
 
 TEST_F(device_heap, memory_counts_in_the_pool_by_name) {

@@ -1,5 +1,7 @@
 // Memory that kernels allocate and free: the functions of heap_view on the device. Needs nvcc 13.0 or newer and devices
-// of compute capability 8.0 or newer.
+// of compute capability 8.0 or newer. Two macros, the same in all files of a program, change the functions:
+// GPUMEM_DEVICE_HEAP_CHECKS finds second frees, and GPUMEM_DEVICE_HEAP_PASS_THROUGH calls CUDA's malloc and free, whose
+// blocks compute-sanitizer knows. These are aligned to 16 bytes, and the heap does not count them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -118,12 +120,17 @@ private:
 
 } // namespace heap_detail
 
+#if defined(GPUMEM_DEVICE_HEAP_PASS_THROUGH)
+__device__ inline void* heap_view::allocate(std::size_t bytes) const { return bytes == 0 ? nullptr : malloc(bytes); }
+__device__ inline void heap_view::deallocate(void* block) const { free(block); }
+#else
 __device__ inline void* heap_view::allocate(std::size_t bytes) const {
   return heap_detail::heap_core<heap_detail::device_lanes>{*this}.allocate(bytes);
 }
 __device__ inline void heap_view::deallocate(void* block) const {
   heap_detail::heap_core<heap_detail::device_lanes>{*this}.deallocate(block);
 }
+#endif
 // <gpumem/device_heap.hpp> says what these do.
 template <class T, class... Arguments> __device__ T* heap_view::create(Arguments&&... arguments) const {
   static_assert(alignof(T) <= heap_detail::slab_bytes);

@@ -28,7 +28,7 @@ struct device_heap_options {
   std::string name = "device heap"; ///< names the memory in snapshots and reports, and the heap in texts of errors
 };
 
-/// What the blocks of a device_heap occupy, and which calls failed since its creation or last reset.
+/// The memory of the blocks of a device_heap, and the calls that failed since its creation or last reset.
 struct device_heap_statistics {
   /// The blocks of one size class.
   struct size_class {
@@ -37,16 +37,16 @@ struct device_heap_statistics {
     std::uint64_t in_use = 0; ///< bytes of the slabs that hold them, free blocks included
   };
 
-  std::size_t bytes = 0;          ///< size of the heap
-  std::size_t free = 0;           ///< bytes of slabs that no size class and no large block uses
-  std::uint64_t live = 0;         ///< number of all blocks that are allocated and not freed
-  std::size_t live_bytes = 0;     ///< their bytes, rounded up to size classes and slabs
-  std::uint64_t failed = 0;       ///< number of allocations that returned null for lack of memory
-  std::size_t largest_failed = 0; ///< most bytes for which such an allocation asked
-  std::uint64_t bad_frees = 0;    ///< number of ignored frees: twice, or of an address that is no block of the heap
-  std::uintptr_t bad_free = 0;    ///< address of the first of them
-  std::uint64_t large = 0;        ///< number of live blocks of more than 64 KiB
-  std::size_t large_bytes = 0;    ///< their bytes, rounded up to slabs
+  std::size_t bytes = 0;                ///< size of the heap
+  std::size_t free = 0;                 ///< bytes of slabs that no size class and no large block uses
+  std::uint64_t live = 0;               ///< number of all blocks that are allocated and not freed
+  std::size_t live_bytes = 0;           ///< their bytes, rounded up to size classes and slabs
+  std::uint64_t failed = 0;             ///< number of allocations that returned null for lack of memory
+  std::size_t largest_failed = 0;       ///< most bytes for which such an allocation asked
+  std::uint64_t bad_frees = 0;          ///< number of ignored frees; heap_view::deallocate says which these are
+  std::uintptr_t bad_free = 0;          ///< address of the first of them
+  std::uint64_t large = 0;              ///< number of live blocks of more than 64 KiB
+  std::size_t large_bytes = 0;          ///< their bytes, rounded up to slabs
   std::array<size_class, 13> classes{}; ///< 16 bytes, 32 bytes, … 64 KiB
 };
 
@@ -58,7 +58,7 @@ constexpr std::size_t slab_bytes = std::size_t{1} << slab_log;
 constexpr unsigned slab_words = (1u << (slab_log - smallest_log)) / 32; // bit words of one slab
 constexpr std::size_t most_slabs = std::size_t{1} << 24;                // 1 TiB; a slot has 24 bits for a slab
 constexpr unsigned most_processors = 256;                               // slots beyond them are shared
-constexpr unsigned slabs_per_processor = 128; // one slot of each class for so many slabs: slots keep little memory back
+constexpr unsigned slabs_per_processor = 128; // slabs for each slot of a class: slots keep little memory back
 
 // The state of a slab: the class and the number of freed blocks, which no slot has reserved. A slab that is free has 0.
 // The first slab of a large block has the kind `large` and the number of its slabs; its other slabs have 0.
@@ -92,7 +92,7 @@ GPUMEM_HEAP_SHARED inline std::uint32_t slab_of(std::uint64_t slot) {
   return static_cast<std::uint32_t>(slot >> (taken_bits + 1 + reserved_bits));
 }
 
-// What the device counts; at the begin of the metadata.
+// The counts of the device; at the begin of the metadata.
 struct header {
   std::uint64_t failed;
   std::uint64_t largest_failed;
@@ -103,6 +103,8 @@ struct header {
 constexpr std::size_t header_bytes = 256;
 constexpr std::size_t slot_stride = 16; // slots of one multiprocessor, for alignment more than there are classes
 constexpr unsigned cache_entries = 256; // of the cache of one multiprocessor and class
+constexpr std::uint32_t cache_gap =
+    ~std::uint32_t{0}; // where a thread found no block; the next block there is not counted
 
 // Offsets into the metadata of a heap that can have `slabs` slabs.
 struct layout {
@@ -164,11 +166,13 @@ public:
         layout_{heap_detail::make_layout(reserve)}, processors_{heap_detail::processors_for(bytes)} {}
 
   /// Returns a block of at least `bytes` bytes; null if the heap has none, which is counted, or if `bytes` is 0. Blocks
-  /// of up to 64 KiB have the next power of two as their size, at least 16 bytes, and are aligned to it; larger ones
+  /// of up to 64 KiB have the next power of two as their size, at least 16 bytes, and are aligned to it. Larger ones
   /// are aligned to 64 KiB. Any thread of any kernel of the device. The contents are undefined.
   GPUMEM_HEAP_DEVICE void* allocate(std::size_t bytes) const;
-  /// Frees a block that any thread of any kernel got from the heap. Null does nothing. A block that is free already and
-  /// an address that is no block of the heap are counted and ignored.
+  /// Frees a block that any thread of any kernel got from the heap. Null does nothing. An address outside of the heap,
+  /// and one at which no block can begin, are counted and ignored. A second free of a block is undefined. A program
+  /// that is compiled with the macro GPUMEM_DEVICE_HEAP_CHECKS counts and ignores that too, unless two warps free the
+  /// block at the same time. Its frees take longer.
   GPUMEM_HEAP_DEVICE void deallocate(void* block) const;
   /// Allocates and constructs an object; returns null if the heap has no memory.
   template <class T, class... Arguments> GPUMEM_HEAP_DEVICE T* create(Arguments&&... arguments) const;
@@ -276,7 +280,7 @@ inline device_heap_statistics count_blocks(layout const& heap, unsigned char con
       for (unsigned entry = 0; entry != cache_entries; ++entry) {
         std::uint32_t block = 0;
         read(block, heap.caches() + ((std::size_t{processor} * class_count + i) * cache_entries + entry) * 4);
-        if (block != 0) --result.classes[i].live;
+        if (block != 0 && block != cache_gap) --result.classes[i].live;
       }
     }
   result.live = result.large;

@@ -33,34 +33,8 @@ private:
   static constexpr u32 few_tries = 4;
   static constexpr unsigned polls = 256; // of a slot that another thread fills, before a thread takes a slab of its own
 
-  // Blocks that a thread has reserved: of a slab whose bits mark them, or in a row from the begin of the slab on.
-  struct reservation {
-    u32 slab = 0;
-    u32 count = 0; // 0: no block
-    bool marked = false;
-    u32 first_word = 0; // where the search for the bits begins
-    u32 spread = 0;     // so many blocks have their bits in all words of the slab
-
-    // Packed into one word, which a lane hands to others.
-    GPUMEM_HEAP_DEVICE u64 pack() const {
-      return u64{slab} << 40 | u64{first_word} << 32 | u64{spread} << 19 | count << 1 | (marked ? 1u : 0u);
-    }
-    GPUMEM_HEAP_DEVICE static reservation unpack(u64 word) {
-      return {static_cast<u32>(word >> 40), static_cast<u32>(word) >> 1 & 0x3ffff, (word & 1) != 0,
-              static_cast<u32>(word >> 32) & 0xff, static_cast<u32>(word >> 19) & 0x1fff};
-    }
-    GPUMEM_HEAP_DEVICE static reservation of_slot(u64 slot) {
-      return {slab_of(slot), reserved_of(slot), is_marked(slot), 0, reserved_of(slot)};
-    }
-  };
-  // One of these blocks.
-  struct grant {
-    reservation blocks;
-    u32 index = 0;
-  };
-
   GPUMEM_HEAP_DEVICE static u32 capacity(u32 kind) { return 1u << (slab_log - smallest_log + 1 - kind); }
-  // Slabs with at least so many freed blocks are taken before free slabs, the others after them.
+  // Slabs with at least this number of freed blocks are taken before free slabs, the others after them.
   GPUMEM_HEAP_DEVICE static u32 many(u32 kind) { return capacity(kind) <= 16 ? 1 : capacity(kind) / 16; }
   GPUMEM_HEAP_DEVICE static u32 word_count(u32 kind) { return capacity(kind) <= 32 ? 1 : capacity(kind) / 32; }
   // The most slabs side by side that one slot gets, and the most blocks that it gets in advance.
@@ -68,6 +42,7 @@ private:
     return capacity(kind) <= 64 ? 64 : 4096 / capacity(kind);
   }
   static constexpr u32 most_in_advance = 1024;
+  static constexpr u32 most_waiting = 1u << (taken_bits - 1); // for a slot, before its count could overflow
   GPUMEM_HEAP_DEVICE static u32 below(u32 group, u32 lane) { return Lanes::count(group & ((1u << lane) - 1)); }
 
   template <class Word> GPUMEM_HEAP_DEVICE Word* at(std::size_t offset) const {
@@ -83,6 +58,10 @@ private:
   }
   GPUMEM_HEAP_DEVICE static int cache_capacity(u32 kind) {
     return kind <= 7 ? cache_entries : static_cast<int>(cache_entries >> (kind - 7)); // 256 KiB at most
+  }
+  // Bits for the classes whose caches may have blocks above their sizes.
+  GPUMEM_HEAP_DEVICE u32* gaps(u32 processor) const {
+    return at<u32>(view_.layout().cache_sizes()) + processor * slot_stride + class_count;
   }
   // Where the multiprocessor took free slabs last: the word, from 1 on.
   GPUMEM_HEAP_DEVICE u64* home(u32 processor) const { return slot(processor, class_count + 1); }
@@ -118,6 +97,7 @@ private:
   GPUMEM_HEAP_DEVICE void add_freed(u32 slab, u32 kind, u32 count);
   GPUMEM_HEAP_DEVICE void give_back(reservation const& blocks, u32 used, u32 kind);
   GPUMEM_HEAP_DEVICE grant reserve_elsewhere(u32 kind);
+  GPUMEM_HEAP_DEVICE void empty_slot(u32 processor, u32 kind);
   GPUMEM_HEAP_DEVICE u32 find_marked(u32 active, bool searches, grant const& found, u32 kind);
   GPUMEM_HEAP_DEVICE void* allocate_large(std::size_t bytes);
   GPUMEM_HEAP_DEVICE void free_large(u32 slab, u32 state, void* block);
@@ -181,7 +161,7 @@ GPUMEM_HEAP_DEVICE std::uint32_t heap_core<Lanes>::take_free(u32 processor, u32 
   return first;
 }
 
-// Reserves about so many blocks: of a slab with many freed ones, of free slabs, or of a slab with few freed ones.
+// Reserves about `blocks` blocks: of a slab with many freed ones, of free slabs, or of a slab with few freed ones.
 template <class Lanes>
 GPUMEM_HEAP_DEVICE auto heap_core<Lanes>::reserve(u32 processor, u32 kind, u32 blocks, u32 hint) -> reservation {
   if (auto const freed = reserve_freed(set_of_many(kind), kind, many(kind), capacity(kind), hint, 4 * few_tries);
@@ -245,6 +225,19 @@ template <class Lanes> GPUMEM_HEAP_DEVICE auto heap_core<Lanes>::reserve_elsewhe
   return {};
 }
 
+// Gives back the blocks that a slot has left.
+template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::empty_slot(u32 processor, u32 kind) {
+  auto seen = Lanes::template load<order::relaxed>(slot(processor, kind));
+  do {
+    if (taken_of(seen) >= reserved_of(seen)) return;
+  } while (!Lanes::template compare_exchange<order::acquire>(slot(processor, kind), seen, u64{0}));
+  auto const size = capacity(kind);
+  for (u32 used = taken_of(seen); used < reserved_of(seen); used = (used / size + 1) * size) {
+    auto const left = reserved_of(seen) - used / size * size;
+    give_back({slab_of(seen) + used / size, left < size ? left : size, is_marked(seen)}, used % size, kind);
+  }
+}
+
 // Finds a freed block for each lane that has reserved one. Other threads may take the bit that a lane saw, but a lane
 // that has reserved a block always finds one.
 template <class Lanes>
@@ -283,6 +276,7 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void* heap_core<Lanes>::allocate_large
   auto const count = static_cast<u32>(wanted), full = count > 64 ? count / 64 : 0, rest = count - full * 64;
   auto const words = full + (rest != 0);
   auto const set = free_set();
+  u32 lost = 0; // races
   for (u32 word = 0; word + words <= layout.words1; ++word) {
     if (word % 64 == 0 && !set.may_have(word)) {
       word += 63;
@@ -307,7 +301,7 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void* heap_core<Lanes>::allocate_large
       return view_.data() + (std::size_t{slab} << slab_log);
     }
     while (i != 0) set.insert(word + --i, ~u64{0});
-    if (full == 0) --word; // another thread was faster; the word may have a second row
+    if (full == 0 || lost++ < few_tries) --word; // which may have other rows
   }
   return nullptr;
 }
@@ -356,10 +350,20 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void* heap_core<Lanes>::take_cached(u3
     }
   }
   top = Lanes::shuffle(active, top, Lanes::first(group));
-  if (kind == 0 || rank >= (top & 0xff) || (top >> 8) - rank > cache_capacity(kind)) return nullptr;
-  auto const number =
-      Lanes::template exchange<order::acquire>(cache(processor, kind) + ((top >> 8) - 1 - rank), u32{0});
-  return number == 0 ? nullptr : view_.data() + (std::size_t{number - 1} << (kind - 1 + smallest_log));
+  if (kind == 0 || rank >= (top & 0xff)) return nullptr;
+  auto const place = (top >> 8) - 1 - rank;
+  if (place >= cache_capacity(kind)) { // of a thread that takes it back
+    Lanes::template fetch_add<order::relaxed>(cache_size(processor, kind), 1);
+    return nullptr;
+  }
+  auto* const entry = cache(processor, kind) + place;
+  auto number = Lanes::template exchange<order::acquire>(entry, u32{0});
+  while (number == 0 || number == cache_gap) { // another thread may put its block there later
+    u32 seen = 0;
+    if (Lanes::template compare_exchange<order::relaxed>(entry, seen, cache_gap) || seen == cache_gap) return nullptr;
+    number = Lanes::template exchange<order::acquire>(entry, u32{0});
+  }
+  return view_.data() + (std::size_t{number - 1} << (kind - 1 + smallest_log));
 }
 
 // Puts a block into the cache for each lane with a class. Returns the number of a block that must go to its slab, the
@@ -383,20 +387,26 @@ GPUMEM_HEAP_DEVICE std::uint32_t heap_core<Lanes>::put_cached(u32 active, u32 pr
     Lanes::template fetch_add<order::relaxed>(cache_size(processor, kind), -1);
     return number;
   }
-  return Lanes::template exchange<order::acq_rel>(cache(processor, kind) + place, number);
+  auto const old = Lanes::template exchange<order::acq_rel>(cache(processor, kind) + place, number);
+  if (old != cache_gap) return old;
+  Lanes::template fetch_or<order::release>(gaps(processor), 1u << kind); // the size does not count this block
+  return 0;
 }
 
-// Gives the blocks of all caches back to their slabs; `count` lanes share the work.
+// Gives the blocks of all caches and slots back to their slabs; `count` lanes share the work.
 template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::empty_caches(u32 rank, u32 count) {
   for (u32 i = rank; i < view_.layout().processors * class_count; i += count) {
     auto const processor = i / class_count, kind = i % class_count + 1;
+    empty_slot(processor, kind);
     auto* const size = cache_size(processor, kind);
-    if (Lanes::template load<order::relaxed>(size) <= 0) continue;
+    bool const gap = (Lanes::template load<order::relaxed>(gaps(processor)) >> kind & 1) != 0;
+    if (gap) Lanes::template fetch_and<order::acquire>(gaps(processor), ~(1u << kind));
+    if (!gap && Lanes::template load<order::relaxed>(size) <= 0) continue;
     for (int place = 0; place != cache_capacity(kind); ++place) {
       auto* const entry = cache(processor, kind) + place;
-      if (Lanes::template load<order::relaxed>(entry) == 0) continue;
+      if (auto const seen = Lanes::template load<order::relaxed>(entry); seen == 0 || seen == cache_gap) continue;
       auto const number = Lanes::template exchange<order::acquire>(entry, u32{0});
-      if (number == 0) continue;
+      if (number == 0 || number == cache_gap) continue;
       Lanes::template fetch_add<order::relaxed>(size, -1);
       auto const offset = std::size_t{number - 1} << (kind - 1 + smallest_log);
       auto const slab = static_cast<u32>(offset >> slab_log);
@@ -504,7 +514,11 @@ GPUMEM_HEAP_DEVICE void* heap_core<Lanes>::take(u32 active, u32 processor, u32 k
     }
 
     // Others wait for the thread that fills the slot, but not without end. An empty slot says that it found no memory.
-    if (waits && rank == 0) {
+    if (waits && rank == 0 && taken_of(old) >= most_waiting) {
+      passes_slot = true;
+      for (u64 seen = old + size; seen >> taken_bits == old >> taken_bits && taken_of(seen) > reserved_of(seen) + size;)
+        if (Lanes::template compare_exchange<order::relaxed>(slot(processor, kind), seen, seen - size)) break;
+    } else if (waits && rank == 0) {
       u64 seen = old;
       for (u32 i = 0; i != polls && seen >> taken_bits == old >> taken_bits && taken_of(seen) >= taken_of(old); ++i) {
         Lanes::pause();
@@ -537,7 +551,7 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::deallocate(void
   // Blocks that do not fit into the cache go back to their slabs.
   auto const shift = kind - 1 + smallest_log;
   auto const number = small ? static_cast<u32>((offset >> shift) + 1) : 0;
-  bool const fits = small && offset >> shift < none;
+  bool const fits = small && offset >> shift < cache_gap - 1;
   u32 rest = 0;
   if constexpr (!Lanes::checks_frees)
     rest = put_cached(active, Lanes::processor() % view_.processors(), fits ? kind : 0, number);
@@ -559,6 +573,9 @@ GPUMEM_HEAP_DEVICE void heap_core<Lanes>::free_marked(u32 active, bool frees, u3
         Lanes::template compare_exchange<order::acq_rel>(state(slab), whole, u32{0})) {
       free_set().insert(slab / 64, u64{1} << slab % 64);
       bits = 0;
+      if constexpr (Lanes::checks_frees) // several lanes may have freed one block
+        if (auto const freed = Lanes::count(group); freed != capacity(kind))
+          count_bad_frees(freed - capacity(kind), block_at(slab, index, kind));
     }
   }
   if (frees && bits != 0 && below(group, Lanes::lane()) == 0) {

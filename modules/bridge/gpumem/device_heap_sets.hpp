@@ -1,4 +1,4 @@
-// Sets of slabs of a heap for kernels: bit maps of three levels.
+// Sets of slabs of a heap for kernels, which are bit maps of three levels, and reservations of blocks of a slab.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -45,6 +45,33 @@ GPUMEM_HEAP_DEVICE inline std::uint64_t find_rows(std::uint64_t bits, std::uint3
   }
   return bits;
 }
+
+// Blocks that a thread has reserved: of a slab whose bits mark them, or in a row from the begin of the slab on.
+struct reservation {
+  std::uint32_t slab = 0;
+  std::uint32_t count = 0; // 0: no block
+  bool marked = false;
+  std::uint32_t first_word = 0; // where the search for the bits begins
+  std::uint32_t spread = 0;     // the number of blocks whose bits are in all words of the slab
+
+  // Packed into one word, which a lane hands to others.
+  GPUMEM_HEAP_DEVICE std::uint64_t pack() const {
+    return std::uint64_t{slab} << 40 | std::uint64_t{first_word} << 32 | std::uint64_t{spread} << 19 | count << 1 |
+           (marked ? 1u : 0u);
+  }
+  GPUMEM_HEAP_DEVICE static reservation unpack(std::uint64_t word) {
+    return {static_cast<std::uint32_t>(word >> 40), static_cast<std::uint32_t>(word) >> 1 & 0x3ffff, (word & 1) != 0,
+            static_cast<std::uint32_t>(word >> 32) & 0xff, static_cast<std::uint32_t>(word >> 19) & 0x1fff};
+  }
+  GPUMEM_HEAP_DEVICE static reservation of_slot(std::uint64_t slot) {
+    return {slab_of(slot), reserved_of(slot), is_marked(slot), 0, reserved_of(slot)};
+  }
+};
+// One of these blocks.
+struct grant {
+  reservation blocks;
+  std::uint32_t index = 0;
+};
 
 // A set has a bit for each slab; a bit of an upper level says that the word below it may have bits. The thread that
 // clears the last bit of a word clears the bit above it, and looks at the word again. Upper levels may be read from a
@@ -113,7 +140,7 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void slab_set<Lanes>::unmark_upper(u32
 }
 
 // A search for a row begins at the lowest address; a thread that loses a race looks further away, so that many threads
-// spread. Large rows spread at once, and so does a search for any slab (`count` 0).
+// spread. Large rows spread at once, and so does a search for any slab, whose `count` is 0.
 template <class Lanes>
 GPUMEM_HEAP_DEVICE std::uint32_t slab_set<Lanes>::search(slab_set set, u32 count, u32 hint, u32 tries) {
   u32 window = count == 0 ? 4096 : count;

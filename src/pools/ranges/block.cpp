@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 module gpumem:block.impl;

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 PAGES = ["modules/README.md", "modules/pools/README.md", "modules/coroutines/README.md", "src/simulator/README.md"]
-SUFFIXES = {".cppm", ".cpp", ".hpp", ".h", ".cu", ".inc", ".py", ".sh", ".cmake", ".map", ".txt"}
+SUFFIXES = {".cppm", ".cpp", ".hpp", ".h", ".cu", ".cuh", ".inc", ".py", ".sh", ".cmake", ".map", ".txt"}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
 QUOTED = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#[^)]*)?\)")
