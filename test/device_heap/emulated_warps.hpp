@@ -370,7 +370,7 @@ private:
     auto* const to = lane ? &lane->context : &outside_;
 #if __has_feature(thread_sanitizer)
     if (!running_) outside_fiber_ = __tsan_get_current_fiber();
-    __tsan_switch_to_fiber(lane ? lane->fiber : outside_fiber_, with_.alone ? 0 : __tsan_switch_to_fiber_no_sync);
+    __tsan_switch_to_fiber(lane ? lane->fiber : outside_fiber_, 0); // the lanes share this object
 #endif
     running_ = lane;
     swapcontext(from, to);

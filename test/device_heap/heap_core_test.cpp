@@ -45,8 +45,8 @@ private:
   gpumem::heap_view const& view_;
 };
 
-// A thread that fills a slot may stop for long. The others must not count so far that the count overflows into the rest
-// of the slot: they would get blocks that others have.
+// A thread that fills a slot may stop for long. The others must not count on: when the count overflows into the rest
+// of the slot, they get blocks that others have.
 TEST(heap_core, count_of_a_slot_does_not_overflow) {
   heap_memory heap{8 * MiB, 2 * MiB, 8 * MiB};
   emulated_warps warps{{.warps = 2, .lanes = 8, .processors = 1}, {}};
@@ -56,14 +56,14 @@ TEST(heap_core, count_of_a_slot_does_not_overflow) {
   });
   auto const value = *heap.slot(0, 1);
   *heap.slot(0, 1) =
-      parts::make_slot(parts::slab_of(value), parts::reserved_of(value), false, (1u << parts::taken_bits) - 40);
+      parts::make_slot(parts::slab_of(value), parts::reserved_of(value), false, 3u << (parts::taken_bits - 2));
   warps.run([&](unsigned) {
     for (int i = 0; i != 8; ++i)
       EXPECT_TRUE(blocks.insert(lane{heap.view()}.allocate(16)).second) << "two threads have one block";
   });
   EXPECT_FALSE(blocks.contains(nullptr));
   EXPECT_EQ(*heap.slot(0, 1) >> parts::taken_bits, value >> parts::taken_bits);
-  EXPECT_EQ(parts::taken_of(*heap.slot(0, 1)), (1u << parts::taken_bits) - 40);
+  EXPECT_EQ(parts::taken_of(*heap.slot(0, 1)), 3u << (parts::taken_bits - 2));
 }
 
 TEST(heap_core, block_that_a_warp_frees_at_once_counts_once) {
@@ -108,6 +108,24 @@ TEST(heap_core, slots_give_back_what_others_need) {
     });
     EXPECT_EQ(heap.error_of({}), "");
   }
+}
+
+// A thread that finds no block in its place of a cache has counted it before another thread puts it there.
+TEST(heap_core, block_above_the_size_of_a_cache_is_found) {
+  heap_memory heap{8 * MiB, 2 * MiB, 8 * MiB};
+  emulated_warps warps{{.warps = 1, .lanes = 1, .processors = 1}, {}};
+  auto const& layout = heap.layout();
+  constexpr unsigned kind = 11; // 16 KiB
+  *heap.at<std::uint32_t>(layout.caches() + std::size_t{kind - 1} * parts::cache_entries * 4) = parts::cache_gap;
+  void* all = nullptr;
+  warps.run([&](unsigned) {
+    lane self{heap.view()};
+    self.deallocate(self.allocate(16384));
+    *heap.at<int>(layout.cache_sizes() + (kind - 1) * 4) = 0;
+    all = self.allocate(2 * MiB);
+  });
+  EXPECT_NE(all, nullptr);
+  EXPECT_EQ(heap.statistics().live, 1u);
 }
 
 // The numbers of such blocks do not fit into a cache.

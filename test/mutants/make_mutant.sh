@@ -7,7 +7,8 @@
 read_fault() {
   local found
   found=$(shopt -s globstar && cd "$source_folder" &&
-    awk -v name="$2" -f test/mutants/find_faults.awk "test/mutants/$1" {src,bench}/**/*.cpp src/c/held_pool.hpp) || { echo "$found"; return 1; }
+    awk -v name="$2" -f test/mutants/find_faults.awk "test/mutants/$1" {src,bench}/**/*.cpp src/c/held_pool.hpp \
+      modules/bridge/gpumem/device_heap_*.hpp) || { echo "$found"; return 1; }
   mapfile -t facts <<<"$found"
 }
 
@@ -15,6 +16,10 @@ read_fault() {
 # gpumem_simulator_driver or gpumem_c, PROGRAM is that library. Call it in the build folder, with source_folder and ninja set. FOLDER
 # must be relative and without blanks, since it becomes part of evaluated commands.
 make_mutant() {
+  if [[ ${facts[1]} == modules/bridge/* ]]; then
+    make_header_mutant "$1" "$3"
+    return
+  fi
   compile_mutant "$1" "$2"
   link_mutant "$1" "$3"
 }
@@ -78,5 +83,27 @@ link_mutant() {
   else
     link=${link/-o $here\/test/$here/mutant.o -o $here/test}
   fi
+  eval "$link"
+}
+
+# make_header_mutant FOLDER PROGRAM: compiles all sources of the program with a header that has the fault.
+make_header_mutant() {
+  local here=$1 program=$2 link compile each header=$1/gpumem/${facts[1]##*/}
+  mkdir -p "$here/gpumem"
+  number=${facts[2]} wrong=${facts[4]} awk 'NR == ENVIRON["number"] { $0 = ENVIRON["wrong"] } { print }' \
+    "$source_folder/${facts[1]}" >"$header"
+  link=$("$ninja" -t commands -s "$program" | tail -1)
+  link=${link%%&& cd *}
+  link=${link/-o $program/-o $here/test}
+  for each in $(grep -oE '[^ ]+\.cpp\.o' <<<"$link"); do
+    compile=$("$ninja" -t commands -s "$each" | tail -1)
+    compile=${compile//-o $each/-o $here/${each##*/}}
+    compile=${compile//-MF $each.d/-MF $here/mutant.d}
+    compile=${compile/ -I/ -I$here -I}
+    compile=${compile// -Werror/}
+    compile=${compile// -O2/ -O1}
+    eval "$compile"
+    link=${link/ $each/ $here/${each##*/}}
+  done
   eval "$link"
 }

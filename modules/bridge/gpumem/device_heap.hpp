@@ -1,4 +1,4 @@
-// The parts of a device heap that the host and kernels share: the view for kernels, and the layout of its metadata.
+// The parts of a heap for kernels that the host and the kernels share: the view of kernels, and the metadata's layout.
 // For C++17 and later, with any compiler; kernels include <gpumem/device_heap.cuh>, which defines the view's functions.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -4,4 +4,5 @@
 set -euo pipefail
 shopt -s globstar
 cd "$1"
-awk -f test/mutants/find_faults.awk test/mutants/*mutants.txt {src,bench}/**/*.cpp src/c/held_pool.hpp
+awk -f test/mutants/find_faults.awk test/mutants/*mutants.txt {src,bench}/**/*.cpp src/c/held_pool.hpp \
+  modules/bridge/gpumem/device_heap_*.hpp
