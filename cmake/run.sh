@@ -94,8 +94,11 @@ run_test() {
 # The tree is judged before anything is installed or built, if there are the tools to do so.
 run_package() {
   local maker=(env -C "$folder" python3 "$root/cmake/packaging/package.py")
+  if [[ " $* " == *" --only-check "* ]]; then
+    act "${maker[@]}" "$@"
+    return
+  fi
   if type -P python3 git >/dev/null; then act "${maker[@]}" --only-check "$@"; fi
-  [[ " $* " != *" --only-check "* ]] || return 0
   set_up build
   act "${maker[@]}" "$@"
 }
@@ -140,7 +143,7 @@ case $command in
     act bash bench/gpu.sh "${arguments[@]}"
     ;;
   package)
-    if [[ ${arguments[0]-} == --help ]]; then python3 cmake/packaging/package.py --help && exit; fi
+    case " ${arguments[*]} " in *" --help "* | *" -h "*) python3 cmake/packaging/package.py --help && exit ;; esac
     run_package "${arguments[@]}"
     ;;
   setup)

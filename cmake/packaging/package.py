@@ -142,7 +142,7 @@ def make(root, output, torch=None, source_only=False):
         return [archive]
     with tempfile.TemporaryDirectory(dir=output) as scratch:
         with tarfile.open(archive) as packed:
-            packed.extractall(scratch)
+            packed.extractall(scratch, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         source = Path(scratch) / name
         built = build(source, Path(scratch) / "build")
         library = (built / "src/c" / wheel.LIBRARY).resolve()

@@ -66,6 +66,7 @@ def torch_folders(folder):
     """Returns the folders of PyTorch's parts by (major, minor); of several patch versions the newest one's."""
     found = {}
     for path in folder.glob("*.*.*/torch/include"):
+        if not re.fullmatch(r"\d+\.\d+\.\d+", path.parts[-3]): continue  # a release candidate
         found.setdefault(tuple(map(int, path.parts[-3].split(".")))[:2], []).append(path.parent)
     return {key: max(paths, key=lambda path: int(path.parent.name.split(".")[2]))
             for key, paths in sorted(found.items())}

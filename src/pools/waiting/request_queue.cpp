@@ -257,9 +257,13 @@ request_queue::turn request_queue::wait_again(waiter& item, turn const& turn, wo
   bool const changed = counts_changes && requests_.change_count(item) != turn.since;
   if (changed && requests_.fits(item)) return new_turn(item);
   end_turn_of(item);
+  auto const bytes = requests_.rounded(item); // for which the attempt asked
   requests_.queue.update(item);
+  if (item.lacks_nothing()) { // another request was granted during the turn, and woke none that had a turn
+    take_turn(item);
+    return new_turn(item);
+  }
   // If the pool's limit leaves room for the request, the upstream must have refused it, having fewer bytes left.
-  auto const bytes = requests_.rounded(item);
   bool const upstream_full = parts_.chunks.headroom() >= bytes + item.alignment();
   if (upstream_full && !item.has_parts() && !item.asks_for_turn())
     requests_.set_upstream_limit(parts_.chunks.reserved() + bytes - granule);
