@@ -153,12 +153,13 @@ public:
   }
 
   /// Frees all blocks, and sets the counts of the statistics to 0. The caller orders the stream after all kernels that
-  /// use the heap, and those that use it later after the stream. A reset in a graph frees the blocks at each launch,
-  /// of the size that the heap has when the graph is captured. Throws std::invalid_argument and cuda_error.
+  /// use the heap, and those that use it later after the stream. A reset in a graph frees the blocks at each launch.
+  /// Capture it again after a growth: otherwise kernels cannot use the memory of the growth after such a launch. Throws
+  /// std::invalid_argument and cuda_error; after a failure call it again.
   void reset(stream_ref stream) { live().reset(stream); }
 
   /// Returns a task that tells what kernels have allocated, in the order of the stream. It begins when it is awaited:
-  /// it then copies a small part of the metadata to the host, and completes once the copy is complete. The numbers of
+  /// it then copies the states of the slabs to the host, and completes once the copy is complete. The numbers of
   /// blocks are exact if no kernel of another stream uses the heap meanwhile. Throws what completion() throws, and
   /// std::bad_alloc. Outside a coroutine use sync_wait.
   task<device_heap_statistics> statistics(stream_ref stream, completion_options const& options = {}) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds heap_device.cu and the guide's programs of heaps with nvcc alone, in C++17, and runs them, also with checks of
-# frees; then the short form under compute-sanitizer. Only compiles the form that calls CUDA's malloc and free. Arguments: the folder of libgpumem_c.so, the folder of the headers; `faults` to also run the
-# test with each planted fault, which it must find. Exits with 77 without nvcc, and after the builds without a GPU.
+# frees; then the short form under compute-sanitizer. The script only compiles the form that calls CUDA's malloc and free.
+# Arguments: the folder of libgpumem_c.so, the folder of the headers; `faults` to also run the test with each planted
+# fault, which it must find. The script exits with 77 without nvcc, and after the builds without a GPU.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -72,8 +72,8 @@ GPUMEM_HEAP_SHARED inline std::uint32_t kind_of(std::uint32_t state) { return st
 GPUMEM_HEAP_SHARED inline std::uint32_t count_of(std::uint32_t state) { return state & count_mask; }
 
 // A slot holds the blocks that the threads of one multiprocessor take next: the first slab, the number of its blocks
-// that the slot has reserved, whether they are marked in the bits of the slab or lie in a row from its begin on, and
-// how many were taken. More than `reserved` were asked for when the slot has become empty.
+// that the slot has reserved, and how many were taken. The blocks are marked in the bits of the slab, or lie in a row
+// from its first one on. A slot has become empty when more than `reserved` were asked for.
 constexpr unsigned taken_bits = 21, reserved_bits = 18;
 GPUMEM_HEAP_SHARED constexpr std::uint64_t make_slot(std::uint32_t slab, std::uint32_t reserved, bool marked,
                                                      std::uint32_t taken) {
@@ -155,8 +155,9 @@ constexpr layout make_layout(std::size_t reserve) {
 } // namespace heap_detail
 
 /// The heap as kernels see it; pass it to them by value. It stays valid when the heap grows and when it is reset;
-/// kernels with an older view use the new memory too. Must not be used after the end of the device_heap. Its functions
-/// are defined in <gpumem/device_heap.cuh>.
+/// kernels with an older view use the new memory too. A view of a larger heap is faster, as more multiprocessors have
+/// blocks of their own. A view that is made empty, and one of a device_heap that has ended, must not be used. Its
+/// functions are defined in <gpumem/device_heap.cuh>.
 class heap_view {
 public:
   heap_view() = default;
@@ -167,12 +168,13 @@ public:
 
   /// Returns a block of at least `bytes` bytes; null if the heap has none, which is counted, or if `bytes` is 0. Blocks
   /// of up to 64 KiB have the next power of two as their size, at least 16 bytes, and are aligned to it. Larger ones
-  /// are aligned to 64 KiB. Any thread of any kernel of the device. The contents are undefined.
+  /// are aligned to 64 KiB. Any thread of any kernel of the device. The contents are undefined. A heap that is nearly
+  /// full may return null while other threads allocate or free.
   GPUMEM_HEAP_DEVICE void* allocate(std::size_t bytes) const;
   /// Frees a block that any thread of any kernel got from the heap. Null does nothing. An address outside of the heap,
-  /// and one at which no block can begin, are counted and ignored. A second free of a block is undefined. A program
-  /// that is compiled with the macro GPUMEM_DEVICE_HEAP_CHECKS counts and ignores that too, unless two warps free the
-  /// block at the same time. Its frees take longer.
+  /// and one at which no block can begin, are counted and ignored. A second free of a block is undefined. With the
+  /// macro GPUMEM_DEVICE_HEAP_CHECKS the heap counts and ignores it too, while the block is free and its slab is not
+  /// used anew. Two warps must not free the block at the same time. Frees take longer then.
   GPUMEM_HEAP_DEVICE void deallocate(void* block) const;
   /// Allocates and constructs an object; returns null if the heap has no memory.
   template <class T, class... Arguments> GPUMEM_HEAP_DEVICE T* create(Arguments&&... arguments) const;
@@ -242,7 +244,7 @@ inline std::array<fill, 5> fills_of_growth(layout const& heap, std::size_t old, 
 // Returns the fill before the first growth, and, with that of all slabs, for a reset.
 inline fill fill_of_begin(layout const& heap) { return {0, heap.bits(), 0}; }
 
-// Returns how many bytes from the begin of the metadata count_blocks needs.
+// Returns the number of the metadata's first bytes that count_blocks needs.
 inline std::size_t counted_bytes(layout const& heap, std::size_t slabs) { return heap.states() + slabs * 4; }
 
 // Returns the statistics. `copy`: the metadata's first counted_bytes, of a time at which no kernel uses the heap.
@@ -256,7 +258,6 @@ inline device_heap_statistics count_blocks(layout const& heap, unsigned char con
   result.largest_failed = static_cast<std::size_t>(counted.largest_failed);
   result.bad_frees = counted.bad_frees;
   result.bad_free = static_cast<std::uintptr_t>(counted.bad_free);
-  result.free = result.bytes;
   for (unsigned i = 0; i != class_count; ++i) result.classes[i].bytes = std::size_t{1} << (smallest_log + i);
 
   for (std::size_t i = 0; i != slabs; ++i) {
@@ -285,12 +286,14 @@ inline device_heap_statistics count_blocks(layout const& heap, unsigned char con
     }
   result.live = result.large;
   result.live_bytes = result.large_bytes;
-  result.free -= result.large_bytes;
-  for (auto const& blocks : result.classes) {
+  auto in_use = result.large_bytes;
+  for (auto& blocks : result.classes) {
+    if (static_cast<std::int64_t>(blocks.live) < 0) blocks.live = 0; // kernels have changed the copy meanwhile
     result.live += blocks.live;
     result.live_bytes += blocks.live * blocks.bytes;
-    result.free -= blocks.in_use;
+    in_use += blocks.in_use;
   }
+  result.free = in_use < result.bytes ? result.bytes - in_use : 0;
   return result;
 }
 

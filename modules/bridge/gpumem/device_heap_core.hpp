@@ -2,8 +2,8 @@
 // tests, which emulate the lanes.
 //
 // Slabs of one size class have bits for their freed blocks, as in the GPU allocator of LLVM's libc. The lanes of a warp
-// that ask for one class take blocks out of a slot of their multiprocessor by one atomic addition. A count of freed
-// blocks goes before their bits: a lane that has reserved one of them finds a bit, whichever blocks others take.
+// that ask for one class take blocks out of a slot of their multiprocessor by one atomic addition. A free
+// sets bits before it counts them, and a lane reserves by the count: it then finds a bit, whichever blocks others take.
 //
 // Lanes: `Lanes` gives the lanes that are active together, match, ballot, shuffle and reductions over them, and atomic
 // operations. No lane waits for another one without end.
@@ -186,7 +186,11 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::add_freed(u32 s
   auto const bit = u64{1} << slab % 64;
   if (old + count == capacity(kind)) {
     auto full = make_state(kind, capacity(kind));
-    if (!Lanes::template compare_exchange<order::acquire>(state(slab), full, u32{0})) return; // all are reserved again
+    if (!Lanes::template compare_exchange<order::acquire>(state(slab), full, u32{0})) { // some are reserved again
+      if (kind_of(full) == kind && count_of(full) != 0)
+        (count_of(full) >= many(kind) ? set_of_many(kind) : set_of_few(kind)).insert(word, bit);
+      return;
+    }
     if (old != 0) {
       set_of_many(kind).take(word, bit);
       set_of_few(kind).take(word, bit);
@@ -400,12 +404,12 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::empty_caches(u3
     empty_slot(processor, kind);
     auto* const size = cache_size(processor, kind);
     bool const gap = (Lanes::template load<order::relaxed>(gaps(processor)) >> kind & 1) != 0;
-    if (gap) Lanes::template fetch_and<order::acquire>(gaps(processor), ~(1u << kind));
     if (!gap && Lanes::template load<order::relaxed>(size) <= 0) continue;
     for (int place = 0; place != cache_capacity(kind); ++place) {
       auto* const entry = cache(processor, kind) + place;
       if (auto const seen = Lanes::template load<order::relaxed>(entry); seen == 0 || seen == cache_gap) continue;
       auto const number = Lanes::template exchange<order::acquire>(entry, u32{0});
+      if (number == cache_gap) Lanes::template fetch_or<order::relaxed>(gaps(processor), 1u << kind);
       if (number == 0 || number == cache_gap) continue;
       Lanes::template fetch_add<order::relaxed>(size, -1);
       auto const offset = std::size_t{number - 1} << (kind - 1 + smallest_log);
@@ -421,15 +425,16 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void* heap_core<Lanes>::allocate(std::
   auto const active = Lanes::active();
   auto const kind = bytes > slab_bytes ? large : bytes == 0 ? 0 : bytes <= 16 ? 1 : Lanes::log2_ceiling(bytes) - 3;
   auto const processor = Lanes::processor() % view_.processors();
+  bool const fits = kind != 0 && bytes <= std::size_t{view_.layout().slabs} * slab_bytes;
   void* result = take_cached(active, processor, kind == large ? 0 : kind);
   for (unsigned attempt = 0; attempt != 2; ++attempt) {
-    if (Lanes::ballot(active, result == nullptr && kind != 0) == 0) break;
+    auto const failures = Lanes::ballot(active, result == nullptr && fits);
+    if (failures == 0) break;
     if (attempt != 0) {
-      auto const failures = Lanes::ballot(active, result == nullptr && kind != 0);
-      if (result == nullptr && kind != 0) empty_caches(below(failures, Lanes::lane()), Lanes::count(failures));
+      if (result == nullptr && fits) empty_caches(below(failures, Lanes::lane()), Lanes::count(failures));
       Lanes::sync(active);
     }
-    auto* const block = take(active, processor, kind, bytes, result == nullptr && kind != 0);
+    auto* const block = take(active, processor, kind, bytes, result == nullptr && fits);
     if (result == nullptr) result = block;
   }
   count_failures(active, result == nullptr && kind != 0, bytes);

@@ -77,8 +77,9 @@ public:
     }
   }
   /// Frees all blocks, and sets the counts of the statistics to 0. The caller orders the stream after all kernels that
-  /// use the heap, and those that use it later after the stream. A reset in a graph frees the blocks at each launch, of
-  /// the size that the heap has when the graph is captured.
+  /// use the heap, and those that use it later after the stream. A reset in a graph frees the blocks at each launch.
+  /// Capture it again after a growth: otherwise kernels cannot use the memory of the growth after such a launch. After
+  /// a failure call it again.
   void reset(stream_handle stream) {
     require_memory();
     fill(stream, heap_detail::fill_of_begin(layout_));

@@ -6,13 +6,6 @@
 
 #include <cstdint>
 
-// A function apart keeps its registers out of those of the kernels.
-#if defined(__CUDACC__)
-#define GPUMEM_HEAP_APART __noinline__
-#else
-#define GPUMEM_HEAP_APART
-#endif
-
 namespace gpumem {
 namespace heap_detail {
 
