@@ -88,7 +88,7 @@ TEST_F(waiter_schedule, many_requests_leave_no_bytes_counted) {
   EXPECT_GT(sum.granted, count);
   EXPECT_GT(sum.stopped, count / 100);
   EXPECT_GT(sum.expired, count / 200);
-  EXPECT_GT(sum.late, count / 200);
+  EXPECT_GT(sum.late, count / 400);
   EXPECT_GT(sum.parked, count / 100);
 }
 
