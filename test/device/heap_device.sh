@@ -43,9 +43,9 @@ plant() {
 
 builds=()
 build "$here/heap_device.cu" "$scratch/heap_device" "$headers" & builds+=($!)
-build "$here/heap_device.cu" "$scratch/heap_device_checked" "$headers" -DGPUMEM_DEVICE_HEAP_CHECKS & builds+=($!)
-build "$here/heap_device.cu" "$scratch/heap_device_through" "$headers" -DGPUMEM_DEVICE_HEAP_PASS_THROUGH & builds+=($!)
-if [[ $architecture == native ]]; then # CMake builds them too
+if [[ $architecture == native ]]; then # without a GPU the first form is enough
+  build "$here/heap_device.cu" "$scratch/heap_device_checked" "$headers" -DGPUMEM_DEVICE_HEAP_CHECKS & builds+=($!)
+  build "$here/heap_device.cu" "$scratch/heap_device_through" "$headers" -DGPUMEM_DEVICE_HEAP_PASS_THROUGH & builds+=($!)
   for example in heap_graph heap_table; do
     build "$here/../examples/$example.cu" "$scratch/$example" "$headers" & builds+=($!)
   done
