@@ -258,8 +258,10 @@ request_queue::turn request_queue::wait_again(waiter& item, turn const& turn, wo
   if (changed && requests_.fits(item)) return new_turn(item);
   end_turn_of(item);
   auto const bytes = requests_.rounded(item); // for which the attempt asked
+  auto const lacked = item.bytes();
   requests_.queue.update(item);
-  if (item.lacks_nothing()) { // another request was granted during the turn, and woke none that had a turn
+  // Another request may have been granted during the turn, which wakes none that has a turn.
+  if (item.bytes() < lacked && item.lacks_nothing()) {
     take_turn(item);
     return new_turn(item);
   }
