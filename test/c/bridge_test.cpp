@@ -15,9 +15,7 @@
 #include <type_traits>
 #include <utility>
 
-extern "C" {
-#include "simulated.h"
-}
+#include "bridge_checks.hpp"
 
 #if defined(GPUMEM_DETAIL_WITH_MEMORY_RESOURCE) && __cplusplus >= 202002L
 static_assert(cuda::mr::resource_with<gpumem::pool, cuda::mr::device_accessible>);
@@ -28,24 +26,6 @@ static_assert(
 #endif
 
 namespace {
-
-constexpr std::size_t mib = std::size_t{1} << 20;
-
-[[noreturn]] void fail(char const* what, int line) {
-  std::fprintf(stderr, "line %d: check failed: %s\n", line, what);
-  std::exit(1);
-}
-#define REQUIRE(holds) ((holds) ? void() : fail(#holds, __LINE__))
-
-/// Returns the exception of that type which the work throws; ends the program if it throws none.
-template <class Exception, class Work> Exception thrown_by(Work work) {
-  try {
-    work();
-  } catch (Exception const& e) { return e; }
-  fail("an exception", 0);
-}
-
-CUstream_st* new_stream() { return static_cast<CUstream_st*>(simulated_stream(0)); }
 
 bool contains(char const* text, char const* part) { return std::strstr(text, part) != nullptr; }
 

@@ -12,29 +12,11 @@
 #include <type_traits>
 #include <utility>
 
-extern "C" {
-#include "simulated.h"
-}
+#include "bridge_checks.hpp"
 
 namespace {
 
 namespace detail = gpumem::heap_detail;
-constexpr std::size_t mib = std::size_t{1} << 20;
-
-[[noreturn]] void fail(char const* what, int line) {
-  std::fprintf(stderr, "line %d: check failed: %s\n", line, what);
-  std::exit(1);
-}
-#define REQUIRE(holds) ((holds) ? void() : fail(#holds, __LINE__))
-
-template <class Exception, class Work> Exception thrown_by(Work work) {
-  try {
-    work();
-  } catch (Exception const& e) { return e; }
-  fail("an exception", 0);
-}
-
-CUstream_st* new_stream() { return static_cast<CUstream_st*>(simulated_stream(0)); }
 
 gpumem::device_heap_options options_of(std::size_t bytes, std::size_t reserve, char const* name = "nodes") {
   gpumem::device_heap_options options;

@@ -1,5 +1,7 @@
 // The C++ headers over the C library on a GPU: kernels stamp and check memory on two streams, and Thrust sorts in it.
 // SPDX-License-Identifier: Apache-2.0
+#include "device_checks.cuh"
+
 #include <gpumem/thrust.hpp>
 
 #include <thrust/device_vector.h>
@@ -9,19 +11,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-
-#define CHECK(call) check((call), #call, __LINE__)
-#define REQUIRE(holds) require((holds), #holds, __LINE__)
-
-static void require(bool holds, char const* what, int line) {
-  if (holds) return;
-  std::fprintf(stderr, "line %d: check failed: %s\n", line, what);
-  std::exit(1);
-}
-static void check(cudaError_t got, char const* what, int line) {
-  if (got != cudaSuccess) std::fprintf(stderr, "%s\n", cudaGetErrorString(got));
-  require(got == cudaSuccess, what, line);
-}
 
 __global__ void stamp(int* block, int count, int value) {
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) block[i] = value;

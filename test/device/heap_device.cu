@@ -1,6 +1,7 @@
 // Kernels allocate from a heap on a GPU: every block is stamped and compared. The argument `short` takes fewer threads,
 // for compute-sanitizer, and leaves out the kernels that kernels launch. Exits with 77 where there is no GPU.
 // SPDX-License-Identifier: Apache-2.0
+#include "device_checks.cuh"
 #include "heap_kernels.cuh"
 
 #include <cstdint>
@@ -8,19 +9,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-
-#define CHECK(call) check((call), #call, __LINE__)
-#define REQUIRE(holds) require((holds), #holds, __LINE__)
-
-static void require(bool holds, char const* what, int line) {
-  if (holds) return;
-  std::fprintf(stderr, "line %d: check failed: %s\n", line, what);
-  std::exit(1);
-}
-static void check(cudaError_t got, char const* what, int line) {
-  if (got != cudaSuccess) std::fprintf(stderr, "%s\n", cudaGetErrorString(got));
-  require(got == cudaSuccess, what, line);
-}
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB, GiB = 1024 * MiB;
 constexpr unsigned threads_of_block = 256;
