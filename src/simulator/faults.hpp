@@ -16,21 +16,21 @@ class faults {
 public:
   void fail_allocation(std::uint64_t nth) { allocations_left_ = nth; }
   void fail_call(std::string name, std::uint64_t nth, CUresult result) {
-    calls_.push_back({std::move(name), nth, result});
+    if (nth != 0) calls_.push_back({std::move(name), nth, result});
   }
   void stick(CUresult result) noexcept { sticky_ = result; }
   [[nodiscard]] CUresult sticky() const noexcept { return sticky_; }
   void clear() { *this = faults{}; }
 
-  /// Counts a call. Returns the error with which it must fail, or success.
+  /// Counts a call. Returns the error with which it must fail, or success. The failure that was asked for first decides.
   CUresult at_call(std::string_view name) {
-    for (auto fault = calls_.begin(); fault != calls_.end(); ++fault) {
-      if (fault->name != name || --fault->calls_left != 0) continue;
-      CUresult const result = fault->result;
-      calls_.erase(fault);
-      return result;
-    }
-    return CUDA_SUCCESS;
+    CUresult result = CUDA_SUCCESS;
+    std::erase_if(calls_, [&](call_fault& fault) {
+      if (fault.name != name || --fault.calls_left != 0) return false;
+      if (result == CUDA_SUCCESS) result = fault.result;
+      return true;
+    });
+    return result;
   }
 
   /// Counts an allocation. Returns whether it must fail.

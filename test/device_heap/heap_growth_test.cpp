@@ -169,7 +169,7 @@ TEST_F(heap_growth, refusals_of_the_driver_leave_nothing) {
   auto const lent = r.statistics().lent, reserved = r.statistics().reserved;
   auto const refused_from = [&](char const* call, unsigned nth, auto does) {
     // A fault that fires does not count for those after it, so these fire one after the other.
-    for (unsigned i = 0; i < 100; ++i) simulator::fail_call(call, nth, CUDA_ERROR_NOT_PERMITTED);
+    for (unsigned i = 0; i < 100; ++i) simulator::fail_call(call, nth + i, CUDA_ERROR_NOT_PERMITTED);
     bool const granted{does()};
     simulator::run_until_idle();
     simulator::reset({.devices = 2, .mode = simulator::stepping::manual}); // forgets the faults
@@ -307,7 +307,7 @@ TEST_F(heap_statistics, refusals_of_the_driver_are_thrown) {
   heap h{r, a, {.bytes = 4 * MiB}};
   for (auto const* const call : {"cuMemHostAlloc", "cuMemcpyAsync", "cuEventRecord"}) {
     simulator::work(a, {}); // so that the wait needs an event
-    for (unsigned i = 0; i < 100; ++i) simulator::fail_call(call, 1, CUDA_ERROR_NOT_PERMITTED);
+    for (unsigned i = 0; i < 100; ++i) simulator::fail_call(call, 1 + i, CUDA_ERROR_NOT_PERMITTED);
     EXPECT_THROW(read(a, h), gpumem::cuda_error) << call;
     simulator::reset({.devices = 2, .mode = simulator::stepping::manual}); // forgets the faults
     a.synchronize();

@@ -387,7 +387,7 @@ TEST_F(growable_errors, refusals_of_the_driver_leave_nothing) {
   r.trim();
   auto const refused_from = [&](char const* call, unsigned nth, auto grows) {
     // A fault that fires does not count for those after it, so these fire one after the other.
-    for (unsigned i = 0; i < 100; ++i) simulator::fail_call(call, nth, CUDA_ERROR_NOT_PERMITTED);
+    for (unsigned i = 0; i < 100; ++i) simulator::fail_call(call, nth + i, CUDA_ERROR_NOT_PERMITTED);
     bool const granted{grows()};
     simulator::reset({.devices = 2, .mode = simulator::stepping::manual}); // forgets the faults
     a.synchronize();

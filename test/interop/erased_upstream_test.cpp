@@ -101,8 +101,8 @@ TYPED_TEST_SUITE(erased_upstream, sources);
 // One source of gpumem and one of another library. 29 resources over a source take 4 seconds to compile, so the others
 // are tried only in their erased forms, whose types all sources share.
 template <class Source>
-constexpr bool is_tried_itself = std::is_same_v<Source, gpumem::managed_resource> ||
-                                 std::is_same_v<Source, foreign_managed>;
+constexpr bool is_tried_itself =
+    std::is_same_v<Source, gpumem::managed_resource> || std::is_same_v<Source, foreign_managed>;
 
 TYPED_TEST(erased_upstream, is_known_as_its_source) {
   // References to it must stay valid, because pools give memory back after their last handle is gone.

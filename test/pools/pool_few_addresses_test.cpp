@@ -172,7 +172,7 @@ TEST_F(pool_few_addresses, failure_names_addresses_and_what_to_do) {
 TEST_F(pool_few_addresses, failure_names_addresses_where_chunks_are_refused_too) {
   set_addresses(1);
   pool r{device};
-  for (int i = 0; i < 8; ++i) simulator::fail_call("cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  for (int i = 1; i <= 8; ++i) simulator::fail_call("cuMemAlloc", i, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_THAT(text_of_refusal(r, stream, 3 * MiB), testing::HasSubstr("out of addresses"));
 }
 

@@ -342,6 +342,17 @@ TEST_F(virtual_memory, calls_that_fail_on_demand_change_nothing) {
   EXPECT_EQ(simulator::report().mappings, 1u);
 }
 
+TEST_F(virtual_memory, each_failure_counts_all_calls) {
+  char* const at = reserve(page);
+  map(at, create());
+  for (unsigned const nth : {1u, 2u, 4u, 4u, 0u}) simulator::fail_call("cuMemSetAccess", nth, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(allow(at), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(allow(at), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(allow(at), CUDA_SUCCESS);
+  EXPECT_EQ(allow(at), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(allow(at), CUDA_SUCCESS);
+}
+
 TEST_F(virtual_memory, equal_calls_give_equal_offsets) {
   char* first = reserve(64 * page);
   char* second = reserve(2 * page);

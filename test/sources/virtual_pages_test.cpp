@@ -50,7 +50,7 @@ TEST_F(virtual_pages_test, construction_reserves_addresses_but_no_memory) {
 TEST_F(virtual_pages_test, fewer_addresses_are_reserved_if_the_driver_refuses) {
   auto const memory = gpumem::device{0}.memory().total;
   auto const refuse = [](int times) {
-    for (int i = 0; i < times; ++i) simulator::fail_call("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY);
+    for (int i = 1; i <= times; ++i) simulator::fail_call("cuMemAddressReserve", i, CUDA_ERROR_OUT_OF_MEMORY);
   };
   for (int times : {1, 2, 3}) {
     refuse(times);

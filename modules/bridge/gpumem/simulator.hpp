@@ -99,7 +99,8 @@ std::uint64_t run_until_idle();
 /// Makes the `nth` allocation from now on (1 is the next) fail as out of memory, whichever kind of memory it is for.
 void fail_allocation(std::uint64_t nth);
 
-/// Makes the `nth` call from now on of the driver function `name` (without version suffix) return `result`.
+/// Makes the `nth` call from now on (1 is the next; 0 has no effect) of the driver function `name`, without version
+/// suffix, return `result`.
 void fail_call(std::string const& name, std::uint64_t nth, CUresult result);
 
 /// Makes every driver call fail with `result` until the device is reset, by the driver or by reset().
