@@ -2,7 +2,7 @@
 # Makes the files of a release: the source archive, the archive of the C library, the wheel, a list of what is in them,
 # and their checksums. The same commit and tools give the same bytes, in any folder and at any time.
 # SPDX-License-Identifier: Apache-2.0
-# usage: package.py [--output dist] [--torch-headers FOLDER] [--source-only | --twice | --only-check]
+# usage: package.py [--output dist] [--torch-headers FOLDER | --without-torch] [--source-only | --twice] [--only-check]
 import argparse
 import hashlib
 import io
@@ -17,8 +17,12 @@ import tempfile
 from pathlib import Path
 
 sys.dont_write_bytecode = True
+import abi  # noqa: E402
 import spdx  # noqa: E402
 import wheel  # noqa: E402
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "setup"))
+import torch_parts  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 DEBIAN = "cmake/packaging/debian/"
@@ -127,12 +131,45 @@ def c_library_files(build_folder, source):
             if path.is_file() and not path.is_symlink() and path.read_bytes()[:4] == b"\x7fELF":
                 run(strip, "--strip-unneeded", path)
         shutil.copy(source / "LICENSE", scratch)
+        shutil.copy(source / wheel.NOTICES, f"{scratch}/NOTICES")
         return folder_files(Path(scratch))
+
+
+def check_output(root, output):
+    """Raises Refused if the files in `output` would be changes of the clone."""
+    if output.is_relative_to(root) and subprocess.run(
+            ["git", "-C", root, "check-ignore", "--quiet", output / "SHA256SUMS"]).returncode != 0:
+        raise Refused(f"git does not ignore {output}, which lies in the clone: the files there would make the tree differ "
+                      "from its commit; leave --output out, or name a folder outside")
+
+
+def get_headers(folder):
+    """Gets the headers of the releases of PyTorch that the folder lacks, and names these."""
+    lacking = [version for version in torch_parts.PARTS if not torch_parts.is_complete(folder, version)]
+    if lacking:
+        print(f"package.py: gets the headers of PyTorch {', '.join(lacking)} into {folder}", file=sys.stderr)
+        if torch_parts.main(folder) != 0:
+            raise Refused(f"{folder} lacks headers of PyTorch {', '.join(lacking)}: "
+                          f"`python3 cmake/setup/torch_parts.py {folder}` gets them where the package index of pip is "
+                          "reached; --without-torch makes a wheel whose users compile the class")
+
+
+def check_interface(root, library, version):
+    """Raises Refused unless the committed text of the interface is that of the library."""
+    text = root / f"test/packaging/abi/libgpumem_c-{version}.abi"
+    if not shutil.which("abidw"):
+        raise Refused("abidw is missing, which reads the library's interface: install Debian's abigail-tools")
+    with tempfile.NamedTemporaryFile(suffix=".abi") as now:
+        abi.write(library, Path(now.name))
+        if Path(now.name).read_bytes() != text.read_bytes():
+            raise Refused(f"{text.relative_to(root)} is not the interface of the library that is released: write it by "
+                          "`python3 cmake/packaging/abi.py write` from a build of this commit")
 
 
 def make(root, output, torch=None, source_only=False):
     """Writes the files of the release into `output`, and returns their paths."""
     version, epoch = release(root)
+    check_output(root, output)
     os.environ["SOURCE_DATE_EPOCH"] = str(epoch)
     output.mkdir(parents=True, exist_ok=True)
     name = f"gpumem-{version}"
@@ -147,6 +184,7 @@ def make(root, output, torch=None, source_only=False):
         built = build(source, Path(scratch) / "build")
         library = (built / "src/c" / wheel.LIBRARY).resolve()
         machine = wheel.machine_of(library)
+        check_interface(root, library, version)
         files = c_library_files(built, source)
         binary = output / f"libgpumem-{version}-linux-{machine}.tar.xz"
         write_archive(binary, f"libgpumem-{version}", files, epoch)
@@ -175,20 +213,23 @@ def make_twice(root, output, torch):
 def main(arguments):
     parser = argparse.ArgumentParser(description="Makes the archives, the wheel and the checksums of a release.")
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder of the files")
-    parser.add_argument("--torch-headers", type=Path, help="folder of PyTorch's headers, as torch_parts.py gets them: "
-                        "the wheel gets a class for each version in it")
+    headers = parser.add_mutually_exclusive_group()
+    headers.add_argument("--torch-headers", type=Path, default=ROOT / ".tools/torch",
+                         help="folder of PyTorch's headers, which gets those that it lacks: the wheel has a class for "
+                         "each version in it")
+    headers.add_argument("--without-torch", action="store_true", help="leave these classes out of the wheel")
     kind = parser.add_mutually_exclusive_group()
     parser.add_argument("--only-check", action="store_true", help="say whether the tree can be packaged, write nothing")
     kind.add_argument("--source-only", action="store_true", help="write the source archive alone")
     kind.add_argument("--twice", action="store_true", help="make all a second time elsewhere, and compare the bytes")
     asked = parser.parse_args(arguments)
     try:
-        if asked.torch_headers and not list(asked.torch_headers.glob("*/torch/include")):
-            raise Refused(f"{asked.torch_headers} has no headers of PyTorch: "
-                          f"`python3 cmake/setup/torch_parts.py {asked.torch_headers}` gets them")
-        torch = asked.torch_headers and asked.torch_headers.resolve()
+        torch = None if asked.without_torch or asked.source_only else asked.torch_headers.resolve()
+        release(ROOT)
+        check_output(ROOT, asked.output.resolve())
+        if torch and not asked.only_check:
+            get_headers(torch)
         if asked.only_check:
-            release(ROOT)
             made = []
         elif asked.twice:
             made = make_twice(ROOT, asked.output.resolve(), torch)

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "libgpumem_c.so.0"
 FOLDER = "gpumem_torch.libs"
 SOURCES = "gpumem_torch.sources"
+NOTICES = "cmake/packaging/debian/copyright"  # of the foreign parts in the binaries
 CLASSES = "gpumem_torch.classes"
 # PEP 600 lets a wheel rely on these libraries of the system.
 PYTORCH = ("libc10.so", "libc10_cuda.so")  # loaded before the class
@@ -191,6 +192,7 @@ def make(build, output, classes=None):
                                       classes).encode(),
         f"{about}/WHEEL": description.encode(),
         f"{about}/LICENSE": (ROOT / "LICENSE").read_bytes(),
+        f"{about}/NOTICES": (ROOT / NOTICES).read_bytes(),
     })
     return path
 

@@ -2,14 +2,18 @@
 # of parts. The archive of the C library is made of this build, whose objects a release would compile anew.
 # SPDX-License-Identifier: Apache-2.0
 # usage: package_test.py SOURCE BUILD
+import contextlib
+import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import unittest
+import unittest.mock
 from pathlib import Path
 
 SOURCE, BUILD = (Path(path) for path in sys.argv[1:3])
@@ -112,7 +116,8 @@ class Tree(unittest.TestCase):
         self.assertEqual(*made)
 
     def test_the_command_ends_with_a_sentence(self):
-        shutil.copytree(SOURCE / "cmake/packaging", self.root / "cmake/packaging", dirs_exist_ok=True)
+        for folder in ("cmake/packaging", "cmake/setup"):
+            shutil.copytree(SOURCE / folder, self.root / folder, dirs_exist_ok=True)
         command = [sys.executable, "-B", str(self.root / "cmake/packaging/package.py"), "--only-check"]
         said = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual(said.returncode, 1)
@@ -120,9 +125,34 @@ class Tree(unittest.TestCase):
         self.commit()
         said = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual((said.returncode, said.stdout, said.stderr), (0, "", ""))
-        said = subprocess.run([*command, "--torch-headers", str(self.root)], capture_output=True, text=True)
-        self.assertIn(f"{self.root} has no headers of PyTorch", said.stderr)
+        said = subprocess.run([*command, "--output", str(self.root / "here")], capture_output=True, text=True)
+        self.assertRegex(said.stderr, rf"^package\.py: git does not ignore {self.root}/here, which lies in the clone: .*\n$")
         self.assertEqual(said.returncode, 1)
+        (self.root / ".gitignore").write_text("/here/\n")
+        self.commit()
+        said = subprocess.run([*command, "--output", str(self.root / "here")], capture_output=True, text=True)
+        self.assertEqual((said.returncode, said.stderr), (0, ""))
+
+    def test_headers_that_are_missing_are_named(self):
+        folder = self.root / "torch"
+        with unittest.mock.patch.object(package.torch_parts, "main", return_value=1) as getter, \
+                contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(package.Refused) as caught:
+            package.get_headers(folder)
+        getter.assert_called_once_with(folder)
+        for text in (said.getvalue(), str(caught.exception)):
+            self.assertIn(", ".join(package.torch_parts.PARTS), text)
+        for version, parts in package.torch_parts.PARTS.items():
+            (folder / version).mkdir(parents=True)
+            (folder / version / "parts").write_text("\n".join(parts))
+        package.get_headers(folder)
+
+    @unittest.skipUnless(shutil.which("abidw"), "there is no abidw")
+    def test_an_interface_that_is_not_the_librarys(self):
+        library = BUILD / "src/c/libgpumem_c.so"
+        with self.assertRaisesRegex(package.Refused, "libgpumem_c-1.2.3.abi is not the interface of the library"):
+            package.check_interface(self.root, library, "1.2.3")
+        package.abi.write(library, self.root / "test/packaging/abi/libgpumem_c-1.2.3.abi")
+        package.check_interface(self.root, library, "1.2.3")
 
 
 class Archive(unittest.TestCase):
@@ -139,7 +169,7 @@ class Archive(unittest.TestCase):
         benches = {f"bin/{name}" for name in ("gpumem-bench", "gpumem-completion-bench", "gpumem-waiting-bench")}
         runtime = next(name for name in names if name.startswith("lib/gpumem/libcudart.so."))
         self.assertEqual(names - headers - tools - benches, {
-            "LICENSE", "lib/libgpumem_c.so", "lib/libgpumem_c.so.0", f"lib/libgpumem_c.so.{self.version}", runtime,
+            "LICENSE", "NOTICES", "lib/libgpumem_c.so", "lib/libgpumem_c.so.0", f"lib/libgpumem_c.so.{self.version}", runtime,
             "lib/gpumem/libgpumem_simulator_driver.so", "lib/pkgconfig/gpumem_c.pc",
             "lib/cmake/gpumem_c/gpumem_cConfig.cmake", "lib/cmake/gpumem_c/gpumem_cConfigVersion.cmake",
             f"lib/cmake/gpumem_c/gpumem_cConfig-{wheel.cache(BUILD)['CMAKE_BUILD_TYPE'].lower()}.cmake"})
@@ -177,6 +207,9 @@ class Archive(unittest.TestCase):
         self.assertEqual(len(names), 1 + len(listed["packages"]) + len(listed["files"]))
         for one in listed["relationships"]:
             self.assertLessEqual({one["spdxElementId"], one["relatedSpdxElement"]}, names)
+        notices = next(data for name, _, data in self.files if name == "NOTICES").decode()
+        foreign = {one["name"] for one in listed["packages"]} - {"gpumem", "libgpumem", "gpumem-torch"}
+        self.assertEqual(set(re.findall(r"^Part: (.+)$", notices, re.M)), foreign)
         versions = {one["name"]: one.get("versionInfo") for one in listed["packages"]}
         self.assertEqual(versions["PyTorch"], "2.9")
         for name in ("CCCL", "CUDA runtime", "CLI11", "nlohmann-json"):

@@ -4,7 +4,7 @@
 #pragma once
 
 #define GPUMEM_VERSION_MAJOR 0
-#define GPUMEM_VERSION_MINOR 1
+#define GPUMEM_VERSION_MINOR 2
 #define GPUMEM_VERSION_PATCH 0
 
 /// The version as one number that can be compared: 1.2.3 is 10203.

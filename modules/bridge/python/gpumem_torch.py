@@ -41,7 +41,7 @@ HOOKS = {
     "set_release_pool": "gpumem_torch_release_pool",
 }
 LIBRARY_NAME = "libgpumem_c.so.0"
-INTERFACE = 0, 1  # major and minor version of the library to which the structures below belong
+INTERFACE = 0, 2  # major and minor version of the library to which the structures below belong
 
 
 class Failure(RuntimeError):
