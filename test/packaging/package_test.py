@@ -27,6 +27,7 @@ FILES = {"CMakeLists.txt": "project(gpumem VERSION 1.2.3 LANGUAGES CXX)\n", "LIC
          "CHANGELOG.md": "# Changes\n\n## 1.2.3 (2026-11-29)\n\n- One.\n\n## 1.2.2 (2026-11-01)\n",
          "test/packaging/abi/libgpumem_c-1.2.3.abi": "<abi-corpus/>\n",
          "cmake/packaging/debian/control": "Source: gpumem\n",
+         ".gitignore": "/dist/\n",
          "tool with a blank.sh": "#!/bin/sh\n"}
 
 
