@@ -19,6 +19,7 @@ usage: bash cmake/run.sh [--dry-run] COMMAND [ARGUMENT...]
   lint [--check]      format the sources, tidy them; --check changes nothing and fails where it would
   gpu  [ARGUMENT...]  tests, planted faults and benchmarks on this machine's GPU, or a bundle for a machine with one
   package [ARG...]    make the files of a release in dist/: archives, the wheel, checksums (--help lists the arguments)
+  site                make the guide, the API reference and the figures as static pages: build/site/html/index.html
   setup               only install what is missing
 Each command first looks for its tools (clang >= 19, CMake >= 3.28, Ninja >= 1.11, CUDA >= 13.0, CCCL >= 3.5.0 and the
 test libraries), says what is missing, and installs that: Debian packages with apt-get, the rest into .tools/.
@@ -145,6 +146,12 @@ case $command in
   package)
     case " ${arguments[*]} " in *" --help "* | *" -h "*) python3 cmake/packaging/package.py --help && exit ;; esac
     run_package "${arguments[@]}"
+    ;;
+  site)
+    accept 0
+    set_up site
+    # Silences a notice of the theme about a later MkDocs.
+    act env PYTHONPATH="$wheel_root" NO_MKDOCS_2_WARNING=1 python3 cmake/site/build_site.py . build/site
     ;;
   setup)
     accept 0

@@ -16,7 +16,7 @@ from extract import extract  # noqa: E402
 HERE = Path(__file__).parent
 
 
-def build(root, out, version, main_page=HERE / "main.dox"):
+def build(root, out, version, main_page=HERE / "main.dox", more_options=()):
     """Returns the exit status and the messages of doxygen."""
     source = out / "source"
     for folder in (source, out / "html"):
@@ -29,6 +29,7 @@ def build(root, out, version, main_page=HERE / "main.dox"):
         STRIP_FROM_PATH = "{source}/bridge" "{source}"
         OUTPUT_DIRECTORY = "{out}"
     """
+    options += "\n".join(more_options)
     done = subprocess.run(["doxygen", "-"], input=options, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return done.returncode, done.stdout.replace(f"{source}/", "modules/")
 

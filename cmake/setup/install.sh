@@ -45,6 +45,7 @@ megabytes() {
     python3-venv) echo 5 36 ;; # and the environment that is made with it
     cmake==*) echo 28 77 ;;
     cuda-toolkit*) echo 102 255 ;;
+    mkdocs-material==*) echo 14 90 ;;
     nvidia-cuda-cccl==*) echo 4 25 ;;
     *) echo 1 2 ;;
   esac

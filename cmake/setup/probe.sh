@@ -7,6 +7,7 @@ wheel_cuda=(nvidia-cuda-cccl==13.3.5.0.6 'cuda-toolkit[nvcc,nvvm,crt,cudart,nvtx
 wheel_cccl=nvidia-cuda-cccl==13.3.5.0.6
 wheel_cmake=cmake==3.31.6
 wheel_ninja=ninja==1.13.0
+wheel_mkdocs=mkdocs-material==9.8.2
 clang_to_install=19
 
 probes=$PWD/cmake/setup/probes
@@ -203,6 +204,14 @@ probe_abi_tools() {
     { lacks "abidw and abidiff" && packages+=(abigail-tools); }
 }
 
+# MkDocs with its theme, and the style of the API reference.
+probe_site_tools() {
+  PYTHONPATH=$wheel_root quietly python3 -c "import mkdocs, material" ||
+    { lacks "MkDocs with Material" && wheels+=("$wheel_mkdocs"); }
+  [[ -f /usr/share/doxygen-awesome-css/doxygen-awesome.css ]] ||
+    { lacks "doxygen-awesome-css" && packages+=(doxygen-awesome-css); }
+}
+
 probe_lint_tools() {
   local major=$clang_to_install tool
   [[ -z $found_cxx ]] || major=$(clang_major "$found_cxx")
@@ -211,7 +220,7 @@ probe_lint_tools() {
   done
 }
 
-# probe_all install|build|test|lint: runs the probes for a command.
+# probe_all install|build|test|lint|site: runs the probes for a command.
 probe_all() {
   missing=() packages=() wheels=() torch_parts=''
   mkdir -p "$(dirname "$probe_log")"
@@ -220,7 +229,7 @@ probe_all() {
   probe_python
   probe_build_tools
   probe_compilers
-  if [[ $1 != install ]]; then
+  if [[ $1 != install && $1 != site ]]; then
     probe_libraries
     probe_d3
   fi
@@ -231,5 +240,9 @@ probe_all() {
     probe_abi_tools
   fi
   if [[ $1 == lint ]]; then probe_lint_tools; fi
+  if [[ $1 == site ]]; then
+    probe_reference_tool
+    probe_site_tools
+  fi
   rm -rf "$scratch"
 }

@@ -22,6 +22,7 @@ expect_wrong "install has no option '--prefix'" install --prefix /opt
 expect_wrong "install takes no 'b'" install a b
 expect_wrong "lint has no option '--fix'" lint --fix
 expect_wrong "setup takes no 'all'" setup all
+expect_wrong "site takes no 'here'" site here
 if type -P git python3 >/dev/null; then
   for line in package "package --only-check --output here"; do
     # shellcheck disable=SC2086
@@ -50,7 +51,7 @@ recorded ctest
 # A dry run changes nothing, wherever the option stands.
 before=$(cd "$scratch/tree" && find . | sort)
 for line in "--dry-run demo" "test --dry-run" "install --dry-run here" "lint --dry-run" "gpu --dry-run" \
-  "package --dry-run"; do
+  "package --dry-run" "site --dry-run"; do
   # shellcheck disable=SC2086
   run_sh $line
   expect_status 0

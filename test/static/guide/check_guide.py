@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # Reads the user guide: its programs are files that tests run, its links lead somewhere, the names that it quotes
-# exist, and it lists the variables of the environment that the sources read.
+# exist, it lists the variables of the environment that the sources read, and the site has all of its pages.
 # SPDX-License-Identifier: Apache-2.0
 import re
 import sys
@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "maps"))
 from check_maps import LINK, check_page, words_of  # noqa: E402
 
 GUIDE, EXAMPLES, VARIABLES = "modules/guide", "test/examples", "environment.md"
+SITE = "cmake/site/mkdocs.yml"
 MAX_PROGRAM, MAX_PAGE = 40, 120
 FOREIGN = {"from_rmm.md"}  # quotes names of another library, and may have twice as many lines
 PROGRAMS = {"c", "cmake", "cpp", "cuda", "python"}
@@ -85,6 +86,12 @@ def check_variables(root, text):
     yield from (f"{VARIABLES}: no source reads {name}" for name in sorted(told - read))
 
 
+def check_site(root, pages):
+    named = re.findall(rf"\b{GUIDE}/(\w+\.md)$", (root / SITE).read_text(), re.M)
+    yield from (f"{SITE}: {page} is missing" for page in pages if page not in named)
+    yield from (f"{SITE}: there is no page {page}" for page in named if page not in pages)
+
+
 def check(root):
     folder, shown, found = root / GUIDE, set(), []
     words = words_of(root, ["modules", "src", "test", "bench", "cmake"])
@@ -98,7 +105,7 @@ def check(root):
             found += [f"{page}: there is no {name}" for name in check_page(root, f"{GUIDE}/{page}", words)]
     linked = set(LINK.findall(pages["README.md"]))
     found += [f"README.md: no link to {page}" for page in pages if page not in linked | {"README.md"}]
-    return found + [*check_examples(root, shown), *check_variables(root, pages[VARIABLES])]
+    return found + [*check_examples(root, shown), *check_variables(root, pages[VARIABLES]), *check_site(root, pages)]
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ SHOWN = f"`test/examples/a.cpp`\n```cpp\n{PROGRAM}```\n"
 FILES = {"modules/guide/README.md": f"# The guide\n[a](a.md) [b](environment.md#the-library)\n{SHOWN}",
          "modules/guide/a.md": "# A page\n`pool_engine`\n",
          "modules/guide/environment.md": "## The library\n| `GPUMEM_SWITCH` | x |\n",
+         "cmake/site/mkdocs.yml": "".join(f"- modules/guide/{page}.md\n" for page in ("README", "a", "environment")),
          "modules/pool.cppm": 'class pool_engine { bool on = is_set_in_environment("GPUMEM_SWITCH"); };',
          "test/examples/a.cpp": PROGRAM,
          "test/examples/programs.cmake": 'gpumem_add_example(a.cpp OUTPUT "a")\n'}
@@ -35,6 +36,11 @@ class CheckGuide(unittest.TestCase):
     def test_a_guide_that_agrees_with_the_sources_is_accepted(self):
         self.assertEqual(self.told(), [])
 
+    def test_the_site_has_all_pages_and_no_other(self):
+        site = "- modules/guide/README.md\n- modules/guide/b.md\n- modules/guide/environment.md\n"
+        self.assertEqual(self.told(**{"cmake/site/mkdocs.yml": site}),
+                         ["cmake/site/mkdocs.yml: a.md is missing", "cmake/site/mkdocs.yml: there is no page b.md"])
+
     def test_programs_are_files(self):
         self.assertEqual(self.with_page(SHOWN.replace("main", "other")),
                          ["a.md: the program differs from test/examples/a.cpp"])
@@ -53,7 +59,8 @@ class CheckGuide(unittest.TestCase):
 
     def test_pages_are_short_and_in_the_index(self):
         self.assertEqual(self.with_page("a line\n" * 121), ["a.md: 121 lines, at most 120"])
-        self.assertEqual(self.told(**{"modules/guide/b.md": "# B\n"}), ["README.md: no link to b.md"])
+        self.assertEqual(self.told(**{"modules/guide/b.md": "# B\n"}),
+                         ["README.md: no link to b.md", "cmake/site/mkdocs.yml: b.md is missing"])
 
     def test_links_lead_to_pages_and_headings(self):
         self.assertEqual(self.with_page("# Some `pool_engine`, x\n[a](#some-pool_engine-x) [b](README.md#the-guide)"), [])
