@@ -20,6 +20,7 @@ from build_reference import build  # noqa: E402
 
 STYLE = Path("/usr/share/doxygen-awesome-css/doxygen-awesome.css")
 FOLDERS = ["modules", "src", "bench", ".github"]
+LINK = re.compile(r"\[([^\]]*)\]\(([^)#:]+)\)")
 
 
 def missing_tools():
@@ -30,6 +31,14 @@ def missing_tools():
             *(["doxygen-awesome-css"] if not STYLE.exists() else [])]
 
 
+def copy_page(source, target, sources):
+    """Copies a page. The text alone remains of links to folders and sources, which the site lacks."""
+    def shown(link):
+        linked = (source.parent / link[2]).resolve()
+        return link[1] if linked.exists() and linked not in sources else link[0]
+    target.write_text(LINK.sub(shown, source.read_text()))
+
+
 def copy_pages(root, pages):
     """Copies all Markdown pages and pictures to the same paths below `pages`, so that their links stay."""
     sources = [*root.glob("*.md"), root / "LICENSE"]
@@ -37,7 +46,10 @@ def copy_pages(root, pages):
     for source in sources:
         target = pages / source.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+        if source.suffix == ".md":
+            copy_page(source, target, sources)
+        else:
+            shutil.copyfile(source, target)
     shutil.copyfile(HERE / "site.css", pages / "site.css")
 
 
@@ -58,9 +70,9 @@ def main(root, out):
     # Any JSON is YAML.
     configuration.write_text(json.dumps({"INHERIT": str(HERE / "mkdocs.yml"), "docs_dir": str(pages),
                                          "site_dir": str(out / "html")}))
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(configuration)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(configuration)]
     if subprocess.run(command).returncode:
-        sys.exit("the site was not built")
+        sys.exit("the site was not built: MkDocs says why above")
     print(f"the site is {out}/html/index.html")
 
 
