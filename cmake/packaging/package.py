@@ -167,7 +167,6 @@ def check_interface(root, library, version):
 def make(root, output, torch=None, source_only=False):
     """Writes the files of the release into `output`, and returns their paths."""
     version, epoch = release(root)
-    check_output(root, output)
     os.environ["SOURCE_DATE_EPOCH"] = str(epoch)
     output.mkdir(parents=True, exist_ok=True)
     name = f"gpumem-{version}"
@@ -225,16 +224,14 @@ def main(arguments):
         torch = None if asked.without_torch or asked.source_only else asked.torch_headers.resolve()
         release(ROOT)
         check_output(ROOT, asked.output.resolve())
-        if not asked.only_check and not asked.source_only and not shutil.which("abidw"):
-            raise Refused("abidw is missing, which reads the library's interface: install Debian's abigail-tools")
-        if torch and not asked.only_check:
-            get_headers(torch)
         if asked.only_check:
-            made = []
-        elif asked.twice:
-            made = make_twice(ROOT, asked.output.resolve(), torch)
-        else:
-            made = make(ROOT, asked.output.resolve(), torch, asked.source_only)
+            return
+        if not asked.source_only and not shutil.which("abidw"):
+            raise Refused("abidw is missing, which reads the library's interface: install Debian's abigail-tools")
+        if torch:
+            get_headers(torch)
+        output = asked.output.resolve()
+        made = make_twice(ROOT, output, torch) if asked.twice else make(ROOT, output, torch, asked.source_only)
     except Refused as why:
         sys.exit(f"package.py: {why}")
     for path in made:

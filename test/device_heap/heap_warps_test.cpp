@@ -335,7 +335,7 @@ private:
 TEST(heap_warps, blocks_are_right_under_schedules) {
   path_counts paths;
 #if __has_feature(thread_sanitizer)
-  test::schedule_seeds const seeds{30, 60}; // each takes many times as long
+  test::schedule_seeds const seeds{30}; // each takes many times as long
 #else
   test::schedule_seeds const seeds{300, 10};
 #endif
