@@ -7,7 +7,11 @@
 
 namespace heaps {
 
-template <typename View> __global__ void allocate_blocks(View const view, block_list const blocks) {
+constexpr unsigned block_threads = 256;
+
+// The bounds limit the registers, so that more warps wait for memory at a time.
+template <typename View>
+__global__ void __launch_bounds__(block_threads, 3) allocate_blocks(View const view, block_list const blocks) {
   std::uint64_t const first = blockIdx.x * std::uint64_t{blockDim.x} + threadIdx.x;
   for (auto i = first; i < blocks.count; i += std::uint64_t{gridDim.x} * blockDim.x)
     blocks.addresses[i] = view.allocate(blocks.pattern(i));
@@ -68,7 +72,6 @@ protected:
   virtual View view() const = 0;
 
 private:
-  static constexpr unsigned block_threads = 256;
   static unsigned grid_of(std::uint64_t count, bool single_thread) {
     return single_thread ? 1 : static_cast<unsigned>((count + block_threads - 1) / block_threads);
   }

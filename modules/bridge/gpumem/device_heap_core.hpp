@@ -553,10 +553,11 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::deallocate(void
   else if (block != nullptr && !small)
     count_bad_frees(1, block);
 
-  // Blocks that do not fit into the cache go back to their slabs.
+  // The blocks of a slab that a warp frees as a whole go back to it, as do blocks that do not fit into the cache.
   auto const shift = kind - 1 + smallest_log;
   auto const number = small ? static_cast<u32>((offset >> shift) + 1) : 0;
-  bool const fits = small && offset >> shift < cache_gap - 1;
+  auto const group = Lanes::match(active, small ? slab : none);
+  bool const fits = small && Lanes::count(group) != capacity(kind) && offset >> shift < cache_gap - 1;
   u32 rest = 0;
   if constexpr (!Lanes::checks_frees)
     rest = put_cached(active, Lanes::processor() % view_.processors(), fits ? kind : 0, number);
