@@ -14,10 +14,11 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ROOT / "test/packaging/abi"
 # As the debug information names them: a build leaves the machine's folders out.
-HEADERS = [f"modules/bridge/gpumem/{name}" for name in ("gpumem.h", "growable.h", "gpumem_torch.h", "version.h")]
+HEADERS = [f"modules/bridge/gpumem/{name}" for name in ("gpumem.h", "graph_memory.h", "growable.h", "gpumem_torch.h",
+                                                     "version.h")]
 # Within a major version the interface grows: functions are added, and members at the end of structures. Of opaque types
 # nothing is part of it.
-OPAQUE = "gpumem_pool", "gpumem_growable"
+OPAQUE = "gpumem_pool", "gpumem_growable", "gpumem_graph_memory", "gpumem_capture_scope"
 GROWTH = f"""
 [suppress_type]
   name_regexp = ^({'|'.join(OPAQUE)})$

@@ -52,8 +52,9 @@ void record_graph_use(graph_memory& state, void* pointer, stream_ref stream);
 /// their captures does not show the order in which they run. Where one graph is captured in parts, work of a stream in
 /// a later part must depend on the stream's work in the earlier ones.
 ///
-/// Launches: graphs that share one graph memory must be launched in the order of their captures and never at the same
-/// time, because their blocks share addresses.
+/// Launches: graphs that share one graph memory must never run at the same time, because their blocks share addresses.
+/// If no graph reads what another one, or an earlier launch, has left in this memory, they may be launched in any
+/// order. Otherwise they must be launched in the order of their captures.
 ///
 /// Ownership: an object is a handle; copies are the same memory and compare equal. No memory goes back to the upstream,
 /// not even by `trim`, until the last handle is gone and the last block is freed. Then all memory goes back

@@ -251,6 +251,10 @@ gpumem_growable* recorded_pool::make_growable(stream_ref, std::string_view) {
   throw std::invalid_argument{"gpumem: only a pool over pages lends pages, not a stack over one"};
 }
 
+gpumem_graph_memory* recorded_pool::make_graph_memory() {
+  throw std::invalid_argument{"gpumem: only a pool, fixed or arena serves captures, not a stack over one"};
+}
+
 void recorded_pool::restore(std::span<gpumem_range const>) {
   throw std::invalid_argument{"gpumem: only graph memory can be restored"};
 }

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "graph_memory.hpp"
 #include "growable.hpp"
 #include "pool.hpp"
 
@@ -147,6 +148,10 @@ public:
     if constexpr (has_limit) return c::make_growable(extend::services_of(resource_), stream, options);
     throw std::invalid_argument{"gpumem: graph memory lends no pages"};
   }
+  gpumem_graph_memory* make_graph_memory() override {
+    if constexpr (has_limit) return new held_graph_memory<R>{resource_};
+    throw std::invalid_argument{"gpumem: graph memory gives none out for other captures"};
+  }
   void restore(std::span<gpumem_range const> live) override {
     if constexpr (requires { resource_.restore({}); }) {
       std::vector<memory_range> ranges;
@@ -245,8 +250,8 @@ public:
   void record_use(void* pointer, stream_ref stream) override;
   bool synchronize(std::chrono::nanoseconds longest) override;
   void reset_peaks() override;
-  /// The next three functions, visit_ranges(), write_snapshot(), make_growable() and restore() throw
-  /// std::invalid_argument: only a pool supports them.
+  /// The next three functions, visit_ranges(), write_snapshot(), make_growable(), make_graph_memory() and restore()
+  /// throw std::invalid_argument: only a pool supports them.
   void reserve(std::size_t bytes) override;
   void set_limit(std::size_t bytes) override;
   bool add_outside(std::size_t) override { return true; }
@@ -263,6 +268,7 @@ public:
   void set_label(void const* pointer, std::string_view label) override;
   void write_snapshot(snapshot_file const&) override;
   gpumem_growable* make_growable(stream_ref, std::string_view) override;
+  gpumem_graph_memory* make_graph_memory() override;
   void restore(std::span<gpumem_range const>) override;
   any_pool resource() override { return resource_; }
 

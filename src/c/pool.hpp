@@ -19,6 +19,7 @@
 
 #include "snapshot.hpp"
 
+struct gpumem_graph_memory;
 struct gpumem_growable;
 
 /// The pool to which a C caller has a pointer. Its functions throw exceptions; outcome_of() turns them into outcomes.
@@ -95,6 +96,8 @@ struct gpumem_pool {
   /// Makes a buffer that grows over the pool's pages; see make_growable(). Throws std::invalid_argument for stacks and
   /// for graph memory.
   virtual gpumem_growable* make_growable(cuda::stream_ref stream, std::string_view options) = 0;
+  /// Makes graph memory over the pool. Throws std::invalid_argument for stacks and for graph memory.
+  virtual gpumem_graph_memory* make_graph_memory() = 0;
   /// Makes exactly the blocks of `live` live, if this is graph memory. Other pools throw std::invalid_argument.
   virtual void restore(std::span<gpumem_range const> live) = 0;
   /// Returns a handle to the outermost resource.

@@ -1,6 +1,7 @@
 // The C++ headers over the C library, built by GCC in C++17, and in C++20 with CCCL. Argument: the case.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/gpumem_torch.h>
+#include <gpumem/graph_memory.hpp>
 #include <gpumem/growable.hpp>
 #include <gpumem/pool.hpp>
 
@@ -48,6 +49,37 @@ void growable_block_grows_and_gives_back() {
           gpumem::outcome::too_large);
   moved = gpumem::growable_block{};
   REQUIRE(pool.statistics().lent == 0);
+}
+
+void captures_get_graph_memory() {
+  gpumem::pool pool{0};
+  auto* const stream = new_stream();
+  gpumem::graph_memory memory{pool};
+  REQUIRE(memory.bytes() == 0);
+  void* graph = nullptr;
+  {
+    auto opened = memory.capture(stream);
+    auto const scope = std::move(opened);
+    simulated_begin_capture(stream);
+    auto* const first = pool.allocate(stream, 3 * mib);
+    simulated_write(stream, first, 3 * mib);
+    pool.deallocate(stream, first, 3 * mib);
+    auto const second = pool.acquire(stream, 3 * mib);
+    REQUIRE(second.data() == first);
+    REQUIRE(contains(thrown_by<std::invalid_argument>([&] { (void)memory.capture(stream); }).what(), "scope"));
+    graph = simulated_captured(stream);
+  }
+  REQUIRE(memory.bytes() >= 3 * mib && pool.statistics().live == memory.bytes());
+  auto scope = memory.capture(stream);
+  scope = memory.capture(new_stream()); // closes the first one
+  auto const again = memory.capture(stream);
+  simulated_launch(graph, stream);
+  simulated_synchronize(stream);
+  simulated_destroy_graph(graph);
+  auto moved = std::move(memory);
+  REQUIRE(contains(thrown_by<std::invalid_argument>([&] { (void)memory.bytes(); }).what(), "the graph memory is NULL"));
+  moved = gpumem::graph_memory{pool};
+  REQUIRE(moved.bytes() == 0);
 }
 
 void all_options_reach_the_pool() {
@@ -370,6 +402,7 @@ struct test_case {
 
 constexpr test_case cases[] = {
     {"all_options_reach_the_pool", all_options_reach_the_pool},
+    {"captures_get_graph_memory", captures_get_graph_memory},
     {"growable_block_grows_and_gives_back", growable_block_grows_and_gives_back},
     {"other_options_have_their_text", other_options_have_their_text},
     {"numbers_have_a_point_in_any_language", numbers_have_a_point_in_any_language},

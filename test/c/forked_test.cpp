@@ -1,6 +1,7 @@
 // The C library in a child that is forked while a thread of its parent holds the library's locks.
 // SPDX-License-Identifier: Apache-2.0
 #include <gpumem/gpumem_torch.h>
+#include <gpumem/graph_memory.h>
 #include <gpumem/simulator.hpp>
 
 #include <gtest/gtest.h>
@@ -77,6 +78,16 @@ int call_pools(gpumem_pool* pool, void* block) {
   return 0;
 }
 
+int call_graph_memory(gpumem_graph_memory* memory, gpumem_capture_scope* scope) {
+  std::size_t kept = 1;
+  gpumem_capture_scope* opened = nullptr;
+  if (gpumem_graph_memory_capture(memory, GPUMEM_STREAM_PER_THREAD, &opened) != GPUMEM_DEVICE_LOST) return 31;
+  if (!told_why() || opened) return 32;
+  if (gpumem_graph_memory_bytes(memory, &kept) != GPUMEM_GRANTED || kept != 0) return 33;
+  if (gpumem_capture_scope_close(scope) != GPUMEM_GRANTED) return 34;
+  return gpumem_graph_memory_free(memory) == GPUMEM_GRANTED ? 0 : 35;
+}
+
 int call_torch(void* block) {
   gpumem_pool* pool = nullptr;
   gpumem_torch_pool_id const graph{1, 2};
@@ -103,6 +114,10 @@ TEST(forked_c, child_returns_from_every_function) {
   gpumem_pool* pool = nullptr;
   ASSERT_EQ(gpumem_torch_pool(0, &pool), GPUMEM_GRANTED);
   ASSERT_TRUE(pool && block);
+  gpumem_graph_memory* memory = nullptr;
+  gpumem_capture_scope* scope = nullptr;
+  ASSERT_EQ(gpumem_graph_memory_make(pool, &memory), GPUMEM_GRANTED);
+  ASSERT_EQ(gpumem_graph_memory_capture(memory, GPUMEM_STREAM_PER_THREAD, &scope), GPUMEM_GRANTED);
   gate between;
   gpumem::simulator::set_schedule_hooks(gate::pass, nullptr, &between);
   std::thread inside{[] {
@@ -113,7 +128,8 @@ TEST(forked_c, child_returns_from_every_function) {
   auto const child = fork();
   if (child == 0) {
     alarm(longest_seconds);
-    auto const failed = call_pools(pool, block);
+    auto failed = call_pools(pool, block);
+    if (!failed) failed = call_graph_memory(memory, scope);
     _exit(failed ? failed : call_torch(block));
   }
   int status = -1;
@@ -122,6 +138,8 @@ TEST(forked_c, child_returns_from_every_function) {
   inside.join();
   EXPECT_TRUE(WIFEXITED(status)) << "it hangs";
   EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(gpumem_capture_scope_close(scope), GPUMEM_GRANTED);
+  EXPECT_EQ(gpumem_graph_memory_free(memory), GPUMEM_GRANTED);
   gpumem_torch_free(block, bytes, 0, nullptr);
   gpumem::simulator::set_schedule_hooks(nullptr, nullptr, nullptr);
 }

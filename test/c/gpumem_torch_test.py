@@ -250,6 +250,25 @@ class Configuration(Plugged):
         gpumem_torch.check(self.library.gpumem_release(pool))
 
     @alone
+    def test_captures_get_graph_memory(self):
+        stream, driver, library = self.simulator.stream(), self.simulator.driver, self.library
+        pool, memory, scope, block, graph = (ctypes.c_void_p() for _ in range(5))
+        kept = ctypes.c_size_t()
+        gpumem_torch.check(library.gpumem_make_pool(0, b"", ctypes.byref(pool)))
+        gpumem_torch.check(library.gpumem_graph_memory_make(pool, ctypes.byref(memory)))
+        gpumem_torch.check(library.gpumem_graph_memory_capture(memory, stream, ctypes.byref(scope)))
+        self.simulator.require(driver.cuStreamBeginCapture_v2(ctypes.c_void_p(stream), 1))
+        gpumem_torch.check(library.gpumem_allocate(pool, stream, 3 * MIB, 256, ctypes.byref(block)))
+        gpumem_torch.check(library.gpumem_free(pool, stream, block))
+        self.simulator.require(driver.cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph)))
+        self.simulator.require(driver.cuGraphDestroy(graph))
+        gpumem_torch.check(library.gpumem_capture_scope_close(scope))
+        gpumem_torch.check(library.gpumem_graph_memory_bytes(memory, ctypes.byref(kept)))
+        self.assertGreaterEqual(kept.value, 3 * MIB)
+        gpumem_torch.check(library.gpumem_graph_memory_free(memory))
+        gpumem_torch.check(library.gpumem_release(pool))
+
+    @alone
     def test_texts_of_the_guide_describe_resources(self):
         page = (Path(__file__).parents[2] / "modules/guide/from_rmm.md").read_text()
         table = page.split("\n## Resources\n")[1].split("\n## ")[0]

@@ -24,6 +24,7 @@ static struct {
   int (*retain_context)(void**, int);
   int (*set_context)(void*);
   int (*create_stream)(void**, unsigned);
+  int (*synchronize)(void*);
   int (*create_event)(void**, unsigned);
   int (*record_event)(void*, void*);
   int (*wait_event)(void*, void*, unsigned);
@@ -31,6 +32,9 @@ static struct {
   int (*begin_capture)(void*, int);
   int (*end_capture)(void*, void**);
   int (*destroy_graph)(void*);
+  int (*instantiate)(void**, void*, unsigned long long);
+  int (*launch)(void*, void*);
+  int (*destroy_executable)(void*);
 } driver;
 
 static uint64_t owner;
@@ -67,6 +71,7 @@ static void take_all(void) {
   take(&driver.retain_context, "cuDevicePrimaryCtxRetain");
   take(&driver.set_context, "cuCtxSetCurrent");
   take(&driver.create_stream, "cuStreamCreate");
+  take(&driver.synchronize, "cuStreamSynchronize");
   take(&driver.create_event, "cuEventCreate");
   take(&driver.record_event, "cuEventRecord");
   take(&driver.wait_event, "cuStreamWaitEvent");
@@ -74,6 +79,9 @@ static void take_all(void) {
   take(&driver.begin_capture, "cuStreamBeginCapture_v2");
   take(&driver.end_capture, "cuStreamEndCapture");
   take(&driver.destroy_graph, "cuGraphDestroy");
+  take(&driver.instantiate, "cuGraphInstantiateWithFlags");
+  take(&driver.launch, "cuGraphLaunch");
+  take(&driver.destroy_executable, "cuGraphExecDestroy");
 }
 
 static void reset(int devices, int stepping, size_t addresses) {
@@ -136,6 +144,8 @@ void* simulated_stream(int device) {
   return stream;
 }
 
+void simulated_synchronize(void* stream) { require(driver.synchronize(stream), "cuStreamSynchronize"); }
+
 void simulated_order(void* earlier, void* later) {
   void* event = NULL;
   require(driver.create_event(&event, 2), "cuEventCreate");
@@ -151,6 +161,18 @@ void simulated_end_capture(void* stream) {
   require(driver.end_capture(stream, &graph), "cuStreamEndCapture");
   require(driver.destroy_graph(graph), "cuGraphDestroy");
 }
+
+void* simulated_captured(void* stream) {
+  void *graph = NULL, *executable = NULL;
+  require(driver.end_capture(stream, &graph), "cuStreamEndCapture");
+  require(driver.instantiate(&executable, graph, 0), "cuGraphInstantiate");
+  require(driver.destroy_graph(graph), "cuGraphDestroy");
+  return executable;
+}
+
+void simulated_launch(void* graph, void* stream) { require(driver.launch(graph, stream), "cuGraphLaunch"); }
+
+void simulated_destroy_graph(void* graph) { require(driver.destroy_executable(graph), "cuGraphExecDestroy"); }
 
 struct call_count {
   char const* name;

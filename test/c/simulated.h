@@ -16,6 +16,8 @@ void simulated_reset_without_addresses(int devices);
 
 /// Runs the device until no work is left.
 void simulated_run(void);
+/// Waits on the host for the work of the stream.
+void simulated_synchronize(void* stream);
 
 /// Runs the device until no work is left; prints its findings and returns their number.
 int simulated_finish(void);
@@ -42,3 +44,7 @@ void simulated_make_current(int device);
 void simulated_order(void* earlier, void* later);
 void simulated_begin_capture(void* stream);
 void simulated_end_capture(void* stream);
+/// Ends the capture of the stream and returns its graph, which can be launched.
+void* simulated_captured(void* stream);
+void simulated_launch(void* graph, void* stream);
+void simulated_destroy_graph(void* graph);

@@ -26,6 +26,8 @@ gpumem_add_example(graph.cpp LIBRARIES gpumem_simulator_runtime OUTPUT "1 MiB of
 gpumem_add_example(fallback.cpp OUTPUT "1 block is managed")
 gpumem_add_example(bridge_pool.cpp WITHOUT_MODULES OUTPUT "the second block: deadline.50331648 bytes live")
 gpumem_add_example(kernel.cu OUTPUT "the launch: cuda")
+gpumem_add_example(bridge_graph.cpp WITHOUT_MODULES LIBRARIES gpumem_simulator_runtime
+  OUTPUT "3 MiB stay for the graphs of 24 layers")
 gpumem_add_example(c_pool.c OUTPUT "the second block: deadline.1 allocation, 0 bytes live")
 gpumem_add_example(pool.py OUTPUT "1 MiB at 0x")
 gpumem_add_example(from_rmm.cpp OUTPUT "1 allocation, peak 1.00 MiB, returned 64.00 MiB")

@@ -45,7 +45,7 @@ typedef enum gpumem_outcome {
   GPUMEM_EXHAUSTED = 5,           ///< there is no memory now
   GPUMEM_PREEMPTED = 6,           ///< ended in favour of older work; the caller must free its memory and begin again
   GPUMEM_STALLED = 7,             ///< no memory can come: the work that holds it waits too
-  GPUMEM_CAPTURE_UNSUPPORTED = 8, ///< the stream is capturing a graph
+  GPUMEM_CAPTURE_UNSUPPORTED = 8, ///< the stream is capturing a graph, and no capture scope serves it
   GPUMEM_DEVICE_LOST = 9,         ///< the device was lost by an error or reset, or the process is exiting or was forked
   GPUMEM_INVALID_ARGUMENT = 10,   ///< NULL, an unknown option, a pointer that is not the pool's, a wrong size, …
   GPUMEM_DRIVER_ERROR = 11        ///< another error of the driver, or no driver
@@ -286,13 +286,14 @@ gpumem_outcome gpumem_release(gpumem_pool* pool) GPUMEM_NOEXCEPT;
 gpumem_outcome gpumem_release_on(gpumem_pool* pool, void* const* streams, size_t count) GPUMEM_NOEXCEPT;
 
 /// Allocates memory. Work that is enqueued on the stream from now on may use it. 0 bytes give NULL. The alignment may
-/// be any power of two.
+/// be any power of two. A stream that captures gives GPUMEM_CAPTURE_UNSUPPORTED, unless a capture scope is open: see
+/// graph_memory.h.
 gpumem_outcome gpumem_allocate(gpumem_pool* pool, void* stream, size_t bytes, size_t alignment,
                                void** pointer) GPUMEM_NOEXCEPT;
 
 /// Allocates like gpumem_allocate, but a request that finds no memory waits in line while the calling thread sleeps. It
 /// waits for at most `nanoseconds`; UINT64_MAX: without end. Returns GPUMEM_DEADLINE after that time, and
-/// GPUMEM_STALLED if no memory can come. If the stream captures, returns GPUMEM_CAPTURE_UNSUPPORTED immediately.
+/// GPUMEM_STALLED if no memory can come. A request on a stream that captures never waits.
 gpumem_outcome gpumem_acquire(gpumem_pool* pool, void* stream, size_t bytes, size_t alignment, uint64_t nanoseconds,
                               void** pointer) GPUMEM_NOEXCEPT;
 
