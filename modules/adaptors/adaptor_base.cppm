@@ -392,16 +392,16 @@ public:
 private:
   friend class adaptor_state<observed_state, Upstream>;
   void on_granted(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
-    observer_.granted(handle_of(key), key.is_host(), pointer, bytes);
+    observer_.granted(handle_of(key), key.identity().is_host(), pointer, bytes);
   }
   void on_free(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
-    observer_.freed(handle_of(key), key.is_host(), pointer, bytes);
+    observer_.freed(handle_of(key), key.identity().is_host(), pointer, bytes);
   }
 
   // Returns the handle of the stream that the key names. If the key has no handle, the stream may have been destroyed:
   // returns the handle that it had last.
   static CUstream handle_of(stream_key const& key) noexcept {
-    return key.has_handle() ? key.handle() : key.timeline().handle();
+    return key.identity().has_handle() ? key.identity().handle() : key.identity().timeline().handle();
   }
 
   Observer observer_;

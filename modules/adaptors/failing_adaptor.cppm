@@ -64,7 +64,7 @@ public:
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     bool const refused = rules_.refuse_next();
     auto const result = refused ? refusal(bytes) : base::try_allocate(key, bytes, alignment);
-    if (!result && key.queues() == queueing::behind) rules_.note_failed(refused);
+    if (!result && key.context().queues() == queueing::behind) rules_.note_failed(refused);
     return result;
   }
 

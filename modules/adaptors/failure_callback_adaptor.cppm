@@ -58,7 +58,7 @@ public:
   // If the request may wait at the upstream, a failed attempt does not end it, so the callback is not called.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
     auto result = base::try_allocate(key, bytes, alignment);
-    bool const may = key.queues() == queueing::behind || key.queues() == queueing::admitted;
+    bool const may = key.context().queues() == queueing::behind || key.context().queues() == queueing::admitted;
     bool const waits = may && this->access().can_wait();
     for (unsigned attempt = 1; !result && !waits && may_retry(result.error(), attempt); ++attempt)
       result = base::try_allocate(key, bytes, alignment);

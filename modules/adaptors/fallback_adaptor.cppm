@@ -53,11 +53,13 @@ public:
     if (result) return counted(result, key, bytes, first_branch);
     auto const why = result.error().reason;
     if (why != outcome::exhausted && why != outcome::too_large) return result;
-    bool const last = !key.may_wait() && (why == outcome::too_large || key.queues() != queueing::behind);
+    bool const last =
+        !key.context().may_wait() && (why == outcome::too_large || key.context().queues() != queueing::behind);
     auto const other = allocate_in_second(last ? now : now.as_trial(), bytes, alignment);
     if (other) return other;
-    if (why == outcome::too_large) return key.may_wait() ? allocate_in_second(key, bytes, alignment) : other;
-    return key.may_wait() ? counted(first_.try_allocate(key, bytes, alignment), key, bytes, first_branch) : result;
+    if (why == outcome::too_large) return key.context().may_wait() ? allocate_in_second(key, bytes, alignment) : other;
+    return key.context().may_wait() ? counted(first_.try_allocate(key, bytes, alignment), key, bytes, first_branch)
+                                    : result;
   }
 
   void deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t alignment) noexcept {
@@ -181,7 +183,7 @@ private:
   }
   // Changes the bytes that the holder of the call has in one of the resources.
   void count_bytes(stream_key const& key, std::size_t branch, std::ptrdiff_t change) noexcept {
-    if (auto* const unit = key.unit()) unit->count_at(this, branch, change);
+    if (auto* const unit = key.context().unit()) unit->count_at(this, branch, change);
   }
   expected<void*, failure> counted(expected<void*, failure> const& result, stream_key const& key, std::size_t bytes,
                                    std::size_t branch) noexcept {

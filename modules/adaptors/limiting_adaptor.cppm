@@ -127,7 +127,7 @@ public:
       : limiter{options}, upstream_{std::move(upstream)} {}
 
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
-    if (auto const why = enter(bytes, key.queues())) return unexpected<failure>{failure{*why, 0, bytes}};
+    if (auto const why = enter(bytes, key.context().queues())) return unexpected<failure>{failure{*why, 0, bytes}};
     auto const result = upstream_.try_allocate(key, bytes, alignment);
     if (result) {
       this->add_live();

@@ -216,7 +216,7 @@ public:
     last_served = usual_;
     auto const result = base::try_allocate(key, bytes, alignment);
     if (result) return result;
-    if (key.ends_if(result.error().reason, this->access().can_wait())) log_.show_kept();
+    if (key.context().ends_if(result.error().reason, this->access().can_wait())) log_.show_kept();
     return result;
   }
   bool set_label(void const* pointer, std::uint32_t label) noexcept {

@@ -65,7 +65,7 @@ private:
   friend class adaptor_state<scope_state, Upstream>;
   void on_granted(stream_key const& key, void* pointer, std::size_t bytes) noexcept {
     this->count_bytes(key, static_cast<std::ptrdiff_t>(bytes));
-    if (key.unit() == this) this->set_label(pointer, this->label());
+    if (key.context().unit() == this) this->set_label(pointer, this->label());
   }
   void on_free(stream_key const& key, void*, std::size_t bytes) noexcept {
     this->count_bytes(key, -static_cast<std::ptrdiff_t>(bytes));

@@ -46,107 +46,22 @@ export enum class queueing : std::uint8_t {
   admitted, ///< the request has waited and has its turn now; if it is refused, it goes on waiting
 };
 
-/// Identifies a stream in calls of resources. The outermost call makes the key and passes it on to the upstreams.
-export class stream_key {
+/// A stream, as a call of a resource knows it: the first half of a stream_key.
+export class identified_stream {
 public:
-  /// Returns the key of the host. If memory is freed with this key, all its uses are over. If memory is allocated with
-  /// this key, the host can use it immediately.
-  static stream_key host() noexcept;
-  /// Returns the key of a stream that gpumem made or adopted (see stream::adopt()), or of another stream that is known
-  /// not to capture a graph. `timeline` is the library's record of the stream.
-  static inline stream_key of(stream_timeline& timeline, CUstream handle) noexcept {
-    return {timeline, handle, true, timeline.capturing()};
-  }
-
   /// Returns the id that the driver gives to the stream; 0 for the host.
   inline std::uint64_t id() const noexcept { return timeline_->id(); }
-  /// Returns whether this is the key of the host.
+  /// Returns whether this is the host.
   inline bool is_host() const noexcept { return timeline_->kind() == detail::stream_kind::host; }
   /// Returns whether the stream was capturing a graph when it was identified. For a stream that gpumem made or adopted,
-  /// only a capture that was begun through gpumem counts, unless the key comes from asked(). For all others the driver
-  /// was asked.
+  /// only a capture that was begun through gpumem counts, unless the key comes from stream_key::asked(). For all others
+  /// the driver was asked.
   inline bool capturing() const noexcept { return capturing_; }
-  /// Asks the driver whether a stream that gpumem made or adopted captures, since a capture may have been begun on its
-  /// raw handle. Returns a copy of this key with the answer. Asks nothing if the key knows of a capture, for all other
-  /// streams, and on a lost device. An error counts as a capture.
-  inline stream_key asked() const noexcept {
-    return timeline_->owns_handle() && has_handle_ && !capturing_ ? ask_driver() : *this;
-  }
   /// Returns whether a call may use the handle. Returns false if the stream may have been destroyed, for a default
   /// stream of another thread, and for the host.
   inline bool has_handle() const noexcept { return has_handle_; }
   /// Returns the handle, which may be used only if has_handle().
   inline CUstream handle() const noexcept { return handle_; }
-  /// Returns whether a request may wait on the host, for a bounded time, for memory that was freed but that streams
-  /// still use.
-  inline bool may_wait() const noexcept { return may_wait_; }
-  /// Returns a copy of this key, with or without the permission to wait.
-  inline stream_key waiting(bool may = true) const noexcept {
-    auto key = *this;
-    key.may_wait_ = may;
-    return key;
-  }
-  /// Returns how the request treats requests that wait.
-  inline queueing queues() const noexcept { return queueing_; }
-  /// Returns whether the request gets memory only if no other request waits.
-  inline bool is_behind() const noexcept { return queueing_ == queueing::behind || queueing_ == queueing::once; }
-  /// Returns whether a refusal for this reason ends the request, so that it counts as a failure. Otherwise the request
-  /// may wait, or its caller goes on. `can_wait`: whether the resource lets requests wait.
-  inline bool ends_if(outcome reason, bool can_wait = true) const noexcept {
-    bool const waits = queueing_ == queueing::behind && reason == outcome::exhausted && can_wait;
-    return queueing_ != queueing::admitted && !waits && !goes_on_after(reason);
-  }
-  /// Returns whether the caller asks elsewhere, or asks again, after a refusal for this reason.
-  inline bool goes_on_after(outcome reason) const noexcept {
-    return is_trial_ && (reason == outcome::exhausted || reason == outcome::too_large);
-  }
-  /// Returns a copy of this key for a call after which the caller asks elsewhere, or asks again, if there is no memory.
-  inline stream_key as_trial() const noexcept {
-    auto key = *this;
-    key.is_trial_ = true;
-    return key;
-  }
-  /// Returns a copy of this key, with another treatment of requests that wait.
-  inline stream_key queueing_as(queueing queueing) const noexcept {
-    auto key = *this;
-    key.queueing_ = queueing;
-    return key;
-  }
-  /// Returns whether the request is for a chunk of graph memory. The option `largest_block` of a pool bounds the blocks
-  /// in such a chunk, not the chunk.
-  inline bool for_chunk() const noexcept { return for_chunk_; }
-  /// Returns a copy of this key, for a request for a chunk of graph memory.
-  inline stream_key as_chunk() const noexcept {
-    auto key = *this;
-    key.for_chunk_ = true;
-    return key;
-  }
-  /// Returns the holder that counts the bytes of this call as its own; null if none does.
-  inline holder* unit() const noexcept { return unit_; }
-  /// Returns a copy of this key for a call of `unit`. If another holder counts the bytes already, the copy names that
-  /// one.
-  inline stream_key for_unit(holder& unit) const noexcept {
-    auto key = *this;
-    if (!key.unit_) key.unit_ = &unit;
-    return key;
-  }
-  /// Returns a copy of this key that names no holder, for calls of a resource on its own behalf.
-  inline stream_key for_no_unit() const noexcept {
-    auto key = *this;
-    key.unit_ = nullptr;
-    return key;
-  }
-  /// Returns a key of the same stream for use after the current call, when the stream may have been destroyed.
-  /// has_handle() of the returned key is true only if gpumem made or adopted the stream.
-  stream_key by_identity() const noexcept;
-  /// Returns the key of a stream for an object that has kept the stream's timeline and handle. The handle must still be
-  /// valid. has_handle() of the key is false for a default stream of another thread, and if another stream has the
-  /// handle by now. On a lost device, has_handle() can also be false.
-  static inline stream_key at_end_of(stream_timeline& timeline, CUstream handle) noexcept {
-    bool const known = timeline.owns_handle() && !detail::owned_handles_hidden.load(std::memory_order_relaxed);
-    return known ? of(timeline, handle) : at_end_of_other(timeline, handle);
-  }
-
   /// Returns what the library knows of the stream: its timeline.
   inline stream_timeline& timeline() const noexcept { return *timeline_; }
 
@@ -162,12 +77,134 @@ public:
     return timeline_->end_use(has_handle_ ? std::optional{handle_} : std::nullopt, bytes, always);
   }
 
-  /// Waits on the host for all work enqueued on the stream so far. For the host's key, does nothing. Returns the
-  /// driver's error. If the key has no handle and the stream may have been destroyed, does not wait and returns
+  /// Waits on the host for all work enqueued on the stream so far. For the host, does nothing. Returns the driver's
+  /// error. If there is no handle and the stream may have been destroyed, does not wait and returns
   /// CUDA_ERROR_NOT_READY. If the stream captures, does not wait and returns an error of capture. Never throws.
   CUresult wait_on_host() const noexcept;
 
-  friend bool operator==(stream_key const& a, stream_key const& b) noexcept { return a.timeline_ == b.timeline_; }
+private:
+  friend class stream_key;
+  inline identified_stream(stream_timeline& timeline, CUstream handle, bool has_handle, bool capturing) noexcept
+      : timeline_{&timeline}, handle_{handle}, has_handle_{has_handle}, capturing_{capturing} {}
+
+  stream_timeline* timeline_;
+  CUstream handle_;
+  bool has_handle_;
+  bool capturing_;
+};
+
+/// The terms that the caller of a resource sets for a call: the second half of a stream_key.
+export class call_context {
+public:
+  /// Returns whether a request may wait on the host, for a bounded time, for memory that was freed but that streams
+  /// still use.
+  inline bool may_wait() const noexcept { return may_wait_; }
+  /// Returns how the request treats requests that wait.
+  inline queueing queues() const noexcept { return queueing_; }
+  /// Returns whether the request gets memory only if no other request waits.
+  inline bool is_behind() const noexcept { return queueing_ == queueing::behind || queueing_ == queueing::once; }
+  /// Returns whether a refusal for this reason ends the request, so that it counts as a failure. Otherwise the request
+  /// may wait, or its caller goes on. `can_wait`: whether the resource lets requests wait.
+  inline bool ends_if(outcome reason, bool can_wait = true) const noexcept {
+    bool const waits = queueing_ == queueing::behind && reason == outcome::exhausted && can_wait;
+    return queueing_ != queueing::admitted && !waits && !goes_on_after(reason);
+  }
+  /// Returns whether the caller asks elsewhere, or asks again, after a refusal for this reason.
+  inline bool goes_on_after(outcome reason) const noexcept {
+    return is_trial_ && (reason == outcome::exhausted || reason == outcome::too_large);
+  }
+  /// Returns whether the request is for a chunk of graph memory. The option `largest_block` of a pool bounds the blocks
+  /// in such a chunk, not the chunk.
+  inline bool for_chunk() const noexcept { return for_chunk_; }
+  /// Returns the holder that counts the bytes of this call as its own; null if none does.
+  inline holder* unit() const noexcept { return unit_; }
+
+private:
+  friend class stream_key;
+  bool may_wait_ = false;
+  bool for_chunk_ = false;
+  bool is_trial_ = false;
+  queueing queueing_ = queueing::none;
+  holder* unit_ = nullptr;
+};
+
+/// Identifies a stream in calls of resources, and says what the call permits. The outermost call makes the key and
+/// passes it on to the upstreams.
+export class stream_key {
+public:
+  /// Returns the key of the host. If memory is freed with this key, all its uses are over. If memory is allocated with
+  /// this key, the host can use it immediately.
+  static stream_key host() noexcept;
+  /// Returns the key of a stream that gpumem made or adopted (see stream::adopt()), or of another stream that is known
+  /// not to capture a graph. `timeline` is the library's record of the stream.
+  static inline stream_key of(stream_timeline& timeline, CUstream handle) noexcept {
+    return {timeline, handle, true, timeline.capturing()};
+  }
+  /// Returns the key of a stream for an object that has kept the stream's timeline and handle. The handle must still be
+  /// valid. has_handle() of its stream is false for a default stream of another thread, and if another stream has the
+  /// handle by now. On a lost device, has_handle() can also be false.
+  static inline stream_key at_end_of(stream_timeline& timeline, CUstream handle) noexcept {
+    bool const known = timeline.owns_handle() && !detail::owned_handles_hidden.load(std::memory_order_relaxed);
+    return known ? of(timeline, handle) : at_end_of_other(timeline, handle);
+  }
+
+  /// Returns the stream.
+  inline identified_stream const& identity() const noexcept { return identity_; }
+  /// Returns what the caller permits and expects.
+  inline call_context const& context() const noexcept { return context_; }
+
+  /// Asks the driver whether a stream that gpumem made or adopted captures, since a capture may have been begun on its
+  /// raw handle. Returns a copy of this key with the answer. Asks nothing if the key knows of a capture, for all other
+  /// streams, and on a lost device. An error counts as a capture.
+  inline stream_key asked() const noexcept {
+    bool const asks = identity_.timeline().owns_handle() && identity_.has_handle() && !identity_.capturing();
+    return asks ? ask_driver() : *this;
+  }
+  /// Returns a key of the same stream for use after the current call, when the stream may have been destroyed.
+  /// has_handle() of its stream is true only if gpumem made or adopted the stream.
+  stream_key by_identity() const noexcept;
+  /// Returns a copy of this key, with or without the permission to wait.
+  inline stream_key waiting(bool may = true) const noexcept {
+    auto key = *this;
+    key.context_.may_wait_ = may;
+    return key;
+  }
+  /// Returns a copy of this key for a call after which the caller asks elsewhere, or asks again, if there is no memory.
+  inline stream_key as_trial() const noexcept {
+    auto key = *this;
+    key.context_.is_trial_ = true;
+    return key;
+  }
+  /// Returns a copy of this key, with another treatment of requests that wait.
+  inline stream_key queueing_as(queueing queueing) const noexcept {
+    auto key = *this;
+    key.context_.queueing_ = queueing;
+    return key;
+  }
+  /// Returns a copy of this key, for a request for a chunk of graph memory.
+  inline stream_key as_chunk() const noexcept {
+    auto key = *this;
+    key.context_.for_chunk_ = true;
+    return key;
+  }
+  /// Returns a copy of this key for a call of `unit`. If another holder counts the bytes already, the copy names that
+  /// one.
+  inline stream_key for_unit(holder& unit) const noexcept {
+    auto key = *this;
+    if (!key.context_.unit_) key.context_.unit_ = &unit;
+    return key;
+  }
+  /// Returns a copy of this key that names no holder, for calls of a resource on its own behalf.
+  inline stream_key for_no_unit() const noexcept {
+    auto key = *this;
+    key.context_.unit_ = nullptr;
+    return key;
+  }
+
+  /// Returns whether both keys are of the same stream.
+  friend bool operator==(stream_key const& a, stream_key const& b) noexcept {
+    return &a.identity_.timeline() == &b.identity_.timeline();
+  }
 
 private:
   stream_key ask_driver() const noexcept;
@@ -178,17 +215,10 @@ private:
   friend stream_key identify(stream_ref);
   friend stream_key detail::wait_without_identity(CUstream) noexcept;
   inline stream_key(stream_timeline& timeline, CUstream handle, bool has_handle, bool capturing) noexcept
-      : timeline_{&timeline}, handle_{handle}, has_handle_{has_handle}, capturing_{capturing} {}
+      : identity_{timeline, handle, has_handle, capturing} {}
 
-  stream_timeline* timeline_;
-  CUstream handle_;
-  bool has_handle_;
-  bool capturing_;
-  bool may_wait_ = false;
-  bool for_chunk_ = false;
-  bool is_trial_ = false;
-  queueing queueing_ = queueing::none;
-  holder* unit_ = nullptr;
+  identified_stream identity_;
+  call_context context_;
 };
 
 /// Identifies a stream for a resource on a device. A stream that gpumem made or adopted is known by its handle, without

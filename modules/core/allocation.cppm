@@ -48,7 +48,7 @@ public:
   inline allocation(services_handle services, stream_key const& stream, void* data, std::size_t bytes,
                     std::size_t alignment) noexcept
       : data_{data}, bytes_{bytes}, alignment_log2_{static_cast<unsigned>(std::countr_zero(alignment))},
-        services_{services}, timeline_{&stream.timeline()}, stream_{stream.handle()} {
+        services_{services}, timeline_{&stream.identity().timeline()}, stream_{stream.identity().handle()} {
     if (data_) hold();
   }
   allocation(allocation&& other) noexcept { swap(other); }

@@ -113,7 +113,8 @@ protected:
   /// own, and for all others they are bytes of a nested holder. A resource counts bytes as live before a holder does,
   /// and stops after it. So no resource has fewer live bytes than its holders count.
   void count_bytes(stream_key const& key, std::ptrdiff_t change) noexcept {
-    (key.unit() == this ? own_bytes_ : nested_).fetch_add(static_cast<std::size_t>(change), std::memory_order_relaxed);
+    (key.context().unit() == this ? own_bytes_ : nested_)
+        .fetch_add(static_cast<std::size_t>(change), std::memory_order_relaxed);
   }
 
 private:

@@ -133,7 +133,7 @@ expected<void*, failure> explain_request(stream_key const& key, std::optional<de
 inline bool plain_request(stream_key const& key, std::optional<device> device, std::size_t bytes,
                           std::size_t alignment) noexcept {
   return std::has_single_bit(alignment) && bytes <= PTRDIFF_MAX && alignment <= PTRDIFF_MAX - bytes && driver_alive() &&
-         !(device && device->lost()) && !key.capturing();
+         !(device && device->lost()) && !key.identity().capturing();
 }
 inline expected<void*, failure> checked_request(stream_key const& key, std::optional<device> device, std::size_t bytes,
                                                 std::size_t alignment, bool may_capture = false) noexcept {
@@ -147,10 +147,10 @@ template <resource_state S>
 [[gnu::always_inline]] inline expected<void*, failure>
 allocate_keyed(S& state, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
   if constexpr (capturing_state<S>) {
-    if (key.capturing()) [[unlikely]]
+    if (key.identity().capturing()) [[unlikely]]
       return state.allocate_in_capture(key, bytes, alignment);
   } else if constexpr (!serves_captures<S>) {
-    if (key.capturing()) [[unlikely]]
+    if (key.identity().capturing()) [[unlikely]]
       return unexpected<failure>{failure{outcome::capture_unsupported, 0, bytes}};
   }
   return state.try_allocate(key, bytes, alignment);
@@ -272,7 +272,7 @@ template <class Type, resource_state S> constexpr services_table make_table() no
     auto& attempt = *static_cast<attempt_behind*>(of);
     auto const result = allocate_outermost(*static_cast<S*>(s), stream, n, a, [&](stream_key const& key) noexcept {
       attempt.key = key;
-      return key.queueing_as(key.capturing() ? queueing::once : attempt.place); // a capture cannot wait
+      return key.queueing_as(key.identity().capturing() ? queueing::once : attempt.place); // a capture cannot wait
     });
     if (result) return *result;
     attempt.why = result.error();
@@ -366,7 +366,7 @@ inline constexpr services_table moved_from_table = make_moved_from_table();
 // The functions below make the table of a resource that is not gpumem's. The resource is its own state and must outlive
 // its allocations. A free uses the handle of the block's stream, so the stream must live until the free.
 template <class R> R& as(void* state) noexcept { return *static_cast<R*>(state); }
-inline stream_ref stream_of(stream_key const& key) noexcept { return stream_ref{key.timeline().handle()}; }
+inline stream_ref stream_of(stream_key const& key) noexcept { return stream_ref{key.identity().timeline().handle()}; }
 
 template <class R> constexpr services_table make_external_table() noexcept {
   services_table table{};
@@ -376,13 +376,17 @@ template <class R> constexpr services_table make_external_table() noexcept {
   };
   table.try_allocate_keyed = [](void* s, void const* k, std::size_t n, std::size_t a) noexcept {
     auto const& key = *static_cast<stream_key const*>(k);
-    if (key.capturing()) return expected<void*, failure>{unexpect, failure{outcome::capture_unsupported, 0, n}};
+    if (key.identity().capturing())
+      return expected<void*, failure>{unexpect, failure{outcome::capture_unsupported, 0, n}};
     return allocate_external(
-        [&] { return key.is_host() ? as<R>(s).allocate_sync(n, a) : as<R>(s).allocate(stream_of(key), n, a); }, n);
+        [&] {
+          return key.identity().is_host() ? as<R>(s).allocate_sync(n, a) : as<R>(s).allocate(stream_of(key), n, a);
+        },
+        n);
   };
   table.deallocate_keyed = [](void* s, void const* k, void* p, std::size_t n, std::size_t a) noexcept {
     auto const& key = *static_cast<stream_key const*>(k);
-    if (key.is_host()) {
+    if (key.identity().is_host()) {
       as<R>(s).deallocate_sync(p, n, a);
     } else {
       as<R>(s).deallocate(stream_of(key), p, n, a);

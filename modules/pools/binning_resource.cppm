@@ -89,7 +89,7 @@ private:
   void on_refusal(waiter& item) noexcept override;
   // Changes the bytes that the holder of the call has in this bin.
   void count_bytes(stream_key const& key, std::ptrdiff_t change) noexcept {
-    if (auto* const unit = key.unit()) unit->count_at(owner_, index_, change);
+    if (auto* const unit = key.context().unit()) unit->count_at(owner_, index_, change);
   }
 
   aligned_services calls_;

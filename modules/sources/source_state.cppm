@@ -122,7 +122,7 @@ std::optional<CUstream> usable_handle(stream_key const& key) noexcept;
 // current context, so the context of that stream is made current.
 template <class Call> CUresult call_on_stream(stream_key const& key, CUstream handle, Call call) noexcept {
   bool const by_context = is_default_handle(handle);
-  context_guard const context_scope{by_context ? key.timeline().context() : nullptr};
+  context_guard const context_scope{by_context ? key.identity().timeline().context() : nullptr};
   if (context_scope.result() != CUDA_SUCCESS) return context_scope.result();
   auto const result = refuse_capture(key, handle);
   return result == CUDA_SUCCESS ? call() : result;

@@ -145,12 +145,12 @@ void allocation_log::write(trace_action action, stream_key const& key, void cons
   if (writes_here()) [[unlikely]]
     return;
   auto const address = reinterpret_cast<std::uintptr_t>(pointer);
-  auto const stream = reinterpret_cast<std::uintptr_t>(key.handle());
+  auto const stream = reinterpret_cast<std::uintptr_t>(key.identity().handle());
   if (binary()) {
     auto* const ring = ring_of_thread();
     // The block was freed by this thread, since it was in the thread's cache.
     bool const hit = ring && served == served_by::thread_cache;
-    auto const* const unit = action == trace_action::allocate ? key.unit() : nullptr;
+    auto const* const unit = action == trace_action::allocate ? key.context().unit() : nullptr;
     return write_binary(ring, {.ticks = hit ? ticks_after(*ring) : ticks(),
                                .pointer = address,
                                .bytes = bytes,

@@ -32,7 +32,7 @@ prefetcher::prefetcher(prefetch_options const& options, std::optional<device> up
     : location_{target(options, upstream)}, stream_{device_for_stream(location_, upstream)} {}
 
 void prefetcher::move(stream_key const& key, void const* pointer, std::size_t bytes) noexcept {
-  auto const result = enqueue_prefetch(key.is_host() ? stream_.key() : key, pointer, bytes, location_);
+  auto const result = enqueue_prefetch(key.identity().is_host() ? stream_.key() : key, pointer, bytes, location_);
   (result == CUDA_SUCCESS ? moved_ : refused_).fetch_add(1, std::memory_order_relaxed);
 }
 

@@ -107,7 +107,7 @@ tracked_blocks::tracked_blocks(tracking_options options) : options_{std::move(op
 [[gnu::noinline]] tracked_blocks::live_map::node_type tracked_blocks::make_node(stream_key const& key,
                                                                                 std::size_t bytes) const {
   live_map one;
-  one.emplace(nullptr, tracked_block{nullptr, bytes, key.id(), sync::thread_index(), 0,
+  one.emplace(nullptr, tracked_block{nullptr, bytes, key.identity().id(), sync::thread_index(), 0,
                                      std::string{tracking_label::current()}, stack_of_caller(options_.stack_depth)});
   return one.extract(one.begin());
 }
@@ -179,7 +179,7 @@ void tracked_blocks::remember(tracked_block const& block, stream_key const& key)
   if (options_.freed_remembered == 0) return;
   auto freed = event_of(block_event::kind::freed, block);
   freed.thread = sync::thread_index();
-  freed.stream = key.id();
+  freed.stream = key.identity().id();
   freed.sequence = allocations_;
   try {
     freed_.push_back({event_of(block_event::kind::allocated, block), freed});
@@ -191,7 +191,7 @@ bool tracked_blocks::remove(stream_key const& key, void const* pointer, std::siz
   misuse wrong{.what = misuse::kind::foreign_pointer,
                .pointer = pointer,
                .given = bytes,
-               .stream = key.id(),
+               .stream = key.identity().id(),
                .resource = "tracking_adaptor"};
   std::array<block_event, 2> history;
   {

@@ -71,18 +71,18 @@ CUevent event::get() const {
 void event::record(stream_ref stream) {
   device_.throw_if_lost();
   auto const key = identify(stream, device_);
-  auto& timeline = key.timeline();
+  auto& timeline = key.identity().timeline();
   check(detail::lost_error_of(timeline.device()), "cuEventRecord");
   // Pools cannot derive an order of streams from two kinds of events: an event on the null or legacy stream, since it
   // also covers work of other streams, and a captured event, since it never runs.
-  bool const captured = detail::is_capturing(key.handle());
+  bool const captured = detail::is_capturing(key.identity().handle());
   if (captured && spans_streams(timeline)) refuse(); // the driver would end a capture of a blocking stream
   bool const tells = !captured && !spans_streams(timeline);
   auto order_at_record = timeline.order().snapshot();
   auto* const pooled_event = pooled();
   auto* const new_event = pooled_event ? pooled_event : detail::take_event(device_.context());
   auto const covers = timeline.epochs().advance();
-  auto const result = device_.interpret(driver().event_record(new_event->handle, key.handle()));
+  auto const result = device_.interpret(driver().event_record(new_event->handle, key.identity().handle()));
   if (result != CUDA_SUCCESS && !pooled_event) detail::give_event(new_event); // it has the record of an earlier owner
   check(result, "cuEventRecord");
   event_.store(new_event, std::memory_order_release);
@@ -90,7 +90,7 @@ void event::record(stream_ref stream) {
   covers_ = covers;
   order_before_record_ = std::move(order_at_record);
   in_capture_ = captured;
-  capture_ = captured ? detail::id_of_capture(key.handle()) : 0;
+  capture_ = captured ? detail::id_of_capture(key.identity().handle()) : 0;
 }
 
 void event::make_wait(stream_ref waiting_stream) const {
@@ -98,10 +98,10 @@ void event::make_wait(stream_ref waiting_stream) const {
   auto const key = identify(waiting_stream, device_);
   auto const recorded = handle();
   if (!recorded) return;
-  check(detail::lost_error_of(key.timeline().device()), "cuStreamWaitEvent");
+  check(detail::lost_error_of(key.identity().timeline().device()), "cuStreamWaitEvent");
   refuse_other_capture(key);
-  check(device_.interpret(driver().stream_wait_event(key.handle(), recorded, 0)), "cuStreamWaitEvent");
-  if (timeline_) key.timeline().order().add(timeline_->index(), covers_, order_before_record_);
+  check(device_.interpret(driver().stream_wait_event(key.identity().handle(), recorded, 0)), "cuStreamWaitEvent");
+  if (timeline_) key.identity().timeline().order().add(timeline_->index(), covers_, order_before_record_);
 }
 
 // Throws if the event was recorded in a capture. The driver would refuse the call too, but would also end the capture.
@@ -112,9 +112,9 @@ void event::refuse_captured() const {
 // Throws if the driver would refuse the wait of this stream and would end a capture: that of the stream or that in
 // which the event was recorded.
 void event::refuse_other_capture(stream_key const& waiting_key) const {
-  bool const captures = detail::is_capturing(waiting_key.handle()); // the timeline's own flag may be old
-  if (captures && (!in_capture_ || detail::id_of_capture(waiting_key.handle()) != capture_)) refuse();
-  if (in_capture_ && spans_streams(waiting_key.timeline())) refuse();
+  bool const captures = detail::is_capturing(waiting_key.identity().handle()); // the timeline's own flag may be old
+  if (captures && (!in_capture_ || detail::id_of_capture(waiting_key.identity().handle()) != capture_)) refuse();
+  if (in_capture_ && spans_streams(waiting_key.identity().timeline())) refuse();
 }
 
 // Defined here and not in stream.cpp, because :event imports :stream.

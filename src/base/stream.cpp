@@ -104,14 +104,17 @@ void set_default_stream(default_stream means) noexcept { meaning.store(means, st
 stream_key stream_key::host() noexcept { return {timeline_registry::instance().host(), nullptr, false, false}; }
 
 stream_key stream_key::by_identity() const noexcept {
-  bool const lives = timeline_->owns_handle();
-  return {*timeline_, lives ? timeline_->handle() : handle_, lives, timeline_->capturing()};
+  auto& timeline = identity_.timeline();
+  bool const lives = timeline.owns_handle();
+  return {timeline, lives ? timeline.handle() : identity_.handle(), lives, timeline.capturing()};
 }
 
 stream_key stream_key::ask_driver() const noexcept {
+  auto const& timeline = identity_.timeline();
   auto key = *this;
-  key.capturing_ = detail::lost_error_of(timeline_->device()) == CUDA_SUCCESS && timeline_->captures(handle_) &&
-                   detail::lost_error_of(timeline_->device()) == CUDA_SUCCESS;
+  key.identity_.capturing_ = detail::lost_error_of(timeline.device()) == CUDA_SUCCESS &&
+                             timeline.captures(identity_.handle()) &&
+                             detail::lost_error_of(timeline.device()) == CUDA_SUCCESS;
   return key;
 }
 
@@ -191,7 +194,7 @@ stream_key extend::identify(stream_ref stream) {
 
 // Handle 0 means the legacy or the per-thread stream, depending on how the caller was compiled. So the function waits
 // for both streams.
-CUresult stream_key::wait_on_host() const noexcept {
+CUresult identified_stream::wait_on_host() const noexcept {
   if (is_host()) return CUDA_SUCCESS;
   if (!has_handle_ && timeline_->is_mortal()) return CUDA_ERROR_NOT_READY;
   if (auto const loss = detail::lost_error_of(timeline_->device()); loss != CUDA_SUCCESS) return loss;
@@ -212,10 +215,10 @@ CUresult stream_key::wait_on_host() const noexcept {
 void cover_frees(stream_ref stream) {
   detail::throw_if_child();
   auto const key = identify(stream);
-  auto& timeline = key.timeline();
+  auto& timeline = key.identity().timeline();
   if (!timeline.is_mortal() || timeline.epochs().uncovered_frees() == 0) return;
-  if (key.capturing()) throw_failure({outcome::capture_unsupported, 0, 0});
-  if (timeline.record_requested(key.handle())) return;
+  if (key.identity().capturing()) throw_failure({outcome::capture_unsupported, 0, 0});
+  if (timeline.record_requested(key.identity().handle())) return;
   check(detail::lost_error_of(timeline.device()), "cuEventRecord");
   throw_failure({outcome::capture_unsupported, 0, 0}); // another thread has begun a capture meanwhile
 }

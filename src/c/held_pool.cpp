@@ -140,7 +140,7 @@ std::optional<gpumem_pool::owned_block> recorded_pool::find_owned(void const* po
   support::scoped_lock const lock{mutex_};
   auto const found = live_.find(pointer);
   if (found == live_.end()) return std::nullopt;
-  return owned_block{found->second.bytes, found->second.stream.timeline().handle()};
+  return owned_block{found->second.bytes, found->second.stream.identity().timeline().handle()};
 }
 
 std::optional<std::size_t> recorded_pool::try_free(void* pointer) {
@@ -149,7 +149,7 @@ std::optional<std::size_t> recorded_pool::try_free(void* pointer) {
   free_taken(take(pointer, entry->bytes), [&](record const& block) {
     auto const key = key_of_owner(block.stream);
     for (auto const& use : block.uses) {
-      key.has_handle() ? use.make_wait(stream_ref{key.handle()}) : use.synchronize();
+      key.identity().has_handle() ? use.make_wait(stream_ref{key.identity().handle()}) : use.synchronize();
     }
     auto const to = extend::services_of(resource_);
     to.table->deallocate_keyed(to.state, &key, pointer, block.bytes, GPUMEM_ALIGNMENT);
@@ -187,7 +187,7 @@ void recorded_pool::record_use(void* pointer, stream_ref stream) {
   auto const from = extend::services_of(resource_);
   if (from.table->serves_stream && !from.table->serves_stream(from.state, &key))
     throw detail::rule_error{broken_rule::unopened_device, "record_use"};
-  event use{gpumem::device{key.timeline().device()}};
+  event use{gpumem::device{key.identity().timeline().device()}};
   use.record(stream);
   support::scoped_lock const lock{mutex_};
   auto const found = live_.find(pointer);
@@ -265,7 +265,8 @@ gpumem_pool::found_block recorded_pool::find(void const* pointer) {
   if (found == live_.end()) return {};
   auto* const base = static_cast<char const*>(found->first);
   if (static_cast<char const*>(pointer) - base >= static_cast<std::ptrdiff_t>(found->second.bytes)) return {};
-  return {const_cast<char*>(base), found->second.bytes, found->second.bytes, found->second.stream.id(), true};
+  return {const_cast<char*>(base), found->second.bytes, found->second.bytes, found->second.stream.identity().id(),
+          true};
 }
 
 } // namespace gpumem::c

@@ -52,7 +52,7 @@ detail::memory_copy copy_of(std::vector<memory_range> const& map);
 /// Returns the key for a free in the order of the stream for which the block was allocated. That stream still lives, so
 /// the free can use its handle: perhaps no later call gets it. Only a default stream of another thread has none.
 inline extend::stream_key key_of_owner(extend::stream_key const& stream) noexcept {
-  auto& timeline = stream.timeline();
+  auto& timeline = stream.identity().timeline();
   return timeline.is_mortal() ? extend::stream_key::at_end_of(timeline, timeline.handle()) : stream.by_identity();
 }
 

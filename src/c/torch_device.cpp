@@ -125,7 +125,7 @@ void* torch_device::try_allocate(std::size_t bytes, void* stream, int promises) 
   auto* const handle = static_cast<CUstream>(stream);
   if (bytes > PTRDIFF_MAX / 2 || !driver_api::driver_alive()) return nullptr;
   auto const serve = [&](extend::stream_key const& key) -> void* {
-    if (key.capturing() || detail::lost_error_of(ordinal_) != CUDA_SUCCESS) return nullptr;
+    if (key.identity().capturing() || detail::lost_error_of(ordinal_) != CUDA_SUCCESS) return nullptr;
     return pool_.try_allocate_keyed(&key, bytes, GPUMEM_ALIGNMENT);
   };
   auto* known = detail::owned_handles.find(handle);
@@ -135,7 +135,7 @@ void* torch_device::try_allocate(std::size_t bytes, void* stream, int promises) 
     return serve(extend::stream_key::of(*known, handle).waiting());
   keep_promises(stream, ordinal_, promises);
   auto const key = extend::identify(stream_ref{handle}, device{ordinal_});
-  if (handle == CU_STREAM_LEGACY) legacy_.store(&key.timeline(), std::memory_order_release);
+  if (handle == CU_STREAM_LEGACY) legacy_.store(&key.identity().timeline(), std::memory_order_release);
   return serve(key.waiting());
 }
 
@@ -231,7 +231,7 @@ void torch_device::order_after(void* pointer, torch_mem_pools::memory const& own
         continue;
       }
     } catch (std::exception const&) {} // the stream was destroyed, or the host has no memory
-    driver_api::check(extend::identify(on, device).wait_on_host(), "cuStreamSynchronize");
+    driver_api::check(extend::identify(on, device).identity().wait_on_host(), "cuStreamSynchronize");
   }
 }
 

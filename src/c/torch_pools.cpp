@@ -48,7 +48,7 @@ std::string text_of_environment() {
 void wait_for(int device, void* stream) {
   gpumem::device const pool_device{device};
   device_guard const scope{pool_device};
-  driver_api::check(extend::identify(stream_ref{static_cast<CUstream>(stream)}, pool_device).wait_on_host(),
+  driver_api::check(extend::identify(stream_ref{static_cast<CUstream>(stream)}, pool_device).identity().wait_on_host(),
                     "cuStreamSynchronize");
 }
 

@@ -34,7 +34,8 @@ void keep_promises(void* stream, int device, int promises) {
   auto const* const seen = detail::seen_handles.find(handle);
   if (seen && seen->owns_handle()) return;
   auto const key = extend::identify(stream_ref{handle}, gpumem::device{device});
-  if (!key.capturing() && !key.timeline().owns_handle() && detail::lost_error_of(device) == CUDA_SUCCESS)
+  if (!key.identity().capturing() && !key.identity().timeline().owns_handle() &&
+      detail::lost_error_of(device) == CUDA_SUCCESS)
     static_cast<void>(*new gpumem::stream{gpumem::stream::adopt(handle)});
 }
 

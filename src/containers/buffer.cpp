@@ -127,11 +127,11 @@ void stream_work::fill_by_host(void* target, std::byte value, std::size_t bytes)
 
 void stream_work::wait() const {
   refuse_capture();
-  require(identify(stream_, home_).wait_on_host(), "cuStreamSynchronize");
+  require(identify(stream_, home_).identity().wait_on_host(), "cuStreamSynchronize");
 }
 
 void stream_work::refuse_capture() const {
-  if (identify(stream_, home_).capturing()) throw acquire_error{failure{outcome::capture_unsupported}};
+  if (identify(stream_, home_).identity().capturing()) throw acquire_error{failure{outcome::capture_unsupported}};
 }
 
 } // namespace gpumem::detail
@@ -141,7 +141,7 @@ namespace {
 
 int home_of(any_memory& resource, stream_ref stream) {
   auto const where = detail::device_of(services_of(resource));
-  return (where ? identify(stream, *where) : identify(stream)).timeline().device();
+  return (where ? identify(stream, *where) : identify(stream)).identity().timeline().device();
 }
 
 bool overlap(void const* a, void const* b, std::size_t bytes) {
@@ -161,7 +161,8 @@ buffer::buffer(stream_ref stream, any_memory resource, std::size_t bytes, std::s
 }
 
 buffer::buffer(stream_ref stream, std::size_t bytes, std::size_t alignment)
-    : buffer{stream, any_memory{current_resource(device{identify(stream).timeline().device()})}, bytes, alignment} {}
+    : buffer{stream, any_memory{current_resource(device{identify(stream).identity().timeline().device()})}, bytes,
+             alignment} {}
 
 buffer::buffer(allocation block, any_memory resource) : resource_{make_any_memory(std::move(resource))} {
   auto const home = home_of(resource_, block.stream());
@@ -303,7 +304,7 @@ void buffer::read(void* target, std::size_t bytes, std::size_t offset) const {
 }
 
 void buffer::read_on(stream_ref stream, void* target, std::size_t bytes, std::size_t offset) const {
-  detail::stream_work const on{stream, device{identify(stream, home()).timeline().device()}};
+  detail::stream_work const on{stream, device{identify(stream, home()).identity().timeline().device()}};
   on.refuse_capture();
   require_range(bytes, offset);
   auto const use = order_on(stream);
@@ -352,7 +353,7 @@ void buffer::set_stream(stream_ref stream) {
   auto const key = identify(stream, home());
   device_guard const scope{home()};
   block_.set_stream(stream);
-  home_ = key.timeline().device();
+  home_ = key.identity().timeline().device();
 }
 
 void buffer::synchronize() const { work().wait(); }

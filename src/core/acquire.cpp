@@ -77,7 +77,7 @@ expected<void*, failure> request_operation::try_parts(bool may_wait, queueing qu
 
 bool request_operation::captures() noexcept {
   bool captures = false;
-  for (std::size_t i = 0; i < parts(); ++i) captures = captures || part(i).stream.capturing();
+  for (std::size_t i = 0; i < parts(); ++i) captures = captures || part(i).stream.identity().capturing();
   return captures;
 }
 
@@ -120,11 +120,12 @@ bool request_operation::park_again() noexcept {
   bool usable = true;
   for (std::size_t i = 0; i < parts() && !asks_for_turn(); ++i) {
     auto const before = part(i).stream;
-    auto const now = stream_key::at_end_of(before.timeline(), before.handle());
+    auto const now = stream_key::at_end_of(before.identity().timeline(), before.identity().handle());
     part(i).stream = now;
-    auto const& timeline = before.timeline();
-    bool const unknown = timeline.kind() == stream_kind::foreign && before.has_handle() && !now.has_handle();
-    usable = usable && !now.capturing() && !(unknown && !device{timeline.device()}.lost());
+    auto const& timeline = before.identity().timeline();
+    bool const unknown =
+        timeline.kind() == stream_kind::foreign && before.identity().has_handle() && !now.identity().has_handle();
+    usable = usable && !now.identity().capturing() && !(unknown && !device{timeline.device()}.lost());
   }
   if (usable) return park();
   end_turn();
@@ -159,7 +160,7 @@ std::optional<failure> request_operation::take_into(std::span<allocation> places
 }
 
 void request_operation::take_into_or_throw(std::span<allocation> places) {
-  if (auto const why = take_into(places)) throw_failure_of(services_, stream().handle(), *why);
+  if (auto const why = take_into(places)) throw_failure_of(services_, stream().identity().handle(), *why);
 }
 
 void request_operation::return_memory() noexcept {
@@ -181,7 +182,7 @@ bool request_operation::take_stopped() noexcept {
 allocation request_operation::take_or_throw() {
   auto result = take();
   if (result) return std::move(*result);
-  throw_failure_of(services_, stream().handle(), result.error());
+  throw_failure_of(services_, stream().identity().handle(), result.error());
 }
 
 // If the resource lets requests wait, the first attempt does not wait on the host. If it fails, the request waits in

@@ -26,7 +26,7 @@ void wait_for(stream_ref used_stream, device device) noexcept {
   if (device.lost()) return;
   try {
     device_guard const scope{device};
-    identify(used_stream, device).wait_on_host();
+    identify(used_stream, device).identity().wait_on_host();
   } catch (...) {
     // The handle is dead, or the device is lost.
   }
@@ -109,7 +109,7 @@ stream_key allocation::user(stream_ref stream) const {
 scoped_use allocation::use_on(stream_ref stream) const { return order_on(user(stream), stream); }
 
 scoped_use allocation::order_on(stream_key const& user, stream_ref stream) const {
-  device const used{user.timeline().device()}, home{timeline_->device()};
+  device const used{user.identity().timeline().device()}, home{timeline_->device()};
   event last_use{home};
   last_use.record(this->stream());
   last_use.make_wait(stream);
@@ -123,8 +123,8 @@ void allocation::set_stream(stream_ref stream) {
   last_use.record(this->stream());
   last_use.make_wait(stream);
   drop();
-  timeline_ = &key.timeline();
-  stream_ = key.handle();
+  timeline_ = &key.identity().timeline();
+  stream_ = key.identity().handle();
   hold();
 }
 

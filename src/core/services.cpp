@@ -27,7 +27,7 @@ expected<void*, failure> explain_request(stream_key const& key, std::optional<de
   if (bytes > PTRDIFF_MAX || alignment > PTRDIFF_MAX - bytes) return refuse(outcome::too_large);
   if (!driver_alive()) return refuse(outcome::device_lost, CUDA_ERROR_DEINITIALIZED);
   if (device && device->lost()) return refuse(outcome::device_lost, device->lost_error());
-  if (key.capturing() && !may_capture) return refuse(outcome::capture_unsupported);
+  if (key.identity().capturing() && !may_capture) return refuse(outcome::capture_unsupported);
   return nullptr;
 }
 
@@ -111,7 +111,8 @@ void throw_failure_of(services_handle const& services, CUstream stream, failure 
   try {
     device const device{facts.device};
     relaxed_capture const relaxed; // the calls below must not end a capture
-    if (auto const key = try_identify(stream_ref{stream}, device, failure.requested)) facts.stream = key->id();
+    if (auto const key = try_identify(stream_ref{stream}, device, failure.requested))
+      facts.stream = key->identity().id();
     auto const memory = device.memory();
     facts.device_free = memory.free;
     facts.device_total = memory.total;

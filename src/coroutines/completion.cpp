@@ -26,9 +26,9 @@ namespace {
 // the capture. Throws also if the device of the stream is lost.
 stream_key identify_idle(stream_ref stream) {
   auto const key = identify(stream);
-  check(lost_error_of(key.timeline().device()), "gpumem: waiting for the device");
-  bool const captures = key.capturing() || is_capturing(key.handle()) ||
-                        (key.timeline().kind() == stream_kind::null && is_capturing(CU_STREAM_PER_THREAD));
+  check(lost_error_of(key.identity().timeline().device()), "gpumem: waiting for the device");
+  bool const captures = key.identity().capturing() || is_capturing(key.identity().handle()) ||
+                        (key.identity().timeline().kind() == stream_kind::null && is_capturing(CU_STREAM_PER_THREAD));
   if (captures) throw acquire_error{failure{outcome::capture_unsupported}};
   return key;
 }
@@ -36,7 +36,7 @@ stream_key identify_idle(stream_ref stream) {
 // Asks the driver whether the stream's work is complete. Handle 0 may mean the per-thread or the legacy stream, so both
 // are queried.
 CUresult query(stream_key const& key) {
-  if (key.timeline().kind() != stream_kind::null) return driver().stream_query(key.handle());
+  if (key.identity().timeline().kind() != stream_kind::null) return driver().stream_query(key.identity().handle());
   auto const own = driver().stream_query(CU_STREAM_PER_THREAD);
   return own == CUDA_SUCCESS ? driver().stream_query(CU_STREAM_LEGACY) : own;
 }
@@ -52,7 +52,7 @@ bool completion_target::poll() const {
   relaxed_capture const relaxed;
   if (event_) return event_->is_done();
   auto const key = identify_idle(stream_);
-  auto& timeline = key.timeline();
+  auto& timeline = key.identity().timeline();
   // The query must cover the work of the present epoch, so the epoch ends before the query.
   auto const covers = timeline.epochs().advance();
   auto const result = interpret(timeline.device(), query(key));
@@ -66,7 +66,7 @@ void completion_target::wait() const {
   require_driver();
   relaxed_capture const relaxed;
   if (event_) return event_->synchronize();
-  check(identify_idle(stream_).wait_on_host(), "cuStreamSynchronize");
+  check(identify_idle(stream_).identity().wait_on_host(), "cuStreamSynchronize");
 }
 
 poll_queue& completion_target::queue(executor const& resumes) const {
@@ -74,7 +74,7 @@ poll_queue& completion_target::queue(executor const& resumes) const {
     auto const where = point_of(*event_);
     return reactor::of(device{where.device}, resumes).queue_of(where.event);
   }
-  auto& timeline = identify(stream_).timeline();
+  auto& timeline = identify(stream_).identity().timeline();
   return reactor::of(device{timeline.device()}, resumes).queue_of(timeline);
 }
 
@@ -82,11 +82,11 @@ stream_point completion_target::record_event(pooled_event*& recorded) const {
   if (event_) return point_of(*event_);
   relaxed_capture const relaxed;
   auto const key = identify_idle(stream_);
-  auto& timeline = key.timeline();
+  auto& timeline = key.identity().timeline();
   auto* const event = take_event(timeline.context());
   auto const covers = timeline.epochs().advance();
   auto const result =
-      interpret(timeline.device(), driver().event_record(event->handle, timeline.recorded_on(key.handle())));
+      interpret(timeline.device(), driver().event_record(event->handle, timeline.recorded_on(key.identity().handle())));
   if (result != CUDA_SUCCESS) give_event(event);
   check(result, "cuEventRecord");
   recorded = event;

@@ -34,7 +34,7 @@ growable_state& state_of(growable_buffer const& part) { return growable_access::
 class filler {
 public:
   filler(stream_ref stream, extend::stream_key const& key, heap_view const& heap)
-      : work_{stream, device{key.timeline().device()}}, heap_{heap} {}
+      : work_{stream, device{key.identity().timeline().device()}}, heap_{heap} {}
   void operator()(heap_detail::fill const& part) const {
     work_.fill(heap_.metadata() + part.offset, static_cast<std::byte>(part.value), part.bytes);
   }

@@ -106,8 +106,8 @@ growable_state::~growable_state() {
 }
 
 void growable_state::use(extend::stream_key const& key) noexcept {
-  auto& timeline = key.timeline();
-  stream_.store(key.handle(), std::memory_order_relaxed);
+  auto& timeline = key.identity().timeline();
+  stream_.store(key.identity().handle(), std::memory_order_relaxed);
   if (timeline_ == &timeline) return;
   timeline.retain();
   if (timeline_) timeline_->release();
@@ -182,7 +182,7 @@ expected<void*, failure> growable_state::serve(growth_request& asked, extend::st
   } else if (auto const begin = end(); wanted.bytes > begin) {
     auto const least = pages_end(wanted.bytes);
     // A request in its turn takes no more than what was set aside for it.
-    bool const exact = asked.aim_ == grow_exactly || key.queues() == extend::queueing::admitted;
+    bool const exact = asked.aim_ == grow_exactly || key.context().queues() == extend::queueing::admitted;
     auto last = exact ? least : growth_end(wanted.bytes);
     auto lent = lend(now, {begin, last - begin});
     auto const short_of_memory = [&] {
@@ -231,7 +231,7 @@ extend::stream_key growable_state::identify(stream_ref stream, bool may_capture)
   auto const where = lender().where();
   auto const key = where ? extend::identify(stream, *where) : extend::identify(stream);
   if (!lender().serves_stream(key)) extend::throw_failure(unopened_device(0));
-  if (!may_capture && key.asked().capturing()) extend::throw_failure({outcome::capture_unsupported, 0, 0});
+  if (!may_capture && key.asked().identity().capturing()) extend::throw_failure({outcome::capture_unsupported, 0, 0});
   return key;
 }
 

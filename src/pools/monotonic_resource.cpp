@@ -71,7 +71,8 @@ void monotonic_state::end() noexcept {
   {
     sync::lock const lock{mutex_};
     for (auto const& each : regions_)
-      pool_->deallocate(each.home.has_handle() ? each.home : stream_key::host(), each.base, each.bytes, granule);
+      pool_->deallocate(each.home.identity().has_handle() ? each.home : stream_key::host(), each.base, each.bytes,
+                        granule);
     regions_.clear();
   }
   delete this;
@@ -88,7 +89,7 @@ expected<void*, failure> monotonic_state::try_allocate(stream_key const& key, st
   auto const result = grow(key, bytes, alignment);
   if (result) return result;
   sync::lock const lock{mutex_};
-  counts_.failures += !key.goes_on_after(result.error().reason);
+  counts_.failures += !key.context().goes_on_after(result.error().reason);
   return unexpected<failure>{failure{result.error().reason, result.error().code, bytes}};
 }
 
@@ -98,7 +99,8 @@ void* monotonic_state::take(region& region, stream_key const& key, std::size_t b
   auto const address = reinterpret_cast<std::uintptr_t>(region.base) + region.used;
   auto const padding = (0 - address) & (std::max(alignment, granule) - 1);
   if (padding > region.largest() || bytes > region.largest() - padding) return nullptr;
-  if (key.is_host() ? !region.origin.completed() : !reuse_rules::wait_for(region.origin, key)) return nullptr;
+  if (key.identity().is_host() ? !region.origin.completed() : !reuse_rules::wait_for(region.origin, key))
+    return nullptr;
   region.used += padding + bytes;
   ++live_blocks_;
   ++counts_.allocations;
@@ -116,11 +118,12 @@ expected<void*, failure> monotonic_state::grow(stream_key const& key, std::size_
   auto const result = pool_->try_allocate(key, size, start);
   if (!result) return result;
   try {
-    key.timeline().prepare();
+    key.identity().timeline().prepare();
     region fresh{static_cast<char*>(*result), size, 0, key.by_identity()};
-    if (!key.is_host()) {
-      auto const recorded = key.has_handle() ? key.timeline().record_at_free(key.handle()) : epoch{0};
-      fresh.origin.assign({&key.timeline(), recorded ? recorded : key.end_use(size, true)});
+    if (!key.identity().is_host()) {
+      auto const recorded =
+          key.identity().has_handle() ? key.identity().timeline().record_at_free(key.identity().handle()) : epoch{0};
+      fresh.origin.assign({&key.identity().timeline(), recorded ? recorded : key.identity().end_use(size, true)});
     }
     sync::lock const lock{mutex_};
     regions_.push_back(fresh);
@@ -141,8 +144,8 @@ monotonic_state::region* monotonic_state::find(void const* pointer) noexcept {
 // free of the region does not come after it. If the recording fails, the host waits for the stream. A use by the
 // region's own stream costs nothing now if a later call can record it: gpumem then has the stream's handle.
 void monotonic_state::record_use(region& region, stream_key const& key) noexcept {
-  if (key.is_host()) return;
-  if (key == region.home && region.home.has_handle()) {
+  if (key.identity().is_host()) return;
+  if (key == region.home && region.home.identity().has_handle()) {
     region.used_at_home = true;
     return;
   }
@@ -152,7 +155,7 @@ void monotonic_state::record_use(region& region, stream_key const& key) noexcept
 void monotonic_state::record_now(region const& region, stream_key const& key) noexcept {
   try {
     pool_->record_use(key, region.base);
-  } catch (...) { static_cast<void>(key.wait_on_host()); }
+  } catch (...) { static_cast<void>(key.identity().wait_on_host()); }
 }
 
 void monotonic_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
@@ -177,14 +180,14 @@ void monotonic_state::deallocate(stream_key const& key, void* pointer, std::size
   }
   if (last) return end();
   if (freed) return;
-  report_misuse({wrong, pointer, bytes, 0, key.id(), pool_->engine().options().name.c_str()});
+  report_misuse({wrong, pointer, bytes, 0, key.identity().id(), pool_->engine().options().name.c_str()});
 }
 
 void monotonic_state::reset(stream_key const& key) noexcept {
   if (!driver_alive()) return;
   sync::lock const lock{mutex_};
   for (auto const& each : regions_) {
-    if (each.used_at_home && !key.is_host() && !(key == each.home)) record_now(each, each.home);
+    if (each.used_at_home && !key.identity().is_host() && !(key == each.home)) record_now(each, each.home);
     pool_->deallocate(key, each.base, each.bytes, granule);
   }
   regions_.clear();

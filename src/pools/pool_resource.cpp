@@ -182,7 +182,8 @@ void pool_state::dispose() noexcept {
 expected<void*, failure> pool_state::allocate_uncommon(stream_key const& key, std::size_t bytes,
                                                        std::size_t alignment) noexcept {
   if (special_handles_.load(std::memory_order_relaxed) != 0) return allocate_special(key, bytes, alignment);
-  report_misuse({misuse::kind::use_after_close, nullptr, bytes, 0, key.id(), engine_->options().name.c_str()});
+  report_misuse(
+      {misuse::kind::use_after_close, nullptr, bytes, 0, key.identity().id(), engine_->options().name.c_str()});
   return unexpected<failure>{failure{outcome::closed, 0, bytes}};
 }
 

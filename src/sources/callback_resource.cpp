@@ -50,7 +50,7 @@ callback_state::~callback_state() {
 expected<void*, failure> callback_state::try_allocate(stream_key const& key, std::size_t bytes,
                                                       std::size_t alignment) noexcept {
   if (closed()) {
-    report_misuse({misuse::kind::use_after_close, nullptr, bytes, 0, key.id(), "callback_resource"});
+    report_misuse({misuse::kind::use_after_close, nullptr, bytes, 0, key.identity().id(), "callback_resource"});
     return unexpected<failure>{failure{outcome::closed, 0, bytes}};
   }
   auto result = source_state::try_allocate(key, bytes, alignment);
@@ -66,10 +66,10 @@ void callback_state::deallocate(stream_key const& key, void* pointer, std::size_
 expected<void*, failure> callback_state::allocate_memory(stream_key const& key, std::size_t bytes,
                                                          std::size_t alignment) noexcept {
   auto const on = usable_handle(key);
-  if (!on || !key.has_handle()) return allocate_ready(bytes, alignment);
+  if (!on || !key.identity().has_handle()) return allocate_ready(bytes, alignment);
   expected<void*, failure> given = nullptr;
   auto const result = call_on_stream(key, *on, [&] {
-    given = call_allocate(stream_ref{key.handle()}, bytes, alignment);
+    given = call_allocate(stream_ref{key.identity().handle()}, bytes, alignment);
     return CUDA_SUCCESS;
   });
   if (result != CUDA_SUCCESS) return unexpected<failure>{refusal_of(device_.interpret(result), bytes)};
@@ -118,9 +118,9 @@ void callback_state::call_deallocate(stream_ref stream, block const& returned) n
 bool callback_state::free_in_order(stream_key const& key, block const& returned) noexcept {
   if (device_.lost()) return true;
   auto const on = usable_handle(key);
-  if (!on || !key.has_handle()) return free_after_wait(key, returned);
+  if (!on || !key.identity().has_handle()) return free_after_wait(key, returned);
   auto const result = call_on_stream(key, *on, [&] {
-    call_deallocate(stream_ref{key.handle()}, returned);
+    call_deallocate(stream_ref{key.identity().handle()}, returned);
     return CUDA_SUCCESS;
   });
   return !capture_forbids(device_.interpret(result));

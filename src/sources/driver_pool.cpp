@@ -88,7 +88,7 @@ failure driver_pool_state::refused(CUresult error, std::size_t bytes) noexcept {
 
 bool driver_pool_state::free_in_order(stream_key const& key, block const& returned) noexcept {
   if (pool_.where.lost()) return true;
-  if (key.is_host()) return free_memory(returned);
+  if (key.identity().is_host()) return free_memory(returned);
   auto const on = usable_handle(key);
   if (!on) return false;
   auto const result = call_on_stream(
@@ -105,7 +105,7 @@ bool driver_pool_state::free_memory(block const& returned) noexcept {
 }
 
 bool driver_pool_state::may_free_inside(stream_key const& freed_on, stream_key const& now) const noexcept {
-  return freed_on.timeline().kind() != stream_kind::foreign || freed_on == now;
+  return freed_on.identity().timeline().kind() != stream_kind::foreign || freed_on == now;
 }
 
 void driver_pool_state::mark_lost(stream_key const&, CUresult error) noexcept { pool_.where.mark_lost(error); }
@@ -180,7 +180,7 @@ void async_state::end_being_current() noexcept try {
 void async_state::freed_in_order(stream_key const& key) noexcept try {
   auto const handle = usable_handle(key); // the stream that free_in_order() has used
   if (!handle || where().lost()) return;
-  auto& timeline = key.timeline();
+  auto& timeline = key.identity().timeline();
   bool const legacy = *handle == CU_STREAM_LEGACY;
   sync::lock const lock{frees_mutex_};
   auto& freed = frees_[legacy ? static_cast<void const*>(timeline.context()) : &timeline];
@@ -195,8 +195,8 @@ void async_state::freed_in_order(stream_key const& key) noexcept try {
 // stream's event must not be recorded on the new stream before the host has synchronized with the event. A free must
 // not wait, so an old event that is not complete is kept in `dead_`, and a new one is recorded.
 void async_state::record_free(freed_stream& freed_stream, stream_key const& key, CUstream handle) {
-  auto const context = key.timeline().context();
-  auto const id = handle == CU_STREAM_LEGACY ? 0 : key.id();
+  auto const context = key.identity().timeline().context();
+  auto const id = handle == CU_STREAM_LEGACY ? 0 : key.identity().id();
   if (freed_stream.event && freed_stream.id != id) {
     dead_.push_back(std::exchange(freed_stream.event, nullptr));
     relaxed_capture const mode;
@@ -231,8 +231,8 @@ bool async_state::wait_for_frees() noexcept {
   };
   sync::lock const lock{frees_mutex_};
   for (auto const& [stream, freed] : frees_) {
-    auto const waited =
-        freed.own ? stream_key::of(*freed.own, freed.own->handle()).wait_on_host() : synchronize(freed.event);
+    auto const waited = freed.own ? stream_key::of(*freed.own, freed.own->handle()).identity().wait_on_host()
+                                  : synchronize(freed.event);
     if (waited != CUDA_SUCCESS) return false;
   }
   return std::ranges::all_of(dead_, [&](pooled_event const* event) { return synchronize(event) == CUDA_SUCCESS; });
@@ -248,7 +248,7 @@ void async_state::return_events() noexcept {
 expected<void*, failure> async_state::try_allocate(stream_key const& key, std::size_t bytes,
                                                    std::size_t alignment) noexcept {
   if (closed()) {
-    report_misuse({misuse::kind::use_after_close, nullptr, bytes, 0, key.id(), "async_resource"});
+    report_misuse({misuse::kind::use_after_close, nullptr, bytes, 0, key.identity().id(), "async_resource"});
     return unexpected<failure>{failure{outcome::closed, 0, bytes}};
   }
   auto result = driver_pool_state::try_allocate(key, bytes, alignment);

@@ -55,7 +55,7 @@ bool host_state::free_memory(block const& returned) noexcept {
 
 void host_state::mark_lost(stream_key const& key, CUresult error) noexcept {
   try {
-    device{key.timeline().device()}.mark_lost(error);
+    device{key.identity().timeline().device()}.mark_lost(error);
   } catch (...) { // there is no driver any more, and so no device to mark
   }
 }

@@ -15,7 +15,7 @@ namespace gpumem {
 
 CUresult detail::enqueue_prefetch(stream_key const& key, void const* pointer, std::size_t bytes,
                                   memory_location location) noexcept {
-  if (key.capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (key.identity().capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   auto const on = usable_handle(key);
   if (!on) return CUDA_ERROR_INVALID_HANDLE;
   auto const place = location.is_host() ? CUmemLocation{CU_MEM_LOCATION_TYPE_HOST, 0}
@@ -23,7 +23,7 @@ CUresult detail::enqueue_prefetch(stream_key const& key, void const* pointer, st
   auto const result = call_on_stream(key, *on, [&] {
     return driver().mem_prefetch_async(reinterpret_cast<CUdeviceptr>(pointer), bytes, place, 0, *on);
   });
-  return interpret(key.timeline().device(), result);
+  return interpret(key.identity().timeline().device(), result);
 }
 
 bool prefetch(void const* pointer, std::size_t bytes, memory_location location, stream_ref stream) {

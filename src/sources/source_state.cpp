@@ -26,7 +26,7 @@ namespace gpumem::detail {
 
 expected<void*, failure> source_state::try_allocate(stream_key const& key, std::size_t bytes,
                                                     std::size_t alignment) noexcept {
-  bool const capturing = key.asked().capturing();
+  bool const capturing = key.asked().identity().capturing();
   if (!capturing) run_deferred_frees(key);
   auto const padding = alignment > natural_ ? alignment - natural_ : 0;
   auto base = capturing ? unexpected<failure>{failure{outcome::capture_unsupported, 0, bytes}}
@@ -40,7 +40,7 @@ expected<void*, failure> source_state::try_allocate(stream_key const& key, std::
     base = unexpected<failure>{no_host_memory(bytes)};
   }
   sync::lock const lock{mutex_};
-  counts_.failures += !key.goes_on_after(base.error().reason);
+  counts_.failures += !key.context().goes_on_after(base.error().reason);
   return unexpected<failure>{failure{base.error().reason, base.error().code, bytes}};
 }
 
@@ -60,7 +60,7 @@ bool source_state::track_live(void* pointer, block const& block) noexcept try {
 } catch (std::bad_alloc const&) { return false; }
 
 bool source_state::deallocate(stream_key const& key, void* pointer, std::size_t bytes, std::size_t) noexcept {
-  if (!key.capturing()) run_deferred_frees(key);
+  if (!key.identity().capturing()) run_deferred_frees(key);
   auto returned = retire(key, pointer, bytes);
   if (!returned) return false;
   dispose(key, std::move(returned));
@@ -86,7 +86,7 @@ source_state::block_map::node_type source_state::retire(stream_key const& key, v
       wrong = misuse::kind::double_free;
     }
   }
-  report_misuse({wrong, pointer, bytes, right_size, key.id(), name_});
+  report_misuse({wrong, pointer, bytes, right_size, key.identity().id(), name_});
   return {};
 }
 
@@ -94,9 +94,9 @@ source_state::block_map::node_type source_state::retire(stream_key const& key, v
 // the free gets an epoch before it is tried. Once an event of this epoch is complete, the block can be freed.
 void source_state::dispose(stream_key const& key, block_map::node_type returned) noexcept {
   auto& freed = returned.mapped();
-  if (!key.has_handle() && key.timeline().is_mortal() && freed.freed_at == 0)
-    freed.freed_at = key.end_use(freed.allocated);
-  bool const gone = !key.capturing() && free_in_order(key, returned.mapped());
+  if (!key.identity().has_handle() && key.identity().timeline().is_mortal() && freed.freed_at == 0)
+    freed.freed_at = key.identity().end_use(freed.allocated);
+  bool const gone = !key.identity().capturing() && free_in_order(key, returned.mapped());
   end_free(key, std::move(returned), gone);
   if (gone) freed_in_order(key);
 }
@@ -110,20 +110,20 @@ void source_state::end_free(stream_key const& key, block_map::node_type returned
   // With its epoch the free can be done even after the stream is destroyed: the stream's timeline passes to no new
   // stream before an event of that epoch is complete.
   auto& kept = returned.mapped();
-  if (kept.freed_at == 0) kept.freed_at = key.end_use(kept.allocated);
+  if (kept.freed_at == 0) kept.freed_at = key.identity().end_use(kept.allocated);
   kept.freed_on = key.by_identity();
   deferred_.insert(std::move(returned));
   any_deferred_.store(true, std::memory_order_relaxed);
 }
 
 bool source_state::free_after_wait(stream_key const& key, block const& returned) noexcept {
-  auto& timeline = key.timeline();
-  if (!key.has_handle() && timeline.is_mortal()) {
+  auto& timeline = key.identity().timeline();
+  if (!key.identity().has_handle() && timeline.is_mortal()) {
     timeline.poll();
     if (!timeline.completed(returned.freed_at)) timeline.cover(std::nullopt);
     return timeline.completed(returned.freed_at) && free_memory(returned);
   }
-  auto const waited = key.wait_on_host();
+  auto const waited = key.identity().wait_on_host();
   if (is_sticky(waited)) {
     mark_lost(key, waited); // no work runs on a lost device, so the block can be freed
   } else if (waited != CUDA_SUCCESS) {
@@ -162,12 +162,12 @@ bool is_default_handle(CUstream handle) noexcept {
 }
 
 std::optional<CUstream> usable_handle(stream_key const& key) noexcept {
-  switch (key.timeline().kind()) {
+  switch (key.identity().timeline().kind()) {
   case stream_kind::host: return std::nullopt;
   case stream_kind::null:
   case stream_kind::legacy: return CU_STREAM_LEGACY;
-  case stream_kind::per_thread: return key.has_handle() ? key.handle() : CU_STREAM_LEGACY;
-  default: return key.has_handle() ? std::optional{key.handle()} : std::nullopt;
+  case stream_kind::per_thread: return key.identity().has_handle() ? key.identity().handle() : CU_STREAM_LEGACY;
+  default: return key.identity().has_handle() ? std::optional{key.identity().handle()} : std::nullopt;
   }
 }
 
@@ -175,9 +175,9 @@ std::optional<CUstream> usable_handle(stream_key const& key) noexcept {
 // adopted, the driver is not asked here. It was asked when the key got its handle, as in identify(), and this function
 // is not called for a key that captures.
 CUresult refuse_capture(stream_key const& key, CUstream handle) noexcept {
-  if (auto const loss = lost_error_of(key.timeline().device()); loss != CUDA_SUCCESS) return loss;
+  if (auto const loss = lost_error_of(key.identity().timeline().device()); loss != CUDA_SUCCESS) return loss;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  bool const known = key.has_handle() && !key.timeline().owns_handle();
+  bool const known = key.identity().has_handle() && !key.identity().timeline().owns_handle();
   auto const result = known ? CUDA_SUCCESS : driver().stream_is_capturing(handle, &status);
   return status == CU_STREAM_CAPTURE_STATUS_NONE ? result : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }

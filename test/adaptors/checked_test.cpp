@@ -66,7 +66,7 @@ protected:
     EXPECT_EQ(found.kind, finding_kind::unordered_access);
     EXPECT_EQ(found.block_address, second.block().address());
     EXPECT_EQ(found.block_bytes, 60 * MiB);
-    EXPECT_EQ(found.earlier.stream, b.key().id());
+    EXPECT_EQ(found.earlier.stream, b.key().identity().id());
     a.synchronize();
   }
 
@@ -117,7 +117,7 @@ TEST_F(checked_waits, free_of_an_acquired_block_is_checked) {
   block.reset();
   auto const found = only_finding();
   EXPECT_EQ(found.kind, finding_kind::unordered_free);
-  EXPECT_EQ(found.earlier.stream, b.key().id());
+  EXPECT_EQ(found.earlier.stream, b.key().identity().id());
   EXPECT_EQ(found.later.action, "free");
   b.synchronize();
 }

@@ -28,7 +28,7 @@ class empty_state : public gpumem::extend::shared_state {
 public:
   gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::extend::stream_key const& key, std::size_t bytes,
                                                         std::size_t) noexcept {
-    waits.push_back(key.may_wait());
+    waits.push_back(key.context().may_wait());
     return gpumem::unexpected<gpumem::failure>{gpumem::failure{gpumem::outcome::exhausted, 0, bytes}};
   }
   void deallocate(gpumem::extend::stream_key const&, void*, std::size_t, std::size_t) noexcept {}
@@ -172,9 +172,9 @@ TEST_F(fallback, request_counts_as_one_failure_at_most) {
 // The first attempt at the first resource is the only one then.
 TEST_F(fallback, refusal_for_another_reason_is_a_failure) {
   auto const key = s_.key().as_trial();
-  EXPECT_FALSE(key.ends_if(gpumem::outcome::exhausted));
-  EXPECT_FALSE(key.ends_if(gpumem::outcome::too_large));
-  EXPECT_TRUE(key.ends_if(gpumem::outcome::device_lost));
+  EXPECT_FALSE(key.context().ends_if(gpumem::outcome::exhausted));
+  EXPECT_FALSE(key.context().ends_if(gpumem::outcome::too_large));
+  EXPECT_TRUE(key.context().ends_if(gpumem::outcome::device_lost));
 }
 
 // A pool whose whole memory is free, but in use by a stream for `time`.

@@ -36,7 +36,7 @@ protected:
     };
     for (int i = 0; i < 8; ++i) {
       simulator::run_until_idle();
-      gpumem::extend::identify(a, device).timeline().poll(); // events return to their pool
+      gpumem::extend::identify(a, device).identity().timeline().poll(); // events return to their pool
       auto block = subject.acquire(a, 60 * MiB).wait();
       auto const running = test::start(body());
       block.reset();

@@ -44,7 +44,7 @@ TEST_F(tracking, live_blocks_are_listed_in_order) {
   EXPECT_EQ(live[0].pointer, a);
   EXPECT_EQ(live[0].bytes, 100u);
   EXPECT_EQ(live[0].sequence, 1u);
-  EXPECT_EQ(live[0].stream, s_.key().id());
+  EXPECT_EQ(live[0].stream, s_.key().identity().id());
   EXPECT_EQ(live[1].pointer, c);
   EXPECT_EQ(live[1].sequence, 3u);
   EXPECT_EQ(live[0].thread, live[1].thread);
@@ -174,7 +174,7 @@ TEST_F(tracking, wrong_frees_are_reported_and_do_not_reach_the_upstream) {
   EXPECT_EQ(test::seen[1].events, 1u);
   EXPECT_EQ(test::seen[2].what, gpumem::misuse::kind::double_free);
   EXPECT_EQ(test::seen[2].events, 2u);
-  EXPECT_EQ(test::seen[2].stream, s_.key().id());
+  EXPECT_EQ(test::seen[2].stream, s_.key().identity().id());
 }
 
 TEST_F(tracking, only_the_last_frees_are_remembered) {

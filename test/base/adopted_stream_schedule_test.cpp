@@ -25,7 +25,7 @@ TEST(adopted_stream_schedule, no_thread_uses_the_handle_after_the_promise) {
     CUstream handle = nullptr;
     ASSERT_EQ(driver.stream_create(&handle, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     std::optional<gpumem::stream> promised{gpumem::stream::adopt(handle)};
-    auto& timeline = promised->key().timeline();
+    auto& timeline = promised->key().identity().timeline();
     std::vector<std::function<void()>> bodies;
     bodies.emplace_back([&] {
       for (int i = 0; i < 3; ++i) timeline.cover(std::nullopt);

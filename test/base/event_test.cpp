@@ -27,30 +27,30 @@ protected:
 };
 
 TEST_F(event_test, unrecorded_event_is_complete_and_orders_nothing) {
-  auto const freed = a.key().timeline().current_epoch();
+  auto const freed = a.key().identity().timeline().current_epoch();
   EXPECT_TRUE(happened.is_done());
   happened.synchronize();
   happened.make_wait(b);
-  EXPECT_FALSE(b.key().timeline().ordered_after(a.key().timeline(), freed));
-  EXPECT_FALSE(a.key().timeline().completed(freed));
+  EXPECT_FALSE(b.key().identity().timeline().ordered_after(a.key().identity().timeline(), freed));
+  EXPECT_FALSE(a.key().identity().timeline().completed(freed));
 }
 
 TEST_F(event_test, completes_with_the_work_before_its_record) {
-  auto const freed = a.key().timeline().current_epoch();
+  auto const freed = a.key().identity().timeline().current_epoch();
   simulator::work(a, {}, 1us);
   happened.record(a);
   simulator::work(a, {}, 1us);
   EXPECT_FALSE(happened.is_done());
-  EXPECT_FALSE(a.key().timeline().completed(freed));
+  EXPECT_FALSE(a.key().identity().timeline().completed(freed));
   while (simulator::report().operations_pending > 1) simulator::step();
   EXPECT_TRUE(happened.is_done());
-  EXPECT_TRUE(a.key().timeline().completed(freed));
-  EXPECT_FALSE(a.key().timeline().completed(a.key().timeline().current_epoch()));
+  EXPECT_TRUE(a.key().identity().timeline().completed(freed));
+  EXPECT_FALSE(a.key().identity().timeline().completed(a.key().identity().timeline().current_epoch()));
 }
 
 TEST_F(event_test, orders_a_stream_from_the_wait_on) {
-  auto& from = a.key().timeline();
-  auto& to = b.key().timeline();
+  auto& from = a.key().identity().timeline();
+  auto& to = b.key().identity().timeline();
   auto const before = from.current_epoch();
   happened.record(a);
   auto const after = from.current_epoch();
@@ -63,8 +63,8 @@ TEST_F(event_test, orders_a_stream_from_the_wait_on) {
 }
 
 TEST_F(event_test, second_record_replaces_the_first) {
-  auto& from = a.key().timeline();
-  auto& to = b.key().timeline();
+  auto& from = a.key().identity().timeline();
+  auto& to = b.key().identity().timeline();
   happened.record(a);
   auto const middle = from.current_epoch();
   happened.record(a);
@@ -75,35 +75,35 @@ TEST_F(event_test, second_record_replaces_the_first) {
   auto const of_b = to.current_epoch();
   happened.record(b); // records on another stream
   c.wait(happened);
-  EXPECT_TRUE(c.key().timeline().ordered_after(to, of_b));
+  EXPECT_TRUE(c.key().identity().timeline().ordered_after(to, of_b));
 }
 
 TEST_F(event_test, includes_the_earlier_orders_of_its_stream) {
   stream c{first};
-  auto& from = a.key().timeline();
+  auto& from = a.key().identity().timeline();
   auto const freed = from.current_epoch();
   happened.record(a);
   b.wait(happened);
   event second{first};
   second.record(b);
   c.wait(second);
-  EXPECT_TRUE(c.key().timeline().ordered_after(from, freed));
+  EXPECT_TRUE(c.key().identity().timeline().ordered_after(from, freed));
   auto const later = from.current_epoch();
   event third{first};
   third.record(a);
   b.wait(third); // b learns an order after `second` was recorded
   stream d{first};
   d.wait(second);
-  EXPECT_FALSE(d.key().timeline().ordered_after(from, later));
+  EXPECT_FALSE(d.key().identity().timeline().ordered_after(from, later));
 }
 
 TEST_F(event_test, failed_wait_orders_nothing) {
-  auto& from = a.key().timeline();
+  auto& from = a.key().identity().timeline();
   auto const freed = from.current_epoch();
   happened.record(a);
   simulator::fail_call("cuStreamWaitEvent", 1, CUDA_ERROR_INVALID_VALUE);
   EXPECT_THROW(b.wait(happened), gpumem::cuda_error);
-  EXPECT_FALSE(b.key().timeline().ordered_after(from, freed));
+  EXPECT_FALSE(b.key().identity().timeline().ordered_after(from, freed));
   simulator::fail_call("cuEventQuery", 1, CUDA_ERROR_INVALID_VALUE);
   EXPECT_THROW(happened.is_done(), gpumem::cuda_error);
   EXPECT_FALSE(from.completed(freed)); // an error is not completion
@@ -113,18 +113,18 @@ TEST_F(event_test, event_on_a_default_stream_gives_pools_no_order) {
   gpumem::device_guard const scope{first};
   for (auto const handle : {CUstream{}, CU_STREAM_LEGACY}) {
     gpumem::stream_ref const ref{handle};
-    auto& timeline = gpumem::extend::identify(ref, first).timeline();
+    auto& timeline = gpumem::extend::identify(ref, first).identity().timeline();
     auto const freed = timeline.current_epoch();
     happened.record(ref);
     b.wait(happened);
-    EXPECT_FALSE(b.key().timeline().ordered_after(timeline, freed));
+    EXPECT_FALSE(b.key().identity().timeline().ordered_after(timeline, freed));
     simulator::run_until_idle();
     EXPECT_TRUE(happened.is_done());
   }
 }
 
 TEST_F(event_test, event_in_a_capture_gives_no_order_outside_it) {
-  auto& from = a.key().timeline();
+  auto& from = a.key().identity().timeline();
   for (bool const known : {true, false}) {
     auto const freed = from.current_epoch();
     if (known) {
@@ -135,7 +135,7 @@ TEST_F(event_test, event_in_a_capture_gives_no_order_outside_it) {
     }
     happened.record(a);
     b.wait(happened); // b joins the capture
-    EXPECT_FALSE(b.key().timeline().ordered_after(from, freed));
+    EXPECT_FALSE(b.key().identity().timeline().ordered_after(from, freed));
     EXPECT_THROW(happened.is_done(), gpumem::acquire_error);
     happened.record(b);
     a.wait(happened);
@@ -146,19 +146,19 @@ TEST_F(event_test, event_in_a_capture_gives_no_order_outside_it) {
 
 TEST_F(event_test, stream_of_another_device_can_wait) {
   stream far{device{1}};
-  auto const freed = a.key().timeline().current_epoch();
+  auto const freed = a.key().identity().timeline().current_epoch();
   happened.record(a);
   far.wait(happened);
-  EXPECT_TRUE(far.key().timeline().ordered_after(a.key().timeline(), freed));
+  EXPECT_TRUE(far.key().identity().timeline().ordered_after(a.key().identity().timeline(), freed));
 }
 
 TEST_F(event_test, moved_event_keeps_its_record) {
-  auto const freed = a.key().timeline().current_epoch();
+  auto const freed = a.key().identity().timeline().current_epoch();
   happened.record(a);
   event other{std::move(happened)};
   EXPECT_FALSE(happened.valid()); // the moved-from state is tested
   b.wait(other);
-  EXPECT_TRUE(b.key().timeline().ordered_after(a.key().timeline(), freed));
+  EXPECT_TRUE(b.key().identity().timeline().ordered_after(a.key().identity().timeline(), freed));
   happened = std::move(other);
   EXPECT_TRUE(happened.valid());
 }

@@ -187,13 +187,13 @@ TEST_P(device_reset, frees_and_statistics_work_after_a_reset) {
 // The library polls by itself: no call of the program has found the reset yet.
 TEST_P(device_reset, no_event_from_before_the_reset_is_polled_or_waited_for) {
   objects o;
-  auto& timeline = o.a.key().timeline();
+  auto& timeline = o.a.key().identity().timeline();
   auto const closed = timeline.record_at_free(o.a.get());
   EXPECT_TRUE(timeline.waitable(closed));
   reset_device(o);
   EXPECT_FALSE(timeline.poll());
   EXPECT_TRUE(o.device.lost());
-  EXPECT_FALSE(timeline.insert_wait(o.b.key().timeline(), o.b.get(), closed));
+  EXPECT_FALSE(timeline.insert_wait(o.b.key().identity().timeline(), o.b.get(), closed));
 }
 
 // Raw streams end with the device's context, and so do adopted ones, even though their owner promised that they live.

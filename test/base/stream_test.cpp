@@ -21,7 +21,7 @@ using gpumem::extend::identify;
 using gpumem::stream;
 using gpumem::extend::stream_key;
 using gpumem::stream_ref;
-using stream_kind = decltype(std::declval<stream_key const&>().timeline().kind());
+using stream_kind = decltype(std::declval<stream_key const&>().identity().timeline().kind());
 
 class stream_test : public testing::Test {
 protected:
@@ -49,11 +49,11 @@ TEST_F(stream_test, own_stream_is_identified_without_a_driver_call) {
   EXPECT_EQ(gpumem::driver_api::driver_calls(), before);
   EXPECT_EQ(key, s.key());
   EXPECT_EQ(identify(bare), key);
-  EXPECT_TRUE(key.has_handle());
-  EXPECT_FALSE(key.is_host());
-  EXPECT_EQ(key.handle(), s.get());
+  EXPECT_TRUE(key.identity().has_handle());
+  EXPECT_FALSE(key.identity().is_host());
+  EXPECT_EQ(key.identity().handle(), s.get());
   EXPECT_EQ(s.device(), first);
-  EXPECT_TRUE(key.by_identity().has_handle()); // it lives until the process ends
+  EXPECT_TRUE(key.by_identity().identity().has_handle()); // it lives until the process ends
 }
 
 TEST_F(stream_test, destroyed_own_stream_is_reused_with_its_identity) {
@@ -96,8 +96,8 @@ TEST_F(stream_test, foreign_stream_is_identified_in_two_driver_calls) {
   auto const before = gpumem::driver_api::driver_calls();
   EXPECT_EQ(identify(stream_ref{handle}, first), key);
   EXPECT_EQ(gpumem::driver_api::driver_calls(), before + 2);
-  EXPECT_EQ(key.by_identity().has_handle(), false); // it may be destroyed
-  EXPECT_EQ(key.timeline().device(), 0);
+  EXPECT_EQ(key.by_identity().identity().has_handle(), false); // it may be destroyed
+  EXPECT_EQ(key.identity().timeline().device(), 0);
   destroy(handle);
 }
 
@@ -105,38 +105,39 @@ TEST_F(stream_test, foreign_stream_is_identified_in_two_driver_calls) {
 TEST_F(stream_test, recycled_handle_is_another_stream) {
   auto const handle = make_foreign();
   auto const key = identify(stream_ref{handle}, first);
-  auto const id = key.id();
-  auto const ended = key.end_use(1);
+  auto const id = key.identity().id();
+  auto const ended = key.identity().end_use(1);
   gpumem::simulator::run_until_idle();
   destroy(handle);
   auto const recycled = make_foreign();
   ASSERT_EQ(recycled, handle);
   auto const next = identify(stream_ref{recycled}, first);
-  EXPECT_NE(next.id(), id);
+  EXPECT_NE(next.identity().id(), id);
   EXPECT_EQ(next, key) << "all work of the first stream is complete";
-  EXPECT_GT(next.timeline().current_epoch(), ended);
-  EXPECT_TRUE(next.timeline().completed(ended));
-  EXPECT_FALSE(next.timeline().completed(next.timeline().current_epoch()));
+  EXPECT_GT(next.identity().timeline().current_epoch(), ended);
+  EXPECT_TRUE(next.identity().timeline().completed(ended));
+  EXPECT_FALSE(next.identity().timeline().completed(next.identity().timeline().current_epoch()));
   destroy(recycled);
 }
 
 TEST_F(stream_test, adopted_stream_is_identified_without_a_driver_call) {
   auto const handle = make_foreign();
   auto const key = identify(stream_ref{handle}, first);
-  auto const id = key.id();
+  auto const id = key.identity().id();
   {
     auto const promised = stream::adopt(handle);
     EXPECT_EQ(promised.key(), key);
     auto const before = gpumem::driver_api::driver_calls();
     EXPECT_EQ(identify(stream_ref{handle}, first), key);
     EXPECT_EQ(gpumem::driver_api::driver_calls(), before);
-    EXPECT_TRUE(key.by_identity().has_handle());
+    EXPECT_TRUE(key.by_identity().identity().has_handle());
   }
-  EXPECT_FALSE(key.by_identity().has_handle());
+  EXPECT_FALSE(key.by_identity().identity().has_handle());
   destroy(handle);
   auto const recycled = make_foreign();
   ASSERT_EQ(recycled, handle);
-  EXPECT_NE(identify(stream_ref{recycled}, first).id(), id); // the table must not mistake it for the old stream
+  EXPECT_NE(identify(stream_ref{recycled}, first).identity().id(),
+            id); // the table must not mistake it for the old stream
   destroy(recycled);
 }
 
@@ -149,7 +150,7 @@ TEST_F(stream_test, stream_adopted_twice_stays_adopted_until_both_end) {
   EXPECT_EQ(identify(stream_ref{handle}, first), key);
   EXPECT_EQ(gpumem::driver_api::driver_calls(), before);
   b.reset();
-  EXPECT_FALSE(key.by_identity().has_handle());
+  EXPECT_FALSE(key.by_identity().identity().has_handle());
   destroy(handle);
 }
 
@@ -172,7 +173,7 @@ TEST_F(stream_test, null_stream_differs_by_thread_and_device) {
   auto const mine = identify(null, first);
   EXPECT_EQ(identify(null, first), mine);
   EXPECT_EQ(identify(null), mine);
-  EXPECT_EQ(mine.timeline().kind(), stream_kind::null);
+  EXPECT_EQ(mine.identity().timeline().kind(), stream_kind::null);
   std::optional<stream_key> theirs, elsewhere;
   std::thread{[&] { theirs = identify(null, first); }}.join();
   {
@@ -191,16 +192,16 @@ TEST_F(stream_test, null_stream_of_an_ended_thread_is_complete) {
   std::optional<stream_key> theirs;
   std::thread{[&] {
     theirs = identify(null, first);
-    ended = theirs->end_use(1);
+    ended = theirs->identity().end_use(1);
   }}.join();
   gpumem::simulator::run_until_idle();
   std::thread{[&] {
     auto const key = identify(null, first);
     EXPECT_EQ(key, *theirs);
-    later = key.timeline().current_epoch();
+    later = key.identity().timeline().current_epoch();
   }}.join();
   EXPECT_GT(later, ended);
-  EXPECT_TRUE(theirs->timeline().completed(ended));
+  EXPECT_TRUE(theirs->identity().timeline().completed(ended));
 }
 
 TEST_F(stream_test, legacy_stream_is_one_per_device) {
@@ -221,7 +222,7 @@ TEST_F(stream_test, per_thread_stream_is_one_per_thread) {
   stream_ref const own{CU_STREAM_PER_THREAD};
   auto const mine = identify(own, first);
   EXPECT_EQ(identify(own, first), mine);
-  EXPECT_EQ(mine.timeline().kind(), stream_kind::per_thread);
+  EXPECT_EQ(mine.identity().timeline().kind(), stream_kind::per_thread);
   std::optional<stream_key> theirs;
   std::thread{[&] {
     gpumem::device_guard const scope{first};
@@ -246,21 +247,21 @@ TEST_F(stream_test, destroyed_stream_cannot_be_identified) {
 
 TEST_F(stream_test, capturing_stream_is_recognized) {
   stream own{first};
-  EXPECT_FALSE(own.key().capturing());
+  EXPECT_FALSE(own.key().identity().capturing());
   own.begin_capture();
-  EXPECT_TRUE(identify(own, first).capturing());
+  EXPECT_TRUE(identify(own, first).identity().capturing());
   gpumem::driver_api::driver().graph_destroy(own.end_capture());
-  EXPECT_FALSE(own.key().capturing());
+  EXPECT_FALSE(own.key().identity().capturing());
 
   auto const handle = make_foreign();
   gpumem::driver_api::check(gpumem::driver_api::driver().stream_begin_capture(handle, CU_STREAM_CAPTURE_MODE_GLOBAL),
                             "begin");
-  EXPECT_TRUE(identify(stream_ref{handle}, first).capturing());
+  EXPECT_TRUE(identify(stream_ref{handle}, first).identity().capturing());
   CUgraph graph = nullptr;
   gpumem::driver_api::check(gpumem::driver_api::driver().stream_end_capture(handle, &graph),
                             "end"); // identifying the stream did not invalidate the capture
   gpumem::driver_api::driver().graph_destroy(graph);
-  EXPECT_FALSE(identify(stream_ref{handle}, first).capturing());
+  EXPECT_FALSE(identify(stream_ref{handle}, first).identity().capturing());
   destroy(handle);
 }
 
@@ -272,7 +273,7 @@ TEST_F(stream_test, capture_ends_with_its_stream) {
     stream unwound{first, -3};
     if (i == 0) handle = unwound.get();
     EXPECT_EQ(unwound.get(), handle);
-    EXPECT_FALSE(unwound.key().capturing());
+    EXPECT_FALSE(unwound.key().identity().capturing());
     unwound.begin_capture();
     gpumem::simulator::work(unwound, {});
     if (i % 2) gpumem::driver_api::driver().stream_query(handle); // invalidates the capture
@@ -332,7 +333,7 @@ TEST_F(stream_test, capture_that_the_destructor_may_not_end_stays) {
   EXPECT_EQ(driver.graph_destroy(origin.end_capture()), CUDA_SUCCESS) << "not ended by a stream that had joined";
   stream const again{first, -1};
   EXPECT_EQ(again.get(), joined);
-  EXPECT_FALSE(again.key().capturing());
+  EXPECT_FALSE(again.key().identity().capturing());
 }
 
 TEST_F(stream_test, capture_of_an_adopted_stream_goes_on) {
@@ -345,7 +346,7 @@ TEST_F(stream_test, capture_of_an_adopted_stream_goes_on) {
   CUgraph graph = nullptr;
   EXPECT_EQ(driver.stream_end_capture(handle, &graph), CUDA_SUCCESS);
   EXPECT_EQ(driver.graph_destroy(graph), CUDA_SUCCESS);
-  EXPECT_FALSE(identify(stream_ref{handle}, first).timeline().capturing()) << "calls of pools read this";
+  EXPECT_FALSE(identify(stream_ref{handle}, first).identity().timeline().capturing()) << "calls of pools read this";
   destroy(handle);
 }
 
@@ -370,7 +371,7 @@ TEST_F(stream_test, moved_from_stream_is_refused) {
 TEST_F(stream_test, synchronized_stream_is_complete) {
   stream s{first};
   gpumem::simulator::work(s, {}, 1us);
-  auto& timeline = s.key().timeline();
+  auto& timeline = s.key().identity().timeline();
   auto const freed = timeline.current_epoch();
   EXPECT_FALSE(timeline.completed(freed));
   s.synchronize();
@@ -380,9 +381,9 @@ TEST_F(stream_test, synchronized_stream_is_complete) {
 
 TEST_F(stream_test, host_stream_is_always_complete) {
   auto const host = stream_key::host();
-  EXPECT_TRUE(host.is_host());
-  EXPECT_FALSE(host.has_handle());
-  EXPECT_TRUE(host.timeline().completed(host.timeline().current_epoch()));
+  EXPECT_TRUE(host.identity().is_host());
+  EXPECT_FALSE(host.identity().has_handle());
+  EXPECT_TRUE(host.identity().timeline().completed(host.identity().timeline().current_epoch()));
   EXPECT_EQ(host, stream_key::host());
 }
 

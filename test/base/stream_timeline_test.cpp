@@ -17,7 +17,8 @@ namespace {
 using namespace std::chrono_literals;
 using gpumem::device;
 using gpumem::stream;
-using stream_timeline = std::remove_reference_t<decltype(std::declval<gpumem::extend::stream_key const&>().timeline())>;
+using stream_timeline =
+    std::remove_reference_t<decltype(std::declval<gpumem::extend::stream_key const&>().identity().timeline())>;
 namespace simulator = gpumem::simulator;
 
 class timeline_test : public test::stepped_device {
@@ -27,7 +28,7 @@ protected:
     simulator::run_until_idle();
     for (auto* s : {&a, &b}) timeline(*s).poll();
   }
-  stream_timeline& timeline(stream& s) { return s.key().timeline(); }
+  stream_timeline& timeline(stream& s) { return s.key().identity().timeline(); }
   device first{0};
   stream a{first}, b{first};
 };
@@ -139,13 +140,13 @@ TEST_F(timeline_test, no_event_is_recorded_in_a_capture) {
 TEST_F(timeline_test, null_stream_records_no_event_at_the_free) {
   gpumem::device_guard const scope{first};
   auto const key = gpumem::extend::identify(gpumem::stream_ref{CUstream{}}, first);
-  key.timeline().prepare();
-  auto const covers = key.timeline().record_at_free(nullptr);
+  key.identity().timeline().prepare();
+  auto const covers = key.identity().timeline().record_at_free(nullptr);
   ASSERT_NE(covers, 0u);
-  EXPECT_FALSE(key.timeline().insert_wait(timeline(b), b.get(), covers));
+  EXPECT_FALSE(key.identity().timeline().insert_wait(timeline(b), b.get(), covers));
   simulator::run_until_idle();
-  key.timeline().poll();
-  EXPECT_TRUE(key.timeline().completed(covers));
+  key.identity().timeline().poll();
+  EXPECT_TRUE(key.identity().timeline().completed(covers));
 }
 
 TEST_F(timeline_test, full_event_ring_records_nothing_until_a_poll) {
@@ -178,12 +179,12 @@ TEST_F(timeline_test, requested_event_stays_requested_until_it_is_recorded) {
 
 TEST_F(timeline_test, retired_stream_completes_its_last_frees) {
   auto const key = a.key();
-  auto const freed = key.timeline().current_epoch();
+  auto const freed = key.identity().timeline().current_epoch();
   { auto const gone = std::move(a); }
-  EXPECT_TRUE(key.timeline().has_event());
+  EXPECT_TRUE(key.identity().timeline().has_event());
   simulator::run_until_idle();
-  key.timeline().poll();
-  EXPECT_TRUE(key.timeline().completed(freed));
+  key.identity().timeline().poll();
+  EXPECT_TRUE(key.identity().timeline().completed(freed));
   a = stream{first};
 }
 

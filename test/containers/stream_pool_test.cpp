@@ -74,7 +74,7 @@ TEST_F(stream_pool, has_sixteen_streams_of_the_current_device_by_default) {
   gpumem::stream_pool const pool;
   EXPECT_EQ(pool.size(), 16u);
   EXPECT_EQ(pool.device(), second);
-  EXPECT_EQ(gpumem::extend::identify(pool[0]).timeline().device(), 1);
+  EXPECT_EQ(gpumem::extend::identify(pool[0]).identity().timeline().device(), 1);
 }
 
 TEST_F(stream_pool, streams_have_the_requested_priority) {

@@ -80,8 +80,8 @@ TEST_F(allocation_test, deallocate_on_another_stream_frees_only_there) {
 }
 
 TEST_F(allocation_test, use_on_another_stream_is_ordered_before_and_after) {
-  auto& of_a = a.key().timeline();
-  auto& of_b = b.key().timeline();
+  auto& of_a = a.key().identity().timeline();
+  auto& of_b = b.key().identity().timeline();
   auto const block = take(10);
   auto const before = of_a.current_epoch();
   {
@@ -103,10 +103,10 @@ TEST_F(allocation_test, moved_use_ends_once) {
 
 TEST_F(allocation_test, set_stream_orders_the_allocation_on_the_new_stream) {
   auto block = take(10);
-  auto const before = a.key().timeline().current_epoch();
+  auto const before = a.key().identity().timeline().current_epoch();
   block.set_stream(b);
   EXPECT_EQ(block.stream().get(), b.get());
-  EXPECT_TRUE(b.key().timeline().ordered_after(a.key().timeline(), before));
+  EXPECT_TRUE(b.key().identity().timeline().ordered_after(a.key().identity().timeline(), before));
   EXPECT_THROW(block.set_stream(gpumem::stream_ref{reinterpret_cast<CUstream>(0x77)}), gpumem::cuda_error);
   EXPECT_EQ(block.stream().get(), b.get()); // unchanged
 }
@@ -191,7 +191,7 @@ TEST_F(allocation_test, exception_carries_the_statistics) {
     EXPECT_EQ(e.info().limit, std::size_t{1} << 20);
     EXPECT_EQ(e.info().device, 0);
     EXPECT_GT(e.info().device_total, 0u);
-    EXPECT_EQ(e.info().stream, a.key().id());
+    EXPECT_EQ(e.info().stream, a.key().identity().id());
   }
 }
 

@@ -111,7 +111,7 @@ TEST_F(completion_test, waits_only_for_work_enqueued_before_the_await) {
 }
 
 TEST_F(completion_test, completed_wait_marks_earlier_frees_complete) {
-  auto& timeline = s().key().timeline();
+  auto& timeline = s().key().identity().timeline();
   simulator::work(s(), {}, 1us);
   auto const freed_now = timeline.current_epoch();
   manual_executor executor;
@@ -137,7 +137,7 @@ TEST_F(completion_test, waits_for_the_work_before_an_event) {
   gpumem::event event{gpumem::device{0}};
   EXPECT_NO_THROW(sync_wait(completion(event))); // never recorded: nothing to wait for
   simulator::work(s(), {}, 1us);
-  auto const freed = s().key().timeline().current_epoch();
+  auto const freed = s().key().identity().timeline().current_epoch();
   event.record(s());
   manual_executor executor;
   auto body = [&]() -> task<> { co_await completion(event, {.resume_on = &executor}); };
@@ -146,7 +146,7 @@ TEST_F(completion_test, waits_for_the_work_before_an_event) {
   EXPECT_FALSE(executor.posted());
   simulator::run_until_idle();
   executor.wait_for_post();
-  EXPECT_TRUE(s().key().timeline().completed(freed));
+  EXPECT_TRUE(s().key().identity().timeline().completed(freed));
   executor.run_one();
   EXPECT_TRUE(running.done());
   EXPECT_NO_THROW(completion(event).wait());
@@ -316,7 +316,8 @@ TEST_F(completion_test, query_error_ends_only_its_own_wait) {
   executor.run_one();
   EXPECT_EQ(told, CUDA_ERROR_INVALID_HANDLE);
   EXPECT_FALSE(gpumem::device{0}.lost());
-  EXPECT_FALSE(s().key().timeline().completed(s().key().timeline().current_epoch())); // an error is not completion
+  EXPECT_FALSE(s().key().identity().timeline().completed(
+      s().key().identity().timeline().current_epoch())); // an error is not completion
 }
 
 TEST_F(completion_test, failed_event_record_throws_at_the_await) {

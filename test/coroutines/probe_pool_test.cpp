@@ -69,7 +69,7 @@ protected:
     std::size_t last = 0;
     for (int i = 0; i < 8; ++i) {
       simulator::run_until_idle();
-      gpumem::extend::identify(stream, gpumem::device{0}).timeline().poll(); // events return to their pool
+      gpumem::extend::identify(stream, gpumem::device{0}).identity().timeline().poll(); // events return to their pool
       auto const before = test::host_allocations() - test::counted_frame::made;
       round();
       last = test::host_allocations() - test::counted_frame::made - before;

@@ -105,7 +105,7 @@ TEST_F(arena, description_tells_which_stream_holds_what) {
   auto* const more = pool.allocate(stream_, 900);
   auto* const large = pool.allocate(other, 256_KiB);
   auto const text = pool.describe_memory();
-  auto const id = [](gpumem::stream const& of) { return std::to_string(of.key().id()); };
+  auto const id = [](gpumem::stream const& of) { return std::to_string(of.key().identity().id()); };
   EXPECT_THAT(text, testing::StartsWith("gpumem: arena has reserved 1.0 MiB of at most 4.0 MiB: live 3 blocks, "));
   EXPECT_THAT(text,
               testing::HasSubstr("  live of stream " + id(stream_) + ": 2 blocks, 2.0 KiB, each of up to 1.0 KiB\n"));
@@ -129,7 +129,7 @@ TEST_F(arena, failure_is_reported_to_a_file) {
   std::string const text{std::istreambuf_iterator<char>{file}, {}};
   EXPECT_THAT(text,
               testing::StartsWith("gpumem: a request for 512.0 KiB failed: exhausted\ngpumem: pool has reserved"));
-  EXPECT_THAT(text, testing::HasSubstr(std::to_string(stream_.key().id()) + ": 1 block, 768.0 KiB"));
+  EXPECT_THAT(text, testing::HasSubstr(std::to_string(stream_.key().identity().id()) + ": 1 block, 768.0 KiB"));
   pool.deallocate(stream_, block, 768_KiB);
   std::filesystem::remove(path);
 }

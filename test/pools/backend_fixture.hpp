@@ -78,7 +78,7 @@ protected:
     return parts->backend->migrate_chunk(request);
   }
 
-  static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
+  static auto& of(gpumem::stream const& s) { return s.key().identity().timeline(); }
   // Lets the device run, and the host see that all uses of free memory are complete.
   void complete_all() {
     for (int i = 0; i < 2; ++i) {

@@ -22,7 +22,7 @@ protected:
     for (auto const* const each : {&a, &b}) clear_counts(*each);
     simulated_test::TearDown();
   }
-  static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
+  static auto& of(gpumem::stream const& s) { return s.key().identity().timeline(); }
   // An event sets the counts of frees to 0. Without it a later stream, with the same timeline, would go on counting.
   static void clear_counts(gpumem::stream const& on) {
     of(on).prepare();

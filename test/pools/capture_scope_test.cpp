@@ -134,24 +134,24 @@ TEST_F(capture_scope, streams_of_other_captures_are_refused) {
 TEST_F(capture_scope, own_stream_keeps_its_identity) {
   auto* const p = pool.allocate(a, 8 * MiB);
   write(a, p, 8 * MiB, 1);
-  auto const* const timeline = &a.key().timeline();
+  auto const* const timeline = &a.key().identity().timeline();
   {
     auto const scope = pool.capture(memory, b);
-    EXPECT_EQ(&gpumem::extend::identify(a).timeline(), timeline);
-    EXPECT_EQ(&a.key().timeline(), timeline);
+    EXPECT_EQ(&gpumem::extend::identify(a).identity().timeline(), timeline);
+    EXPECT_EQ(&a.key().identity().timeline(), timeline);
     auto const during = gpumem::stream{device};
-    EXPECT_EQ(&gpumem::extend::identify(during).timeline(), &during.key().timeline());
+    EXPECT_EQ(&gpumem::extend::identify(during).identity().timeline(), &during.key().identity().timeline());
     pool.deallocate(a, p, 8 * MiB);
     EXPECT_EQ(pool.allocate(a, 8 * MiB), p) << "the same stream, whose work still runs";
     auto const before = driver_calls();
-    EXPECT_EQ(&gpumem::extend::identify(a).timeline(), timeline);
+    EXPECT_EQ(&gpumem::extend::identify(a).identity().timeline(), timeline);
     EXPECT_GT(driver_calls(), before);
     begin_capture(a);
-    EXPECT_TRUE(a.key().capturing());
+    EXPECT_TRUE(a.key().identity().capturing());
     end_capture(a);
   }
   auto const before = driver_calls();
-  EXPECT_EQ(&gpumem::extend::identify(a).timeline(), timeline);
+  EXPECT_EQ(&gpumem::extend::identify(a).identity().timeline(), timeline);
   EXPECT_EQ(driver_calls(), before) << "after the scope an own stream is known without a driver call";
   pool.deallocate(a, p, 8 * MiB);
 }

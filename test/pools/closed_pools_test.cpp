@@ -66,7 +66,7 @@ protected:
   }
   // Frees blocks until a free has left no event, or 70 blocks.
   template <class Pool> void free_silently(Pool& pool, stream_ref on, std::size_t bytes) {
-    auto const& epochs = gpumem::extend::identify(on, device).timeline().epochs();
+    auto const& epochs = gpumem::extend::identify(on, device).identity().timeline().epochs();
     for (int i = 0; i < 65 || (i < 70 && epochs.uncovered_frees() == 0); ++i) {
       auto const size = i < 64 ? 256 : bytes;
       pool.deallocate(on, pool.allocate(on, size), size);

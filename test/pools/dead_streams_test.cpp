@@ -196,7 +196,7 @@ TEST_F(dead_streams, full_event_ring_loses_no_free) {
   pool_resource pool{device};
   auto const s = make_foreign();
   run_long(s);
-  auto& timeline = gpumem::extend::identify(s, device).timeline();
+  auto& timeline = gpumem::extend::identify(s, device).identity().timeline();
   timeline.prepare();
   for (int i = 0; i < 70; ++i) timeline.record_later(s.get());
   serve(pool, s, 64 * MiB);
@@ -236,11 +236,12 @@ TEST_F(dead_streams, order_after_a_dead_stream_is_no_order_after_the_next_with_i
   serve(checked, s, 1 * MiB);
   told.record(s);
   lasting.wait(told);
-  auto& timeline = gpumem::extend::identify(s, device).timeline();
+  auto& timeline = gpumem::extend::identify(s, device).identity().timeline();
   simulator::run_until_idle();
   destroy(s);
   auto const next = make_foreign();
-  ASSERT_EQ(&gpumem::extend::identify(next, device).timeline(), &timeline) << "the next stream reuses the timeline";
+  ASSERT_EQ(&gpumem::extend::identify(next, device).identity().timeline(), &timeline)
+      << "the next stream reuses the timeline";
   auto* const p = checked.allocate(next, 64 * MiB);
   simulator::work(next, {simulator::write(p, 64 * MiB)});
   checked.deallocate(next, p, 64 * MiB);
@@ -262,7 +263,8 @@ TEST_F(dead_streams, next_stream_with_a_handle_inherits_no_order) {
   told.record(lasting);
   auto const key = gpumem::extend::identify(s, device);
   told.make_wait(s);
-  ASSERT_TRUE(key.timeline().ordered_after(lasting.key().timeline(), lasting.key().timeline().current_epoch() - 1));
+  ASSERT_TRUE(key.identity().timeline().ordered_after(lasting.key().identity().timeline(),
+                                                      lasting.key().identity().timeline().current_epoch() - 1));
   destroy(s);
   auto const next = make_foreign();
   ASSERT_EQ(gpumem::extend::identify(next, device), key) << "the next stream reuses the timeline";

@@ -40,7 +40,7 @@ protected:
       each = &made;
     }
   }
-  static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
+  static auto& of(gpumem::stream const& s) { return s.key().identity().timeline(); }
   block& free(std::size_t i) { return ranges.coalesce(*row[i], same_streams); }
   std::vector<std::size_t> sizes() const {
     std::vector<std::size_t> all;

@@ -247,7 +247,7 @@ TEST_F(graph_resource, find_describes_blocks_and_free_ranges) {
   EXPECT_EQ(found->base, p);
   EXPECT_EQ(found->bytes, 1000u);
   EXPECT_EQ(found->allocated, 1024u);
-  EXPECT_EQ(found->stream, a.key().id());
+  EXPECT_EQ(found->stream, a.key().identity().id());
   EXPECT_TRUE(found->live);
   EXPECT_FALSE(memory.find(static_cast<char*>(p) - 1)) << "the granule in front";
   memory.deallocate(a, p);

@@ -21,7 +21,7 @@ class graph_uses_test : public gpumem_test::capture_test {
 protected:
   graph_uses_test() { chunks.add({.base = 0x10000, .bytes = 4 * KiB}, ranges); }
   static void work(gpumem::stream_ref on) { gpumem_test::simulator::work(on, {}, std::chrono::microseconds{1}); }
-  static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
+  static auto& of(gpumem::stream const& s) { return s.key().identity().timeline(); }
   // Splits a live block of 1 KiB off the ready memory, and notes in which capture of the stream it is.
   block& allocate(gpumem::stream const& on) {
     std::size_t offset = 0;
@@ -81,10 +81,10 @@ TEST_F(graph_uses_test, capture_of_a_block_is_known_until_the_block_is_freed) {
 }
 
 TEST_F(graph_uses_test, streams_are_found_by_their_ids) {
-  EXPECT_EQ(uses.find_stream(a.key().id()), nullptr);
+  EXPECT_EQ(uses.find_stream(a.key().identity().id()), nullptr);
   uses.note_request(a.key());
-  EXPECT_EQ(uses.find_stream(a.key().id()), &of(a));
-  EXPECT_EQ(uses.find_stream(b.key().id()), nullptr);
+  EXPECT_EQ(uses.find_stream(a.key().identity().id()), &of(a));
+  EXPECT_EQ(uses.find_stream(b.key().identity().id()), nullptr);
 }
 
 } // namespace

@@ -34,7 +34,7 @@ protected:
     shard.addresses.clear();
     shard.addresses.push_back(std::make_unique<gpumem::detail::address_range>(shard, std::move(pages), bytes, bytes));
   }
-  static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
+  static auto& of(gpumem::stream const& s) { return s.key().identity().timeline(); }
   gpumem::detail::address_range& in() const { return *shard.addresses.back(); }
   std::size_t end() const { return in().mapped ? in().mapped->bytes : 0; }
 

@@ -36,7 +36,7 @@ TEST_F(hardened_frees, double_free_of_a_quarantined_block_is_reported) {
   auto const found = only();
   EXPECT_EQ(found.what, misuse::kind::double_free);
   EXPECT_EQ(found.pointer, p);
-  EXPECT_EQ(found.stream, t.key().id());
+  EXPECT_EQ(found.stream, t.key().identity().id());
   EXPECT_EQ(found.seen.size(), 2u);
   EXPECT_EQ(r.statistics().frees, 1u);
 }
@@ -68,7 +68,7 @@ TEST_F(hardened_frees, double_free_of_reused_memory_is_reported) {
   auto const found = only();
   EXPECT_EQ(found.what, misuse::kind::double_free) << "the history shows which free was first";
   ASSERT_EQ(found.seen.size(), 4u);
-  EXPECT_EQ(found.seen[3].stream, s.key().id());
+  EXPECT_EQ(found.seen[3].stream, s.key().identity().id());
 }
 
 TEST_F(hardened_frees, free_of_a_foreign_pointer_inside_or_outside_a_block_is_reported) {

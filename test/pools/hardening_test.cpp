@@ -58,14 +58,14 @@ TEST_F(hardening_test, overrun_is_reported_with_the_history_of_the_block) {
   EXPECT_EQ(found.expected, 1000u);
   EXPECT_EQ(found.offset, 1000);
   EXPECT_EQ(found.overwritten, 4u);
-  EXPECT_EQ(found.stream, t.key().id());
+  EXPECT_EQ(found.stream, t.key().identity().id());
   EXPECT_STREQ(found.resource, "tested");
   ASSERT_EQ(found.seen.size(), 2u);
   EXPECT_EQ(found.seen[0].what, block_event::kind::allocated);
-  EXPECT_EQ(found.seen[0].stream, s.key().id());
+  EXPECT_EQ(found.seen[0].stream, s.key().identity().id());
   EXPECT_EQ(found.seen[0].bytes, 1000u);
   EXPECT_EQ(found.seen[1].what, block_event::kind::freed);
-  EXPECT_EQ(found.seen[1].stream, t.key().id());
+  EXPECT_EQ(found.seen[1].stream, t.key().identity().id());
   EXPECT_GT(found.seen[1].sequence, found.seen[0].sequence);
 }
 
@@ -263,8 +263,8 @@ TEST_F(hardening_test, report_is_printed_with_the_history) {
     char const* const id[] = {"allocated for stream ", "freed on stream "};
     EXPECT_NE(text.find("tested: a write past the end of a block"), std::string::npos) << text;
     EXPECT_NE(text.find("4 bytes overwritten, the nearest at offset 1010, block of 1000 bytes"), std::string::npos);
-    EXPECT_NE(text.find(id[0] + std::to_string(s.key().id())), std::string::npos) << text;
-    EXPECT_NE(text.find(id[1] + std::to_string(t.key().id())), std::string::npos) << text;
+    EXPECT_NE(text.find(id[0] + std::to_string(s.key().identity().id())), std::string::npos) << text;
+    EXPECT_NE(text.find(id[1] + std::to_string(t.key().identity().id())), std::string::npos) << text;
     char little[16];
     describe(found, little, sizeof little);
     EXPECT_EQ(std::string{little}, text.substr(0, 15));

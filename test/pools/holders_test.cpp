@@ -30,7 +30,7 @@ protected:
     return "was granted";
   }
   std::string stream_text(gpumem::stream const& which) const {
-    return "stream " + std::to_string(gpumem::extend::identify(which, device).id());
+    return "stream " + std::to_string(gpumem::extend::identify(which, device).identity().id());
   }
   gpumem::device device{0};
   gpumem::stream stream{device}, other{device};

@@ -17,7 +17,7 @@ constexpr std::size_t MiB = std::size_t{1} << 20;
 
 class large_cache_test : public gpumem_test::simulated_test {
 protected:
-  static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
+  static auto& of(gpumem::stream const& s) { return s.key().identity().timeline(); }
   block& freed(std::size_t bytes, gpumem::stream const& on) {
     auto& one = made[count++];
     one.bytes = bytes;

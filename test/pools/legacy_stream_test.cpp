@@ -127,10 +127,10 @@ TEST_F(legacy_stream, set_default_stream_selects_the_meaning_of_handle_0) {
   EXPECT_NE(gpumem::extend::identify(null, device), gpumem::extend::identify(legacy, device));
   gpumem::set_default_stream(default_stream::legacy);
   EXPECT_EQ(gpumem::extend::identify(null, device), gpumem::extend::identify(legacy, device));
-  EXPECT_EQ(gpumem::extend::identify(null, device).handle(), CU_STREAM_LEGACY);
+  EXPECT_EQ(gpumem::extend::identify(null, device).identity().handle(), CU_STREAM_LEGACY);
   gpumem::set_default_stream(default_stream::per_thread);
   EXPECT_EQ(gpumem::extend::identify(null, device), gpumem::extend::identify(per_thread, device));
-  EXPECT_EQ(gpumem::extend::identify(null, device).handle(), CU_STREAM_PER_THREAD);
+  EXPECT_EQ(gpumem::extend::identify(null, device).identity().handle(), CU_STREAM_PER_THREAD);
   gpumem::set_default_stream(default_stream::either);
   EXPECT_NE(gpumem::extend::identify(null, device), gpumem::extend::identify(per_thread, device));
 }

@@ -65,7 +65,7 @@ TEST_F(memory_walk, copies_each_state_of_a_block) {
   ASSERT_TRUE(find(copy, live) && find(copy, cached) && find(copy, kept));
   EXPECT_EQ(find(copy, live)->state, memory_state::live);
   EXPECT_EQ(find(copy, live)->requested, 3 * MiB);
-  EXPECT_EQ(find(copy, live)->stream, gpumem::extend::identify(stream, device).id());
+  EXPECT_EQ(find(copy, live)->stream, gpumem::extend::identify(stream, device).identity().id());
   EXPECT_EQ(find(copy, cached)->state, memory_state::cached);
   EXPECT_EQ(find(copy, cached)->requested, 0u);
   EXPECT_EQ(find(copy, kept)->requested, 100u);
@@ -152,7 +152,7 @@ TEST_F(memory_walk, requests_that_wait_are_copied) {
   EXPECT_EQ(copy.waiting[0].bytes, 2 * MiB);
   EXPECT_EQ(copy.waiting[0].priority, 3);
   EXPECT_EQ(copy.waiting[0].holder, "work");
-  EXPECT_EQ(copy.waiting[0].stream, gpumem::extend::identify(stream, device).id());
+  EXPECT_EQ(copy.waiting[0].stream, gpumem::extend::identify(stream, device).identity().id());
   from.deallocate(stream, all, 8 * MiB);
   gpumem::simulator::run_until_idle();
   other.join();

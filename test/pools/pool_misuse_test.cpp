@@ -40,7 +40,7 @@ protected:
     EXPECT_EQ(told[0].pointer, pointer);
     EXPECT_EQ(told[0].given, given);
     EXPECT_EQ(told[0].expected, expected);
-    EXPECT_EQ(told[0].stream, s.key().id());
+    EXPECT_EQ(told[0].stream, s.key().identity().id());
     EXPECT_STREQ(told[0].resource, "tested");
     EXPECT_EQ(r.statistics().live, 1000u);
     told.clear();

@@ -116,7 +116,7 @@ TEST(pool_mode_settings, background_release_begins_a_part_of_the_threshold_beyon
 
 class pool_mode_test : public gpumem_test::simulated_test {
 protected:
-  static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
+  static auto& of(gpumem::stream const& s) { return s.key().identity().timeline(); }
   void reserve(std::size_t bytes) {
     chunks.add(reinterpret_cast<void*>(std::uintptr_t{1} << 40), bytes);
     mode.on_reserved_changed();

@@ -87,14 +87,14 @@ TEST_F(pool_policy, stream_that_is_behind_reuses_its_own_memory_first) {
     r.deallocate_sync(nobodys, 4 * MiB);
     free_in_use(r, a, own, 6 * MiB);
     if (behind) poll_twice(r);
-    EXPECT_EQ(a.key().timeline().is_behind(), behind);
+    EXPECT_EQ(a.key().identity().timeline().is_behind(), behind);
     auto* const granted = r.allocate(a, 4 * MiB);
     EXPECT_EQ(granted, behind ? own : nobodys);
     for (auto* const each : {above, below, granted}) r.deallocate(a, each, 4 * MiB);
     poll(r); // records an event of `a`, unless one is open
     simulator::run_until_idle();
     poll(r);
-    EXPECT_FALSE(a.key().timeline().is_behind()) << "its work is complete";
+    EXPECT_FALSE(a.key().identity().timeline().is_behind()) << "its work is complete";
   }
 }
 
@@ -102,16 +102,16 @@ TEST_F(pool_policy, dead_stream_does_not_make_the_next_one_count_as_behind) {
   auto const* of_dead = static_cast<void const*>(nullptr);
   {
     gpumem::stream const dead{device};
-    of_dead = &dead.key().timeline();
+    of_dead = &dead.key().identity().timeline();
     pool r{device, {.initial_size = 64 * MiB, .effort = 0}};
     free_in_use(r, dead, r.allocate(dead, 4 * MiB), 4 * MiB);
     poll_twice(r);
-    ASSERT_TRUE(dead.key().timeline().is_behind());
+    ASSERT_TRUE(dead.key().identity().timeline().is_behind());
     simulator::run_until_idle();
   }
   gpumem::stream const next{device};
-  ASSERT_EQ(&next.key().timeline(), of_dead) << "it reuses the timeline of the destroyed stream";
-  EXPECT_FALSE(next.key().timeline().is_behind());
+  ASSERT_EQ(&next.key().identity().timeline(), of_dead) << "it reuses the timeline of the destroyed stream";
+  EXPECT_FALSE(next.key().identity().timeline().is_behind());
 }
 
 TEST_F(pool_policy, freed_memory_coalesces_with_unused_memory_unless_its_stream_is_behind) {

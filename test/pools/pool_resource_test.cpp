@@ -148,7 +148,7 @@ TEST_F(pool_interface, limit_holds_and_can_be_used_to_the_last_byte) {
     EXPECT_EQ(e.info().live, 3 * MiB);
     EXPECT_EQ(e.info().reserved, 3 * MiB);
     EXPECT_EQ(e.info().limit, 3 * MiB);
-    EXPECT_EQ(e.info().stream, s.key().id());
+    EXPECT_EQ(e.info().stream, s.key().identity().id());
   }
   r.deallocate(s, p, 2 * MiB);
   auto* const again = r.allocate(s, 2 * MiB);
@@ -253,7 +253,7 @@ TEST_F(pool_interface, find_describes_live_and_free_memory) {
   EXPECT_EQ(inside->base, p);
   EXPECT_EQ(inside->bytes, 1000u);
   EXPECT_EQ(inside->allocated, 1024u);
-  EXPECT_EQ(inside->stream, s.key().id());
+  EXPECT_EQ(inside->stream, s.key().identity().id());
   EXPECT_TRUE(inside->live);
   EXPECT_FALSE(r.find(p + 1024)->live);
   EXPECT_EQ(r.find(p + 1024)->allocated, 1024u) << "another block of the same size";

@@ -66,7 +66,7 @@ TEST_F(pool_waiting_counts, request_with_a_deadline_makes_no_host_allocation) {
   };
   for (int i = 0; i < 8; ++i) { // warm-up: what first uses create
     simulator::run_until_idle();
-    gpumem::extend::identify(a, device).timeline().poll(); // events return to their pool
+    gpumem::extend::identify(a, device).identity().timeline().poll(); // events return to their pool
     auto block = pool.acquire(a, 60 * MiB).wait();
     auto const running = test::start(body());
     block.reset();

@@ -82,7 +82,7 @@ TEST_F(quarantine_test, find_describes_blocks_in_quarantine) {
   EXPECT_EQ(live->base, p);
   EXPECT_EQ(live->bytes, 1000u);
   EXPECT_EQ(live->allocated, 1024u + guards);
-  EXPECT_EQ(live->stream, s.key().id());
+  EXPECT_EQ(live->stream, s.key().identity().id());
   EXPECT_TRUE(live->live);
   r.deallocate(s, p, 1000);
   auto const kept = r.find(p);

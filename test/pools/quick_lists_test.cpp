@@ -134,7 +134,7 @@ TEST_F(quick_lists_test, list_keeps_a_bounded_number_of_blocks) {
 // Blocks from the quick lists are older than those freed since.
 TEST_F(quick_lists_test, blocks_coalesce_in_the_order_of_their_epochs) {
   gpumem::stream const on{gpumem::device::current()};
-  auto& order = on.key().timeline();
+  auto& order = on.key().identity().timeline();
   parent.bytes = 256 * KiB;
   std::vector<block*> live;
   block* range = &map.add(parent, {});

@@ -34,7 +34,7 @@ protected:
     std::size_t offset = 0;
     return map.lists().ready().bins().find(bytes, alignment, offset);
   }
-  static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
+  static auto& of(gpumem::stream const& s) { return s.key().identity().timeline(); }
   // Publishes completion for an idle stream. Later epochs must not be complete, since the next stream reuses its
   // timeline.
   static void complete_up_to(gpumem::stream const& s, gpumem::extend::epoch last) {

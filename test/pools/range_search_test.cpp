@@ -42,11 +42,11 @@ protected:
   range_search_test() {
     for (auto* const each : {&a, &b, &c}) {
       each->synchronize();
-      each->key().timeline().poll();
+      each->key().identity().timeline().poll();
     }
   }
 
-  static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
+  static auto& of(gpumem::stream const& s) { return s.key().identity().timeline(); }
   static std::uint64_t polls() { return gpumem::driver_api::driver_calls("cuEventQuery"); }
 
   // A use in an epoch that ends with it. No event covers it yet.

@@ -202,7 +202,7 @@ TEST_F(shard_list_test, freed_block_goes_back_to_its_shard) {
   make_shards(r, [&](int number) {
     auto const& on = number == 0 ? a : b;
     blocks[number] = r.allocate(on, 8 * MiB);
-    on.key().wait_on_host();
+    on.key().identity().wait_on_host();
     together.arrive_and_wait();
     r.deallocate(on, blocks[1 - number], 8 * MiB); // the other thread's block
     EXPECT_TRUE(engine_of(r).is_consistent());
@@ -269,7 +269,7 @@ TEST_F(shard_list_test, free_memory_of_other_shards_is_used_before_growth) {
   std::barrier turn{2};
   make_shards(r, [&](int number) {
     auto const& on = number == 0 ? a : b;
-    on.key().wait_on_host(); // otherwise the freed memory stays with its stream
+    on.key().identity().wait_on_host(); // otherwise the freed memory stays with its stream
     turn.arrive_and_wait();
     for (int part = 0; part < 2; ++part) {
       if (part == number) {
@@ -280,7 +280,7 @@ TEST_F(shard_list_test, free_memory_of_other_shards_is_used_before_growth) {
         for (auto& each : blocks) each = r.allocate_sync(MiB);
         EXPECT_EQ(r.statistics().reserved, reserved);
         for (auto* const each : blocks) r.deallocate_sync(each, MiB);
-        on.key().wait_on_host();
+        on.key().identity().wait_on_host();
       }
       turn.arrive_and_wait();
     }
@@ -295,7 +295,7 @@ TEST_F(shard_list_test, promotion_continues_behind_a_range_that_was_merged) {
   constexpr std::size_t part = 4096;
   gpumem::stream c{device};
   auto const use = [](gpumem::stream const& on) {
-    return stream_use{&on.key().timeline(), on.key().timeline().epochs().advance()};
+    return stream_use{&on.key().identity().timeline(), on.key().identity().timeline().epochs().advance()};
   };
   gpumem::detail::pool_shard shard{1};
   gpumem::detail::chunk parent{.base = 0x10000, .bytes = 3 * part, .shard = &shard};
@@ -309,8 +309,8 @@ TEST_F(shard_list_test, promotion_continues_behind_a_range_that_was_merged) {
   for (auto const& each : {open, done}) high->uses.add(each);
   for (auto* const each : {low, middle, high})
     shard.ranges.free(*each, gpumem::detail::range_allocator::coalescing::same_streams);
-  b.key().timeline().epochs().publish_completed(done.newest);
-  c.key().timeline().epochs().publish_completed(gone.newest);
+  b.key().identity().timeline().epochs().publish_completed(done.newest);
+  c.key().identity().timeline().epochs().publish_completed(gone.newest);
   gpumem::detail::pool_shard* const all[] = {&shard};
   EXPECT_TRUE(gpumem::detail::reuse_rules(gpumem::reuse_policy::wait, false).promote_completed(all));
   std::size_t pieces = 0, bytes = 0;

@@ -13,7 +13,7 @@ class stream_uses_test : public gpumem_test::simulated_test {
 protected:
   gpumem::device device = gpumem::device::current();
   gpumem::stream a{device}, b{device}, c{device}, d{device}, e{device};
-  static auto& of(gpumem::stream const& s) { return s.key().timeline(); }
+  static auto& of(gpumem::stream const& s) { return s.key().identity().timeline(); }
 };
 
 TEST_F(stream_uses_test, join_keeps_the_newest_epoch_of_each_stream) {

@@ -109,7 +109,7 @@ TYPED_TEST(source, misuse_is_reported_and_ignored) {
   ASSERT_EQ(seen.size(), 2u);
   EXPECT_EQ(seen[0].what, gpumem::misuse::kind::foreign_pointer);
   EXPECT_EQ(seen[0].pointer, &elsewhere);
-  EXPECT_EQ(seen[0].stream, stream.key().id());
+  EXPECT_EQ(seen[0].stream, stream.key().identity().id());
   EXPECT_EQ(seen[1].what, gpumem::misuse::kind::wrong_size);
   EXPECT_EQ(seen[1].given, mib + 1);
   EXPECT_EQ(seen[1].expected, mib);
@@ -152,7 +152,7 @@ TEST_F(cuda_resource, driver_error_is_reported_with_its_code) {
     EXPECT_EQ(e.info().requested, mib);
     EXPECT_EQ(e.info().device, 0);
     EXPECT_GT(e.info().device_total, 0u);
-    EXPECT_EQ(e.info().stream, stream.key().id());
+    EXPECT_EQ(e.info().stream, stream.key().identity().id());
   }
 }
 

@@ -55,17 +55,18 @@ public:
   /// live block changes it.
   static inline bool may_cache(block const& returned, stream_key const& key,
                                std::optional<std::size_t> bytes) noexcept {
-    return returned.is_live() && (!bytes || *bytes == returned.requested) && returned.uses.empty() && !key.is_host() &&
-           !key.capturing();
+    return returned.is_live() && (!bytes || *bytes == returned.requested) && returned.uses.empty() &&
+           !key.identity().is_host() && !key.identity().capturing();
   }
   /// Ends a block's use on a stream. Returns the stream and its current epoch. On a mortal stream records an event
   /// after enough frees or freed bytes. A free of unknown size always counts as enough.
   [[gnu::always_inline]] static inline stream_use
   end_use(pool_mode const& mode, stream_key const& key, block const* block, std::optional<std::size_t> bytes) noexcept {
-    auto& timeline = key.timeline();
+    auto& timeline = key.identity().timeline();
     if (!timeline.is_mortal()) [[likely]]
       return {&timeline, timeline.current_epoch()};
-    return {&timeline, key.end_use(block ? block->bytes : bytes.value_or(~std::size_t{0} / 2), mode.frees_record())};
+    return {&timeline,
+            key.identity().end_use(block ? block->bytes : bytes.value_or(~std::size_t{0} / 2), mode.frees_record())};
   }
   /// Completes a free after an attempt to cache the block. First frees the block that the cache evicted, if there is
   /// one. Then frees the caller's block, unless the cache took it.

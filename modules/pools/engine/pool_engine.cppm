@@ -47,8 +47,9 @@ public:
                                                                       std::size_t alignment) noexcept {
     auto const size = size_class::of(std::max(bytes, parts_.smallest_block), parts_.mode.largest_numbered());
     auto const thread = sync::thread_index();
-    if (alignment <= granule && !key.is_host()) [[likely]] {
-      if (auto* const cached = parts_.caches.pop(key.timeline(), size, bytes, thread)) return cached->pointer();
+    if (alignment <= granule && !key.identity().is_host()) [[likely]] {
+      if (auto* const cached = parts_.caches.pop(key.identity().timeline(), size, bytes, thread))
+        return cached->pointer();
     }
     return allocate_path_.allocate(key, size, bytes, alignment);
   }

@@ -65,7 +65,7 @@ export struct pool_parts {
   /// Returns whether work of the stream may use the pool's memory. A stream passes this test before the pool gives it
   /// memory, and before a thread cache takes a block that it frees. So a thread cache need not ask when it gives one.
   inline bool serves(stream_key const& key) const noexcept {
-    return caches.serves(key.timeline().device()) || upstream->serves(key);
+    return caches.serves(key.identity().timeline().device()) || upstream->serves(key);
   }
 };
 

@@ -70,7 +70,9 @@ export struct allocation_request {
     class_number = exact.number;
   }
   /// Returns whether the request waits in the pool's queue if it is refused, so that its thread must not wait now.
-  inline bool can_park() const noexcept { return key.queues() != queueing::none && !key.may_wait(); }
+  inline bool can_park() const noexcept {
+    return key.context().queues() != queueing::none && !key.context().may_wait();
+  }
   inline bool is_small() const noexcept { return bytes <= size_class::largest_small && alignment == granule; }
 };
 
@@ -123,7 +125,7 @@ private:
   [[clang::requires_capability(one_shard),
     clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline placement
   find_own_or_ready(allocation_request const& request, free_lists& lists) {
-    auto* const own_list = rules_.needs_host(request.key) ? nullptr : lists.find(request.key.timeline());
+    auto* const own_list = rules_.needs_host(request.key) ? nullptr : lists.find(request.key.identity().timeline());
     if (request.is_small()) {
       if (auto* const spare = own_list ? own_list->quick().head(request.bytes) : nullptr)
         return {spare, 0, reuse_tier::same_stream};
@@ -131,7 +133,7 @@ private:
     }
     std::size_t own_offset = 0, offset = 0;
     auto* const mine = own_list ? own_list->bins().find(request.bytes, request.alignment, own_offset) : nullptr;
-    bool const good = mine && (mine->bytes == request.bytes || request.key.timeline().is_behind());
+    bool const good = mine && (mine->bytes == request.bytes || request.key.identity().timeline().is_behind());
     if (good || lists.ready().empty()) return {mine, own_offset, reuse_tier::same_stream};
     auto* const free = lists.ready().bins().find(request.bytes, request.alignment, offset);
     if (free && (!mine || free->bytes < mine->bytes)) return {free, offset, reuse_tier::completed};

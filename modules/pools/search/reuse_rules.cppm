@@ -31,7 +31,7 @@ public:
   /// Returns whether the host may touch memory as soon as it is allocated.
   inline bool host_accessible() const noexcept { return host_accessible_; }
   /// Returns whether the request of `key` may get only memory of which the host has seen every use complete.
-  inline bool needs_host(stream_key const& key) const noexcept { return key.is_host() || host_accessible_; }
+  inline bool needs_host(stream_key const& key) const noexcept { return key.identity().is_host() || host_accessible_; }
   /// Returns the cheapest tier, up to `last_tier`, by which the stream may take memory that has these uses; `none` if
   /// there is no such tier.
   reuse_tier classify(stream_uses const& uses, stream_key const& key, reuse_tier last_tier) const;

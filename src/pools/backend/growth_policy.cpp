@@ -34,8 +34,8 @@ std::size_t slack(std::size_t alignment, address_range const& addresses, std::si
 // to the stream's segment, the addresses where that stream's memory grows.
 bool is_of(block const* neighbour, stream_key const& key) noexcept {
   if (!neighbour || neighbour->state() == block_state::hole) return false;
-  if (!neighbour->is_free()) return neighbour->stream == &key.timeline();
-  return neighbour->uses.find(key.timeline()) != nullptr;
+  if (!neighbour->is_free()) return neighbour->stream == &key.identity().timeline();
+  return neighbour->uses.find(key.identity().timeline()) != nullptr;
 }
 
 } // namespace
@@ -110,7 +110,8 @@ std::optional<growth_policy::candidate> growth_policy::best_hole(allocation_requ
 // piece for the largest requests.
 std::optional<page_extent> growth_policy::new_segment(allocation_request const& request,
                                                       address_range const& addresses) const {
-  if (addresses.shard->ranges.lists().single_stream().size() <= 1 || request.key.is_host()) return std::nullopt;
+  if (addresses.shard->ranges.lists().single_stream().size() <= 1 || request.key.identity().is_host())
+    return std::nullopt;
   auto const step = round_up(addresses.pages.address_space() / tuning::segment_fraction, addresses.pages.granularity());
   auto const begin = round_up(addresses.pages.mapped_end(), step);
   if (begin + step > addresses.pages.address_space() / 2) return std::nullopt;

@@ -140,8 +140,8 @@ bool page_backend::may_move() const noexcept {
 // leaves enough of the budget for the moves themselves. Returns whether it unlocked the shards: the caller must then
 // search again.
 bool page_backend::wait_for_own_work(allocation_request const& request) {
-  auto& own = request.key.timeline();
-  if (!request.key.may_wait() || !request.key.has_handle()) return false;
+  auto& own = request.key.identity().timeline();
+  if (!request.key.context().may_wait() || !request.key.identity().has_handle()) return false;
   if (given_up_.timeline && !given_up_.completed()) return false;
   shard_list::search_order const among{parts_.shards, *request.shard};
   auto const open = reuse_rules::streams_in_use(false, among);
@@ -151,7 +151,7 @@ bool page_backend::wait_for_own_work(allocation_request const& request) {
   auto const for_moves = static_cast<double>(pages) * price_.median();
   auto const longest = move_budget_.unlimited() ? tuning::max_move_burst : move_budget_.left(begin) - for_moves;
   if (pages == 0 || longest <= time_budget::nanoseconds{0}) return false;
-  own.cover(request.key.handle()); // records an event after the stream's last frees
+  own.cover(request.key.identity().handle()); // records an event after the stream's last frees
   if (!reuse_rules::streams_in_use(true, among).empty()) return false;
   stream_use const awaited{&own, own.newest_recorded()};
   auto const end = begin + std::chrono::duration_cast<sync::duration>(longest);
@@ -193,7 +193,8 @@ placement page_backend::move_at_limit(allocation_request const& request) {
 // so this use is complete. Because of the use, the rest of the memory goes to the free list of that stream, and serves
 // its next requests.
 stream_uses page_backend::fresh_uses(allocation_request const& request) const noexcept {
-  return parts_.rules.needs_host(request.key) ? stream_uses{} : stream_uses{stream_use{&request.key.timeline(), 0}};
+  return parts_.rules.needs_host(request.key) ? stream_uses{}
+                                              : stream_uses{stream_use{&request.key.identity().timeline(), 0}};
 }
 
 // Joins the new range `fresh` with free neighbours that the stream may use. Returns where in the joined range the

@@ -86,7 +86,7 @@ attempt<placement> page_backend::join_site(page_extent where, allocation_request
     if (each == site.last) break;
   }
   if (site.first == site.last) return placement{site.first, begin - site.first->base, site.how};
-  stream_uses const own{{&request.key.timeline(), request.key.end_use(where.bytes, true)}};
+  stream_uses const own{{&request.key.identity().timeline(), request.key.identity().end_use(where.bytes, true)}};
   return placement{&site.last->parent->shard->ranges.gather(*site.last, begin, where.bytes, own), 0, site.how};
 }
 

@@ -80,7 +80,8 @@ block& pool_backend::add_chunk(stream_key const& key, pool_shard& shard, void* b
   auto& added = parts_.chunks.add(base, bytes);
   try {
     auto& fresh =
-        shard.ranges.add(added, ordered ? stream_uses{{&key.timeline(), key.end_use(bytes, true)}} : stream_uses{});
+        shard.ranges.add(added, ordered ? stream_uses{{&key.identity().timeline(), key.identity().end_use(bytes, true)}}
+                                        : stream_uses{});
     added.shard = &shard;
     shard.include(added.base, added.end());
     parts_.count_growth(shard, bytes);

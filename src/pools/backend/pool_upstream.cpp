@@ -73,7 +73,7 @@ std::uint64_t pool_upstream::devices() const noexcept {
 }
 
 bool pool_upstream::orders_by(stream_key const& key) const noexcept {
-  return traits_.stream_ordered && !traits_.host_accessible && !key.is_host();
+  return traits_.stream_ordered && !traits_.host_accessible && !key.identity().is_host();
 }
 
 // Returns the key of a request for the stream. Memory that the host can touch is requested for the host: in the order
@@ -81,15 +81,15 @@ bool pool_upstream::orders_by(stream_key const& key) const noexcept {
 // queue behind them.
 stream_key pool_upstream::key_for(stream_key const& stream) const noexcept {
   bool const by_host = traits_.stream_ordered && traits_.host_accessible;
-  auto const key = by_host ? stream_key::host().waiting(stream.may_wait()) : stream;
+  auto const key = by_host ? stream_key::host().waiting(stream.context().may_wait()) : stream;
   return key.queueing_as(queueing::none).for_no_unit();
 }
 
 expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::size_t bytes) noexcept {
   auto const current = make_home_current();
   // If the call may not use the stream's handle, asks for memory that any stream can use immediately.
-  bool const usable = stream.has_handle() || stream.is_host();
-  auto const key = key_for(usable ? stream : stream_key::host().waiting(stream.may_wait()));
+  bool const usable = stream.identity().has_handle() || stream.identity().is_host();
+  auto const key = key_for(usable ? stream : stream_key::host().waiting(stream.context().may_wait()));
   auto const drawn = calls_.try_allocate(key, bytes, granule);
   if (drawn) watchers().each([&](auto& each) { each.on_mapped(*drawn, bytes); });
   return drawn;

@@ -37,12 +37,13 @@ struct capture_place {
 // mortal stream, the key says whether it captured when the pool was called. Such a stream is asked about again only if
 // it captured then.
 bool may_ask(stream_key const& key) {
-  if (!key.has_handle() || !key.timeline().is_usable()) return false;
-  switch (key.timeline().kind()) {
+  if (!key.identity().has_handle() || !key.identity().timeline().is_usable()) return false;
+  switch (key.identity().timeline().kind()) {
   case stream_kind::own:
   case stream_kind::adopted: return true;
-  case stream_kind::foreign: return key.capturing();
-  case stream_kind::per_thread: return key.capturing() && timeline_registry::is_own_default(key.timeline());
+  case stream_kind::foreign: return key.identity().capturing();
+  case stream_kind::per_thread:
+    return key.identity().capturing() && timeline_registry::is_own_default(key.identity().timeline());
   default: return false;
   }
 }
@@ -57,7 +58,8 @@ std::optional<capture_place> place_of(stream_key const& key) {
   CUgraphNode const* nodes = nullptr;
   CUgraphEdgeData const* edges = nullptr;
   std::size_t count = 0;
-  auto const asked = driver().stream_get_capture_info(key.handle(), &status, &id, &graph, &nodes, &edges, &count);
+  auto const asked =
+      driver().stream_get_capture_info(key.identity().handle(), &status, &id, &graph, &nodes, &edges, &count);
   if (asked != CUDA_SUCCESS) return std::nullopt;
   if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return capture_place{};
   return capture_place{id, graph, {nodes, count}, edges};
@@ -174,7 +176,7 @@ void captured_order::close_ended() {
 
 std::uint64_t captured_order::note_request(stream_key const& key) {
   auto const place = place_of(key);
-  auto* const here = place ? enter(key.timeline(), place->capture, place->graph) : nullptr;
+  auto* const here = place ? enter(key.identity().timeline(), place->capture, place->graph) : nullptr;
   if (!here) return 0;
   open_[here->capture_] = here->thread_ = sync::thread_index();
   return here->capture_;
@@ -189,13 +191,13 @@ bool captured_order::is_worked_on_here(std::uint64_t capture) const noexcept {
 // known to work on the capture or the stream. Returns own_end if the order of the use is not known.
 epoch captured_order::end_use(stream_key const& key, std::uint64_t allocated_in) {
   if (!is_worked_on_here(allocated_in)) return own_end;
-  auto const stream_entry = streams_.find(&key.timeline());
+  auto const stream_entry = streams_.find(&key.identity().timeline());
   if (stream_entry != streams_.end() &&
       stream_entry->second.thread_.value_or(sync::thread_index()) != sync::thread_index())
     return own_end;
   auto const place = place_of(key);
   if (!place) return own_end;
-  auto* const here = enter(key.timeline(), place->capture, place->graph);
+  auto* const here = enter(key.identity().timeline(), place->capture, place->graph);
   if (!here || here->capture_ != allocated_in || place->nodes.empty() || !awaits_completion(*place)) return own_end;
   auto const newest = ends_.find(here->newest_end_);
   if (newest != ends_.end() && std::ranges::equal(newest->second.nodes, place->nodes)) return here->newest_end_;
@@ -207,7 +209,7 @@ epoch captured_order::end_use(stream_key const& key, std::uint64_t allocated_in)
 captured_order::position const* captured_order::look_at(stream_key const& key) {
   auto const place = place_of(key);
   if (!place) return nullptr;
-  auto* const here = enter(key.timeline(), place->capture, place->graph);
+  auto* const here = enter(key.identity().timeline(), place->capture, place->graph);
   if (here) walk(here->reached_, *place);
   return here;
 }

@@ -126,10 +126,10 @@ expected<void*, failure> graph_memory::try_allocate(stream_key const& key, std::
   if (result) {
     add_live();
     // The host may touch the block at once, but work of the stream may still use it. In a capture it touches none.
-    if (upstream_->host_accessible() && !key.capturing()) static_cast<void>(key.wait_on_host());
+    if (upstream_->host_accessible() && !key.identity().capturing()) static_cast<void>(key.identity().wait_on_host());
   } else {
     sync::lock const lock{mutex_};
-    counts_.failures += !key.goes_on_after(result.error().reason);
+    counts_.failures += !key.context().goes_on_after(result.error().reason);
   }
   return result;
 }
@@ -138,7 +138,7 @@ expected<void*, failure> graph_memory::try_allocate(stream_key const& key, std::
 // whose uses the graph orders before the stream's next work, then ranges without any use.
 void* graph_memory::take(stream_key const& key, std::size_t bytes, std::size_t alignment) {
   auto const rounded = (bytes + granule - 1) & ~(granule - 1);
-  auto& timeline = key.timeline();
+  auto& timeline = key.identity().timeline();
   alignment = std::max(alignment, granule);
   auto const capture = uses_.note_request(key);
   auto const* const own_list = ranges_.lists().find(timeline);
@@ -206,7 +206,7 @@ void graph_memory::free_or_report(stream_key const& key, void* pointer, std::opt
   case free_outcome::done: return drop_live(); // may destroy this object
   case free_outcome::refused: return;
   case free_outcome::foreign:
-    wrong.set({misuse::kind::foreign_pointer, pointer, bytes.value_or(0), 0, key.id(), resource_name()});
+    wrong.set({misuse::kind::foreign_pointer, pointer, bytes.value_or(0), 0, key.identity().id(), resource_name()});
   }
 }
 
@@ -216,7 +216,7 @@ graph_memory::free_outcome graph_memory::free(stream_key const& key, void* point
   auto* const block = ranges_.find_live(pointer);
   if (!block || (bytes && *bytes != block->requested)) return explain(key, pointer, bytes, wrong);
   if (!serves_stream(key)) {
-    wrong.set({misuse::kind::unopened_device, pointer, bytes.value_or(0), 0, key.id(), resource_name()});
+    wrong.set({misuse::kind::unopened_device, pointer, bytes.value_or(0), 0, key.identity().id(), resource_name()});
     return free_outcome::refused;
   }
   ++counts_.frees;
@@ -235,7 +235,7 @@ graph_memory::free_outcome graph_memory::explain(stream_key const& key, void con
   std::size_t const requested = in->requested;
   auto what = misuse::kind::double_free;
   if (in->is_live()) what = in->pointer() == pointer ? misuse::kind::wrong_size : misuse::kind::foreign_pointer;
-  wrong.set({what, pointer, bytes.value_or(0), in->is_live() ? requested : 0, key.id(), resource_name()});
+  wrong.set({what, pointer, bytes.value_or(0), in->is_live() ? requested : 0, key.identity().id(), resource_name()});
   return free_outcome::refused;
 }
 
@@ -366,7 +366,7 @@ bool graph_memory::declare_use(stream_key const& key, void const* pointer, late_
 void graph_memory::record_use(stream_key const& key, void* pointer) noexcept {
   late_misuse wrong;
   if (declare_use(key, pointer, wrong)) return;
-  wrong.set({misuse::kind::foreign_pointer, pointer, 0, 0, key.id(), resource_name()});
+  wrong.set({misuse::kind::foreign_pointer, pointer, 0, 0, key.identity().id(), resource_name()});
 }
 
 statistics graph_memory::read_statistics() noexcept {

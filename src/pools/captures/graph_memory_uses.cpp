@@ -52,7 +52,7 @@ private:
   // (no_end) has no order with the graph, even if its stream has joined the capture since.
   template <class Accept> bool all_uses(block const& range, Accept accept) const {
     return std::ranges::all_of(range.uses, [&](stream_use const& use) {
-      return use.newest != captured_order::no_end && (use.timeline == &key_.timeline() || accept(use));
+      return use.newest != captured_order::no_end && (use.timeline == &key_.identity().timeline() || accept(use));
     });
   }
 
@@ -77,7 +77,7 @@ graph_uses::~graph_uses() {
 }
 
 std::uint64_t graph_uses::note_request(stream_key const& key) {
-  keep_timeline(key.timeline());
+  keep_timeline(key.identity().timeline());
   return order_.note_request(key);
 }
 
@@ -121,7 +121,7 @@ void graph_uses::rename_dead(block& block) {
     } else if (auto* const graph = order_.graph_of(use.newest)) {
       renamed.add({&name_of_dead(graph), use.newest});
     } else {
-      renamed.add({&stream_key::host().timeline(), captured_order::no_end});
+      renamed.add({&stream_key::host().identity().timeline(), captured_order::no_end});
     }
   }
   ranges_.lists().reserve();
@@ -187,7 +187,7 @@ graph_uses::fit graph_uses::find_ordered(stream_key const& key, std::size_t byte
   auto& lists = ranges_.lists();
   lists.multi_stream().bins().visit_from(bytes, visit);
   for (auto const* const each : lists.single_stream()) {
-    if (each->timeline() != &key.timeline()) each->bins().visit_from(bytes, visit);
+    if (each->timeline() != &key.identity().timeline()) each->bins().visit_from(bytes, visit);
   }
   return {search.best, search.offset};
 }
@@ -196,15 +196,17 @@ graph_uses::fit graph_uses::find_ordered(stream_key const& key, std::size_t byte
 // record where in the graph the use ends, the range serves only the stream of the free. If it has no memory to retain
 // the stream's timeline, the range also gets a use that never ends (no_end), and serves no stream.
 void graph_uses::end(block& block, stream_key const& key, ended_by reason) noexcept {
-  auto& timeline = key.is_host() ? *block.stream : key.timeline();
+  auto& timeline = key.identity().is_host() ? *block.stream : key.identity().timeline();
   try {
     keep_timeline(timeline);
-  } catch (std::bad_alloc const&) { add_use(block, {&stream_key::host().timeline(), captured_order::no_end}); }
+  } catch (std::bad_alloc const&) {
+    add_use(block, {&stream_key::host().identity().timeline(), captured_order::no_end});
+  }
   auto end = captured_order::own_end;
   try {
     ranges_.lists().reserve();
     if (order_.is_full()) drop_unused_ends();
-    if (!key.is_host()) end = order_.end_use(key, capture_of(block));
+    if (!key.identity().is_host()) end = order_.end_use(key, capture_of(block));
   } catch (std::bad_alloc const&) {}
   auto const* const earlier = block.uses.find(timeline);
   if (reason == ended_by::declaration) {

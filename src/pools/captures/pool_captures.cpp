@@ -36,18 +36,18 @@ capture_state capture_of(stream_key const& key) noexcept {
   capture_state seen;
   // On another thread the handle of this per-thread default stream would mean another stream, so the driver is not
   // asked.
-  bool const elsewhere =
-      key.timeline().kind() == stream_kind::per_thread && !timeline_registry::is_own_default(key.timeline());
-  if (elsewhere || !key.has_handle()) return seen;
-  auto const result =
-      driver().stream_get_capture_info(key.handle(), &seen.status, &seen.id, nullptr, nullptr, nullptr, nullptr);
+  bool const elsewhere = key.identity().timeline().kind() == stream_kind::per_thread &&
+                         !timeline_registry::is_own_default(key.identity().timeline());
+  if (elsewhere || !key.identity().has_handle()) return seen;
+  auto const result = driver().stream_get_capture_info(key.identity().handle(), &seen.status, &seen.id, nullptr,
+                                                       nullptr, nullptr, nullptr);
   return result == CUDA_SUCCESS ? seen : capture_state{};
 }
 
 stream_key identify_for_capture(stream_ref stream, std::optional<device> device) {
   throw_if_child();
   auto const key = device ? identify(stream, *device) : identify(stream);
-  auto const kind = key.timeline().kind();
+  auto const kind = key.identity().timeline().kind();
   if (kind == stream_kind::legacy || kind == stream_kind::null)
     throw std::invalid_argument{"gpumem: a capture scope needs a stream that can capture: not the legacy default "
                                 "stream, nor handle 0 unless set_default_stream() has set its meaning to per_thread"};
@@ -94,7 +94,7 @@ open_capture::open_capture(pool_captures& captures, void const* pool, graph_memo
     throw std::invalid_argument{"gpumem: the upstream of a capture scope's graph memory must be the pool itself"};
   captures_.memories().add(memory);
   captures_.open(*this);
-  key_.timeline().retain();
+  key_.identity().timeline().retain();
   timeline_registry::instance().begin_asking();
 }
 
@@ -102,7 +102,7 @@ open_capture::open_capture(pool_captures& captures, void const* pool, graph_memo
 open_capture::~open_capture() {
   if (forked()) return;
   timeline_registry::instance().end_asking();
-  key_.timeline().release();
+  key_.identity().timeline().release();
   captures_.close(*this);
 }
 

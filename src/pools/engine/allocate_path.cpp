@@ -92,7 +92,8 @@ void* allocate_path::allocate_from_own(allocation_request& request) {
   auto& shard = *request.shard;
   shard_lock const lock{parts_.shards, shard};
   bool const shared = parts_.shards.is_shared(request.bytes); // such requests make no shard active
-  if (!parts_.mode.may_use_one_lock(request.key.timeline()) || (shard.rounds_left == 0 && !shared)) [[unlikely]]
+  if (!parts_.mode.may_use_one_lock(request.key.identity().timeline()) || (shard.rounds_left == 0 && !shared))
+      [[unlikely]]
     return nullptr;
   if (!shared) shard.rounds_left = pool_shard::rounds_active;
   frees_.drain_remote_frees(shard);
@@ -159,13 +160,13 @@ attempt<void*> allocate_path::grow(allocation_request const& request, bool exact
 // Allocates the block of the request at the place that a search has found. Returns its address.
 void* allocate_path::commit(allocation_request const& request, placement place) {
   auto& owner_shard = *place.range->parent->shard;
-  bool const waits = request.key.queues() == queueing::admitted;
+  bool const waits = request.key.context().queues() == queueing::admitted;
   bool const ready = waits && place.range->uses.completed();
   auto& block = split_off(request, place);
   if (waits) [[unlikely]]
     block.was_ready = ready;
   block.requested = request.requested;
-  block.stream = &request.key.timeline();
+  block.stream = &request.key.identity().timeline();
   block.class_number = request.class_number;
   block.allocated_at = owner_shard.counters.locked_calls;
   ++owner_shard.live_blocks;
@@ -216,7 +217,7 @@ expected<void*, failure> allocate_path::allocate_without_growth(allocation_reque
   if (is_never_met(request, error))
     return unexpected<failure>{failure{outcome::too_large, error.code, request.requested}};
   if (parts_.backend->paged() && (grown = grow_in_place(request))) return grown;
-  if (request.key.may_wait()) {
+  if (request.key.context().may_wait()) {
     if (auto* const p = sync_and_retry(request)) return p;
   }
   grown = grow_in_place(request);
@@ -269,7 +270,8 @@ bool allocate_path::sync_could_help(allocation_request const& request) const {
   if (parts_.backend->paged() && parts_.shards.free_bytes() + parts_.chunks.headroom() >= request.bytes) return true;
   std::size_t run = 0;
   parts_.chunks.visit([&](chunk const& each) { run = std::max(run, each.largest_run()); });
-  if (run >= request.bytes && (parts_.options.cross_stream != reuse_policy::ordered || request.key.is_host()))
+  if (run >= request.bytes &&
+      (parts_.options.cross_stream != reuse_policy::ordered || request.key.identity().is_host()))
     return true;
   return parts_.chunks.largest_idle(0, [](chunk const&) { return true; }) != nullptr;
 }
@@ -305,7 +307,7 @@ expected<void*, failure> allocate_path::allocate(stream_key const& key, size_cla
   auto const result =
       try_allocate({asked, bytes, size.bytes, size.number, std::max(alignment, granule), sync::thread_index()});
   if (!result && result.error().reason == outcome::exhausted && !parts_.options.failure_report.empty() &&
-      key.queues() == queueing::none) [[unlikely]]
+      key.context().queues() == queueing::none) [[unlikely]]
     append_failure_report(parts_, frees_, result.error());
   return result;
 }
@@ -326,7 +328,7 @@ expected<void*, failure> allocate_path::lend(stream_key const& key, loan_terms c
 allocate_path::try_allocate(allocation_request request) noexcept {
   auto const& key = request.key;
   auto const bytes = request.requested;
-  if (key.capturing()) [[unlikely]]
+  if (key.identity().capturing()) [[unlikely]]
     return fail(request, outcome::capture_unsupported);
   auto const limit = parts_.chunks.limit();
   if (parts_.mode.near_limit() || (limit && request.bytes > limit)) [[unlikely]]
@@ -336,14 +338,14 @@ allocate_path::try_allocate(allocation_request request) noexcept {
     return unexpected<failure>{failure_of(broken_rule::unopened_device, bytes)};
   }
   bool const beyond_limit = limit && request.bytes > limit;
-  bool const too_large = bytes > largest_block_ && !key.for_chunk() && !request.loan;
+  bool const too_large = bytes > largest_block_ && !key.context().for_chunk() && !request.loan;
   if (beyond_limit || too_large) [[unlikely]]
     return fail(request, outcome::too_large);
   if (!parts_.requests.is_open()) [[unlikely]] {
     if (auto const why = queue_.refusal_at_admission(request)) return fail(request, *why);
   }
   try {
-    request.key.timeline().prepare();
+    request.key.identity().timeline().prepare();
   } catch (...) {
     // No spare event could be made. So frees on this stream record no event until a later call makes one. The stream
     // itself still reuses its memory.
@@ -390,7 +392,7 @@ void allocate_path::enter(allocation_request& request) {
   request.shard = shards.is_shared(request.bytes) ? shards.all().front().get() : &shards.shard_of_thread();
   ++request.shard->counters.locked_calls;
   request.shard->counters.all_locked_calls += parts_.shards.all().size() > 1;
-  parts_.mode.add_stream(request.key.timeline());
+  parts_.mode.add_stream(request.key.identity().timeline());
   parts_.caches.ensure_storage(request.thread);
 }
 
@@ -403,7 +405,7 @@ expected<void*, failure> allocate_path::fail(allocation_request const& request, 
 
 // A request that waits for memory counts as failed when it ends, not at each attempt: see request_queue.
 void allocate_path::count_failure(pool_shard& shard, allocation_request const& request, outcome reason) noexcept {
-  shard.counts.failures += request.key.ends_if(reason);
+  shard.counts.failures += request.key.context().ends_if(reason);
 }
 
 } // namespace gpumem::detail

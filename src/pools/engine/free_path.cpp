@@ -38,7 +38,7 @@ namespace {
                                                                    void* pointer, std::optional<std::size_t> bytes,
                                                                    late_misuse& wrong) noexcept {
   auto const refuse = [&](misuse::kind what, std::size_t expected) {
-    wrong.set({what, pointer, bytes.value_or(0), expected, key.id(), parts.options.name.c_str()});
+    wrong.set({what, pointer, bytes.value_or(0), expected, key.identity().id(), parts.options.name.c_str()});
   };
   auto const* const parent = parts.chunks.find_containing(pointer);
   auto const* const found = parent ? parent->find_containing(pointer) : nullptr;
@@ -90,8 +90,8 @@ bool free_path::passes_threshold(stream_timeline& timeline, std::size_t bytes, p
 // (reuse_policy::ordered), and on an error.
 stream_use free_path::record_event(stream_key const& key, stream_use const& use) noexcept {
   bool const shared = parts_.options.cross_stream != reuse_policy::ordered;
-  if (key.has_handle() && shared && !parts_.lost()) {
-    if (auto const recorded = use.timeline->record_at_free(key.handle())) return {use.timeline, recorded};
+  if (key.identity().has_handle() && shared && !parts_.lost()) {
+    if (auto const recorded = use.timeline->record_at_free(key.identity().handle())) return {use.timeline, recorded};
   }
   return use;
 }
@@ -123,14 +123,14 @@ free_result free_path::finish(stream_key const& key, void* pointer, std::optiona
 
 void free_path::report_unopened(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   auto const* const resource = parts_.options.name.c_str();
-  report_misuse({misuse::kind::unopened_device, pointer, bytes.value_or(0), 0, key.id(), resource});
+  report_misuse({misuse::kind::unopened_device, pointer, bytes.value_or(0), 0, key.identity().id(), resource});
 }
 
 // Does not ask whether the block's own stream captures, if that is not known and one lock suffices. While the stream
 // captures, it records no event, so no other stream gets the block. For another stream's block, the answer decides
 // whether that stream's work becomes a use.
 free_result free_path::free_uncached(free_call const& call, shard_list::lookup const& lookup) noexcept {
-  bool const own_stream = lookup.that && lookup.that->stream == &call.key.timeline();
+  bool const own_stream = lookup.that && lookup.that->stream == &call.key.identity().timeline();
   auto const key = own_stream ? call.key : call.key.asked();
   if (free_to_shard({key, call.pointer, call.bytes, call.use}, lookup)) return free_result::done;
   auto const asked = own_stream ? key.asked() : key;
@@ -140,7 +140,7 @@ free_result free_path::free_uncached(free_call const& call, shard_list::lookup c
 // Frees under the lock of the block's shard only. Returns false, and frees nothing, if the call needs the locks of all
 // shards, or if its pointer or size is wrong.
 [[gnu::always_inline]] bool free_path::free_to_shard(free_call const& call, shard_list::lookup const& lookup) noexcept {
-  if (!lookup.that || call.key.capturing() || parts_.caches.budget_exhausted()) [[unlikely]]
+  if (!lookup.that || call.key.identity().capturing() || parts_.caches.budget_exhausted()) [[unlikely]]
     return false;
   auto& shard = *lookup.shard;
   if (!shard.mutex.try_lock()) {
@@ -176,12 +176,12 @@ free_result free_path::free_with_all_locks(free_call const& call) noexcept {
   woken_waiters waiters;
   all_shards_lock const lock{parts_.shards};
   frees_.drain_all_remote_frees();
-  if (!key.capturing()) frees_.run_deferred(&key);
+  if (!key.identity().capturing()) frees_.run_deferred(&key);
   auto* const freed = find_or_explain(parts_, key, call.pointer, call.bytes, wrong);
   if (!freed) return free_result::refused;
   auto& shard = *freed->parent->shard;
   shard.counters.all_locked_calls += parts_.shards.all().size() > 1;
-  parts_.mode.add_stream(key.timeline());
+  parts_.mode.add_stream(key.identity().timeline());
   finish_free(*freed, call, shard);
   if (parts_.caches.budget_exhausted()) frees_.flush_thread_caches();
   queue_.wake_next(waiters);
@@ -219,7 +219,7 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
   ++shard.counts.frees;
   ++shard.counters.locked_calls;
   --shard.live_blocks;
-  if (key.capturing()) [[unlikely]]
+  if (key.identity().capturing()) [[unlikely]]
     return [&] {
       assert_all_shards_held(); // a free inside a capture holds all locks
       frees_.defer(returned, key);
@@ -228,7 +228,7 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
     parts_.rules.prune(returned.uses);
   // A free by the host means that the streams' work on the block is complete, except uses declared by record_use(). So
   // it adds no use.
-  if (!key.is_host()) [[likely]]
+  if (!key.identity().is_host()) [[likely]]
     returned.uses.add(record_if_due(call, returned.bytes, shard));
   frees_.free_block(returned);
 }
@@ -260,17 +260,17 @@ stream_uses free_path::recorded_uses(void const* pointer) noexcept {
 }
 
 bool free_path::record_use(stream_key const& key, void* pointer) {
-  key.timeline().prepare();
+  key.identity().timeline().prepare();
   late_misuse wrong;
   all_shards_lock const lock{parts_.shards};
-  if (!key.capturing()) frees_.run_deferred(&key);
+  if (!key.identity().capturing()) frees_.run_deferred(&key);
   auto* const used = find_or_explain(parts_, key, pointer, std::nullopt, wrong);
   if (!used) return false;
-  parts_.mode.add_stream(key.timeline());
-  auto& timeline = key.timeline();
+  parts_.mode.add_stream(key.identity().timeline());
+  auto& timeline = key.identity().timeline();
   if (!used->uses.find(timeline)) make_room_for_use(used->uses, key);
-  auto const recorded = key.has_handle() ? timeline.record_at_free(key.handle()) : epoch{0};
-  used->uses.add({&timeline, recorded ? recorded : key.end_use(used->bytes, true)});
+  auto const recorded = key.identity().has_handle() ? timeline.record_at_free(key.identity().handle()) : epoch{0};
+  used->uses.add({&timeline, recorded ? recorded : key.identity().end_use(used->bytes, true)});
   return true;
 }
 
@@ -281,8 +281,8 @@ void free_path::make_room_for_use(stream_uses& uses, stream_key const& key) {
   uses.prune();
   if (uses.size() < max_uses) return;
   for (auto const& use : uses) {
-    if (!key.timeline().ordered_after(*use.timeline, use.newest) &&
-        !use.timeline->insert_wait(key.timeline(), key.handle(), use.newest)) {
+    if (!key.identity().timeline().ordered_after(*use.timeline, use.newest) &&
+        !use.timeline->insert_wait(key.identity().timeline(), key.identity().handle(), use.newest)) {
       continue;
     }
     uses.remove(*use.timeline);

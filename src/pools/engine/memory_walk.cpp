@@ -162,7 +162,7 @@ memory_copy copy_memory(pool_parts& parts, shard_frees& frees, waiting_requests 
                            bytes(size_class::medium), bytes(size_class::large)});
   });
   for (auto const* at = requests.queue.first(); at; at = waiter_list::after(*at)) {
-    copy.waiting.push_back({at->bytes(), at->part(0).stream.id(), at->priority(),
+    copy.waiting.push_back({at->bytes(), at->part(0).stream.identity().id(), at->priority(),
                             static_cast<std::uint64_t>((now - waiter_list::waits_since(*at)).count()),
                             at->holder() ? at->holder()->name() : std::string{}});
   }

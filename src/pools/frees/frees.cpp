@@ -138,12 +138,12 @@ void shard_frees::check_thresholds(block const& range) noexcept {
 // without an event. So if that other stream lives, its work becomes a use of its own.
 void shard_frees::defer(block& returned, stream_key const& key) noexcept {
   returned.set_state(block_state::deferred);
-  if (returned.stream == &key.timeline()) {
+  if (returned.stream == &key.identity().timeline()) {
     returned.stream->owe_event();
   } else if (returned.stream->owns_handle()) {
     returned.uses.add({returned.stream, returned.stream->current_epoch()}); // a block has at most three recorded uses
   }
-  returned.stream = &key.timeline();
+  returned.stream = &key.identity().timeline();
   returned.stream->retain();
   returned.next = std::exchange(deferred_, &returned);
   parts_.mode.set_deferred_frees(true);
@@ -156,9 +156,9 @@ void shard_frees::run_all_deferred(stream_key const* now) noexcept {
     auto& returned = *block;
     block = returned.next;
     auto& timeline = *returned.stream;
-    bool const given = now && &now->timeline() == &timeline && now->has_handle();
+    bool const given = now && &now->identity().timeline() == &timeline && now->identity().has_handle();
     auto const ended = !timeline.is_mortal() ? timeline.current_epoch()
-                       : given               ? now->end_use(returned.bytes, true)
+                       : given               ? now->identity().end_use(returned.bytes, true)
                                              : timeline.end_use_in_capture();
     parts_.rules.prune(returned.uses);
     if (returned.uses.add({&timeline, ended})) {

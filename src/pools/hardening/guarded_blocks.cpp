@@ -48,7 +48,7 @@ private:
 template <class Call> bool enqueue(stream_key const& key, Call call) noexcept {
   if (!driver_alive()) return false;
   try {
-    device const device{key.timeline().device()};
+    device const device{key.identity().timeline().device()};
     device_guard const scope{device};
     own_work const ours;
     return !device.lost() && device.interpret(call()) == CUDA_SUCCESS;
@@ -62,7 +62,8 @@ CUdeviceptr address(char const* pointer) noexcept { return reinterpret_cast<CUde
 bool fill(stream_key const& key, byte_run run, fill_pattern pattern) noexcept {
   if (run.bytes == 0) return true;
   return enqueue(key, [&] {
-    return driver().memset_d8_async(address(run.data), static_cast<unsigned char>(pattern), run.bytes, key.handle());
+    return driver().memset_d8_async(address(run.data), static_cast<unsigned char>(pattern), run.bytes,
+                                    key.identity().handle());
   });
 }
 
@@ -72,7 +73,8 @@ void fill_by_host(byte_run run, fill_pattern pattern) noexcept {
 
 bool read_back(stream_key const& key, byte_run run, char* buffer) noexcept {
   if (run.bytes == 0) return true;
-  return enqueue(key, [&] { return driver().memcpy_dtoh_async(buffer, address(run.data), run.bytes, key.handle()); });
+  return enqueue(
+      key, [&] { return driver().memcpy_dtoh_async(buffer, address(run.data), run.bytes, key.identity().handle()); });
 }
 
 // Usually all bytes are right. So the first byte is compared with the pattern, and then each byte with the next one by

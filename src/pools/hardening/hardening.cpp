@@ -63,8 +63,8 @@ expected<void*, failure> hardening::try_allocate(stream_key const& key, std::siz
     return unexpected<failure>{failure{reason, code, bytes}};
   };
   auto const largest = engine_.options().largest_block; // the engine's block is larger by the guards
-  if (largest && bytes > size_class::of(largest).bytes && !key.for_chunk()) return refuse(outcome::too_large);
-  bool const capturing = key.asked().capturing();
+  if (largest && bytes > size_class::of(largest).bytes && !key.context().for_chunk()) return refuse(outcome::too_large);
+  bool const capturing = key.asked().identity().capturing();
   if (engine_.lost()) return refuse(outcome::device_lost, engine_.where()->lost_error());
   if (capturing) return refuse(outcome::capture_unsupported);
   expected<void*, failure> result = refuse(outcome::exhausted);
@@ -73,7 +73,7 @@ expected<void*, failure> hardening::try_allocate(stream_key const& key, std::siz
   } catch (std::bad_alloc const&) { result = unexpected<failure>{no_host_memory(bytes)}; }
   if (!result) {
     lock const held{mutex_};
-    failures_ += key.ends_if(result.error().reason);
+    failures_ += key.context().ends_if(result.error().reason);
   }
   return result;
 }
@@ -89,8 +89,8 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
   fresh.user = static_cast<char*>(*result) + fresh.front;
   fresh.bytes = bytes;
   fresh.allocated = total;
-  fresh.stream = key.id();
-  fresh.timeline = &key.timeline();
+  fresh.stream = key.identity().id();
+  fresh.timeline = &key.identity().timeline();
   try {
     lock const held{mutex_};
     blocks_.add(std::move(guarded));
@@ -106,7 +106,7 @@ expected<void*, failure> hardening::allocate(stream_key const& key, std::size_t 
 }
 
 bool hardening::free_kept(stream_key const& key) noexcept {
-  if (key.may_wait()) return drain(sync::now() + tuning::max_host_wait, until::something);
+  if (key.context().may_wait()) return drain(sync::now() + tuning::max_host_wait, until::something);
   advance(&key, 0);
   return true;
 }
@@ -117,7 +117,7 @@ bool hardening::free_kept(stream_key const& key) noexcept {
 template <class Attempt> expected<void*, failure> hardening::draw(stream_key const& key, Attempt attempt) noexcept {
   auto result = attempt();
   auto const exhausted = [&result] { return !result && result.error().reason == outcome::exhausted; };
-  if (exhausted() && !key.may_wait()) {
+  if (exhausted() && !key.context().may_wait()) {
     advance(&key, 0);
     return attempt();
   }
@@ -136,19 +136,19 @@ void hardening::fill_guards(guarded_block& fresh, stream_key const& key) noexcep
   if (by_host_) {
     for (auto const& run : runs) fill_by_host(run, fill_pattern::guard);
     fresh.guards_filled = true;
-  } else if (key.is_host()) {
+  } else if (key.identity().is_host()) {
     lock const held{mutex_};
     quarantine_.fill_guards_alone(fresh);
   } else if (may_touch(key)) {
     fresh.guards_filled = fill(key, runs[0], fill_pattern::guard) && fill(key, runs[1], fill_pattern::guard);
-    fresh.granted_use = {&key.timeline(), key.end_use(fresh.allocated, true)};
+    fresh.granted_use = {&key.identity().timeline(), key.identity().end_use(fresh.allocated, true)};
   }
 }
 
 bool hardening::may_touch(stream_key const& key) const noexcept {
   auto const where = engine_.where();
-  return by_device_ && where && !key.is_host() && key.has_handle() && key.timeline().device() == where->ordinal() &&
-         !engine_.lost();
+  return by_device_ && where && !key.identity().is_host() && key.identity().has_handle() &&
+         key.identity().timeline().device() == where->ordinal() && !engine_.lost();
 }
 
 void hardening::deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
@@ -172,9 +172,9 @@ void hardening::deallocate(stream_key const& key, void* pointer, std::optional<s
 // Marks the block as freed and returns it. If the free is a misuse, reports the misuse and returns null.
 guarded_block* hardening::claim(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {
   lock const held{mutex_};
-  if (auto* const found = blocks_.end_life(pointer, bytes, key.id())) return found;
+  if (auto* const found = blocks_.end_life(pointer, bytes, key.identity().id())) return found;
   auto wrong = blocks_.explain(pointer, bytes);
-  wrong.stream = key.id();
+  wrong.stream = key.identity().id();
   report(wrong);
   return nullptr;
 }
@@ -195,19 +195,20 @@ void hardening::report(misuse misuse) noexcept {
 // records an event if the stream can have one.
 void hardening::retire(guarded_block& guarded, stream_key const& key) noexcept {
   if (guarded.has_recorded_uses) guarded.uses = engine_.recorded_uses(guarded.base());
-  if (key.is_host()) return;
-  auto& timeline = key.timeline();
+  if (key.identity().is_host()) return;
+  auto& timeline = key.identity().timeline();
   auto const& granted_use = guarded.granted_use;
   bool const free_is_later = !granted_use.timeline || granted_use.completed() ||
                              timeline.ordered_after(*granted_use.timeline, granted_use.newest);
-  bool const capturing = key.asked().capturing();
+  bool const capturing = key.asked().identity().capturing();
   if ((free_is_later || guarded.only_guards_filled) && !capturing && !guarded.has_recorded_uses && may_touch(key)) {
     auto const runs = guarded.inside(layout_);
     guarded.poisoned = fill(key, runs[0], fill_pattern::poison) && fill(key, runs[1], fill_pattern::poison);
   }
   if (free_is_later) guarded.granted_use = {};
-  auto const recorded = capturing || !key.has_handle() ? epoch{0} : timeline.record_later(key.handle());
-  auto const ended = recorded ? recorded : key.end_use(guarded.allocated, true);
+  auto const recorded =
+      capturing || !key.identity().has_handle() ? epoch{0} : timeline.record_later(key.identity().handle());
+  auto const ended = recorded ? recorded : key.identity().end_use(guarded.allocated, true);
   guarded.uses.add({&timeline, ended}); // succeeds: a block has at most three recorded uses, and there is room for four
 }
 
@@ -218,7 +219,7 @@ void hardening::record_use(stream_key const& key, void* pointer) {
     auto* const used = blocks_.find_live(pointer);
     if (!used) {
       auto wrong = blocks_.explain(pointer, std::nullopt);
-      wrong.stream = key.id();
+      wrong.stream = key.identity().id();
       return report(wrong);
     }
     used->has_recorded_uses = true;

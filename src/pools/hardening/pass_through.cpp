@@ -38,7 +38,9 @@ std::uintptr_t address_of(void const* pointer) noexcept { return reinterpret_cas
 void order_after(stream_uses const& uses, stream_key const& key) noexcept {
   if (uses.completed()) return;
   try {
-    if (!key.is_host() && key.has_handle() && !key.capturing() && reuse_rules::wait_for(uses, key)) return;
+    if (!key.identity().is_host() && key.identity().has_handle() && !key.identity().capturing() &&
+        reuse_rules::wait_for(uses, key))
+      return;
     std::vector<stream_timeline*> open;
     for (auto const& use : uses) open.push_back(use.timeline);
     for (int tries = 0; tries < 60 && driver_alive() && !wait_for_streams(open, tuning::max_host_wait); ++tries) {}
@@ -53,7 +55,7 @@ expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::
                                                     std::size_t alignment) noexcept {
   auto const largest = engine_.options().largest_block;
   expected<void*, failure> result = unexpected<failure>{failure{outcome::closed, 0, bytes}};
-  if (largest && bytes > size_class::of(largest).bytes && !key.for_chunk()) {
+  if (largest && bytes > size_class::of(largest).bytes && !key.context().for_chunk()) {
     result = unexpected<failure>{failure{outcome::too_large, 0, bytes}};
   } else if (!engine_.refuses()) {
     result = engine_.upstream().allocate_exact(key, bytes, alignment);
@@ -61,7 +63,8 @@ expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::
   try {
     sync::lock const lock{mutex_};
     if (result) {
-      live_.insert_or_assign(address_of(*result), block{bytes, alignment, key.id(), &key.timeline(), {}});
+      live_.insert_or_assign(address_of(*result),
+                             block{bytes, alignment, key.identity().id(), &key.identity().timeline(), {}});
       ++held_;
       ++counts_.allocations;
       counts_.reserved_in_all += bytes;
@@ -69,7 +72,7 @@ expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::
       counts_.peak_live = std::max(counts_.peak_live, counts_.live);
       return result;
     }
-    counts_.failures += key.ends_if(result.error().reason);
+    counts_.failures += key.context().ends_if(result.error().reason);
   } catch (std::bad_alloc const&) {
     engine_.upstream().deallocate_exact(key, *result, bytes, alignment);
     return unexpected<failure>{no_host_memory(bytes)};
@@ -81,7 +84,8 @@ expected<void*, failure> pass_through::try_allocate(stream_key const& key, std::
 // another thread can get the same address.
 pass_through::block_map::node_type pass_through::take(stream_key const& key, void* pointer,
                                                       std::optional<std::size_t> bytes) noexcept {
-  misuse wrong{misuse::kind::foreign_pointer, pointer, bytes.value_or(0), 0, key.id(), engine_.options().name.c_str()};
+  misuse wrong{misuse::kind::foreign_pointer, pointer, bytes.value_or(0), 0, key.identity().id(),
+               engine_.options().name.c_str()};
   {
     sync::lock const lock{mutex_};
     auto const entry = live_.find(address_of(pointer));
@@ -137,10 +141,11 @@ void pass_through::drop_last_handle() noexcept {
 }
 
 void pass_through::record_use(stream_key const& key, void* pointer) {
-  key.timeline().prepare();
+  key.identity().timeline().prepare();
   auto const end_use = [&key](std::size_t bytes) {
-    auto const recorded = key.has_handle() ? key.timeline().record_at_free(key.handle()) : epoch{0};
-    return stream_use{&key.timeline(), recorded ? recorded : key.end_use(bytes, true)};
+    auto const recorded =
+        key.identity().has_handle() ? key.identity().timeline().record_at_free(key.identity().handle()) : epoch{0};
+    return stream_use{&key.identity().timeline(), recorded ? recorded : key.identity().end_use(bytes, true)};
   };
   {
     sync::lock const lock{mutex_};
@@ -153,7 +158,7 @@ void pass_through::record_use(stream_key const& key, void* pointer) {
       return uses.assign(end_use(bytes)); // end_use() runs after the waits, so the new use covers the earlier ones too
     }
   }
-  report_misuse({misuse::kind::foreign_pointer, pointer, 0, 0, key.id(), engine_.options().name.c_str()});
+  report_misuse({misuse::kind::foreign_pointer, pointer, 0, 0, key.identity().id(), engine_.options().name.c_str()});
 }
 
 std::optional<block_info> pass_through::find(void const* pointer) {

@@ -132,8 +132,8 @@ void quarantine::poll(list const& oldest, stream_key const* asking) noexcept {
 void quarantine::poll(stream_use const& use, stream_key const* asking) noexcept {
   auto& timeline = *use.timeline;
   if (!use.has_event()) {
-    bool const granted_use = asking && &asking->timeline() == &timeline && asking->has_handle();
-    timeline.cover(granted_use ? std::optional{asking->handle()} : std::nullopt);
+    bool const granted_use = asking && &asking->identity().timeline() == &timeline && asking->identity().has_handle();
+    timeline.cover(granted_use ? std::optional{asking->identity().handle()} : std::nullopt);
   }
   timeline.poll();
 }
@@ -194,7 +194,7 @@ bool quarantine::send(guarded_block& outgoing) noexcept {
 // Returns an epoch of the quarantine's own stream. When the epoch is complete, all work enqueued on the stream before
 // this call is complete.
 epoch quarantine::record_epoch() noexcept {
-  auto& timeline = copy_stream_->key().timeline();
+  auto& timeline = copy_stream_->key().identity().timeline();
   auto const recorded = timeline.record_later(timeline.handle());
   return recorded ? recorded : timeline.current_epoch();
 }
@@ -202,8 +202,8 @@ epoch quarantine::record_epoch() noexcept {
 void quarantine::finish_sending(list& list) noexcept {
   if (!sent_.first) return;
   auto const key = copy_stream_->key();
-  poll({&key.timeline(), sent_until_}, nullptr);
-  if (!key.timeline().completed(sent_until_)) return;
+  poll({&key.identity().timeline(), sent_until_}, nullptr);
+  if (!key.identity().timeline().completed(sent_until_)) return;
   while (sent_.first) {
     auto& each = *sent_.pop();
     each.check(layout_, staging_ + each.staged);
@@ -240,7 +240,7 @@ std::vector<stream_timeline*> quarantine::streams_in_use(bool without_event) con
       add(each->granted_use);
     }
   }
-  if (sent_.first) add({&copy_stream_->key().timeline(), sent_until_});
+  if (sent_.first) add({&copy_stream_->key().identity().timeline(), sent_until_});
   std::ranges::sort(timelines, {}, &stream_timeline::index);
   auto const [first, last] = std::ranges::unique(timelines);
   timelines.erase(first, last);
@@ -254,7 +254,7 @@ void quarantine::fill_guards_alone(guarded_block& fresh) noexcept {
   for (auto const& run : fresh.guards(layout_))
     fresh.guards_filled = fill(copy_stream_->key(), run, fill_pattern::guard) && fresh.guards_filled;
   fresh.only_guards_filled = true;
-  fresh.granted_use = {&copy_stream_->key().timeline(), record_epoch()};
+  fresh.granted_use = {&copy_stream_->key().identity().timeline(), record_epoch()};
 }
 
 } // namespace gpumem::detail

@@ -30,7 +30,9 @@ placement range_search::find(allocation_request const& request, shard_span shard
 }
 
 placement range_search::find_with_wait(allocation_request const& request, shard_span shards) {
-  if (policy_ != reuse_policy::wait || request.key.is_host() || !request.key.has_handle() || request.loan) return {};
+  if (policy_ != reuse_policy::wait || request.key.identity().is_host() || !request.key.identity().has_handle() ||
+      request.loan)
+    return {};
   rules_.coalesce_usable(request.key, reuse_tier::wait, shards);
   auto place = find_own_or_ready(request, shards);
   if (!place) place = find_cross_stream(request, reuse_tier::wait, shards);
@@ -52,13 +54,14 @@ placement range_search::find_cross_stream(allocation_request const& request, reu
   for (auto* const shard : shards) {
     auto& lists = shard->ranges.lists();
     for (auto* const each : lists.single_stream()) {
-      if (each->empty() || (each->timeline() == &request.key.timeline() && !rules_.needs_host(request.key))) continue;
+      if (each->empty() || (each->timeline() == &request.key.identity().timeline() && !rules_.needs_host(request.key)))
+        continue;
       auto const oldest = each->oldest()->uses.begin()->newest;
       // The oldest range of the stream has the lowest epoch. So if its use is neither complete nor ordered, this is so
       // for all ranges of the list.
-      bool const any =
-          last_tier == reuse_tier::wait || each->timeline()->completed(oldest) ||
-          (!rules_.needs_host(request.key) && request.key.timeline().ordered_after(*each->timeline(), oldest));
+      bool const any = last_tier == reuse_tier::wait || each->timeline()->completed(oldest) ||
+                       (!rules_.needs_host(request.key) &&
+                        request.key.identity().timeline().ordered_after(*each->timeline(), oldest));
       if (any) each->bins().visit_from(request.bytes, consider);
     }
     lists.multi_stream().bins().visit_from(request.bytes, consider);

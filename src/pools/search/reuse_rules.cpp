@@ -57,9 +57,9 @@ reuse_tier reuse_rules::classify(stream_uses const& uses, stream_key const& key,
   auto tier = reuse_tier::same_stream;
   for (auto const& use : uses) {
     auto worst_tier = reuse_tier::none;
-    if (use.timeline == &key.timeline()) {
+    if (use.timeline == &key.identity().timeline()) {
       worst_tier = reuse_tier::same_stream;
-    } else if (key.timeline().ordered_after(*use.timeline, use.newest)) {
+    } else if (key.identity().timeline().ordered_after(*use.timeline, use.newest)) {
       worst_tier = reuse_tier::ordered;
     } else if (cross_stream_ && use.completed()) {
       worst_tier = reuse_tier::completed;
@@ -91,12 +91,13 @@ void reuse_rules::coalesce_usable(stream_key const& key, reuse_tier last_tier, s
 }
 
 std::size_t reuse_rules::poll_streams(stream_key const* asking, shard_span shards) {
-  bool const host = host_accessible_ || (asking && asking->is_host());
+  bool const host = host_accessible_ || (asking && asking->identity().is_host());
   if (!cross_stream_ && asking && !host) return 0;
-  auto const* const own = asking ? &asking->timeline() : nullptr;
+  auto const* const own = asking ? &asking->identity().timeline() : nullptr;
   for (auto* const timeline : streams_in_use(true, shards)) {
     if (timeline == own && !host) continue; // the asking stream needs no event for its own frees
-    timeline->cover(timeline == own && asking->has_handle() ? std::optional{asking->handle()} : std::nullopt);
+    timeline->cover(timeline == own && asking->identity().has_handle() ? std::optional{asking->identity().handle()}
+                                                                       : std::nullopt);
   }
   auto const open = streams_in_use(false, shards);
   for (auto* const timeline : open) timeline->poll();
@@ -104,8 +105,8 @@ std::size_t reuse_rules::poll_streams(stream_key const* asking, shard_span shard
 }
 
 void reuse_rules::poll_young_events(stream_key const* asking, shard_span shards) {
-  auto* const own = asking ? &asking->timeline() : nullptr;
-  if (own && asking->has_handle() && !own->has_event()) own->cover(asking->handle());
+  auto* const own = asking ? &asking->identity().timeline() : nullptr;
+  if (own && asking->identity().has_handle() && !own->has_event()) own->cover(asking->identity().handle());
   poll_streams(nullptr, shards);
   auto open = streams_in_use(false, shards);
   auto const begin = sync::now();
@@ -152,10 +153,10 @@ bool reuse_rules::may_complete(shard_span shards) noexcept {
 }
 
 bool reuse_rules::wait_for(stream_uses const& uses, stream_key const& key) {
-  auto& timeline = key.timeline();
+  auto& timeline = key.identity().timeline();
   for (auto const& use : uses) {
     if (use.timeline == &timeline || timeline.ordered_after(*use.timeline, use.newest) || use.completed()) continue;
-    if (use.timeline->insert_wait(timeline, key.handle(), use.newest) || use.completed()) continue;
+    if (use.timeline->insert_wait(timeline, key.identity().handle(), use.newest) || use.completed()) continue;
     return false;
   }
   return true;

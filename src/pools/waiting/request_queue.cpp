@@ -103,8 +103,8 @@ bool waiting_requests::is_pool_unused() const noexcept {
 // overtakes all waiting requests, but gets none of the bytes that are set aside for them.
 std::optional<outcome> request_queue::refusal_at_admission(allocation_request const& request) noexcept {
   if (parts_.requests.is_closed()) return outcome::closed;
-  if (request.key.queues() == queueing::admitted) return std::nullopt;
-  if (request.key.is_behind()) return outcome::exhausted;
+  if (request.key.context().queues() == queueing::admitted) return std::nullopt;
+  if (request.key.context().is_behind()) return outcome::exhausted;
   all_shards_lock const lock{parts_.shards};
   if (!requests_.queue.may_be_overtaken() || requests_.rounded(request.requested) > requests_.headroom())
     return outcome::exhausted;

@@ -32,7 +32,7 @@ struct shared_fixtures {
   void synchronize() {
     simulator::run_until_idle();
     for (auto const& each : all) {
-      auto& timeline = gpumem::extend::identify(each, device).timeline();
+      auto& timeline = gpumem::extend::identify(each, device).identity().timeline();
       timeline.prepare();
       timeline.record_later(each.get());
       simulator::run_until_idle();

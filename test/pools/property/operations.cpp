@@ -112,7 +112,7 @@ template <class Memory> void random_program<Memory>::free_by_identity(actor& sel
   if (!block) return;
   if (block->home < 0) return put(*block);
   auto const on = gpumem::extend::identify(stream_of(block->home), fixed().device);
-  auto const key = gpumem::extend::stream_key::at_end_of(on.timeline(), on.handle());
+  auto const key = gpumem::extend::stream_key::at_end_of(on.identity().timeline(), on.identity().handle());
   auto const services = checked_->services();
   services.table->deallocate_keyed(services.state, &key, block->pointer, block->bytes, 256);
   told_free(false);

@@ -92,7 +92,7 @@ template <class Memory> void random_program<Memory>::body(int thread) {
     for (auto const which : {null, per_thread}) {
       self.event.record(stream_of(which));
       self.event.synchronize();
-      gpumem::extend::identify(stream_of(which), fixed().device).timeline().poll();
+      gpumem::extend::identify(stream_of(which), fixed().device).identity().timeline().poll();
     }
   } catch (std::exception const& e) { fail(std::string{"an exception: "} + e.what()); }
 }
@@ -151,7 +151,7 @@ template <class Memory> program_result random_program<Memory>::finish() {
   if (memory_.outstanding() > 0)
     fail("chunks were never returned to the upstream: " + std::to_string(memory_.outstanding()) + " bytes");
   for (auto const which : {foreign_c, foreign_d}) {
-    gpumem::extend::identify(stream_of(which), f.device).timeline().poll();
+    gpumem::extend::identify(stream_of(which), f.device).identity().timeline().poll();
     stream_fixtures::destroy_stream(foreign_[which]);
   }
   for (auto const& found : simulator::take_findings()) fail(found.text);
