@@ -87,11 +87,11 @@ TEST(pool_mode_settings, threads_with_a_shard_of_their_own_share_the_limits) {
 }
 
 TEST(pool_mode_settings, frees_are_counted_for_events_only_with_several_streams) {
-  EXPECT_EQ(derive_mode({.reserved = GiB}).event_threshold, SIZE_MAX);
-  EXPECT_EQ(derive_mode({.reserved = GiB, .near_limit = true}).event_threshold, SIZE_MAX);
+  EXPECT_FALSE(derive_mode({.reserved = GiB}).threshold.counts_frees());
+  EXPECT_FALSE(derive_mode({.reserved = GiB, .near_limit = true}).threshold.counts_frees());
   for (bool const near : {false, true}) {
     auto const mode = derive_mode({.reserved = GiB, .near_limit = near, .multi_stream = true});
-    EXPECT_EQ(mode.event_threshold, event_threshold_of(GiB, near));
+    EXPECT_EQ(mode.threshold.bytes(), event_threshold_of(GiB, near));
   }
 }
 
@@ -166,12 +166,12 @@ TEST_F(pool_mode_test, one_lock_serves_the_first_stream_until_there_is_a_second)
   mode.add_stream(of(a));
   mode.add_stream(of(a));
   EXPECT_FALSE(mode.multi_stream());
-  EXPECT_EQ(caches.event_threshold_bytes(), SIZE_MAX);
+  EXPECT_FALSE(caches.threshold().counts_frees());
   EXPECT_TRUE(mode.may_use_one_lock(of(a)));
   EXPECT_FALSE(mode.may_use_one_lock(of(b)));
   mode.add_stream(of(b));
   EXPECT_TRUE(mode.multi_stream());
-  EXPECT_EQ(caches.event_threshold_bytes(), mode.event_threshold_bytes()) << "from now on frees record events";
+  EXPECT_EQ(caches.threshold().bytes(), mode.event_threshold_bytes()) << "from now on frees record events";
   for (auto const* const each : {&a, &b}) EXPECT_TRUE(mode.may_use_one_lock(of(*each)));
   mode.set_under_pressure(true);
   EXPECT_FALSE(mode.may_use_one_lock(of(a)));

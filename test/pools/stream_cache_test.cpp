@@ -9,6 +9,7 @@
 import gpumem;
 
 using gpumem::detail::block;
+using gpumem::detail::event_threshold;
 using gpumem::detail::stream_cache;
 
 namespace {
@@ -46,33 +47,33 @@ TEST_F(stream_cache_test, largest_block_is_popped_for_an_eviction) {
 }
 
 TEST_F(stream_cache_test, stream_gets_only_an_empty_cache) {
-  EXPECT_TRUE(cache.bind_if_empty(of(a), SIZE_MAX));
+  EXPECT_TRUE(cache.bind_if_empty(of(a), event_threshold::never()));
   push(row[0], 1);
-  EXPECT_FALSE(cache.bind_if_empty(of(b), SIZE_MAX));
+  EXPECT_FALSE(cache.bind_if_empty(of(b), event_threshold::never()));
   EXPECT_EQ(cache.timeline, &of(a));
   cache.pop_largest();
-  EXPECT_TRUE(cache.bind_if_empty(of(b), SIZE_MAX));
+  EXPECT_TRUE(cache.bind_if_empty(of(b), event_threshold::never()));
   EXPECT_EQ(cache.timeline, &of(b));
 }
 
 TEST_F(stream_cache_test, counts_of_a_stream_are_passed_on_before_the_next_stream_comes) {
-  EXPECT_TRUE(cache.bind_if_empty(of(a), 1000));
-  EXPECT_FALSE(cache.event_due(of(a), 600, 1000));
-  EXPECT_TRUE(cache.bind_if_empty(of(b), 1000));
+  EXPECT_TRUE(cache.bind_if_empty(of(a), event_threshold{1000}));
+  EXPECT_FALSE(cache.event_due(of(a), 600, event_threshold{1000}));
+  EXPECT_TRUE(cache.bind_if_empty(of(b), event_threshold{1000}));
   EXPECT_EQ(cache.unrecorded_frees, 0u);
   EXPECT_FALSE(of(a).event_request().raised());
-  EXPECT_TRUE(stream_cache::event_due_unbound(of(a), 600, 1000)) << "1,200 bytes with those before";
+  EXPECT_TRUE(stream_cache::event_due_unbound(of(a), 600, event_threshold{1000})) << "1,200 bytes with those before";
 }
 
 TEST_F(stream_cache_test, event_is_due_after_a_batch_of_frees_or_many_bytes) {
-  EXPECT_TRUE(cache.bind_if_empty(of(a), SIZE_MAX));
+  EXPECT_TRUE(cache.bind_if_empty(of(a), event_threshold::never()));
   for (unsigned i = 0; i < 2 * gpumem::detail::stream_epochs::frees_per_batch; ++i)
-    EXPECT_FALSE(cache.event_due(of(a), 256, SIZE_MAX));
+    EXPECT_FALSE(cache.event_due(of(a), 256, event_threshold::never()));
   for (unsigned i = 1; i < gpumem::detail::stream_epochs::frees_per_batch; ++i)
-    EXPECT_FALSE(cache.event_due(of(a), 256, SIZE_MAX - 1));
-  EXPECT_TRUE(cache.event_due(of(a), 256, SIZE_MAX - 1));
+    EXPECT_FALSE(cache.event_due(of(a), 256, event_threshold{SIZE_MAX - 1}));
+  EXPECT_TRUE(cache.event_due(of(a), 256, event_threshold{SIZE_MAX - 1}));
   EXPECT_FALSE(of(a).event_request().raised());
-  EXPECT_TRUE(cache.event_due(of(a), 1 << 20, 1 << 20));
+  EXPECT_TRUE(cache.event_due(of(a), 1 << 20, event_threshold{1 << 20}));
   EXPECT_TRUE(of(a).event_request().raised());
 }
 

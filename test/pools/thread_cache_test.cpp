@@ -23,7 +23,7 @@ constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
 class thread_cache_test : public gpumem_test::cache_fixture {
 protected:
-  thread_cache_test() { limits.set(true, {MiB, MiB, 8 * MiB}, 1, SIZE_MAX); }
+  thread_cache_test() { limits.set(true, {MiB, MiB, 8 * MiB}, 1, gpumem::detail::event_threshold::never()); }
   bool insert(thread_cache& into, block& freed) {
     return into.insert(limits, freed, stream_use{&timeline, timeline.current_epoch()}).inserted;
   }

@@ -13,6 +13,7 @@ import gpumem;
 
 using gpumem::detail::block;
 using gpumem::detail::block_state;
+using gpumem::detail::event_threshold;
 using gpumem::detail::size_class;
 using gpumem::detail::stream_use;
 using gpumem::detail::thread_caches;
@@ -22,7 +23,7 @@ namespace {
 namespace sync = gpumem::detail::sync;
 namespace tuning = gpumem::detail::tuning;
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
-constexpr auto never = SIZE_MAX; // no free records an event
+constexpr auto never = event_threshold::never();
 
 class thread_caches_test : public gpumem_test::cache_fixture {
 protected:
@@ -30,8 +31,8 @@ protected:
     caches.ensure_storage(thread);
     set_budgets(MiB, 8 * MiB, 8 * MiB);
   }
-  void set_budgets(std::size_t small, std::size_t medium, std::size_t large, std::size_t event_threshold = never) {
-    caches.set_limits(true, {small, medium, large}, 1, event_threshold);
+  void set_budgets(std::size_t small, std::size_t medium, std::size_t large, event_threshold threshold = never) {
+    caches.set_limits(true, {small, medium, large}, 1, threshold);
   }
 
   gpumem::detail::thread_cache::result insert(block& freed, gpumem::stream const& on) {
@@ -224,7 +225,7 @@ TEST_F(thread_caches_test, block_of_a_stream_without_frees_is_evicted_for_a_stre
 
 TEST_F(thread_caches_test, one_in_a_batch_of_frees_is_refused_so_that_it_may_record_an_event) {
   clear_counts(a);
-  set_budgets(MiB, MiB, 8 * MiB, SIZE_MAX - 1);
+  set_budgets(MiB, MiB, 8 * MiB, event_threshold{SIZE_MAX - 1});
   for (unsigned batch = 1; batch <= tuning::frees_per_event / gpumem::detail::stream_epochs::frees_per_batch; ++batch) {
     EXPECT_FALSE(of(a).event_request().raised());
     for (unsigned i = 1; i < gpumem::detail::stream_epochs::frees_per_batch; ++i) {
@@ -241,7 +242,7 @@ TEST_F(thread_caches_test, one_in_a_batch_of_frees_is_refused_so_that_it_may_rec
 
 TEST_F(thread_caches_test, free_beyond_the_threshold_of_bytes_requests_an_event) {
   clear_counts(a);
-  set_budgets(MiB, MiB, 8 * MiB, 16 * KiB);
+  set_budgets(MiB, MiB, 8 * MiB, event_threshold{16 * KiB});
   keep(8 * KiB, a);
   EXPECT_FALSE(insert(allocated(8 * KiB), a).inserted);
   EXPECT_TRUE(of(a).event_request().raised());
@@ -254,7 +255,7 @@ TEST_F(thread_caches_test, free_beyond_the_threshold_of_bytes_requests_an_event)
 TEST_F(thread_caches_test, large_free_of_a_stream_without_a_stream_cache_counts) {
   auto& other = other_stream(true);
   clear_counts(other);
-  set_budgets(MiB, MiB, 8 * MiB, 4 * MiB);
+  set_budgets(MiB, MiB, 8 * MiB, event_threshold{4 * MiB});
   keep(256, a); // takes the stream cache of both
   keep(2 * MiB, other);
   EXPECT_FALSE(insert(allocated(2 * MiB), other).inserted);

@@ -6,6 +6,21 @@ import :std;
 
 namespace gpumem::detail {
 
+/// After how many freed bytes of a stream a free records an event, so that other streams can reuse the memory.
+export class event_threshold {
+public:
+  /// No free records an event, and freed bytes are not counted: one stream alone uses the pool.
+  static constexpr event_threshold never() noexcept { return event_threshold{~std::size_t{0}}; }
+  constexpr explicit event_threshold(std::size_t bytes) noexcept : bytes_{bytes} {}
+  /// Returns whether freed bytes are counted: more than one stream uses the pool.
+  constexpr bool counts_frees() const noexcept { return bytes_ != ~std::size_t{0}; }
+  /// Returns the bytes. For never() it is a number that no stream reaches.
+  constexpr std::size_t bytes() const noexcept { return bytes_; }
+
+private:
+  std::size_t bytes_;
+};
+
 /// A budget of bytes for all thread caches of a pool. A cache claims a part of the budget when it needs bytes: mostly
 /// 64 KiB, so that threads rarely write to the unclaimed rest at the same time. A cache keeps its claimed bytes until
 /// release(); so there is a bound for each cache. The lock of a cache guards its share; any thread may read the
@@ -68,18 +83,15 @@ public:
   /// not use.
   using usage = std::array<cache_budget::usage, size_class::kinds>;
 
-  /// Sets whether blocks are cached, the budget of each kind in bytes, and the threshold of event_threshold_bytes().
+  /// Sets whether blocks are cached, the budget of each kind in bytes, and what threshold() returns.
   /// One thread gets at most the budget divided by `threads`, both of small and of medium blocks. Called by one thread
   /// at a time.
   void set(bool enabled, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
-           std::size_t event_threshold_bytes) noexcept;
+           event_threshold threshold) noexcept;
 
   inline bool enabled() const noexcept { return enabled_.load(std::memory_order_relaxed); }
   /// Returns after how many freed bytes of a stream a block is not cached, so that its free can record an event.
-  /// SIZE_MAX: freed bytes are not counted.
-  inline std::size_t event_threshold_bytes() const noexcept {
-    return event_threshold_bytes_.load(std::memory_order_relaxed);
-  }
+  inline event_threshold threshold() const noexcept { return threshold_.load(std::memory_order_relaxed); }
   /// Returns whether work of the device is known to be allowed to use the pool's memory, so that blocks that its
   /// streams free may be cached. `device`: an ordinal; -1: the host.
   inline bool serves(int device) const noexcept {
@@ -112,7 +124,7 @@ private:
   std::atomic<bool> enabled_{false};
   std::atomic<bool> exhausted_{false};
   std::atomic<std::uint64_t> devices_{~std::uint64_t{0}};
-  std::atomic<std::size_t> event_threshold_bytes_{0};
+  std::atomic<event_threshold> threshold_{event_threshold{0}};
   std::atomic<std::size_t> largest_block_{0};
   std::array<cache_budget, size_class::kinds> budgets_;
 };

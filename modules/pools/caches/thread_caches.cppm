@@ -54,29 +54,29 @@ export struct stream_cache {
   /// Removes and returns a block of the largest class. The cache must not be empty.
   block& pop_largest() noexcept;
 
-  // `threshold`, here and below: cache_limits::event_threshold_bytes().
+  // `threshold`, here and below: cache_limits::threshold().
   /// Gives the cache to a stream if the cache is empty, and returns whether it was. A slow path, as are the two others
   /// with these attributes: with preserve_most the function saves the registers, so that its callers need not.
   [[clang::preserve_most, gnu::visibility("hidden")]] bool bind_if_empty(stream_timeline& next,
-                                                                         std::size_t threshold) noexcept;
+                                                                         event_threshold threshold) noexcept;
   /// Counts a free of `stream`, whose cache this is. Returns whether this free should record an event. If so, the block
   /// is not cached but freed in its shard, where an event is recorded under the shard's lock.
   [[gnu::always_inline]] inline bool event_due(stream_timeline& stream, std::size_t bytes,
-                                               std::size_t threshold) noexcept {
-    if (threshold == SIZE_MAX) return stream.event_request().raised(); // frees are not counted then
+                                               event_threshold threshold) noexcept {
+    if (!threshold.counts_frees()) return stream.event_request().raised(); // frees are not counted then
     unrecorded_bytes += bytes;
-    bool const many = ++unrecorded_frees >= stream_epochs::frees_per_batch || unrecorded_bytes >= threshold;
+    bool const many = ++unrecorded_frees >= stream_epochs::frees_per_batch || unrecorded_bytes >= threshold.bytes();
     if (many) [[unlikely]]
       flush_counters(stream, threshold);
     return many || stream.event_request().raised();
   }
   /// Like event_due(), but for a stream without a stream cache: another stream has the one that both share.
   [[clang::preserve_most, gnu::visibility("hidden")]] static bool
-  event_due_unbound(stream_timeline& stream, std::size_t bytes, std::size_t threshold) noexcept;
+  event_due_unbound(stream_timeline& stream, std::size_t bytes, event_threshold threshold) noexcept;
 
 private:
   [[clang::preserve_most, gnu::visibility("hidden")]] void flush_counters(stream_timeline& stream,
-                                                                          std::size_t threshold) noexcept;
+                                                                          event_threshold threshold) noexcept;
 };
 
 /// Up to eight freed blocks, found by stream and exact size. Programs request most large sizes again at once or not at
@@ -308,7 +308,7 @@ private:
     } else if (!budget.charge(share, returned.bytes)) {
       evicted = evict_stale(limits, storage.stream_caches[refused_ % stream_cache_count],
                             budget.unclaimed() < static_cast<std::int64_t>(returned.bytes));
-    } else if (cache.event_due(timeline, returned.bytes, limits.event_threshold_bytes())) [[unlikely]] {
+    } else if (cache.event_due(timeline, returned.bytes, limits.threshold())) [[unlikely]] {
       share.uncharge(returned.bytes);
       return result{false, nullptr};
     } else {
@@ -334,8 +334,8 @@ private:
     bool const bound = bind(limits, cache, timeline);
     if (!bound && !limits.serves(timeline.device())) [[unlikely]]
       return {false, nullptr};
-    if (bound ? cache.event_due(timeline, bytes, limits.event_threshold_bytes())
-              : stream_cache::event_due_unbound(timeline, bytes, limits.event_threshold_bytes())) [[unlikely]]
+    if (bound ? cache.event_due(timeline, bytes, limits.threshold())
+              : stream_cache::event_due_unbound(timeline, bytes, limits.threshold())) [[unlikely]]
       return {false, nullptr};
     auto& budget = limits.budget(size_class::large);
     auto& share = shares_[size_class::large];
@@ -354,7 +354,7 @@ private:
   // whether it belongs to the stream now.
   static inline bool bind(cache_limits const& limits, stream_cache& cache, stream_timeline& timeline) noexcept {
     return cache.timeline == &timeline ||
-           (limits.serves(timeline.device()) && cache.bind_if_empty(timeline, limits.event_threshold_bytes()));
+           (limits.serves(timeline.device()) && cache.bind_if_empty(timeline, limits.threshold()));
   }
   inline void count_budget_miss(cache_limits& limits) noexcept __attribute__((requires_capability(mutex))) {
     ++budget_misses_;
@@ -426,19 +426,19 @@ public:
   }
 
   /// Sets whether blocks are cached, and for each kind of size (small, medium, large) the bytes that all caches
-  /// together may hold. `threads`: the number of threads that share these budgets. `event_threshold_bytes`: the freed
-  /// bytes after which a stream records an event. The caller holds the locks of all shards.
+  /// together may hold. `threads`: the number of threads that share these budgets. `threshold`: when a stream
+  /// records an event. The caller holds the locks of all shards.
   [[clang::requires_capability(all_shards)]] inline void
   set_limits(bool enabled, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
-             std::size_t event_threshold_bytes) noexcept {
-    limits_.set(enabled, limits, threads, event_threshold_bytes);
+             event_threshold threshold) noexcept {
+    limits_.set(enabled, limits, threads, threshold);
   }
   inline bool enabled() const noexcept { return limits_.enabled(); }
   /// Passes these calls on to cache_limits. Any thread.
   inline bool serves(int device) const noexcept { return limits_.serves(device); }
   inline void set_devices(std::uint64_t devices) noexcept { limits_.set_devices(devices); }
   inline void add_devices(std::uint64_t devices) noexcept { limits_.add_devices(devices); }
-  inline std::size_t event_threshold_bytes() const noexcept { return limits_.event_threshold_bytes(); }
+  inline event_threshold threshold() const noexcept { return limits_.threshold(); }
   /// Returns whether each budget is the sum of the bytes that caches have claimed (in `sum`) and the bytes that no
   /// cache has claimed. Called in `visit_locked`.
   inline bool is_balanced(cache_counts const& sum) const noexcept { return limits_.is_balanced(sum.usage); }

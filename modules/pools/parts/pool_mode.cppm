@@ -127,7 +127,7 @@ export struct mode_settings {
   std::size_t largest_numbered; ///< the largest size that is rounded up to a size class
   std::array<std::size_t, size_class::kinds> cache_limits; ///< bytes of all thread caches together, by kind of size
   std::size_t cache_threads;                               ///< number of threads that share the limits
-  std::size_t event_threshold; ///< freed bytes of a stream after which a free records an event; SIZE_MAX: never
+  event_threshold threshold;                               ///< of the thread caches
 };
 
 /// Returns the settings for these facts.

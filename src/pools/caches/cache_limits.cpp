@@ -50,7 +50,7 @@ void cache_budget::usage::add(share const& share) noexcept {
 }
 
 void cache_limits::set(bool enabled, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
-                       std::size_t event_threshold_bytes) noexcept {
+                       event_threshold threshold) noexcept {
   for (auto const kind : {size_class::small, size_class::medium}) {
     budgets_[kind].set_total(limits[kind], limits[kind] / threads);
   }
@@ -59,7 +59,7 @@ void cache_limits::set(bool enabled, std::array<std::size_t, size_class::kinds> 
                                         large); // no smaller bound per thread: a large cache has eight blocks at most
   largest_block_.store(std::min(large, std::max(large / tuning::large_block_fraction, tuning::always_cached_bytes)),
                        std::memory_order_relaxed);
-  event_threshold_bytes_.store(event_threshold_bytes, std::memory_order_relaxed);
+  threshold_.store(threshold, std::memory_order_relaxed);
   enabled_.store(enabled, std::memory_order_relaxed);
 }
 

@@ -161,10 +161,10 @@ free_result free_path::free_uncached(free_call const& call, shard_list::lookup c
 // while caching is off. It does so too while only one stream has used the pool: its frees record no events, but a
 // remote free may record one.
 bool free_path::push_remote_free(free_call const& call, shard_list::lookup const& lookup) noexcept {
-  auto const threshold = parts_.caches.event_threshold_bytes();
-  if (!lookup.that || !may_cache(*lookup.that, call.key, call.bytes) || threshold == SIZE_MAX) return false;
+  auto const threshold = parts_.caches.threshold();
+  if (!lookup.that || !may_cache(*lookup.that, call.key, call.bytes) || !threshold.counts_frees()) return false;
   auto& timeline = *call.use.timeline;
-  bool const many = timeline.epochs().count_unrecorded(1, lookup.that->bytes, threshold);
+  bool const many = timeline.epochs().count_unrecorded(1, lookup.that->bytes, threshold.bytes());
   bool const due = many || lookup.shard->lends || timeline.event_request().raised();
   auto const use = due ? record_event(call.key, call.use) : call.use;
   return parts_.caches.call_if_enabled([&] { lookup.shard->remote_frees.push(*lookup.that, use); });

@@ -99,7 +99,8 @@ mode_settings derive_mode(mode_facts const& facts) noexcept {
           .largest_numbered = single ? tuning::largest_rounded_bytes : size_class::largest_medium,
           .cache_limits = {small, medium, least},
           .cache_threads = std::max<std::size_t>(facts.shards - 1, 1), // threads with a shard of their own
-          .event_threshold = facts.multi_stream ? event_threshold_of(facts.reserved, facts.near_limit) : SIZE_MAX};
+          .threshold = facts.multi_stream ? event_threshold{event_threshold_of(facts.reserved, facts.near_limit)}
+                                          : event_threshold::never()};
 }
 
 void pool_mode::update() noexcept {
@@ -116,7 +117,7 @@ void pool_mode::update() noexcept {
   near_limit_.store(chunks_.near_limit(), std::memory_order_relaxed);
   frees_record_.store(settings.frees_record, std::memory_order_relaxed);
   largest_numbered_.store(settings.largest_numbered, std::memory_order_relaxed);
-  caches_.set_limits(settings.caching, settings.cache_limits, settings.cache_threads, settings.event_threshold);
+  caches_.set_limits(settings.caching, settings.cache_limits, settings.cache_threads, settings.threshold);
 }
 
 } // namespace gpumem::detail
