@@ -61,8 +61,8 @@ protected:
     passed,   // the request goes to the upstream, where it can wait
     turn,     // requests cannot wait at the upstream: the caller tries the upstream once and then calls end_turn()
   };
-  // `since` is the count of frees (`frees_`) when the turn began.
-  struct turn {
+  // The result of a turn. `since` is the count of frees (`frees_`) when the turn began.
+  struct turn_result {
     waiting what;
     std::uint64_t since = 0;
   };
@@ -72,8 +72,8 @@ protected:
   bool has_room(std::size_t bytes) noexcept;
   // Returns whether the request is larger than the limit.
   bool exceeds_limit(waiter const& item) noexcept;
-  turn begin_turn(waiter& item, bool upstream_waits) noexcept;
-  turn end_turn(waiter& item, turn const& turn, expected<void*, failure> result) noexcept;
+  turn_result begin_turn(waiter& item, bool upstream_waits) noexcept;
+  turn_result end_turn(waiter& item, turn_result const& last, expected<void*, failure> result) noexcept;
   // Removes a parked request and returns true. Returns false if the request is not parked here. Returns false also if
   // the request has its turn, unless its waiter is being destroyed. Returns none if the request went to the upstream;
   // the caller must then withdraw it there.
@@ -103,11 +103,12 @@ private:
   void wake_next(woken_waiters& waiters) noexcept __attribute__((requires_capability(mutex_)));
   void wake_ended(woken_waiters& waiters) noexcept __attribute__((requires_capability(mutex_)));
   void give_turn(waiter& item, woken_waiters& waiters) noexcept __attribute__((requires_capability(mutex_)));
-  turn begin(waiter& item, bool upstream_waits, later& calls) noexcept __attribute__((requires_capability(mutex_)));
-  turn go_on(waiter& item, turn const& turn, expected<void*, failure> const& result, later& calls) noexcept
+  turn_result begin(waiter& item, bool upstream_waits, later& calls) noexcept
       __attribute__((requires_capability(mutex_)));
-  turn wait_again(waiter& item, later& calls) noexcept __attribute__((requires_capability(mutex_)));
-  turn end(waiter& item, expected<void*, failure> const& result, later& calls) noexcept
+  turn_result go_on(waiter& item, turn_result const& last, expected<void*, failure> const& result,
+                    later& calls) noexcept __attribute__((requires_capability(mutex_)));
+  turn_result wait_again(waiter& item, later& calls) noexcept __attribute__((requires_capability(mutex_)));
+  turn_result end(waiter& item, expected<void*, failure> const& result, later& calls) noexcept
       __attribute__((requires_capability(mutex_)));
 
   sync::spin_mutex mutex_;

@@ -156,7 +156,7 @@ void limiter::give_turn(waiter& item, woken_waiters& waiters) noexcept {
 
 // Parks a new request, or goes on with a parked request that was woken. A new request gets its turn immediately if no
 // other request waits and it fits. A woken request must fit once more, since the limit may have been lowered meanwhile.
-limiter::turn limiter::begin(waiter& item, bool upstream_waits, later& calls) noexcept {
+limiter::turn_result limiter::begin(waiter& item, bool upstream_waits, later& calls) noexcept {
   if (item.has_passed(*this)) return {waiting::passed};
   if (auto const why = refusal(item)) return end(item, refused(item, *why), calls);
   if (!waiter_list::holds(item)) {
@@ -182,22 +182,22 @@ limiter::turn limiter::begin(waiter& item, bool upstream_waits, later& calls) no
 // Decides how a request goes on after the upstream was tried. If the upstream was exhausted and a block was freed since
 // the turn began, the request tries again immediately, since a free wakes no request that has its turn. If no block is
 // left that could be freed, or the host has no memory, the request ends. Otherwise it waits again.
-limiter::turn limiter::go_on(waiter& item, turn const& turn, expected<void*, failure> const& result,
-                             later& calls) noexcept {
+limiter::turn_result limiter::go_on(waiter& item, turn_result const& last, expected<void*, failure> const& result,
+                                    later& calls) noexcept {
   if (result || !may_wait_after(result.error())) return end(item, result, calls);
   if (auto const why = refusal(item)) return end(item, refused(item, *why), calls); // the limit was lowered meanwhile
-  bool const any = frees_ != turn.since;
+  bool const any = frees_ != last.since;
   auto const aside = waiter_list::bytes_aside(item);
   if (any && fits(size_of(item), aside)) return {waiting::turn, frees_};
   bool const others_hold = in_use_ > 0 || queue_.set_aside() > aside;
   if (!any && !others_hold) return end(item, result, calls);
-  item.set_seen_changes(turn.since);
+  item.set_seen_changes(last.since);
   return wait_again(item, calls);
 }
 
 // Ends the turn of the request, which waits again. The bytes that were set aside for it may be enough for a later
 // request.
-limiter::turn limiter::wait_again(waiter& item, later& calls) noexcept {
+limiter::turn_result limiter::wait_again(waiter& item, later& calls) noexcept {
   if (item.cancelled()) return end(item, refused(item, item.refusal()), calls);
   queue_.end_turn(item, fits(size_of(item), waiter_list::bytes_aside(item)));
   wake_next(calls.woken);
@@ -206,7 +206,7 @@ limiter::turn limiter::wait_again(waiter& item, later& calls) noexcept {
 }
 
 // Answers the request and removes it from the queue. Requests behind it in the queue can then get turns.
-limiter::turn limiter::end(waiter& item, expected<void*, failure> const& result, later& calls) noexcept {
+limiter::turn_result limiter::end(waiter& item, expected<void*, failure> const& result, later& calls) noexcept {
   queue_.remove(item);
   if (result && *result) in_use_ += item.bytes(); // *result is null if the request asked only for a turn
   wake_next(calls.woken);
@@ -225,7 +225,7 @@ bool limiter::exceeds_limit(waiter const& item) noexcept {
   return size_of(item) > limit_;
 }
 
-limiter::turn limiter::begin_turn(waiter& item, bool upstream_waits) noexcept {
+limiter::turn_result limiter::begin_turn(waiter& item, bool upstream_waits) noexcept {
   later calls;
   sync::spin_lock lock{mutex_};
   auto const begun = begin(item, upstream_waits, calls);
@@ -234,10 +234,11 @@ limiter::turn limiter::begin_turn(waiter& item, bool upstream_waits) noexcept {
   return begun;
 }
 
-limiter::turn limiter::end_turn(waiter& item, turn const& turn, expected<void*, failure> result) noexcept {
+limiter::turn_result limiter::end_turn(waiter& item, turn_result const& last,
+                                       expected<void*, failure> result) noexcept {
   later calls;
   sync::spin_lock lock{mutex_};
-  auto const next = go_on(item, turn, result, calls);
+  auto const next = go_on(item, last, result, calls);
   lock.unlock();
   if (calls.answer) item.complete(*calls.answer);
   return next;
