@@ -103,7 +103,7 @@ private:
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] stream_use
   record_if_due(free_call const& call, std::size_t bytes, pool_shard& shard) noexcept;
   [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
-  passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& shard) noexcept;
+  reaches_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& shard) noexcept;
   stream_use record_event(stream_key const& key, stream_use const& use) noexcept;
   [[clang::requires_capability(one_shard, all_shards)]] void make_room_for_use(stream_uses& uses,
                                                                                stream_key const& key);

@@ -63,7 +63,7 @@ private:
 export class pass_timer {
 public:
   /// Keeps references to both arguments. `pass`: the timer whose expiry is a pass.
-  pass_timer(timer& pass, admission& requests) noexcept;
+  pass_timer(timer& next_pass, admission& requests) noexcept;
 
   /// Posts a pass after a pause. The pause grows with each pass that found no change for a waiting request. If no
   /// request waits, it grows with each pass that found memory still in use.
@@ -94,7 +94,7 @@ public:
 private:
   [[clang::requires_capability(all_shards)]] void post(sync::time_point time, bool late) noexcept;
 
-  timer& pass_;
+  timer& timer_;
   admission& requests_;
   bool queued_ __attribute__((guarded_by(all_shards))) = false;
   bool late_ __attribute__((guarded_by(all_shards))) = false; // whether an earlier pass may replace the posted one

@@ -62,7 +62,7 @@ block* find_or_explain(pool_parts& parts, stream_key const& key, void* pointer, 
 // Counts a free. Returns whether the frees of the stream that no event covers have reached the threshold for an event.
 // Counts first in the stream's free list of `shard`. Adds the sums to the counter of the whole stream later, so
 // that threads that use the same stream rarely write that shared counter.
-bool free_path::passes_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& shard) noexcept {
+bool free_path::reaches_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& shard) noexcept {
   auto const threshold = parts_.mode.event_threshold_bytes();
   auto* const own = shard.ranges.lists().find(timeline);
   if (!own) [[unlikely]]
@@ -80,7 +80,7 @@ bool free_path::passes_threshold(stream_timeline& timeline, std::size_t bytes, p
 [[gnu::always_inline]] inline stream_use free_path::record_if_due(free_call const& call, std::size_t bytes,
                                                                   pool_shard& shard) noexcept {
   auto& timeline = *call.use.timeline;
-  bool const many = parts_.mode.multi_stream() && passes_threshold(timeline, bytes, shard);
+  bool const many = parts_.mode.multi_stream() && reaches_threshold(timeline, bytes, shard);
   bool const due = many || shard.lends || timeline.event_request().raised() || parts_.mode.under_pressure();
   return due ? record_event(call.key, call.use) : call.use;
 }

@@ -34,14 +34,15 @@ bool is_too_much(std::size_t reserved, std::size_t release_threshold) noexcept {
   return reserved > slack && reserved - slack > release_threshold;
 }
 
-pass_timer::pass_timer(timer& pass, admission& requests) noexcept
-    : pass_{pass}, requests_{requests}, waiting_pause_{tuning::max_pass_pause}, idle_pause_{tuning::max_pass_pause} {}
+pass_timer::pass_timer(timer& next_pass, admission& requests) noexcept
+    : timer_{next_pass}, requests_{requests}, waiting_pause_{tuning::max_pass_pause},
+      idle_pause_{tuning::max_pass_pause} {}
 
 // After 1,000 passes without effect, about a second, the library thread no longer looks for memory to give back.
 void pass_timer::count_idle(bool open) noexcept { gives_up_ = !open || idle_pause_.count() >= 1000; }
 
 void pass_timer::schedule() noexcept {
-  if (queued_ && !(late_ && try_cancel_timer(pass_))) return;
+  if (queued_ && !(late_ && try_cancel_timer(timer_))) return;
   queued_ = false;
   auto const pause = (requests_.has_waiting() ? waiting_pause_ : idle_pause_).next();
   post(sync::now() + pause, false);
@@ -59,7 +60,7 @@ void pass_timer::schedule_at(sync::time_point deadline) noexcept {
 }
 
 bool pass_timer::cancel() noexcept {
-  if (queued_ && try_cancel_timer(pass_)) queued_ = false;
+  if (queued_ && try_cancel_timer(timer_)) queued_ = false;
   return !queued_ && !running_;
 }
 
@@ -70,12 +71,12 @@ void pass_timer::begin_pass() noexcept {
 
 // Posts a pass. A late one for a later time is withdrawn; any other that is posted stays.
 void pass_timer::post(sync::time_point time, bool late) noexcept {
-  if (!driver_alive() || (queued_ && !(late_ && time < posted_for_ && try_cancel_timer(pass_)))) return;
+  if (!driver_alive() || (queued_ && !(late_ && time < posted_for_ && try_cancel_timer(timer_)))) return;
   queued_ = true;
   late_ = late;
   posted_for_ = time;
   process_is_exiting(); // the first call registers a function that will note the exit of the process
-  start_timer(pass_, time);
+  start_timer(timer_, time);
 }
 
 // On the fast path a call takes the lock of one shard or none. It is off under memory pressure, beyond the release
