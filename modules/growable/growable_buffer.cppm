@@ -127,7 +127,7 @@ public:
   // Makes the size `bytes`, and returns the loans beyond it. The caller passes them to free() once it holds no lock.
   loan_map cut(extend::stream_key const& key, std::size_t bytes);
   void free(extend::stream_key const& key, loan_map const& loans) noexcept;
-  void discard(stream_ref stream, extend::page_extent where);
+  void discard(stream_ref stream, extend::page_extent extent);
   // Counts the stream as the one that was used last.
   void record_stream(extend::stream_key const& key) noexcept {
     sync::lock const held{mutex_};
@@ -145,12 +145,12 @@ private:
   std::size_t growth_end(std::size_t bytes) const noexcept;
   growth_request::fault fault_of(growth_request const& asked) const noexcept
       __attribute__((requires_capability(mutex_)));
-  expected<void*, failure> lend(extend::stream_key const& key, extend::page_extent where) noexcept
+  expected<void*, failure> lend(extend::stream_key const& key, extend::page_extent extent) noexcept
       __attribute__((requires_capability(mutex_)));
-  std::size_t lent_until(extend::page_extent where) const noexcept __attribute__((requires_capability(mutex_)));
-  bool overlaps(extend::page_extent where) const noexcept __attribute__((requires_capability(mutex_)));
+  std::size_t lent_until(extend::page_extent extent) const noexcept __attribute__((requires_capability(mutex_)));
+  bool overlaps(extend::page_extent extent) const noexcept __attribute__((requires_capability(mutex_)));
   void divide_at(std::size_t offset) __attribute__((requires_capability(mutex_)));
-  loan_map take(extend::page_extent where) __attribute__((requires_capability(mutex_)));
+  loan_map take(extend::page_extent extent) __attribute__((requires_capability(mutex_)));
   void use(extend::stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
 
   page_lender lender_;

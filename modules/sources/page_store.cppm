@@ -30,7 +30,7 @@ export struct page_extent {
 
 /// A page: one physical allocation, and the addresses at which it is mapped.
 export struct page_info {
-  page_extent where;    ///< addresses of the page
+  page_extent extent;   ///< addresses of the page
   bool pinned = false;  ///< another library or process uses it, so it may not be moved or unmapped
   bool aliased = false; ///< the same memory is mapped at another offset too
 

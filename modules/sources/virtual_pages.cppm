@@ -103,7 +103,7 @@ export class virtual_pages;
 /// Pages that are to be moved, and the object that maps them.
 export struct page_origin {
   virtual_pages* from = nullptr; ///< the object
-  page_extent where;             ///< whole pages there
+  page_extent extent;            ///< whole pages there
 };
 
 /// Virtual memory of one device, as a page source. Its addresses are reserved at construction and cost no memory. On an

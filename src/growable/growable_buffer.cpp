@@ -149,20 +149,20 @@ void growable_state::throw_wrong(growth_request const& asked) const {
 }
 
 // Another thread may be about to free what lies there. Then the request finds no memory for the moment.
-expected<void*, failure> growable_state::lend(extend::stream_key const& key, extend::page_extent where) noexcept try {
-  auto const [place, added] = loans_.try_emplace(where.offset, where.bytes);
-  auto const lent = lender().lend_at(where.offset, key, where.bytes, 1, page_);
+expected<void*, failure> growable_state::lend(extend::stream_key const& key, extend::page_extent extent) noexcept try {
+  auto const [place, added] = loans_.try_emplace(extent.offset, extent.bytes);
+  auto const lent = lender().lend_at(extent.offset, key, extent.bytes, 1, page_);
   if (!lent) {
     loans_.erase(place);
     auto const& why = lent.error();
     bool const busy = why.reason == outcome::invalid_argument && why.code == 0;
-    return unexpected<failure>{busy ? failure{outcome::exhausted, 0, where.bytes} : why};
+    return unexpected<failure>{busy ? failure{outcome::exhausted, 0, extent.bytes} : why};
   }
   lender().set_label(*lent, label_.number());
-  mapped_.store(mapped() + where.bytes, std::memory_order_relaxed);
+  mapped_.store(mapped() + extent.bytes, std::memory_order_relaxed);
   return lent;
 } catch (std::bad_alloc const&) {
-  return unexpected<failure>{failure{outcome::exhausted, -1, where.bytes}}; // the host has no memory
+  return unexpected<failure>{failure{outcome::exhausted, -1, extent.bytes}}; // the host has no memory
 }
 
 expected<void*, failure> growable_state::serve(growth_request& asked, extend::stream_key const& key) noexcept {
@@ -236,20 +236,20 @@ extend::stream_key growable_state::identify(stream_ref stream, bool may_capture)
 }
 
 // Returns the offset up to which the addresses are lent without a gap, at most the end.
-std::size_t growable_state::lent_until(extend::page_extent where) const noexcept {
-  auto at = where.offset;
+std::size_t growable_state::lent_until(extend::page_extent extent) const noexcept {
+  auto at = extent.offset;
   auto each = loans_.upper_bound(at);
   if (each != loans_.begin()) --each;
-  for (; each != loans_.end() && each->first <= at && at < where.end(); ++each)
+  for (; each != loans_.end() && each->first <= at && at < extent.end(); ++each)
     at = std::max(at, each->first + each->second);
-  return std::min(at, where.end());
+  return std::min(at, extent.end());
 }
 
-bool growable_state::overlaps(extend::page_extent where) const noexcept {
-  auto const above = loans_.lower_bound(where.end());
+bool growable_state::overlaps(extend::page_extent extent) const noexcept {
+  auto const above = loans_.lower_bound(extent.end());
   if (above == loans_.begin()) return false;
   auto const last = std::prev(above);
-  return last->first + last->second > where.offset;
+  return last->first + last->second > extent.offset;
 }
 
 // Divides the loan in which the offset lies, if it begins before.
@@ -270,11 +270,11 @@ void growable_state::divide_at(std::size_t offset) {
 }
 
 // Takes the loans out of the list. Throws std::bad_alloc, and then takes none.
-growable_state::loan_map growable_state::take(extend::page_extent where) {
-  divide_at(where.offset);
-  divide_at(where.end());
+growable_state::loan_map growable_state::take(extend::page_extent extent) {
+  divide_at(extent.offset);
+  divide_at(extent.end());
   loan_map taken;
-  for (auto each = loans_.lower_bound(where.offset); each != loans_.end() && each->first < where.end();) {
+  for (auto each = loans_.lower_bound(extent.offset); each != loans_.end() && each->first < extent.end();) {
     mapped_.store(mapped() - each->second, std::memory_order_relaxed);
     taken.insert(taken.end(), loans_.extract(each++));
   }
@@ -303,22 +303,22 @@ growable_state::loan_map growable_state::cut(extend::stream_key const& key, std:
   return freed;
 }
 
-void growable_state::discard(stream_ref stream, extend::page_extent where) {
+void growable_state::discard(stream_ref stream, extend::page_extent extent) {
   auto const key = identify(stream);
   loan_map freed;
   {
     sync::lock const held{mutex_};
     auto const unit = granularity(), end = round_up(bytes());
     auto const fail = [&](std::string const& why) {
-      throw std::invalid_argument{"gpumem: " + name_ + ": cannot discard " + text_of(where.bytes) +
-                                  " bytes at offset " + text_of(where.offset) + ": " + why};
+      throw std::invalid_argument{"gpumem: " + name_ + ": cannot discard " + text_of(extent.bytes) +
+                                  " bytes at offset " + text_of(extent.offset) + ": " + why};
     };
-    if (where.bytes == 0 || where.bytes % unit != 0 || where.offset % unit != 0)
+    if (extent.bytes == 0 || extent.bytes % unit != 0 || extent.offset % unit != 0)
       fail("both must be multiples of " + text_of(unit));
-    if (where.bytes > end || where.offset > end - where.bytes) fail("the buffer has " + text_of(bytes()) + " bytes");
-    if (auto const until = lent_until(where); until != where.end())
+    if (extent.bytes > end || extent.offset > end - extent.bytes) fail("the buffer has " + text_of(bytes()) + " bytes");
+    if (auto const until = lent_until(extent); until != extent.end())
       fail("the memory at offset " + text_of(until) + " is discarded already");
-    freed = take(where);
+    freed = take(extent);
     use(key);
   }
   free(key, freed);

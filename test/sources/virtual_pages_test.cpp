@@ -89,7 +89,7 @@ TEST_F(virtual_pages_test, page_size_grows_with_the_mapped_bytes) {
   EXPECT_EQ(pages.next_page_size(), 10 * mib);
   map(pages, pages.mapped_end(), 25 * mib);
   EXPECT_EQ(pages.pages(), 132u) << "10, 10 and 6 MiB";
-  EXPECT_EQ(page_at(pages, pages.mapped_end() - 1).where.bytes, 6 * mib);
+  EXPECT_EQ(page_at(pages, pages.mapped_end() - 1).extent.bytes, 6 * mib);
   map(pages, pages.mapped_end(), 8192 * mib, 8192 * mib);
   EXPECT_EQ(pages.next_page_size(), 32 * mib) << "never larger";
 }
@@ -159,7 +159,7 @@ TEST_F(virtual_pages_test, page_of_an_address_is_found) {
   EXPECT_FALSE(pages.page_of(at(pages, pages.address_space())));
   std::vector<page_extent> seen;
   map(pages, 0, 2 * mib);
-  pages.visit([&](page_info const& page) { seen.push_back(page.where); });
+  pages.visit([&](page_info const& page) { seen.push_back(page.extent); });
   EXPECT_EQ(seen, (std::vector<page_extent>{{0, 2 * mib}, {4 * mib, 8 * mib}}));
 }
 

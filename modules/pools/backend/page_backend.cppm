@@ -30,7 +30,7 @@ namespace gpumem::detail {
 export struct page_run {
   address_range* in;
   block* last; ///< the free block in which the pages end; they may begin in blocks below it
-  page_extent where;
+  page_extent extent;
   std::size_t pages = 1;
 };
 
@@ -163,14 +163,14 @@ private:
   };
   [[clang::requires_capability(one_shard)]] static std::optional<page_extent>
   loan_extent(allocation_request const& request) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] loan_site look_at(page_extent where,
+  [[clang::requires_capability(one_shard, all_shards)]] loan_site look_at(page_extent extent,
                                                                           allocation_request const& request) const;
   static growth_plan loan_plan(loan_site const& site, allocation_request const& request) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> join_site(page_extent where,
+  [[clang::requires_capability(one_shard, all_shards)]] attempt<placement> join_site(page_extent extent,
                                                                                      allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] std::vector<page_run>
-  pages_for_loan(page_extent where, allocation_request const& request, std::size_t room);
-  [[clang::requires_capability(one_shard, all_shards)]] void move_to_loan(page_extent where, loan_site const& site,
+  pages_for_loan(page_extent extent, allocation_request const& request, std::size_t room);
+  [[clang::requires_capability(one_shard, all_shards)]] void move_to_loan(page_extent extent, loan_site const& site,
                                                                           allocation_request const& request);
   [[clang::requires_capability(one_shard, all_shards)]] void release_for_loan(allocation_request const& request);
   stream_uses fresh_uses(allocation_request const& request) const noexcept;
@@ -191,7 +191,7 @@ private:
   map(growth_plan const& plan, stream_uses const& uses, loan_terms const* loan = nullptr);
   [[clang::requires_capability(one_shard, all_shards)]] expected<block*, failure>
   accept(address_range& into, expected<page_extent, failure> const& made, stream_uses const& uses);
-  [[clang::requires_capability(one_shard, all_shards)]] block& add(address_range& into, page_extent const& where,
+  [[clang::requires_capability(one_shard, all_shards)]] block& add(address_range& into, page_extent const& extent,
                                                                    stream_uses const& uses);
   [[clang::requires_capability(one_shard, all_shards)]] std::size_t release_idle(page_query const& query) noexcept;
   [[clang::requires_shared_capability(all_shards)]] std::size_t lacking(std::size_t bytes) const noexcept;

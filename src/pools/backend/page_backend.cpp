@@ -234,7 +234,7 @@ placement page_backend::move(allocation_request const& request, bool at_limit) {
   charge_moves(std::min(idle_pages::count(idle), affordable_pages()));
   std::vector<page_origin> runs(idle.size());
   auto const given = idle_.detach(idle);
-  auto const origin = [](page_run const& each) { return page_origin{&each.in->pages, each.where}; };
+  auto const origin = [](page_run const& each) { return page_origin{&each.in->pages, each.extent}; };
   runs.erase(std::ranges::transform(idle, runs.begin(), origin).out, runs.end());
   expected<page_extent, failure> moved = page_extent{};
   sync::duration spent{};
@@ -312,14 +312,14 @@ expected<block*, failure> page_backend::accept(address_range& into, expected<pag
 }
 
 // Adds mapped pages to their shard as a free range that has `uses`. If it throws std::bad_alloc, nothing is changed.
-block& page_backend::add(address_range& into, page_extent const& where, stream_uses const& uses) {
+block& page_backend::add(address_range& into, page_extent const& extent, stream_uses const& uses) {
   auto& shard = *into.shard;
-  auto const address = reinterpret_cast<std::uintptr_t>(into.pages.base()) + where.offset;
+  auto const address = reinterpret_cast<std::uintptr_t>(into.pages.base()) + extent.offset;
   block* added = nullptr;
   if (!into.mapped) {
     // A borrower may map pages before these later, so its chunk begins where its addresses do.
-    auto const gap = shard.lends ? where.offset : 0;
-    auto& parent = parts_.chunks.add(reinterpret_cast<void*>(address - gap), gap + where.bytes, where.bytes);
+    auto const gap = shard.lends ? extent.offset : 0;
+    auto& parent = parts_.chunks.add(reinterpret_cast<void*>(address - gap), gap + extent.bytes, extent.bytes);
     try {
       added = &shard.ranges.add(parent, uses);
       if (shard.lends) parent.begin_tree();
@@ -327,8 +327,8 @@ block& page_backend::add(address_range& into, page_extent const& where, stream_u
     } catch (...) {
       if (parent.first) shard.ranges.remove(parent);
       parts_.chunks.erase(parent);
-      parts_.chunks.begin_release(where.bytes);
-      parts_.chunks.end_release(where.bytes);
+      parts_.chunks.begin_release(extent.bytes);
+      parts_.chunks.end_release(extent.bytes);
       throw;
     }
     parent.shard = &shard;
@@ -339,17 +339,17 @@ block& page_backend::add(address_range& into, page_extent const& where, stream_u
     if (address < parent.end()) {
       auto& hole = parent.root ? *parent.find_containing(reinterpret_cast<void const*>(address))
                                : shard.ranges.holes().at(address);
-      added = &shard.ranges.fill_hole(hole, address - hole.base, where.bytes, uses);
+      added = &shard.ranges.fill_hole(hole, address - hole.base, extent.bytes, uses);
     } else {
       // The pages may begin after the end of the chunk, for example where the memory of a new stream is to grow.
       // The addresses between become a hole.
       auto const gap = address - parent.end();
-      added = &shard.ranges.extend(parent, gap + where.bytes, uses);
+      added = &shard.ranges.extend(parent, gap + extent.bytes, uses);
       if (gap > 0) added = shard.ranges.make_hole(*added, address - gap, gap).upper;
     }
-    parts_.chunks.add_reserved(where.bytes);
+    parts_.chunks.add_reserved(extent.bytes);
   }
-  parts_.count_growth(shard, where.bytes);
+  parts_.count_growth(shard, extent.bytes);
   return *added;
 }
 

@@ -27,8 +27,8 @@ namespace {
 // Adds a run. If it ends where the last run begins, joins both.
 void append(std::vector<page_run>& runs, page_run const& next) {
   auto* const above = runs.empty() ? nullptr : &runs.back();
-  if (above && above->in == next.in && above->where.offset == next.where.end()) {
-    above->where = {next.where.offset, next.where.bytes + above->where.bytes};
+  if (above && above->in == next.in && above->extent.offset == next.extent.end()) {
+    above->extent = {next.extent.offset, next.extent.bytes + above->extent.bytes};
     above->pages += next.pages;
   } else {
     runs.push_back(next);
@@ -108,19 +108,19 @@ void idle_pages::add_pages(found_pages& found, idle_run const& run, page_query c
   auto* last = run.last;
   for (auto end = addresses.offset_of(run.end); end > begin && !found.suffices(query);) {
     auto const page = addresses.pages.page_of(base + end - 1);
-    if (!page || page->where.offset < begin) break;
+    if (!page || page->extent.offset < begin) break;
     bool const in_query_window =
-        !query.in || (page->where.offset >= query.within.offset && page->where.end() <= query.within.end());
-    bool const whole = !page->pinned && page->where.end() <= end;
-    while (addresses.offset_of(last->base) >= page->where.end()) last = last->lower;
-    auto const bytes = page->where.bytes;
+        !query.in || (page->extent.offset >= query.within.offset && page->extent.end() <= query.within.end());
+    bool const whole = !page->pinned && page->extent.end() <= end;
+    while (addresses.offset_of(last->base) >= page->extent.end()) last = last->lower;
+    auto const bytes = page->extent.bytes;
     if (whole && in_query_window && bytes >= query.smallest &&
         bytes <= std::min(query.largest, query.max_bytes - found.bytes)) {
       found.bytes += bytes;
       ++found.pages;
-      append(found.runs, {&addresses, last, page->where});
+      append(found.runs, {&addresses, last, page->extent});
     }
-    end = page->where.offset;
+    end = page->extent.offset;
   }
 }
 
@@ -154,12 +154,12 @@ std::size_t idle_pages::detach(std::vector<page_run>& idle) noexcept {
   auto detached = idle.begin();
   try {
     for (; detached != idle.end(); ++detached) {
-      auto& [in, last, where, count] = *detached;
+      auto& [in, last, extent, count] = *detached;
       auto& shard = *in->shard;
-      shard.ranges.make_hole(*last, reinterpret_cast<std::uintptr_t>(in->pages.base()) + where.offset, where.bytes);
-      shard.reserved -= where.bytes;
+      shard.ranges.make_hole(*last, reinterpret_cast<std::uintptr_t>(in->pages.base()) + extent.offset, extent.bytes);
+      shard.reserved -= extent.bytes;
       ++shard.counts.upstream_frees;
-      returned_bytes += where.bytes;
+      returned_bytes += extent.bytes;
     }
   } catch (std::bad_alloc const&) { idle.erase(detached, idle.end()); }
   for (auto const& shard : parts_.shards.all()) {
@@ -182,12 +182,12 @@ std::size_t idle_pages::count(std::vector<page_run> const& runs) noexcept {
 
 std::size_t idle_pages::bytes(std::vector<page_run> const& runs) noexcept {
   std::size_t sum = 0;
-  for (auto const& each : runs) sum += each.where.bytes;
+  for (auto const& each : runs) sum += each.extent.bytes;
   return sum;
 }
 
 void idle_pages::unmap(std::vector<page_run> const& detached) noexcept {
-  for (auto const& each : detached) each.in->pages.unmap(each.where.offset, each.where.bytes);
+  for (auto const& each : detached) each.in->pages.unmap(each.extent.offset, each.extent.bytes);
 }
 
 } // namespace gpumem::detail

@@ -38,11 +38,11 @@ std::optional<page_extent> page_backend::loan_extent(allocation_request const& r
 }
 
 // Looks at the blocks and holes where the loan is to lie.
-page_backend::loan_site page_backend::look_at(page_extent where, allocation_request const& request) const {
+page_backend::loan_site page_backend::look_at(page_extent extent, allocation_request const& request) const {
   auto& into = *request.loan->into;
   auto const base = reinterpret_cast<std::uintptr_t>(into.pages.base());
-  auto const end = base + where.end();
-  auto at = base + where.offset;
+  auto const end = base + extent.end();
+  auto at = base + extent.offset;
   loan_site site;
   auto* const parent = into.mapped;
   bool const above = !parent || at >= parent->end(); // most buffers grow at their ends, so this looks there first
@@ -78,44 +78,44 @@ growth_plan page_backend::loan_plan(loan_site const& site, allocation_request co
 }
 
 // Joins the memory at a site, all of which is mapped and free, to one range. Orders the stream after its uses.
-attempt<placement> page_backend::join_site(page_extent where, allocation_request const& request) {
-  auto const site = look_at(where, request);
-  auto const begin = reinterpret_cast<std::uintptr_t>(request.loan->into->pages.base()) + where.offset;
+attempt<placement> page_backend::join_site(page_extent extent, allocation_request const& request) {
+  auto const site = look_at(extent, request);
+  auto const begin = reinterpret_cast<std::uintptr_t>(request.loan->into->pages.base()) + extent.offset;
   for (auto* each = site.how == reuse_tier::wait ? site.first : nullptr; each; each = each->upper) {
     if (!reuse_rules::wait_for(each->uses, request.key)) return unexpected<failure>{failure{outcome::exhausted}};
     if (each == site.last) break;
   }
   if (site.first == site.last) return placement{site.first, begin - site.first->base, site.how};
-  stream_uses const own{{&request.key.identity().timeline(), request.key.identity().end_use(where.bytes, true)}};
-  return placement{&site.last->parent->shard->ranges.gather(*site.last, begin, where.bytes, own), 0, site.how};
+  stream_uses const own{{&request.key.identity().timeline(), request.key.identity().end_use(extent.bytes, true)}};
+  return placement{&site.last->parent->shard->ranges.gather(*site.last, begin, extent.bytes, own), 0, site.how};
 }
 
 // Finds idle pages that can move to `room` bytes of a loan: pages of its size, outside the place where it is to lie.
 // Larger ones would be no unit of what the borrower gives back, and smaller ones cost more than new ones of its size.
-std::vector<page_run> page_backend::pages_for_loan(page_extent where, allocation_request const& request,
+std::vector<page_run> page_backend::pages_for_loan(page_extent extent, allocation_request const& request,
                                                    std::size_t room) {
   auto const& loan = *request.loan;
   if (loan.page == 0 || loan.page > largest_page || room < loan.page) return {};
   auto idle =
       idle_.find({.wanted = room, .max_bytes = room, .any_order = true, .largest = loan.page, .smallest = loan.page});
   std::erase_if(idle, [&](page_run const& each) {
-    return each.in == loan.into && each.where.offset < where.end() && where.offset < each.where.end();
+    return each.in == loan.into && each.extent.offset < extent.end() && extent.offset < each.extent.end();
   });
   return idle;
 }
 
 // Moves idle pages to the holes where the loan is to lie: a page that moves is neither released nor created. Moves none
 // if they are not enough for a loan that exceeds the limit otherwise.
-void page_backend::move_to_loan(page_extent where, loan_site const& site, allocation_request const& request) {
+void page_backend::move_to_loan(page_extent extent, loan_site const& site, allocation_request const& request) {
   bool const at_limit = lacking(site.missing) > 0;
-  if (idle_pages::bytes(pages_for_loan(where, request, site.missing)) < lacking(site.missing)) return;
+  if (idle_pages::bytes(pages_for_loan(extent, request, site.missing)) < lacking(site.missing)) return;
   auto& into = *request.loan->into;
   for (auto const& run : site.unmapped) {
-    auto idle = pages_for_loan(where, request, run.bytes);
+    auto idle = pages_for_loan(extent, request, run.bytes);
     if (idle.empty() || (!at_limit && affordable_pages() < idle_pages::count(idle))) continue;
     std::vector<page_origin> origins(idle.size());
     auto const given = idle_.detach(idle);
-    auto const origin = [](page_run const& each) { return page_origin{&each.in->pages, each.where}; };
+    auto const origin = [](page_run const& each) { return page_origin{&each.in->pages, each.extent}; };
     origins.erase(std::ranges::transform(idle, origins.begin(), origin).out, origins.end());
     expected<page_extent, failure> moved = page_extent{};
     sync::duration spent{};
@@ -141,25 +141,25 @@ attempt<placement> page_backend::lend(allocation_request const& request, bool ex
   begin_looks();
   poll_for_moves(request);
   auto& into = *request.loan->into;
-  auto where = loan_extent(request);
-  if (!where && !request.loan->offset) {
+  auto extent = loan_extent(request);
+  if (!extent && !request.loan->offset) {
     release_idle({.wanted = SIZE_MAX, .in = &into, .within = {0, into.pages.address_space()}});
-    where = loan_extent(request);
+    extent = loan_extent(request);
   }
-  if (!where) {
+  if (!extent) {
     bool const fits = request.bytes <= into.pages.address_space();
     return unexpected<failure>{failure{fits ? outcome::exhausted : outcome::too_large}};
   }
-  auto site = look_at(*where, request);
+  auto site = look_at(*extent, request);
   bool const affordable = !exact && may_move() && affordable_pages() > 0;
   if (site.missing > 0 && site.how != reuse_tier::none && (affordable || lacking(site.missing) > 0)) {
-    move_to_loan(*where, site, request);
-    site = look_at(*where, request);
+    move_to_loan(*extent, site, request);
+    site = look_at(*extent, request);
   }
   if (affordable && site.missing > 0 && lacking(site.missing) == 0) {
     auto const unmapped = evict(request, loan_plan(site, request), 0);
     charge_moves(std::min(affordable_pages(), unmapped / smallest_page));
-    site = look_at(*where, request);
+    site = look_at(*extent, request);
   }
   if (site.lent) return unexpected<failure>{failure{outcome::invalid_argument}};
   if (site.how == reuse_tier::none) return unexpected<failure>{failure{outcome::exhausted}}; // streams still use it
@@ -171,10 +171,10 @@ attempt<placement> page_backend::lend(allocation_request const& request, bool ex
   for (auto const& run : site.unmapped) {
     auto const fresh = map({&into, run, run.bytes, run.bytes}, {}, request.loan);
     if (fresh) continue;
-    if (&run != site.unmapped.data()) release_idle({.wanted = SIZE_MAX, .in = &into, .within = *where});
+    if (&run != site.unmapped.data()) release_idle({.wanted = SIZE_MAX, .in = &into, .within = *extent});
     return unexpected<failure>{fresh.error()};
   }
-  auto const joined = join_site(*where, request);
+  auto const joined = join_site(*extent, request);
   if (!joined.is_done() || site.missing == 0) return joined;
   return placement{joined.value().range, joined.value().offset, reuse_tier::none};
 }
@@ -182,9 +182,9 @@ attempt<placement> page_backend::lend(allocation_request const& request, bool ex
 // Unmaps idle pages for a loan that the limit or the device has refused. While the limit leaves room, the device has
 // none.
 void page_backend::release_for_loan(allocation_request const& request) {
-  auto const where = loan_extent(request);
-  if (!where) return;
-  auto const site = look_at(*where, request);
+  auto const extent = loan_extent(request);
+  if (!extent) return;
+  auto const site = look_at(*extent, request);
   if (site.missing == 0 || site.how == reuse_tier::none) return;
   auto const headroom = parts_.chunks.headroom();
   evict(request, loan_plan(site, request), headroom < site.missing ? headroom : 0);

@@ -140,7 +140,7 @@ std::uint64_t count_calls(pool_parts& parts, shard_frees& frees) {
     for (auto const& range : shard->addresses) {
       auto* const base = static_cast<char*>(range->pages.base());
       range->pages.visit(
-          [&](page_info const& page) { pages.push_back({base + page.where.offset, page.where.bytes, page.pinned}); });
+          [&](page_info const& page) { pages.push_back({base + page.extent.offset, page.extent.bytes, page.pinned}); });
     }
   }
 }
