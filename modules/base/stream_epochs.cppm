@@ -15,15 +15,15 @@ export using epoch = std::uint64_t;
 
 namespace detail {
 
-/// An epoch that was closed for an event, and the number of frees that the event covers if its record succeeds.
-export struct closed_epoch {
+/// An epoch that was ended for an event, and the number of frees that the event covers if its record succeeds.
+export struct ended_epoch {
   epoch number = 0;
   std::uint32_t frees = 0;
 };
 
 /// The epochs of one stream, and the counts of its unrecorded and its uncovered frees. The stream's events are in its
 /// event_ring; a mortal stream also has a last_event, and only its frees are counted as uncovered.
-/// Any thread may call all functions, but only one thread at a time may call close(), covered(), not_covered(),
+/// Any thread may call all functions, but only one thread at a time may call end_epoch(), covered(), not_covered(),
 /// lose_event() and restart().
 export class stream_epochs {
 public:
@@ -39,7 +39,7 @@ public:
 
   // Returns the epoch of memory that is freed now.
   inline epoch current() const noexcept { return now_.load(std::memory_order_acquire); }
-  // Closes the current epoch and returns it. Called before an event is recorded, or the stream is queried, to cover the
+  // Ends the current epoch and returns it. Called before an event is recorded, or the stream is queried, to cover the
   // epoch.
   inline epoch advance() noexcept { return now_.fetch_add(1, std::memory_order_acq_rel); }
   // Returns whether the host has seen all work of the epoch complete.
@@ -73,13 +73,13 @@ public:
   bool count_unrecorded(std::uint32_t frees, std::size_t bytes, std::size_t max_bytes) noexcept;
   void reset_unrecorded() noexcept;
 
-  // Closes an epoch for an event that is recorded next. A *precise* epoch is one that no other thread can have read. So
-  // only memory that the closing thread frees is tagged with it.
-  closed_epoch close(bool precise = false) noexcept;
-  // Notes that the event of the epoch was recorded: it covers the frees that close() counted.
-  void covered(closed_epoch const& by_event) noexcept;
-  // Notes that the event of the epoch was not recorded: the frees that close() counted are uncovered again.
-  void not_covered(closed_epoch const& failed) noexcept;
+  // Ends an epoch for an event that is recorded next. A *precise* epoch is one that no other thread can have read. So
+  // only memory that the ending thread frees is tagged with it.
+  ended_epoch end_epoch(bool precise = false) noexcept;
+  // Notes that the event of the epoch was recorded: it covers the frees that end_epoch() counted.
+  void covered(ended_epoch const& by_event) noexcept;
+  // Notes that the event of the epoch was not recorded: the frees that end_epoch() counted are uncovered again.
+  void not_covered(ended_epoch const& failed) noexcept;
   // Notes that an event was recorded but covers nothing, since it belongs to a graph capture. Afterwards `newest` is
   // the newest epoch with an event.
   void lose_event(epoch newest) noexcept;
@@ -146,7 +146,7 @@ private:
 /// The *open* events of one stream, oldest first: they were recorded and are not known to be complete. Complete events
 /// become spare events of the ring. One thread at a time: stream_timeline guards the ring by a mutex.
 ///
-/// An event closes the current epoch and begins the next: it covers all work of epochs up to the closed one. A freed
+/// An event ends the current epoch and begins the next: it covers all work of epochs up to the ended one. A freed
 /// block is tagged with the epoch of its free.
 ///
 /// No other block is tagged with the epoch of a precise event. A stream that waited for a late event could deadlock,
@@ -158,8 +158,8 @@ public:
   event_ring(event_ring const&) = delete;
   event_ring& operator=(event_ring const&) = delete;
 
-  // Records a precise or a late event on the stream and closes the current epoch. Drops `request`, which the event
-  // fulfils; drops it also if the ring is full. Returns the closed epoch. Returns 0 if no event was recorded: the
+  // Records a precise or a late event on the stream and ends the current epoch. Drops `request`, which the event
+  // fulfils; drops it also if the ring is full. Returns the ended epoch. Returns 0 if no event was recorded: the
   // stream captures, the ring is full, there is no spare event, or the driver fails. The caller holds a
   // relaxed_capture, so that the driver calls end no graph capture of another thread. Allocates no host memory.
   // `in_last`: the epoch that the stream's last_event covers while that event is open, otherwise 0. A stream that may
@@ -207,7 +207,7 @@ private:
 /// lie in a ring, and complete ones are reused. The last event needs no room in that ring and no reused event. A stream
 /// that never dies has no last event. One thread at a time: stream_timeline guards the object by a mutex.
 ///
-/// A record closes the current epoch: the event then covers all frees of epochs up to that one. An event is open if it
+/// A record ends the current epoch: the event then covers all frees of epochs up to that one. An event is open if it
 /// was recorded and is not known to be complete.
 ///
 /// `in_ring`, a parameter of some functions: the newest epoch that the events in the ring cover; 0 if the ring is
@@ -220,8 +220,8 @@ public:
   last_event(last_event const&) = delete;
   last_event& operator=(last_event const&) = delete;
 
-  // Records the event on the stream, and closes the current epoch for it. `caller_handle`: the stream's handle, from
-  // the user's call. Returns the closed epoch. Returns 0 if no event was recorded: there is none, the stream captures,
+  // Records the event on the stream, and ends the current epoch for it. `caller_handle`: the stream's handle, from
+  // the user's call. Returns the ended epoch. Returns 0 if no event was recorded: there is none, the stream captures,
   // or the driver failed. Allocates no host memory.
   epoch record(CUstream caller_handle, epoch in_ring) noexcept;
   // Queries the event if it is open. If it is complete, notes in `epochs` that its epoch is complete. The caller holds

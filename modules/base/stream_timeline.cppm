@@ -89,8 +89,8 @@ public:
   inline stream_order& order() noexcept { return order_; }
 
   // These two functions record an event on the handle that the call got, or that the stream owns. record_at_free()
-  // records a precise event, which closes an epoch of its own. The function returns that epoch, with which the caller
-  // tags the freed block. record_later() records a late event, which closes the current epoch, and returns that epoch.
+  // records a precise event, which ends an epoch of its own. The function returns that epoch, with which the caller
+  // tags the freed block. record_later() records a late event, which ends the current epoch, and returns that epoch.
   // On the null and legacy streams record_at_free() records a late event too. Both return 0 if nothing could be
   // recorded: a capture, no room, no spare event, an error. They allocate no host memory.
   inline epoch record_at_free(CUstream caller_handle) noexcept { return record(caller_handle, true); }

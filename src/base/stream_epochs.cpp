@@ -39,17 +39,17 @@ void stream_epochs::reset_unrecorded() noexcept {
 }
 
 // A free reads its epoch before it counts itself. So the event covers each free whose count is taken here, since the
-// epoch is closed afterwards; a free that counts itself later stays counted.
+// epoch is ended afterwards; a free that counts itself later stays counted.
 //
 // With `precise`, returns the number after the current epoch, which only frees of the calling thread get. Both numbers
-// are closed in one step, so no other thread can have read the returned one. Otherwise a free of another thread could
+// are ended in one step, so no other thread can have read the returned one. Otherwise a free of another thread could
 // get it, and the event would also cover work that follows that free.
-closed_epoch stream_epochs::close(bool precise) noexcept {
+ended_epoch stream_epochs::end_epoch(bool precise) noexcept {
   auto const frees = uncovered_frees_.exchange(0, std::memory_order_relaxed);
   return {precise ? now_.fetch_add(2, std::memory_order_acq_rel) + 1 : advance(), frees};
 }
 
-void stream_epochs::covered(closed_epoch const& by_event) noexcept {
+void stream_epochs::covered(ended_epoch const& by_event) noexcept {
   auto const most = tuning::covered_frees_per_silent * tuning::max_silent_frees;
   auto const sum = std::min(covered_frees_.load(std::memory_order_relaxed) + by_event.frees, most);
   covered_frees_.store(sum, std::memory_order_relaxed);
@@ -58,7 +58,7 @@ void stream_epochs::covered(closed_epoch const& by_event) noexcept {
   recorded_.store(std::max(by_event.number, recorded_.load(std::memory_order_relaxed)), std::memory_order_release);
 }
 
-void stream_epochs::not_covered(closed_epoch const& failed) noexcept {
+void stream_epochs::not_covered(ended_epoch const& failed) noexcept {
   uncovered_frees_.fetch_add(failed.frees, std::memory_order_relaxed);
 }
 
@@ -169,7 +169,7 @@ void event_ring::give_back(pooled_event* event) noexcept {
   ++spare_count_;
 }
 
-// Closes the epoch before it records the event. So each free that has read the epoch's number comes before the event,
+// Ends the epoch before it records the event. So each free that has read the epoch's number comes before the event,
 // as does the work on the freed block.
 epoch event_ring::record(CUstream caller_handle, bool precise, request_flag& request, epoch in_last) noexcept {
   auto* const event = acquire();
@@ -186,21 +186,21 @@ epoch event_ring::record(CUstream caller_handle, bool precise, request_flag& req
     return 0;
   }
   request.drop(); // a request from here on means a later epoch
-  auto const closed = epochs_.close(precise);
+  auto const ended = epochs_.end_epoch(precise);
   // Another thread may have begun a capture on the stream meanwhile. The event then belongs to the capture, and a query
   // of the event would end the capture.
   auto const result = interpret(stream_.device(), driver().event_record(event->handle, recording_stream));
   if (result != CUDA_SUCCESS || stream_.captures(recording_stream)) {
-    epochs_.not_covered(closed);
+    epochs_.not_covered(ended);
     give_back(event);
     return 0;
   }
   // Events of the null and legacy streams also cover work of other streams, so no stream may wait for them.
   bool const waitable = precise && stream_.kind() != stream_kind::null && stream_.kind() != stream_kind::legacy;
-  at(size_++) = {closed.number, event, waitable, sync::now()};
-  epochs_.covered(closed);
+  at(size_++) = {ended.number, event, waitable, sync::now()};
+  epochs_.covered(ended);
   epochs_.reset_unrecorded();
-  return closed.number;
+  return ended.number;
 }
 
 CUevent event_ring::find_waitable(epoch e) const noexcept {
@@ -250,19 +250,19 @@ void event_ring::retire_completed(epoch in_last) noexcept {
 epoch last_event::record(CUstream caller_handle, epoch in_ring) noexcept {
   auto const recording_stream = stream_.recorded_on(caller_handle);
   if (!event_ || stream_.captures(recording_stream)) return 0;
-  auto const closed = epochs_.close();
+  auto const ended = epochs_.end_epoch();
   auto const result = interpret(stream_.device(), driver().event_record(event_->handle, recording_stream));
   if (result != CUDA_SUCCESS || stream_.captures(recording_stream)) {
-    epochs_.not_covered(closed);
+    epochs_.not_covered(ended);
     // If the record succeeded, another thread has begun a capture meanwhile, and the event belongs to that capture now.
     // If the record failed, the event still covers the frees that it covered before.
     if (result == CUDA_SUCCESS) lose(in_ring);
     return 0;
   }
   open_ = true;
-  covers_ = closed.number;
+  covers_ = ended.number;
   recorded_ = sync::now();
-  epochs_.covered(closed);
+  epochs_.covered(ended);
   return covers_;
 }
 

@@ -16,7 +16,7 @@ namespace tuning = gpumem::detail::tuning;
 void cover_frees(stream_epochs& epochs, unsigned times) {
   for (unsigned i = 0; i < times; ++i) {
     epochs.count_uncovered(1);
-    epochs.covered(epochs.close());
+    epochs.covered(epochs.end_epoch());
   }
 }
 
@@ -32,10 +32,10 @@ TEST(stream_epochs, completed_epoch_never_goes_back) {
 TEST(stream_epochs, precise_epoch_was_never_current) {
   stream_epochs epochs;
   auto const before = epochs.current();
-  auto const precise = epochs.close(true).number;
+  auto const precise = epochs.end_epoch(true).number;
   EXPECT_EQ(precise, before + 1);
   EXPECT_EQ(epochs.current(), before + 2);
-  EXPECT_EQ(epochs.close().number, before + 2);
+  EXPECT_EQ(epochs.end_epoch().number, before + 2);
 }
 
 TEST(stream_epochs, first_frees_are_not_silent) {
@@ -54,7 +54,7 @@ TEST(stream_epochs, covered_frees_allow_silent_ones) {
   EXPECT_FALSE(epochs.count_silent(1));
   EXPECT_EQ(epochs.uncovered_frees(), 2u);
   EXPECT_EQ(epochs.uncovered_bytes(), 2u);
-  epochs.covered(epochs.close());
+  epochs.covered(epochs.end_epoch());
   EXPECT_EQ(epochs.uncovered_frees(), 0u);
   EXPECT_EQ(epochs.uncovered_bytes(), 0u);
   EXPECT_TRUE(epochs.count_silent(1));
@@ -66,7 +66,7 @@ TEST(stream_epochs, silent_frees_and_bytes_are_limited) {
   EXPECT_FALSE(epochs.count_silent(gpumem::detail::stream_epochs::max_silent_bytes));
   for (unsigned i = 0; i < tuning::max_silent_frees; ++i) ASSERT_TRUE(epochs.count_silent(1)) << i;
   EXPECT_FALSE(epochs.count_silent(1));
-  epochs.covered(epochs.close());
+  epochs.covered(epochs.end_epoch());
   epochs.forbid_silent();
   EXPECT_FALSE(epochs.count_silent(1));
 }
@@ -74,7 +74,7 @@ TEST(stream_epochs, silent_frees_and_bytes_are_limited) {
 TEST(stream_epochs, failed_record_leaves_the_frees_uncovered) {
   stream_epochs epochs;
   epochs.count_uncovered(7);
-  auto const failed = epochs.close();
+  auto const failed = epochs.end_epoch();
   EXPECT_EQ(failed.frees, 1u);
   epochs.not_covered(failed);
   EXPECT_EQ(epochs.uncovered_frees(), 1u);
@@ -83,7 +83,7 @@ TEST(stream_epochs, failed_record_leaves_the_frees_uncovered) {
 
 TEST(stream_epochs, lost_event_covers_nothing) {
   stream_epochs epochs;
-  auto const first = epochs.close(), second = epochs.close();
+  auto const first = epochs.end_epoch(), second = epochs.end_epoch();
   epochs.covered(first);
   epochs.covered(second);
   EXPECT_EQ(epochs.newest_recorded(), second.number);

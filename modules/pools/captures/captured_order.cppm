@@ -94,8 +94,8 @@ private:
   };
 
   position* enter(stream_timeline& timeline, std::uint64_t capture, CUgraph graph);
-  void close(std::uint64_t capture) noexcept;
-  void close_ended();
+  void end_capture(std::uint64_t capture) noexcept;
+  void end_left_captures();
 
   std::map<stream_timeline*, position> streams_;
   // The captures that are not known to have ended, by id, with the thread that has made the newest request of each.

@@ -30,8 +30,8 @@ public:
 
 private:
   friend class open_capture;
-  void open(open_capture& capture);
-  void close(open_capture& capture) noexcept;
+  void begin_scope(open_capture& capture);
+  void end_scope(open_capture& capture) noexcept;
 
   graph_memory_list memories_;
   sync::mutex mutex_;

@@ -127,12 +127,12 @@ captured_order::position* captured_order::enter(stream_timeline& timeline, std::
   if (stream_entry != streams_.end() && stream_entry->second.capture_ != capture) {
     auto const ended = stream_entry->second.capture_;
     streams_.erase(stream_entry);
-    close(ended);
+    end_capture(ended);
     stream_entry = streams_.end();
   }
   if (capture == 0) return nullptr;
   if (!open_.contains(capture)) {
-    close_ended();
+    end_left_captures();
     open_.try_emplace(capture);
     stream_entry = streams_.find(&timeline);
   }
@@ -150,28 +150,28 @@ void captured_order::leave(stream_timeline& dead) noexcept {
   if (known == streams_.end()) return;
   auto const ended = known->second.capture_;
   streams_.erase(known);
-  close(ended);
+  end_capture(ended);
 }
 
 // Notes the end of a capture. If no capture is open any more, all uses that have ended so far come before the captures
 // that follow.
-void captured_order::close(std::uint64_t capture) noexcept {
+void captured_order::end_capture(std::uint64_t capture) noexcept {
   if (open_.erase(capture) == 0 || !open_.empty()) return;
   ++era_;
   streams_.clear();
 }
 
-// Closes the captures that have ended, also those whose streams the program never uses again: asks the driver about
-// their streams. Does not ask about foreign streams, whose owners may have destroyed them. So a capture stays open here
-// if only foreign streams took part.
-void captured_order::close_ended() {
+// Notes the end of captures that have ended, also those whose streams the program never uses again: asks the driver
+// about their streams. Does not ask about foreign streams, whose owners may have destroyed them. So a capture stays
+// open here if only foreign streams took part.
+void captured_order::end_left_captures() {
   std::vector<std::uint64_t> ended;
   for (auto const& [timeline, at] : streams_) {
     if (!timeline->owns_handle() || !open_.contains(at.capture_)) continue;
     auto const now = place_of(stream_key::of(*timeline, timeline->handle()));
     if (now && now->capture != at.capture_) ended.push_back(at.capture_);
   }
-  for (auto const each : ended) close(each);
+  for (auto const each : ended) end_capture(each);
 }
 
 std::uint64_t captured_order::note_request(stream_key const& key) {

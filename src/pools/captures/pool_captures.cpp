@@ -1,4 +1,4 @@
-// Opens and closes capture scopes, and finds the scope of a stream.
+// Begins and ends capture scopes, and finds the scope of a stream.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -73,7 +73,7 @@ expected<state_ptr<graph_memory>, failure> pool_captures::find(stream_key const&
   return unexpected<failure>{failure{outcome::capture_unsupported, 0, bytes}};
 }
 
-void pool_captures::open(open_capture& capture) {
+void pool_captures::begin_scope(open_capture& capture) {
   sync::lock const lock{mutex_};
   for (auto* each = scopes_.first(); each; each = each->links_.next) {
     if (each->key_ == capture.key_)
@@ -82,7 +82,7 @@ void pool_captures::open(open_capture& capture) {
   scopes_.push_back(capture);
 }
 
-void pool_captures::close(open_capture& capture) noexcept {
+void pool_captures::end_scope(open_capture& capture) noexcept {
   sync::lock const lock{mutex_};
   scopes_.remove(capture);
 }
@@ -93,7 +93,7 @@ open_capture::open_capture(pool_captures& captures, void const* pool, graph_memo
   if (!memory.upstream().is(pool))
     throw std::invalid_argument{"gpumem: the upstream of a capture scope's graph memory must be the pool itself"};
   captures_.memories().add(memory);
-  captures_.open(*this);
+  captures_.begin_scope(*this);
   key_.identity().timeline().retain();
   timeline_registry::instance().begin_asking();
 }
@@ -103,7 +103,7 @@ open_capture::~open_capture() {
   if (forked()) return;
   timeline_registry::instance().end_asking();
   key_.identity().timeline().release();
-  captures_.close(*this);
+  captures_.end_scope(*this);
 }
 
 } // namespace gpumem::detail
