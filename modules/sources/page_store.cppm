@@ -174,9 +174,9 @@ public:
 
   /// Creates the page's memory. Returns the driver's answer.
   CUresult create(physical_page& page) noexcept;
-  /// Releases a page that is mapped nowhere. Returns false if the driver refuses.
-  bool release(physical_page& page) noexcept;
-  /// Returns whether the device has memory for the page: creates the memory, and releases it again.
+  /// Destroys a page that is mapped nowhere. Returns false if the driver refuses.
+  bool destroy(physical_page& page) noexcept;
+  /// Returns whether the device has memory for the page: creates the memory, and destroys it again.
   bool has_memory(physical_page& page) noexcept;
 
   /// Returns the right of a device to read and write.

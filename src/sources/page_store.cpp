@@ -200,7 +200,7 @@ CUresult page_store::create(physical_page& page) noexcept {
   return result;
 }
 
-bool page_store::release(physical_page& page) noexcept {
+bool page_store::destroy(physical_page& page) noexcept {
   if (!page.held) return true;
   if (!is_gone() && device_.interpret(driver().mem_release(page.handle)) != CUDA_SUCCESS) return false;
   page.held = false;
@@ -212,7 +212,7 @@ bool page_store::has_memory(physical_page& page) noexcept {
   auto result = CUDA_SUCCESS;
   on_device([&] {
     result = create(page);
-    release(page);
+    destroy(page);
     return CUDA_SUCCESS;
   });
   return result != CUDA_ERROR_OUT_OF_MEMORY;

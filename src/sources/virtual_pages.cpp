@@ -113,7 +113,7 @@ template <class Pages> void page_mapper::unmap_each(Pages& pages) noexcept {
     for (auto at = pages.begin(); at != pages.end();) {
       bool const unmapped = unmap_page(at->first, at->second);
       auto& of = *at->second.of;
-      bool const gone = unmapped && (of.mappings > 0 || store_->release(of));
+      bool const gone = unmapped && (of.mappings > 0 || store_->destroy(of));
       at = gone ? pages.erase(at) : std::next(at);
     }
     return CUDA_SUCCESS;

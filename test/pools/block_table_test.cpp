@@ -80,7 +80,7 @@ TEST(block_metadata_test, released_records_are_reused) {
   block_metadata metadata;
   auto const blocks = taken_from(metadata, 20'000);
   for (auto* const each : blocks) ASSERT_EQ(&metadata.at(metadata.number_of(*each)), each);
-  for (auto* const each : blocks) metadata.release(*each);
+  for (auto* const each : blocks) metadata.deallocate(*each);
   auto again = taken_from(metadata, blocks.size());
   std::ranges::sort(again);
   EXPECT_TRUE(std::ranges::adjacent_find(again) == again.end());

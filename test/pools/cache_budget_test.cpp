@@ -36,7 +36,7 @@ TEST_F(cache_budget_test, budget_is_claimed_in_quanta_and_to_the_last_byte) {
   EXPECT_TRUE(is_balanced());
   one.uncharge(1000);
   EXPECT_EQ(one.allowance, 64 * 1024);
-  all.release(one);
+  all.give_back(one);
   EXPECT_EQ(all.unclaimed(), 64 * 1024);
   EXPECT_EQ(one.allowance, 0);
   EXPECT_EQ(one.claimed.load(), 0);
@@ -62,7 +62,7 @@ TEST_F(cache_budget_test, claimed_share_stays_when_the_budget_shrinks) {
   EXPECT_FALSE(all.charge(other, 1));
   EXPECT_TRUE(is_balanced());
   one.uncharge(MiB);
-  all.release(one);
+  all.give_back(one);
   EXPECT_EQ(all.unclaimed(), static_cast<std::int64_t>(MiB / 2));
   EXPECT_TRUE(all.charge(other, MiB / 2));
 }

@@ -33,9 +33,9 @@ TEST(cache_limits_test, threads_share_the_budgets_of_small_and_medium_blocks) {
   for (auto const kind : {size_class::small, size_class::medium, size_class::large}) {
     cache_budget::share mine;
     EXPECT_EQ(limits.budget(kind).charge(mine, MiB), kind == size_class::large);
-    limits.budget(kind).release(mine);
+    limits.budget(kind).give_back(mine);
     EXPECT_TRUE(limits.budget(kind).charge(mine, MiB / 2));
-    limits.budget(kind).release(mine);
+    limits.budget(kind).give_back(mine);
   }
 }
 

@@ -23,7 +23,7 @@ private:
 
 /// A budget of bytes for all thread caches of a pool. A cache claims a part of the budget when it needs bytes: mostly
 /// 64 KiB, so that threads rarely write to the unclaimed rest at the same time. A cache keeps its claimed bytes until
-/// release(); so there is a bound for each cache. The lock of a cache guards its share; any thread may read the
+/// give_back(); so there is a bound for each cache. The lock of a cache guards its share; any thread may read the
 /// numbers.
 export class cache_budget {
 public:
@@ -51,7 +51,7 @@ public:
     return true;
   }
   /// Gives back all claimed bytes of a share, none of which is in use.
-  void release(share& share) noexcept;
+  void give_back(share& share) noexcept;
 
   /// Sets the bytes of the budget, and the most that one share may claim. Bytes that are claimed already stay claimed,
   /// even if they exceed the new numbers. One thread at a time.

@@ -96,7 +96,7 @@ private:
   bool may_touch(stream_key const& key) const noexcept;
 
   void advance(stream_key const* asking, std::size_t keep) noexcept;
-  void release(guarded_block& outgoing) noexcept;
+  void end_quarantine(guarded_block& outgoing) noexcept;
   void report_corruption(guarded_block const& outgoing) noexcept __attribute__((requires_capability(mutex_)));
 
   void close() noexcept;
@@ -117,7 +117,7 @@ private:
   quarantine quarantine_ __attribute__((guarded_by(mutex_)));
   std::uint64_t failures_ __attribute__((guarded_by(mutex_))) = 0;
   std::size_t held_blocks_ __attribute__((guarded_by(mutex_))) = 0; // blocks that are live or being freed
-  std::uint64_t released_ __attribute__((guarded_by(mutex_))) = 0;
+  std::uint64_t freed_ __attribute__((guarded_by(mutex_))) = 0;
   bool no_handles_ __attribute__((guarded_by(mutex_))) = false;
   bool closing_ __attribute__((guarded_by(mutex_))) = false;
   backoff pause_;

@@ -36,7 +36,7 @@ public:
     taken.set_state(block_state::allocated);
     return taken;
   }
-  inline void release(block& record) noexcept {
+  inline void deallocate(block& record) noexcept {
     record.next = spare_;
     spare_ = &record;
     ++spare_count_;

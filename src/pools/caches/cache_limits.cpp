@@ -28,7 +28,7 @@ bool cache_budget::claim(share& share, std::int64_t need) noexcept {
   return false;
 }
 
-void cache_budget::release(share& share) noexcept {
+void cache_budget::give_back(share& share) noexcept {
   share.allowance = 0;
   unclaimed_.fetch_add(share.claimed.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
 }

@@ -97,7 +97,7 @@ block* thread_cache::flush(cache_limits& limits, block* chain) noexcept {
       while (list) link(mark_evicted(in.pop(list)));
     }
   }
-  for (std::size_t kind = 0; kind < size_class::kinds; ++kind) limits.budget(kind).release(shares_[kind]);
+  for (std::size_t kind = 0; kind < size_class::kinds; ++kind) limits.budget(kind).give_back(shares_[kind]);
   return chain;
 }
 

@@ -240,13 +240,13 @@ void hardening::advance(stream_key const* asking, std::size_t keep) noexcept {
   while (outgoing) {
     auto& each = *outgoing;
     outgoing = each.next;
-    release(each);
+    end_quarantine(each);
   }
 }
 
 // Reports overwritten bytes, erases the block's record, and then frees the block to the engine, which allocates the
 // pool's memory. The record goes first, because the engine may allocate the memory again right after the free.
-void hardening::release(guarded_block& outgoing) noexcept {
+void hardening::end_quarantine(guarded_block& outgoing) noexcept {
   auto* const base = outgoing.base();
   auto const allocated = outgoing.allocated;
   {
@@ -256,7 +256,7 @@ void hardening::release(guarded_block& outgoing) noexcept {
   }
   engine_.deallocate(stream_key::host(), base, allocated);
   lock const held{mutex_};
-  ++released_;
+  ++freed_;
 }
 
 void hardening::report_corruption(guarded_block const& outgoing) noexcept {
@@ -280,14 +280,14 @@ void hardening::report_corruption(guarded_block const& outgoing) noexcept {
 bool hardening::drain(sync::time_point deadline, until goal) noexcept {
   auto const state = [this] {
     lock const held{mutex_};
-    return std::pair{released_, blocks_.frees() - released_};
+    return std::pair{freed_, blocks_.frees() - freed_};
   };
   auto const before = state().first;
   for (backoff pause{tuning::max_poll_pause};;) {
     advance(nullptr, 0);
-    auto const [released, left] = state();
-    if (left == 0 || (goal == until::something && released != before)) return released != before;
-    if (sync::now() >= deadline || engine_.lost()) return released != before;
+    auto const [freed, left] = state();
+    if (left == 0 || (goal == until::something && freed != before)) return freed != before;
+    if (sync::now() >= deadline || engine_.lost()) return freed != before;
     sync::sleep_for(pause.next());
   }
 }
@@ -298,7 +298,7 @@ bool hardening::flush() noexcept { return drain(sync::now() + max_flush_time, un
 bool hardening::synchronize(sync::duration longest) noexcept {
   drain(deadline_after(longest), until::nothing_is_left);
   lock const held{mutex_};
-  return blocks_.frees() == released_;
+  return blocks_.frees() == freed_;
 }
 
 void hardening::reset_peaks() {
@@ -381,7 +381,7 @@ void hardening::close() noexcept {
 bool hardening::end_if_empty() noexcept {
   {
     lock const held{mutex_};
-    if (blocks_.frees() != released_) return false;
+    if (blocks_.frees() != freed_) return false;
   }
   unlist_closed();
   end();

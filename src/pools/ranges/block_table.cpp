@@ -66,7 +66,7 @@ void block_metadata::grow() {
   auto const end = next_ / grown_at_once * grown_at_once + grown_at_once;
   std::uninitialized_value_construct(base_ + next_, base_ + end);
   for (auto number = end; number > next_; --number)
-    release(base_[number - 1]); // the record that is released last is allocated first
+    deallocate(base_[number - 1]); // the record that is deallocated last is allocated first
   next_ = end;
 }
 

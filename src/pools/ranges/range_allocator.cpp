@@ -35,7 +35,7 @@ bool free_range_set::merge_upper(block& range) noexcept {
   }
   if (upper.is_free()) extract(upper);
   range.bytes += upper.bytes;
-  records_.release(range.parent->unlink(upper));
+  records_.deallocate(range.parent->unlink(upper));
   ++coalesces_;
   return true;
 }
@@ -46,7 +46,7 @@ bool free_range_set::merge_upper(block& range) noexcept {
 [[gnu::always_inline]] block& free_range_set::merge_into_lower(block& lower, block& addition) noexcept {
   lower.bytes += addition.bytes;
   lower.list->grow(lower, addition.uses);
-  records_.release(lower.parent->unlink(addition));
+  records_.deallocate(lower.parent->unlink(addition));
   ++coalesces_;
   pairs_.add_with_upper(lower);
   return lower;
@@ -56,7 +56,7 @@ bool free_range_set::merge_upper(block& range) noexcept {
   upper.base = addition.base;
   upper.bytes += addition.bytes;
   upper.list->grow(upper, addition.uses);
-  records_.release(upper.parent->unlink(addition));
+  records_.deallocate(upper.parent->unlink(addition));
   ++coalesces_;
   pairs_.add_with_lower(upper);
   return upper;
@@ -197,7 +197,7 @@ void range_allocator::remove(chunk& parent) noexcept {
       free_.extract(gone);
     }
     if (gone.state() == block_state::hole) holes_.remove(gone);
-    metadata_.release(gone);
+    metadata_.deallocate(gone);
   }
   parent.first = parent.last = parent.root = nullptr;
 }
@@ -302,12 +302,12 @@ block& range_allocator::punch_hole(block& range, std::size_t offset, std::size_t
   if (auto* const upper = hole->upper; upper && upper->state() == block_state::hole) {
     hole->bytes += upper->bytes;
     holes_.remove(*upper);
-    metadata_.release(hole->parent->unlink(*upper));
+    metadata_.deallocate(hole->parent->unlink(*upper));
   }
   if (auto* const lower = hole->lower; lower && lower->state() == block_state::hole) {
     lower->bytes += hole->bytes;
     holes_.remove(*hole);
-    metadata_.release(lower->parent->unlink(*std::exchange(hole, lower)));
+    metadata_.deallocate(lower->parent->unlink(*std::exchange(hole, lower)));
   }
   return *hole;
 }
@@ -338,7 +338,7 @@ block& range_allocator::gather(block& last, std::uintptr_t base, std::size_t byt
     auto& taken = split(*at, begin - at->base, end - begin);
     if (joined) {
       taken.bytes += joined->bytes;
-      metadata_.release(taken.parent->unlink(*joined));
+      metadata_.deallocate(taken.parent->unlink(*joined));
     }
     joined = &taken;
     if (begin == base) break;
@@ -375,7 +375,7 @@ void range_allocator::trim_hole(chunk& parent) noexcept {
   if (!last || last->state() != block_state::hole) return;
   parent.bytes -= last->bytes;
   holes_.remove(*last);
-  metadata_.release(parent.unlink(*last));
+  metadata_.deallocate(parent.unlink(*last));
 }
 
 } // namespace gpumem::detail
