@@ -48,7 +48,7 @@ public:
   // resource, or at the second if the request is too large for the first. The last attempt counts as the failure,
   // unless the request may wait in the line of the first.
   expected<void*, failure> try_allocate(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept {
-    auto const now = key.waiting(false);
+    auto const now = key.with_waiting(false);
     auto const result = first_.try_allocate(now.as_trial(), bytes, alignment);
     if (result) return counted(result, key, bytes, first_branch);
     auto const why = result.error().reason;

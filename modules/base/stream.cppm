@@ -164,7 +164,7 @@ public:
   /// has_handle() of its stream is true only if gpumem made or adopted the stream.
   stream_key by_identity() const noexcept;
   /// Returns a copy of this key, with or without the permission to wait.
-  inline stream_key waiting(bool may = true) const noexcept {
+  inline stream_key with_waiting(bool may = true) const noexcept {
     auto key = *this;
     key.context_.may_wait_ = may;
     return key;

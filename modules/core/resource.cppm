@@ -120,7 +120,7 @@ public:
       detail::throw_moved_from("allocate_sync");
     if (bytes == 0) return nullptr;
     detail::throw_if_child();
-    auto const key = stream_key::host().waiting();
+    auto const key = stream_key::host().with_waiting();
     auto result = detail::checked_request(key, state().where(), bytes, alignment);
     if (result) result = state().try_allocate(key, bytes, alignment);
     if (!result) detail::throw_failure_of(services(), nullptr, result.error());

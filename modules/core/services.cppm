@@ -252,7 +252,7 @@ allocate_outermost(State& state, stream_ref stream, std::size_t bytes, std::size
   return state.try_allocate(adjust(key), bytes, alignment);
 }
 inline constexpr auto as_it_is = [](stream_key const& key) noexcept { return key; };
-inline constexpr auto waiting_on_host = [](stream_key const& key) noexcept { return key.waiting(); };
+inline constexpr auto waiting_on_host = [](stream_key const& key) noexcept { return key.with_waiting(); };
 
 // The part of a request that services_table::try_allocate_behind reads and writes.
 struct attempt_behind {

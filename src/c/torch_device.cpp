@@ -132,11 +132,11 @@ void* torch_device::try_allocate(std::size_t bytes, void* stream, int promises) 
   if (!known && handle == CU_STREAM_LEGACY)
     known = static_cast<extend::stream_timeline*>(legacy_.load(std::memory_order_acquire));
   if (known) [[likely]]
-    return serve(extend::stream_key::of(*known, handle).waiting());
+    return serve(extend::stream_key::of(*known, handle).with_waiting());
   keep_promises(stream, ordinal_, promises);
   auto const key = extend::identify(stream_ref{handle}, device{ordinal_});
   if (handle == CU_STREAM_LEGACY) legacy_.store(&key.identity().timeline(), std::memory_order_release);
-  return serve(key.waiting());
+  return serve(key.with_waiting());
 }
 
 // Finds a live block and the pool that owns it. A memory pool of PyTorch gets its chunks as blocks of the device's

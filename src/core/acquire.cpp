@@ -57,7 +57,7 @@ bool request_operation::try_now(bool may_wait, queueing place_in_queue) noexcept
 
 [[gnu::always_inline]] inline expected<void*, failure>
 request_operation::try_part(request_part const& part, bool may_wait, queueing queueing) noexcept {
-  auto const key = part.stream.waiting(may_wait).queueing_as(queueing);
+  auto const key = part.stream.with_waiting(may_wait).queueing_as(queueing);
   expected<void*, failure> checked = nullptr;
   try {
     // `true` accepts a capturing stream: the resource decides about it.

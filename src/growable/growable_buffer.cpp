@@ -62,7 +62,7 @@ expected<void*, failure> growth_request::try_allocate(extend::stream_key const& 
   auto const end = buffer_.end();
   auto result = buffer_.serve(*this, key);
   bool const exhausted = !result && result.error().reason == outcome::exhausted;
-  if (exhausted && buffer_.lender().free_kept(key.waiting(false))) result = buffer_.serve(*this, key);
+  if (exhausted && buffer_.lender().free_kept(key.with_waiting(false))) result = buffer_.serve(*this, key);
   if (result && buffer_.end() > end) buffer_.lender().wake_satisfied();
   return result;
 }
@@ -169,7 +169,7 @@ expected<void*, failure> growable_state::serve(growth_request& asked, extend::st
   using enum growth_request::aim;
   sync::lock const held{mutex_};
   if (!lender().serves_stream(key)) return unexpected<failure>{unopened_device(asked.wanted_.bytes)};
-  auto const now = key.waiting(false); // no call of a buffer waits on the host for a stream
+  auto const now = key.with_waiting(false); // no call of a buffer waits on the host for a stream
   auto const& wanted = asked.wanted_;
   asked.fault_ = fault_of(asked);
   if (asked.fault_ != growth_request::fault::none) [[unlikely]] {

@@ -81,7 +81,7 @@ bool pool_upstream::orders_by(stream_key const& key) const noexcept {
 // queue behind them.
 stream_key pool_upstream::key_for(stream_key const& stream) const noexcept {
   bool const by_host = traits_.stream_ordered && traits_.host_accessible;
-  auto const key = by_host ? stream_key::host().waiting(stream.context().may_wait()) : stream;
+  auto const key = by_host ? stream_key::host().with_waiting(stream.context().may_wait()) : stream;
   return key.queueing_as(queueing::none).for_no_unit();
 }
 
@@ -89,7 +89,7 @@ expected<void*, failure> pool_upstream::allocate(stream_key const& stream, std::
   auto const current = make_home_current();
   // If the call may not use the stream's handle, asks for memory that any stream can use immediately.
   bool const usable = stream.identity().has_handle() || stream.identity().is_host();
-  auto const key = key_for(usable ? stream : stream_key::host().waiting(stream.context().may_wait()));
+  auto const key = key_for(usable ? stream : stream_key::host().with_waiting(stream.context().may_wait()));
   auto const drawn = calls_.try_allocate(key, bytes, granule);
   if (drawn) watchers().each([&](auto& each) { each.on_mapped(*drawn, bytes); });
   return drawn;

@@ -66,7 +66,7 @@ public:
     auto const seen = taken_;
     bool const others = users_ > 0;
     ++taken_, ++users_;
-    auto const got = state_->try_allocate(gpumem::extend::identify(on, fixed().device).waiting(), bytes, 256);
+    auto const got = state_->try_allocate(gpumem::extend::identify(on, fixed().device).with_waiting(), bytes, 256);
     if (!got) {
       --users_;
       if (!others && taken_ == seen + 1) fail("a request failed while no thread held memory");
