@@ -153,15 +153,15 @@ std::string describe_result(CUresult result, char const* call) {
 
 void count_driver_call(driver_function function) noexcept {
   // A reference would be initialized at its first use. In a shared library its flag is a second variable to look up.
-  thread_local constinit call_counters* own = nullptr;
-  if (!own) [[unlikely]] {
-    own = own_counters();
-    if (!own) {
+  thread_local constinit call_counters* counters = nullptr;
+  if (!counters) [[unlikely]] {
+    counters = own_counters();
+    if (!counters) {
       shared_counters.calls[static_cast<unsigned>(function)].fetch_add(1, std::memory_order_relaxed);
       return;
     }
   }
-  auto& counter = own->calls[static_cast<unsigned>(function)];
+  auto& counter = counters->calls[static_cast<unsigned>(function)];
   counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 

@@ -126,8 +126,8 @@ stream_key stream_key::at_end_of_other(detail::stream_timeline& timeline, CUstre
   case stream_kind::foreign: return {timeline, handle, detail::find_seen_timeline(handle) == &timeline, false};
   case stream_kind::per_thread:
   case stream_kind::null: {
-    bool const own = timeline_registry::is_own_default(timeline);
-    return {timeline, handle, own, own && captures_default(timeline, handle)};
+    bool const usable = timeline_registry::is_own_default(timeline);
+    return {timeline, handle, usable, usable && captures_default(timeline, handle)};
   }
   case stream_kind::legacy: return {timeline, handle, true, captures_default(timeline, handle)};
   default: return {timeline, handle, false, timeline.capturing()};

@@ -221,8 +221,8 @@ bool torch_pools::record_uses(gpumem_pool& pool, void* pointer,
 
 void torch_pools::record_stream(void* pointer, void* stream, int device, int promises) {
   if (!pointer) return;
-  auto const add = [&](void* block, int own) {
-    auto const where = device < 0 ? own : device;
+  auto const add = [&](void* block, int ordinal) {
+    auto const where = device < 0 ? ordinal : device;
     try {
       keep_promises(stream, where, promises);
     } catch (std::exception const&) {} // the free then asks the driver

@@ -402,10 +402,10 @@ adapted_queue::adapted_queue() {
 
 bool adapted_queue::wait_for_calls() noexcept {
   if (forked()) return false; // the parent's threads do not exist here, so their calls never end
-  auto const own = adapted_call::count_own(*this);
+  auto const nested = adapted_call::count_own(*this);
   sync::lock const lock{mutex_};
-  while (calls_ > own) call_ended_.wait(mutex_);
-  return own == 0;
+  while (calls_ > nested) call_ended_.wait(mutex_);
+  return nested == 0;
 }
 
 bool adapted_queue::remove(work_item& item) noexcept {

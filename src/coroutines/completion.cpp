@@ -37,8 +37,8 @@ stream_key identify_idle(stream_ref stream) {
 // are queried.
 CUresult query(stream_key const& key) {
   if (key.identity().timeline().kind() != stream_kind::null) return driver().stream_query(key.identity().handle());
-  auto const own = driver().stream_query(CU_STREAM_PER_THREAD);
-  return own == CUDA_SUCCESS ? driver().stream_query(CU_STREAM_LEGACY) : own;
+  auto const result = driver().stream_query(CU_STREAM_PER_THREAD);
+  return result == CUDA_SUCCESS ? driver().stream_query(CU_STREAM_LEGACY) : result;
 }
 
 void require_driver() {

@@ -249,8 +249,8 @@ void checker::grant_run(actor const& actor, run const& run, block_name const& bl
 /// Returns the blocks of the resource `owner` if one of them starts at `address`. Otherwise another resource that
 /// compares equal can have granted the block: returns the blocks of the resource with the newest block there, or null.
 checker::block_map* checker::map_of(std::uint64_t owner, std::uint64_t address) {
-  auto own = blocks_.find(owner);
-  if (own != blocks_.end() && own->second.contains(address)) return &own->second;
+  auto entry = blocks_.find(owner);
+  if (entry != blocks_.end() && entry->second.contains(address)) return &entry->second;
   block_map* newest = nullptr;
   for (auto& [other, blocks] : blocks_) {
     auto found = blocks.find(address);

@@ -128,16 +128,16 @@ bool memory::device_space::contains(std::uint64_t address) const noexcept {
 
 void memory::configure(int devices, std::size_t capacity) {
   while (std::cmp_less(spaces_.size(), devices)) spaces_.push_back(std::make_unique<device_space>());
-  for (auto const& own : spaces_) own->widen(granted_for(std::max(capacity, large_granule)) * spaces_a_device);
+  for (auto const& space : spaces_) space->widen(granted_for(std::max(capacity, large_granule)) * spaces_a_device);
   capacity_ = capacity;
   if (host_.size() == 0) host_.reserve(host_space);
 }
 
 void memory::clear() {
   live_.clear();
-  for (auto const& own : spaces_) {
-    for (address_space& space : own->spaces) space.clear();
-    own->used = 0;
+  for (auto const& each : spaces_) {
+    for (address_space& space : each->spaces) space.clear();
+    each->used = 0;
   }
   host_.clear();
   next_buffer_id_ = 1;
@@ -146,14 +146,14 @@ void memory::clear() {
 allocation const* memory::allocate(memory_kind kind, int device, context* home, std::size_t bytes,
                                    std::uint64_t number) {
   bool const on_device = kind == memory_kind::device;
-  device_space& own = *spaces_[device];
+  device_space& space = *spaces_[device];
   if (bytes > (on_device ? capacity_ : host_.size())) return nullptr;
   std::size_t const granted = granted_for(bytes);
-  if (on_device && own.used + granted > capacity_) return nullptr;
+  if (on_device && space.used + granted > capacity_) return nullptr;
   std::size_t const alignment = granted >= large_granule ? large_granule : small_granule;
-  std::uint64_t const address = on_device ? own.take(granted, alignment) : host_.take(granted, alignment);
+  std::uint64_t const address = on_device ? space.take(granted, alignment) : host_.take(granted, alignment);
   if (address == 0) return nullptr;
-  if (on_device) own.used += granted;
+  if (on_device) space.used += granted;
   return &live_.emplace(address, allocation{address, bytes, granted, kind, device, home, number, next_buffer_id_++})
               .first->second;
 }
@@ -180,9 +180,9 @@ void memory::release(std::uint64_t address) {
 }
 
 bool memory::charge(int device, std::size_t bytes) {
-  device_space& own = *spaces_[device];
-  if (own.used + bytes > capacity_) return false;
-  own.used += bytes;
+  device_space& space = *spaces_[device];
+  if (space.used + bytes > capacity_) return false;
+  space.used += bytes;
   return true;
 }
 
@@ -195,7 +195,7 @@ allocation const* memory::find(std::uint64_t address) const {
 
 bool memory::owns(std::uint64_t address) const noexcept {
   if (host_.contains(address)) return true;
-  return std::any_of(spaces_.begin(), spaces_.end(), [&](auto const& own) { return own->contains(address); });
+  return std::any_of(spaces_.begin(), spaces_.end(), [&](auto const& each) { return each->contains(address); });
 }
 
 std::vector<std::uint64_t> memory::of(context const* home) const {

@@ -155,12 +155,12 @@ stream_ptr simulation::legacy_of(context& home) {
 }
 
 stream_ptr simulation::per_thread_of(context& home) {
-  stream_ptr& own = home.per_thread[this_host_thread().number];
-  if (!own) {
-    own = make_stream(home, stream_kind::per_thread, 0, 0);
+  stream_ptr& stream = home.per_thread[this_host_thread().number];
+  if (!stream) {
+    stream = make_stream(home, stream_kind::per_thread, 0, 0);
     call_at_end_of_this_thread();
   }
-  return own;
+  return stream;
 }
 
 stream_ptr simulation::resolve(CUstream handle, CUresult& error) {

@@ -74,12 +74,12 @@ std::shared_ptr<physical> physical_memory::import(int descriptor, CUmemAllocatio
   if (::fstat(descriptor, &file_of_program) != 0 || file_of_program.st_size != file_size || bytes == 0) return nullptr;
   if (file_ != -1 && ::fstat(file_, &file_of_simulator) == 0 && file_of_program.st_ino == file_of_simulator.st_ino &&
       file_of_program.st_dev == file_of_simulator.st_dev) {
-    std::shared_ptr<physical> own;
+    std::shared_ptr<physical> page;
     handles_.visit([&](physical const& one) {
-      if (!one.foreign && one.offset == offset && one.bytes == bytes) own = *handles_.find(as_key(one.handle));
+      if (!one.foreign && one.offset == offset && one.bytes == bytes) page = *handles_.find(as_key(one.handle));
     });
-    if (own) ++own->references;
-    return own;
+    if (page) ++page->references;
+    return page;
   }
   int const file = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
   if (file == -1) throw std::bad_alloc();

@@ -67,12 +67,12 @@ std::vector<process_entry> processes_on(DeviceIndex device) {
 } // namespace
 
 std::string describe_processes(DeviceIndex device) {
-  auto const own = static_cast<unsigned>(getpid());
+  auto const this_process = static_cast<unsigned>(getpid());
   std::string text;
   for (auto const& one : processes_on(device)) {
     if (one.bytes == ~0ULL) continue;
-    text +=
-        one.process == own ? "Including non-PyTorch memory, this process" : "Process " + std::to_string(one.process);
+    text += one.process == this_process ? "Including non-PyTorch memory, this process"
+                                        : "Process " + std::to_string(one.process);
     text += " has " + c10::CachingAllocator::format_size(one.bytes) + " memory in use. ";
   }
   return text;

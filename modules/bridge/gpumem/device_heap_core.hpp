@@ -147,10 +147,10 @@ template <class Lanes>
 GPUMEM_HEAP_DEVICE std::uint32_t heap_core<Lanes>::take_free(u32 processor, u32 count, u32 hint) {
   auto const set = free_set();
   auto word = static_cast<u32>(Lanes::template load<order::relaxed>(home(processor)));
-  auto const own = word == 0 ? u64{0xffff} << processor % 4 * 16 : ~u64{0};
+  auto const mask = word == 0 ? u64{0xffff} << processor % 4 * 16 : ~u64{0};
   word = word == 0 ? processor / 4 : word - 1;
   auto first = none;
-  if (auto const starts = find_rows(set.load(word) & own, count); starts != 0) {
+  if (auto const starts = find_rows(set.load(word) & mask, count); starts != 0) {
     auto const bit = select_bit<Lanes>(starts, 0);
     if (set.take(word, low_bits(count) << bit)) first = word * 64 + bit;
   }

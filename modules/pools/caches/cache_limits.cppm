@@ -65,8 +65,8 @@ public:
 
 private:
   inline std::int64_t claimable(share const& share) const noexcept {
-    auto const own = max_share_.load(std::memory_order_relaxed) - share.claimed.load(std::memory_order_relaxed);
-    return std::min(own, unclaimed());
+    auto const rest = max_share_.load(std::memory_order_relaxed) - share.claimed.load(std::memory_order_relaxed);
+    return std::min(rest, unclaimed());
   }
   [[clang::preserve_most, gnu::visibility("hidden")]] bool claim(share& share, std::int64_t need) noexcept;
 

@@ -295,8 +295,8 @@ export struct size_class {
     auto const fine = unit_log2_of(requested);
     auto const unit_log2 = __builtin_expect_with_probability(numbered, true, .5) ? fine : granule_log2;
     auto const steps = (requested - 1) >> unit_log2;
-    auto const own = number_of(steps, fine);
-    auto const number = __builtin_expect_with_probability(numbered, true, .5) ? own : count;
+    auto const class_number = number_of(steps, fine);
+    auto const number = __builtin_expect_with_probability(numbered, true, .5) ? class_number : count;
     return {(steps + 1) << unit_log2, static_cast<std::uint8_t>(number)};
   }
   inline bool is_small() const noexcept { return number < small_count; }

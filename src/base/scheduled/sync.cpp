@@ -127,9 +127,9 @@ participant* pick(participant const* holder) {
   auto& among = b.candidates;
   if (!b.choose) return among[b.random() % among.size()];
   if (among.size() == 1) return among[0];
-  auto const own = std::ranges::find(among, holder);
-  bool const may_stay = own != among.end();
-  if (may_stay) std::rotate(among.begin(), own, own + 1);
+  auto const current = std::ranges::find(among, holder);
+  bool const may_stay = current != among.end();
+  if (may_stay) std::rotate(among.begin(), current, current + 1);
   return among[b.choose(among.size(), may_stay)];
 }
 

@@ -140,26 +140,26 @@ bool page_backend::may_move() const noexcept {
 // leaves enough of the budget for the moves themselves. Returns whether it unlocked the shards: the caller must then
 // search again.
 bool page_backend::wait_for_own_work(allocation_request const& request) {
-  auto& own = request.key.identity().timeline();
+  auto& timeline = request.key.identity().timeline();
   if (!request.key.context().may_wait() || !request.key.identity().has_handle()) return false;
   if (given_up_.timeline && !given_up_.completed()) return false;
   shard_list::search_order const among{parts_.shards, *request.shard};
   auto const open = reuse_rules::streams_in_use(false, among);
-  if (open.size() != 1 || open.front() != &own) return false;
-  auto const pages = pages_in_use_by(own, request);
+  if (open.size() != 1 || open.front() != &timeline) return false;
+  auto const pages = pages_in_use_by(timeline, request);
   auto const begin = sync::now();
   auto const for_moves = static_cast<double>(pages) * price_.median();
   auto const longest = move_budget_.unlimited() ? tuning::max_move_burst : move_budget_.left(begin) - for_moves;
   if (pages == 0 || longest <= time_budget::nanoseconds{0}) return false;
-  own.cover(request.key.identity().handle()); // records an event after the stream's last frees
+  timeline.cover(request.key.identity().handle()); // records an event after the stream's last frees
   if (!reuse_rules::streams_in_use(true, among).empty()) return false;
-  stream_use const awaited{&own, own.newest_recorded()};
+  stream_use const awaited{&timeline, timeline.newest_recorded()};
   auto const end = begin + std::chrono::duration_cast<sync::duration>(longest);
   {
     all_shards_unlock const during{parts_.shards};
     backoff pause{tuning::max_poll_pause};
     for (auto now = begin; !awaited.completed() && now < end && !parts_.lost(); now = sync::now()) {
-      own.poll();
+      timeline.poll();
       if (!awaited.completed()) sync::sleep_for(std::min(pause.next(), end - now));
     }
   }

@@ -64,13 +64,13 @@ block* find_or_explain(pool_parts& parts, stream_key const& key, void* pointer, 
 // that threads that use the same stream rarely write that shared counter.
 bool free_path::reaches_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& shard) noexcept {
   auto const threshold = parts_.mode.event_threshold_bytes();
-  auto* const own = shard.ranges.lists().find(timeline);
-  if (!own) [[unlikely]]
+  auto* const list = shard.ranges.lists().find(timeline);
+  if (!list) [[unlikely]]
     return timeline.epochs().count_unrecorded(1, bytes, threshold);
-  if (!own->count_free(bytes, threshold)) [[likely]]
+  if (!list->count_free(bytes, threshold)) [[likely]]
     return false;
-  auto const frees = std::exchange(own->unrecorded_frees, 0);
-  return timeline.epochs().count_unrecorded(frees, std::exchange(own->unrecorded_bytes, 0), threshold);
+  auto const frees = std::exchange(list->unrecorded_frees, 0);
+  return timeline.epochs().count_unrecorded(frees, std::exchange(list->unrecorded_bytes, 0), threshold);
 }
 
 // Records an event for a free if another stream or the host may soon want memory. Records one for each free of a loan,

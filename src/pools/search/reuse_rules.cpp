@@ -93,11 +93,11 @@ void reuse_rules::coalesce_usable(stream_key const& key, reuse_tier last_tier, s
 std::size_t reuse_rules::poll_streams(stream_key const* asking, shard_span shards) {
   bool const host = host_accessible_ || (asking && asking->identity().is_host());
   if (!cross_stream_ && asking && !host) return 0;
-  auto const* const own = asking ? &asking->identity().timeline() : nullptr;
+  auto const* const asker = asking ? &asking->identity().timeline() : nullptr;
   for (auto* const timeline : streams_in_use(true, shards)) {
-    if (timeline == own && !host) continue; // the asking stream needs no event for its own frees
-    timeline->cover(timeline == own && asking->identity().has_handle() ? std::optional{asking->identity().handle()}
-                                                                       : std::nullopt);
+    if (timeline == asker && !host) continue; // the asking stream needs no event for its own frees
+    timeline->cover(timeline == asker && asking->identity().has_handle() ? std::optional{asking->identity().handle()}
+                                                                         : std::nullopt);
   }
   auto const open = streams_in_use(false, shards);
   for (auto* const timeline : open) timeline->poll();
@@ -105,12 +105,12 @@ std::size_t reuse_rules::poll_streams(stream_key const* asking, shard_span shard
 }
 
 void reuse_rules::poll_young_events(stream_key const* asking, shard_span shards) {
-  auto* const own = asking ? &asking->identity().timeline() : nullptr;
-  if (own && asking->identity().has_handle() && !own->has_event()) own->cover(asking->identity().handle());
+  auto* const asker = asking ? &asking->identity().timeline() : nullptr;
+  if (asker && asking->identity().has_handle() && !asker->has_event()) asker->cover(asking->identity().handle());
   poll_streams(nullptr, shards);
   auto open = streams_in_use(false, shards);
   auto const begin = sync::now();
-  while (!open.empty() && !(own && own->is_behind()) && sync::now() - begin < tuning::max_young_poll_time) {
+  while (!open.empty() && !(asker && asker->is_behind()) && sync::now() - begin < tuning::max_young_poll_time) {
     std::erase_if(open, [](stream_timeline* each) { return each->is_behind() || !each->poll(); });
   }
 }

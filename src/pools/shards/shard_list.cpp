@@ -128,13 +128,13 @@ bool shard_list::end_round() noexcept {
     each->round_begin = each->counters.locked_calls;
   }
   for (auto& each : slots_) {
-    auto& own = *each.shard.load(std::memory_order_relaxed);
-    if (&own == &first || own.live_blocks > 0 || (own.rounds_left > 0 && now > 1)) continue;
+    auto& shard = *each.shard.load(std::memory_order_relaxed);
+    if (&shard == &first || shard.live_blocks > 0 || (shard.rounds_left > 0 && now > 1)) continue;
     first.rounds_left =
-        std::max(first.rounds_left, std::exchange(own.rounds_left, 0)); // more than 0 if it is the only one
-    own.spare = true;
+        std::max(first.rounds_left, std::exchange(shard.rounds_left, 0)); // more than 0 if it is the only one
+    shard.spare = true;
     --in_use_;
-    ++own.counters.joins;
+    ++shard.counters.joins;
     each.contention.store(first_contention(), std::memory_order_relaxed);
     each.shard.store(&first, std::memory_order_release);
   }

@@ -145,8 +145,8 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t func
   if (function == nullptr) return keep(cudaErrorInvalidValue);
   auto held = std::make_unique<callback>(callback{function, stream, data});
   auto const call = [](CUstream, CUresult result, void* context) {
-    std::unique_ptr<callback> const own(static_cast<callback*>(context));
-    own->function(own->stream, static_cast<cudaError_t>(result), own->data);
+    std::unique_ptr<callback> const entry(static_cast<callback*>(context));
+    entry->function(entry->stream, static_cast<cudaError_t>(result), entry->data);
   };
   cudaError_t const result = pass<&driver_table::cuStreamAddCallback>(on(stream), +call, held.get(), flags);
   if (result == cudaSuccess) (void)held.release();

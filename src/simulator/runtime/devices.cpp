@@ -152,9 +152,9 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
 cudaError_t cudaDeviceGetByPCIBusId(int* device, char const* text) {
   return without_context([&](driver_table const& cu) {
     if (device == nullptr || text == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::array<char, 32> own{};
-    for (int each = 0; cu.cuDeviceGetPCIBusId(own.data(), own.size(), each) == CUDA_SUCCESS; ++each)
-      if (std::string_view(own.data()) == text) {
+    std::array<char, 32> name{};
+    for (int each = 0; cu.cuDeviceGetPCIBusId(name.data(), name.size(), each) == CUDA_SUCCESS; ++each)
+      if (std::string_view(name.data()) == text) {
         *device = each;
         return CUDA_SUCCESS;
       }
