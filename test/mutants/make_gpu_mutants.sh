@@ -11,7 +11,7 @@ mkdir -p "$target"
 cd "$build"
 for fault in $(grep -xE '[a-z_]+' "$source_folder/test/mutants/gpu_mutants.txt"); do
   read_fault gpu_mutants.txt "$fault"
-  make_mutant "./test/mutants/gpu/$fault" gpumem test/device/test_device
+  make_test "./test/mutants/gpu/$fault" gpumem test/device/test_device
   mv "test/mutants/gpu/$fault/test" "$target/$fault"
   printf '%s\n' "${facts[5]?$fault names no test}" >"$target/$fault.filter"
 done

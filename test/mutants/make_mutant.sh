@@ -12,16 +12,29 @@ read_fault() {
   mapfile -t facts <<<"$found"
 }
 
-# make_mutant FOLDER LIBRARY PROGRAM: builds the program with the fault of `facts` as FOLDER/test. If the library is
-# gpumem_simulator_driver or gpumem_c, PROGRAM is that library. Call it in the build folder, with source_folder and ninja set. FOLDER
-# must be relative and without blanks, since it becomes part of evaluated commands.
-make_mutant() {
+# make_test FOLDER LIBRARY PROGRAM: builds the program with the fault of `facts`. Sets `command` to the command that runs
+# it. If the library is gpumem_simulator_driver or gpumem_c, builds that library with the fault; the program loads it.
+# Call it in the build folder, with source_folder and ninja set. FOLDER must be relative and without blanks, since it
+# becomes part of evaluated commands. What is compiled for an earlier program of the same fault is not compiled again.
+make_test() {
+  local here=$1 library=$2 linked=$3 driver
+  driver=$("$ninja" -t targets all | sed -n 's|^\(.*/libgpumem_simulator_driver\.so\): .*|\1|p')
+  command=("$here/test")
+  if [[ $library == gpumem_simulator_driver ]]; then
+    linked=$driver command=(env "GPUMEM_SIMULATOR_LIBRARY=$here/test" "./$3")
+  elif [[ $library == gpumem_c ]]; then
+    linked=$("$ninja" -t targets all | sed -n 's|^\(.*/libgpumem_c\.so[0-9.]*\): .*SHARED.*|\1|p')
+    command=(env "LD_PRELOAD=$PWD/$here/test $PWD/$driver" "./$3")
+  fi
   if [[ ${facts[1]} == modules/bridge/* ]]; then
-    make_header_mutant "$1" "$3"
+    make_header_mutant "$here" "$linked"
     return
   fi
-  compile_mutant "$1" "$2"
-  link_mutant "$1" "$3"
+  if [[ ${compiled-} != "$here ${facts[*]}" ]]; then
+    compile_mutant "$here" "$library" || return
+    compiled="$here ${facts[*]}"
+  fi
+  link_mutant "$here" "$linked"
 }
 
 # compile_mutant FOLDER LIBRARY: compiles the object with the fault, and sets `object` to the one that it replaces.

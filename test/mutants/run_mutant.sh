@@ -21,24 +21,12 @@ read_fault "$list" "$fault"
 library=gpumem_scheduled
 [[ $replay == none ]] && library=gpumem
 library=${10-$library}
-test=$here/test
-if [[ $library == gpumem_simulator_driver ]]; then
-  make_mutant "$here" "$library" "$("$ninja" -t targets all | sed -n 's|^\(.*/libgpumem_simulator_driver\.so\): .*|\1|p')"
-  export GPUMEM_SIMULATOR_LIBRARY=$test
-  test=./$program
-elif [[ $library == gpumem_c ]]; then
-  make_mutant "$here" "$library" "$("$ninja" -t targets all | sed -n 's|^\(.*/libgpumem_c\.so[0-9.]*\): .*SHARED.*|\1|p')"
-  driver=$("$ninja" -t targets all | sed -n 's|^\(.*/libgpumem_simulator_driver\.so\): .*|\1|p')
-  facts[5]="LD_PRELOAD=$PWD/$test $PWD/$driver"
-  test=./$program
-else
-  make_mutant "$here" "$library" "$program"
-fi
+make_test "$here" "$library" "$program"
 
 told=$here/told.txt
 SECONDS=0
 status=0
-timeout --kill-after=5 60 env "${facts[5]:-GPUMEM_SEEDS=$seeds}" "$test" > "$told" 2>&1 || status=$?
+timeout --kill-after=5 60 env "${facts[5]:-GPUMEM_SEEDS=$seeds}" "${command[@]}" > "$told" 2>&1 || status=$?
 if ((status == 0)); then
   echo "not found: ${facts[0]}"
   exit 1
