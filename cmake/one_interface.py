@@ -6,9 +6,9 @@ usage: one_interface.py LIST FOLDER
 
 Each line of LIST names a file to write and, after a colon and a blank, the source files that it is made of, separated
 by blanks. Relative paths begin at the project's folder. A name that ends in .cppm is the interface: its partitions
-appear after those that they import, otherwise in the order of the primary interface. GCC 16 reads it too, without the
-attributes of clang's thread-safety analysis. All other names are units. #line directives name the sources, by their
-paths in the project. A file whose text is unchanged keeps its time.
+appear after those that they import, otherwise in the order of the primary interface. GCC 16 reads it too. All other
+names are units. #line directives name the sources, by their paths in the project. A file whose text is unchanged keeps
+its time.
 
 An importer of one interface reads a tenth of what an importer of all partitions reads."""
 import re
@@ -18,10 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DECLARATION = re.compile(r"^(?:export )?module gpumem(?::([\w.]+))?;")
 IMPORT = re.compile(r"^(?:export )?import (:?[\w.]+);")
-# GCC allows no attribute behind the parameters of a function that is defined there.
 WITHOUT_CLANG = """
 #ifndef __clang__
-#define __attribute__(arguments)
 #pragma GCC diagnostic ignored_attributes "clang::"
 #endif""".splitlines()
 INCLUDE = re.compile(r"^#include (<.*>)")

@@ -6,7 +6,9 @@ import re
 COMMENT = r"//[^\n]*|/\*.*?\*/"
 TEXT = r'"(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])+\''
 ATTRIBUTE = (r"\[\[.*?\]\]|__attribute__\(\((?:[^()]|\([^()]*\))*\)\)|\balignas\([^)]*\)"
-             r"|\bGPUMEM_(?:DETAIL_\w+|NOEXCEPT)\b")
+             r"|\bGPUMEM_(?:CAPABILITY|GUARDED_BY|REQUIRES|EXCLUDES|ACQUIRES|TRY_ACQUIRES|RELEASES|ASSERTS)(?:_SHARED)?"
+             r"\((?:[^()]|\([^()]*\))*\)"
+             r"|\bGPUMEM_(?:DETAIL_\w+|NOEXCEPT|SCOPED_LOCK|NO_LOCK_ANALYSIS)\b")
 DIRECTIVE = r"^[ \t]*\#(?:\\\n|[^\n])*"
 BLANKED = re.compile(f"(?P<text>{TEXT})|{COMMENT}|{ATTRIBUTE}|{DIRECTIVE}", re.S | re.M)
 MACRO = re.compile(r"^#define (GPUMEM_\w+)(?:\([^)]*\))?(?: .*)?$", re.M)

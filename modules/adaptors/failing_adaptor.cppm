@@ -1,5 +1,7 @@
 // failing_adaptor: refuses some requests on purpose, to test what a program does when memory runs out.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/lock_attributes.hpp>
 export module gpumem:failing_adaptor;
 import :adaptor_base;
 import :cuda;
@@ -51,8 +53,8 @@ private:
   static failing_options const& checked(failing_options const& options);
 
   sync::spin_mutex mutex_;
-  failing_options options_ __attribute__((guarded_by(mutex_)));
-  failing_counts counts_ __attribute__((guarded_by(mutex_)));
+  failing_options options_ GPUMEM_GUARDED_BY(mutex_);
+  failing_counts counts_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 template <class Upstream> class failing_state final : public adaptor_state<failing_state<Upstream>, Upstream> {

@@ -1,6 +1,7 @@
 // limiting_adaptor: limits the bytes that are allocated through it, and lets requests wait for room.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <string>
 export module gpumem:limiting_adaptor;
 import :adaptor_base;
@@ -89,35 +90,33 @@ protected:
 private:
   void show(visitor& visitor) noexcept final;
   void end_wait(waiter& item, woken_waiters& waiters) noexcept final;
-  void schedule_look() noexcept __attribute__((requires_capability(mutex_)));
+  void schedule_look() noexcept GPUMEM_REQUIRES(mutex_);
 
   // Calls that a thread makes after it has released the lock.
   struct later {
     woken_waiters woken;
     std::optional<expected<void*, failure>> answer; // the argument of waiter::complete(), if the request is answered
   };
-  std::optional<outcome> refusal(std::size_t bytes) const noexcept __attribute__((requires_capability(mutex_)));
-  std::optional<outcome> refusal(waiter const& item) const noexcept __attribute__((requires_capability(mutex_)));
-  std::size_t size_of(waiter const& item) const noexcept __attribute__((requires_capability(mutex_)));
-  bool fits(std::size_t bytes, std::size_t own_bytes = 0) const noexcept __attribute__((requires_capability(mutex_)));
-  void wake_next(woken_waiters& waiters) noexcept __attribute__((requires_capability(mutex_)));
-  void wake_ended(woken_waiters& waiters) noexcept __attribute__((requires_capability(mutex_)));
-  void give_turn(waiter& item, woken_waiters& waiters) noexcept __attribute__((requires_capability(mutex_)));
-  turn_result begin(waiter& item, bool upstream_waits, later& calls) noexcept
-      __attribute__((requires_capability(mutex_)));
+  std::optional<outcome> refusal(std::size_t bytes) const noexcept GPUMEM_REQUIRES(mutex_);
+  std::optional<outcome> refusal(waiter const& item) const noexcept GPUMEM_REQUIRES(mutex_);
+  std::size_t size_of(waiter const& item) const noexcept GPUMEM_REQUIRES(mutex_);
+  bool fits(std::size_t bytes, std::size_t own_bytes = 0) const noexcept GPUMEM_REQUIRES(mutex_);
+  void wake_next(woken_waiters& waiters) noexcept GPUMEM_REQUIRES(mutex_);
+  void wake_ended(woken_waiters& waiters) noexcept GPUMEM_REQUIRES(mutex_);
+  void give_turn(waiter& item, woken_waiters& waiters) noexcept GPUMEM_REQUIRES(mutex_);
+  turn_result begin(waiter& item, bool upstream_waits, later& calls) noexcept GPUMEM_REQUIRES(mutex_);
   turn_result go_on(waiter& item, turn_result const& last, expected<void*, failure> const& result,
-                    later& calls) noexcept __attribute__((requires_capability(mutex_)));
-  turn_result wait_again(waiter& item, later& calls) noexcept __attribute__((requires_capability(mutex_)));
-  turn_result end(waiter& item, expected<void*, failure> const& result, later& calls) noexcept
-      __attribute__((requires_capability(mutex_)));
+                    later& calls) noexcept GPUMEM_REQUIRES(mutex_);
+  turn_result wait_again(waiter& item, later& calls) noexcept GPUMEM_REQUIRES(mutex_);
+  turn_result end(waiter& item, expected<void*, failure> const& result, later& calls) noexcept GPUMEM_REQUIRES(mutex_);
 
   sync::spin_mutex mutex_;
-  waiter_list queue_ __attribute__((guarded_by(mutex_)));
-  std::size_t limit_ __attribute__((guarded_by(mutex_)));
-  std::size_t in_use_ __attribute__((guarded_by(mutex_))) = 0;
-  std::uint64_t frees_ __attribute__((guarded_by(mutex_))) =
+  waiter_list queue_ GPUMEM_GUARDED_BY(mutex_);
+  std::size_t limit_ GPUMEM_GUARDED_BY(mutex_);
+  std::size_t in_use_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::uint64_t frees_ GPUMEM_GUARDED_BY(mutex_) =
       1; // count of frees, beginning at 1; a refused request tries the upstream again once this has changed
-  bool closed_ __attribute__((guarded_by(mutex_))) = false;
+  bool closed_ GPUMEM_GUARDED_BY(mutex_) = false;
 };
 
 template <class Upstream> class limiting_state final : public limiter {

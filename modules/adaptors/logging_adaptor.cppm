@@ -1,6 +1,7 @@
 // logging_adaptor: writes a trace of each allocation and free.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <initializer_list>
 #include <iosfwd>
 #include <memory>
@@ -83,8 +84,8 @@ private:
 
   std::array<std::atomic<std::uint64_t>, 256> known_{}; // a label of the process, and its number in the lower 32 bits
   sync::mutex mutex_;
-  std::unordered_map<std::string, std::uint16_t> numbers_ __attribute__((guarded_by(mutex_)));
-  std::string rows_ __attribute__((guarded_by(mutex_)));
+  std::unordered_map<std::string, std::uint16_t> numbers_ GPUMEM_GUARDED_BY(mutex_);
+  std::string rows_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 } // namespace gpumem::detail
@@ -168,16 +169,16 @@ private:
   std::uint64_t ticks_after(log_ring const& ring) const noexcept;
   log_ring* ring_of_thread() noexcept;
   sync::duration passed() const noexcept;
-  void append(std::string_view row) noexcept __attribute__((requires_capability(mutex_)));
-  void take_rows(log_ring& ring) noexcept __attribute__((requires_capability(mutex_)));
-  void drain() noexcept __attribute__((requires_capability(mutex_)));
-  void add_clock_row() noexcept __attribute__((requires_capability(mutex_)));
+  void append(std::string_view row) noexcept GPUMEM_REQUIRES(mutex_);
+  void take_rows(log_ring& ring) noexcept GPUMEM_REQUIRES(mutex_);
+  void drain() noexcept GPUMEM_REQUIRES(mutex_);
+  void add_clock_row() noexcept GPUMEM_REQUIRES(mutex_);
   binary_trace_row clock_row() const noexcept;
-  void keep(std::string_view rows) noexcept __attribute__((requires_capability(mutex_)));
-  void drop_old_rows() noexcept __attribute__((requires_capability(mutex_)));
-  void write_kept() noexcept __attribute__((requires_capability(mutex_)));
-  void write_to_sinks(std::string_view text) noexcept __attribute__((requires_capability(mutex_)));
-  bool flush_sinks() noexcept __attribute__((requires_capability(mutex_)));
+  void keep(std::string_view rows) noexcept GPUMEM_REQUIRES(mutex_);
+  void drop_old_rows() noexcept GPUMEM_REQUIRES(mutex_);
+  void write_kept() noexcept GPUMEM_REQUIRES(mutex_);
+  void write_to_sinks(std::string_view text) noexcept GPUMEM_REQUIRES(mutex_);
+  bool flush_sinks() noexcept GPUMEM_REQUIRES(mutex_);
   bool writes_here() const noexcept;
   inline bool keeps() const noexcept { return options_.keep_last > 0; }
 
@@ -187,13 +188,13 @@ private:
   sync::time_point const began_at_;
   bool const counts_cycles_; // the times of rows are the processor's count of cycles, which takes less than the clock
   sync::mutex mutex_;
-  std::string gathered_ __attribute__((guarded_by(mutex_)));
-  bool failed_ __attribute__((guarded_by(mutex_))) = false;
-  std::uint64_t last_clock_ __attribute__((guarded_by(mutex_))) = 0;
-  std::vector<binary_trace_row> kept_ __attribute__((guarded_by(mutex_))); // since they were last written, by time
+  std::string gathered_ GPUMEM_GUARDED_BY(mutex_);
+  bool failed_ GPUMEM_GUARDED_BY(mutex_) = false;
+  std::uint64_t last_clock_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::vector<binary_trace_row> kept_ GPUMEM_GUARDED_BY(mutex_); // since they were last written, by time
   sync::mutex memory_mutex_;
-  std::vector<binary_trace_row> memory_rows_ __attribute__((guarded_by(memory_mutex_)));
-  bool lost_memory_row_ __attribute__((guarded_by(memory_mutex_))) = false;
+  std::vector<binary_trace_row> memory_rows_ GPUMEM_GUARDED_BY(memory_mutex_);
+  bool lost_memory_row_ GPUMEM_GUARDED_BY(memory_mutex_) = false;
   log_labels labels_;
   std::atomic<void const*> writer_{nullptr}; // while a thread writes to the sinks, the address of its `refused_calls`
   std::array<std::atomic<log_ring*>, max_rings> rings_{}; // by thread index; a ring is made at its thread's first row

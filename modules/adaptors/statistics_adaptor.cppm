@@ -1,6 +1,7 @@
 // statistics_adaptor: counts bytes and allocations, each with current, peak and total value.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <list>
 export module gpumem:statistics_adaptor;
 import :adaptor_base;
@@ -79,18 +80,18 @@ private:
   void add(std::int64_t bytes, std::int64_t count) noexcept;
   bool add_to(slot& slot, std::int64_t bytes, std::int64_t count) noexcept;
   static void add_share(share& share, std::int64_t amount, bool new_level) noexcept;
-  void publish(slot& slot) noexcept __attribute__((requires_capability(mutex_)));
+  void publish(slot& slot) noexcept GPUMEM_REQUIRES(mutex_);
   void publish_share(share& share, std::int64_t& published, level_base& top) noexcept;
   level_base sum(share slot::* quantity, level_base const& top) const noexcept;
-  level measure() const noexcept __attribute__((requires_capability(mutex_)));
-  allocation_counts since_base(level const& now) const noexcept __attribute__((requires_capability(mutex_)));
+  level measure() const noexcept GPUMEM_REQUIRES(mutex_);
+  allocation_counts since_base(level const& now) const noexcept GPUMEM_REQUIRES(mutex_);
 
   std::array<slot, slot_count + 1> slots_; // all threads without a slot of their own share the last one
   alignas(128) std::atomic<std::uint64_t> level_number_{0}; // changes whenever a level begins or ends
   sync::spin_mutex mutex_;
-  std::int64_t published_bytes_ __attribute__((guarded_by(mutex_))) = 0;
-  std::int64_t published_count_ __attribute__((guarded_by(mutex_))) = 0;
-  std::list<level> levels_ __attribute__((guarded_by(mutex_)));
+  std::int64_t published_bytes_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::int64_t published_count_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::list<level> levels_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 template <class Upstream> class counting_state final : public adaptor_state<counting_state<Upstream>, Upstream> {

@@ -1,5 +1,7 @@
 // thread_safe_adaptor: lets threads share a resource that only one thread may use at a time.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/lock_attributes.hpp>
 export module gpumem:thread_safe_adaptor;
 import :adaptor_base;
 import :cuda;
@@ -48,13 +50,13 @@ private:
   // adaptor.
   class entry {
   public:
-    [[clang::no_thread_safety_analysis]] explicit entry(locking_state& state)
+    GPUMEM_NO_LOCK_ANALYSIS explicit entry(locking_state& state)
         : state_{state}, outermost_{state.owner_.load(std::memory_order_relaxed) != here()} {
       if (!outermost_) return;
       state_.mutex_.lock();
       state_.owner_.store(here(), std::memory_order_relaxed);
     }
-    [[clang::no_thread_safety_analysis]] ~entry() {
+    GPUMEM_NO_LOCK_ANALYSIS ~entry() {
       if (!outermost_) return;
       state_.owner_.store(nullptr, std::memory_order_relaxed);
       state_.mutex_.unlock();

@@ -1,6 +1,7 @@
 // tracking_adaptor: records each live block with its label and stack trace, to find leaks and wrong frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <deque>
 #include <iosfwd>
 #include <map>
@@ -92,20 +93,19 @@ private:
   // Makes a record of a request by the calling thread. The record is a node of the map, so that its later insertion
   // allocates no host memory.
   live_map::node_type make_node(stream_key const& key, std::size_t bytes) const;
-  void reserve(std::size_t more) __attribute__((requires_capability(mutex_)));
-  void insert(live_map::node_type node, void const* pointer) noexcept __attribute__((requires_capability(mutex_)));
-  void remember(tracked_block const& block, stream_key const& key) noexcept
-      __attribute__((requires_capability(mutex_)));
+  void reserve(std::size_t more) GPUMEM_REQUIRES(mutex_);
+  void insert(live_map::node_type node, void const* pointer) noexcept GPUMEM_REQUIRES(mutex_);
+  void remember(tracked_block const& block, stream_key const& key) noexcept GPUMEM_REQUIRES(mutex_);
   struct freed_block {
     block_event allocation, free;
   };
   tracking_options const options_;
   sync::mutex mutex_;
-  live_map live_ __attribute__((guarded_by(mutex_)));
-  std::deque<freed_block> freed_ __attribute__((guarded_by(mutex_))); // the first element is the oldest
-  std::unordered_map<waiter const*, node_list> waiting_ __attribute__((guarded_by(mutex_)));
-  std::size_t prepared_ __attribute__((guarded_by(mutex_))) = 0; // number of nodes in waiting_
-  std::uint64_t allocations_ __attribute__((guarded_by(mutex_))) = 0;
+  live_map live_ GPUMEM_GUARDED_BY(mutex_);
+  std::deque<freed_block> freed_ GPUMEM_GUARDED_BY(mutex_); // the first element is the oldest
+  std::unordered_map<waiter const*, node_list> waiting_ GPUMEM_GUARDED_BY(mutex_);
+  std::size_t prepared_ GPUMEM_GUARDED_BY(mutex_) = 0; // number of nodes in waiting_
+  std::uint64_t allocations_ GPUMEM_GUARDED_BY(mutex_) = 0;
 };
 
 template <class Upstream> class tracking_state final : public adaptor_state<tracking_state<Upstream>, Upstream> {

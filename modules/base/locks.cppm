@@ -2,6 +2,7 @@
 // Their attributes let clang's thread-safety analysis check the library when it is compiled.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <mutex>
 export module gpumem:locks;
 import :std;
@@ -10,14 +11,14 @@ export namespace gpumem::detail::sync {
 
 /// std::mutex with the attributes of clang's analysis. Shipped builds use it as sync::mutex; schedule tests have
 /// another one.
-class [[clang::capability("mutex")]] native_mutex {
+class GPUMEM_CAPABILITY("mutex") native_mutex {
 public:
-  [[clang::acquire_capability]] inline void lock() { native_.lock(); }
-  [[clang::try_acquire_capability(true)]] inline bool try_lock() { return native_.try_lock(); }
-  [[clang::release_capability]] inline void unlock() { native_.unlock(); }
+  GPUMEM_ACQUIRES() inline void lock() { native_.lock(); }
+  GPUMEM_TRY_ACQUIRES(true) inline bool try_lock() { return native_.try_lock(); }
+  GPUMEM_RELEASES() inline void unlock() { native_.unlock(); }
   /// Tells the analysis that the calling thread holds the mutex. Lambdas need this, because the analysis checks a
   /// lambda without its caller.
-  [[clang::assert_capability]] inline void assert_held() const noexcept {}
+  GPUMEM_ASSERTS() inline void assert_held() const noexcept {}
 
 private:
   friend class condition;
@@ -26,22 +27,21 @@ private:
 
 /// Holds a mutex for a scope, in which it may be unlocked and locked again. With `std::adopt_lock` the mutex is locked
 /// already, for example after a try_lock() that succeeded.
-template <class Mutex> class [[clang::scoped_lockable]] scoped_lock {
+template <class Mutex> class GPUMEM_SCOPED_LOCK scoped_lock {
 public:
-  inline explicit scoped_lock(Mutex& mutex) __attribute__((acquire_capability(mutex))) : mutex_{&mutex} { lock(); }
-  inline scoped_lock(Mutex& mutex, std::adopt_lock_t) noexcept __attribute__((requires_capability(mutex)))
-      : mutex_{&mutex}, holds_{true} {}
+  inline explicit scoped_lock(Mutex& mutex) GPUMEM_ACQUIRES(mutex) : mutex_{&mutex} { lock(); }
+  inline scoped_lock(Mutex& mutex, std::adopt_lock_t) noexcept GPUMEM_REQUIRES(mutex) : mutex_{&mutex}, holds_{true} {}
   scoped_lock(scoped_lock const&) = delete;
   scoped_lock& operator=(scoped_lock const&) = delete;
-  [[clang::release_capability]] inline ~scoped_lock() {
+  GPUMEM_RELEASES() inline ~scoped_lock() {
     if (holds_) mutex_->unlock();
   }
 
-  [[clang::acquire_capability]] inline void lock() {
+  GPUMEM_ACQUIRES() inline void lock() {
     mutex_->lock();
     holds_ = true;
   }
-  [[clang::release_capability]] inline void unlock() {
+  GPUMEM_RELEASES() inline void unlock() {
     mutex_->unlock();
     holds_ = false;
   }
@@ -53,14 +53,12 @@ private:
 };
 
 /// Unlocks a held mutex for a scope and locks it again at the end. For functions that are called with the mutex held.
-template <class Mutex> class [[clang::scoped_lockable]] scoped_unlock {
+template <class Mutex> class GPUMEM_SCOPED_LOCK scoped_unlock {
 public:
-  inline explicit scoped_unlock(Mutex& mutex) __attribute__((release_capability(mutex))) : mutex_{mutex} {
-    mutex_.unlock();
-  }
+  inline explicit scoped_unlock(Mutex& mutex) GPUMEM_RELEASES(mutex) : mutex_{mutex} { mutex_.unlock(); }
   scoped_unlock(scoped_unlock const&) = delete;
   scoped_unlock& operator=(scoped_unlock const&) = delete;
-  [[clang::release_capability]] inline ~scoped_unlock() { mutex_.lock(); }
+  GPUMEM_RELEASES() inline ~scoped_unlock() { mutex_.lock(); }
 
 private:
   Mutex& mutex_;
@@ -69,6 +67,6 @@ private:
 /// A capability for the analysis only, without state. A role stands for a group of locks. An object that holds one lock
 /// of the group acquires the role shared; an object that holds all of them acquires it exclusively. The role guards
 /// members that are written under all the locks and read under any of them.
-class [[clang::capability("role")]] role {};
+class GPUMEM_CAPABILITY("role") role {};
 
 } // namespace gpumem::detail::sync

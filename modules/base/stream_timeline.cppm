@@ -1,5 +1,7 @@
 // The timeline of a stream: its epochs and events, and after which work of other streams it is ordered.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/lock_attributes.hpp>
 export module gpumem:stream_timeline;
 import :cuda;
 import :intrusive_list;
@@ -41,7 +43,7 @@ public:
 
 private:
   mutable sync::mutex mutex_;
-  vector_clock clock_ __attribute__((guarded_by(mutex_)));
+  vector_clock clock_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 export class timeline_registry;
@@ -213,8 +215,8 @@ private:
   bool const may_die_;
   stream_epochs epochs_; // begins a cache line
   alignas(64) mutable sync::mutex events_mutex_;
-  event_ring ring_ __attribute__((guarded_by(events_mutex_)));
-  last_event last_ __attribute__((guarded_by(events_mutex_)));
+  event_ring ring_ GPUMEM_GUARDED_BY(events_mutex_);
+  last_event last_ GPUMEM_GUARDED_BY(events_mutex_);
   // The epoch of the last event, once no more work is enqueued on the stream; before that 0.
   std::atomic<epoch> final_epoch_{0};
   std::atomic<epoch> captured_use_{0}; // the newest epoch that end_use_in_capture() has returned

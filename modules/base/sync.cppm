@@ -2,6 +2,7 @@
 // another form of this partition, `scheduled/sync.cppm`: there a seed decides which thread runs next.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -33,10 +34,10 @@ using lock = scoped_lock<mutex>;
 /// for which they wait.
 class condition {
 public:
-  inline void wait(mutex& mutex) __attribute__((requires_capability(mutex))) {
+  inline void wait(mutex& mutex) GPUMEM_REQUIRES(mutex) {
     wait_native(mutex, [this](auto& native) { native_.wait(native); });
   }
-  inline void wait_until(mutex& mutex, time_point deadline) __attribute__((requires_capability(mutex))) {
+  inline void wait_until(mutex& mutex, time_point deadline) GPUMEM_REQUIRES(mutex) {
     wait_native(mutex, [this, deadline](auto& native) { native_.wait_until(native, deadline); });
   }
   inline void notify_one() noexcept { native_.notify_one(); }
@@ -54,19 +55,19 @@ private:
 
 /// A mutex for short scopes: one exchange locks it, one store unlocks it. A thread that finds it locked spins for 100
 /// pauses and then yields its processor. Any thread.
-class [[clang::capability("mutex")]] spin_mutex {
+class GPUMEM_CAPABILITY("mutex") spin_mutex {
 public:
   spin_mutex() = default;
   /// `locked`: whether the calling thread holds the mutex from the beginning.
   explicit spin_mutex(bool locked) noexcept : taken_{locked} {}
-  [[gnu::always_inline, clang::acquire_capability]] inline void lock() noexcept {
+  [[gnu::always_inline]] GPUMEM_ACQUIRES() inline void lock() noexcept {
     if (taken_.exchange(true, std::memory_order_acquire)) lock_taken();
   }
-  [[clang::try_acquire_capability(true)]] inline bool try_lock() noexcept {
+  GPUMEM_TRY_ACQUIRES(true) inline bool try_lock() noexcept {
     return !taken_.exchange(true, std::memory_order_acquire);
   }
-  [[clang::release_capability]] inline void unlock() noexcept { taken_.store(false, std::memory_order_release); }
-  [[clang::assert_capability]] inline void assert_held() const noexcept {}
+  GPUMEM_RELEASES() inline void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+  GPUMEM_ASSERTS() inline void assert_held() const noexcept {}
 
 private:
   // The slow path. With preserve_most this function saves the registers, so that the inlined fast path need not save
@@ -102,7 +103,7 @@ private:
 /// makes the kernel stop all threads of the process for some microseconds (membarrier), once for all mutexes that it
 /// wants. Without an owner, or if the kernel cannot do that, an atomic exchange locks the mutex. The protocol: Dice,
 /// Huang, Yang, "Asymmetric Dekker synchronization" (2001).
-class [[clang::capability("mutex")]] biased_mutex {
+class GPUMEM_CAPABILITY("mutex") biased_mutex {
 public:
   biased_mutex() = default;
   biased_mutex(biased_mutex const&) = delete;
@@ -111,7 +112,7 @@ public:
   /// Gives the mutex an owner. Called before any thread locks it.
   void enable_bias() noexcept;
   /// Called by the owner; by any thread if there is no owner.
-  [[gnu::always_inline, clang::acquire_capability]] inline void lock() noexcept {
+  [[gnu::always_inline]] GPUMEM_ACQUIRES() inline void lock() noexcept {
     if (!biased_) [[unlikely]]
       return others_.lock();
     taken_.store(true, std::memory_order_relaxed);
@@ -119,7 +120,7 @@ public:
     if (revoke_requested_.load(std::memory_order_acquire)) [[unlikely]]
       lock_requested();
   }
-  [[gnu::always_inline, clang::release_capability]] inline void unlock() noexcept {
+  [[gnu::always_inline]] GPUMEM_RELEASES() inline void unlock() noexcept {
     if (!biased_) [[unlikely]]
       return others_.unlock();
     taken_.store(false, std::memory_order_release);
@@ -129,9 +130,9 @@ public:
   /// then fence_owner_threads() once, then lock_revoked() for each.
   inline void request_revoke() noexcept { revoke_requested_.store(true, std::memory_order_relaxed); }
   static void fence_owner_threads() noexcept;
-  [[clang::acquire_capability]] void lock_revoked() noexcept;
-  [[clang::release_capability]] void unlock_revoked() noexcept;
-  [[clang::assert_capability]] inline void assert_held() const noexcept {}
+  GPUMEM_ACQUIRES() void lock_revoked() noexcept;
+  GPUMEM_RELEASES() void unlock_revoked() noexcept;
+  GPUMEM_ASSERTS() inline void assert_held() const noexcept {}
 
 private:
   [[clang::preserve_most, gnu::visibility("hidden"), clang::acquire_capability]] void lock_requested() noexcept;
@@ -143,16 +144,15 @@ private:
 
 /// Holds a biased_mutex for a scope. Unlike scoped_lock, it cannot unlock early: it has only a reference to the mutex,
 /// so that it costs less on the hottest paths.
-class [[clang::scoped_lockable]] biased_lock {
+class GPUMEM_SCOPED_LOCK biased_lock {
 public:
-  [[gnu::always_inline]] inline explicit biased_lock(biased_mutex& mutex) noexcept
-      __attribute__((acquire_capability(mutex)))
+  [[gnu::always_inline]] inline explicit biased_lock(biased_mutex& mutex) noexcept GPUMEM_ACQUIRES(mutex)
       : mutex_{mutex} {
     mutex_.lock();
   }
   biased_lock(biased_lock const&) = delete;
   biased_lock& operator=(biased_lock const&) = delete;
-  [[gnu::always_inline, clang::release_capability]] inline ~biased_lock() { mutex_.unlock(); }
+  [[gnu::always_inline]] GPUMEM_RELEASES() inline ~biased_lock() { mutex_.unlock(); }
 
 private:
   biased_mutex& mutex_;

@@ -1,6 +1,7 @@
 // All timelines of the process: the registry that makes and reuses them, and each thread's table that finds them.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <unordered_map>
 export module gpumem:timeline_registry;
 import :cuda;
@@ -139,21 +140,21 @@ public:
 
 private:
   timeline_registry() = default;
-  stream_timeline* find(CUstream handle) const noexcept __attribute__((requires_capability(mutex_)));
-  void put(CUstream handle, stream_timeline& timeline) __attribute__((requires_capability(mutex_)));
+  stream_timeline* find(CUstream handle) const noexcept GPUMEM_REQUIRES(mutex_);
+  void put(CUstream handle, stream_timeline& timeline) GPUMEM_REQUIRES(mutex_);
   void change_askers(int change) noexcept;
   // Lets an own or adopted stream be found by its handle alone, unless each call asks. Otherwise hides it.
-  void publish_owned(stream_timeline& timeline) noexcept __attribute__((requires_capability(mutex_)));
+  void publish_owned(stream_timeline& timeline) noexcept GPUMEM_REQUIRES(mutex_);
   static void end_thread() noexcept;
 
   mutable sync::mutex mutex_;
-  timeline_store store_ __attribute__((guarded_by(mutex_)));
+  timeline_store store_ GPUMEM_GUARDED_BY(mutex_);
   // The timelines of streams for which the table `seen_handles` has no room, by handle.
-  std::unordered_map<CUstream, stream_timeline*> other_streams_ __attribute__((guarded_by(mutex_)));
+  std::unordered_map<CUstream, stream_timeline*> other_streams_ GPUMEM_GUARDED_BY(mutex_);
   std::atomic<bool> has_other_streams_{false};
-  int askers_ __attribute__((guarded_by(mutex_))) = 0;
-  std::vector<stream_timeline*> legacy_ __attribute__((guarded_by(mutex_))); // by device
-  std::vector<stream_timeline*> idle_ __attribute__((guarded_by(mutex_)));   // of own streams that are not in use
+  int askers_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::vector<stream_timeline*> legacy_ GPUMEM_GUARDED_BY(mutex_); // by device
+  std::vector<stream_timeline*> idle_ GPUMEM_GUARDED_BY(mutex_);   // of own streams that are not in use
   stream_timeline host_{stream_kind::host, 0, 0, -1, nullptr, nullptr, nullptr};
 };
 

@@ -1,6 +1,7 @@
 // acquire: requests for memory that may wait, their options, and the operations that wait for their answers.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <array>
 #include <coroutine>
 #include <optional>
@@ -232,10 +233,10 @@ public:
 private:
   void on_complete() noexcept override;
   void wait_parked(sync::time_point deadline);
-  void sleep() __attribute__((requires_capability(mutex_)));
+  void sleep() GPUMEM_REQUIRES(mutex_);
   sync::mutex mutex_;
   sync::condition wake_;
-  bool done_ __attribute__((guarded_by(mutex_))) = false;
+  bool done_ GPUMEM_GUARDED_BY(mutex_) = false;
 };
 
 // A request for whose answer a suspended coroutine waits. It is a timer that expires at the deadline.

@@ -1,6 +1,7 @@
 // The calls to an upstream through its services, with any alignment.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <unordered_map>
 export module gpumem:aligned_services;
 import :error;
@@ -29,7 +30,7 @@ public:
 
 private:
   sync::mutex mutex_;
-  std::unordered_map<void*, void*> bases_ __attribute__((guarded_by(mutex_))); // from aligned pointer to base
+  std::unordered_map<void*, void*> bases_ GPUMEM_GUARDED_BY(mutex_); // from aligned pointer to base
 };
 
 /// Allocates and frees through the services of an upstream. Some resources of other libraries align to 256 bytes only.

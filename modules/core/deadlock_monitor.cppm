@@ -1,6 +1,7 @@
 // The deadlock monitor, and the places at which it looks.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <string>
 export module gpumem:deadlock_monitor;
 import :holder;
@@ -131,27 +132,26 @@ private:
 
   // Called with the lock held.
   template <class F> static void show(waiting_place& place, F f) noexcept;
-  template <class F> void each_place(F f) noexcept __attribute__((requires_capability(mutex_)));
-  template <class F> void each_holder(F f) noexcept __attribute__((requires_capability(mutex_)));
-  bool begin_look() noexcept __attribute__((requires_capability(mutex_)));
-  void note_parked(bool at_blocked) noexcept __attribute__((requires_capability(mutex_)));
-  void preempt_for_first(ends& ends) noexcept __attribute__((requires_capability(mutex_)));
-  bool find_blocked() noexcept __attribute__((requires_capability(mutex_)));
-  void add_held_up() noexcept __attribute__((requires_capability(mutex_)));
-  void end_blocked(ends& ends) noexcept __attribute__((requires_capability(mutex_)));
-  void end_stalled(ends& ends) noexcept __attribute__((requires_capability(mutex_)));
-  bool is_as_seen() noexcept __attribute__((requires_capability(mutex_)));
-  yielding find_yielding(waiting_place const& place, waiter const& first) noexcept
-      __attribute__((requires_capability(mutex_)));
-  void note_coming() noexcept __attribute__((requires_capability(mutex_)));
-  void preempt(holder* victim, ends& ends) noexcept __attribute__((requires_capability(mutex_)));
+  template <class F> void each_place(F f) noexcept GPUMEM_REQUIRES(mutex_);
+  template <class F> void each_holder(F f) noexcept GPUMEM_REQUIRES(mutex_);
+  bool begin_look() noexcept GPUMEM_REQUIRES(mutex_);
+  void note_parked(bool at_blocked) noexcept GPUMEM_REQUIRES(mutex_);
+  void preempt_for_first(ends& ends) noexcept GPUMEM_REQUIRES(mutex_);
+  bool find_blocked() noexcept GPUMEM_REQUIRES(mutex_);
+  void add_held_up() noexcept GPUMEM_REQUIRES(mutex_);
+  void end_blocked(ends& ends) noexcept GPUMEM_REQUIRES(mutex_);
+  void end_stalled(ends& ends) noexcept GPUMEM_REQUIRES(mutex_);
+  bool is_as_seen() noexcept GPUMEM_REQUIRES(mutex_);
+  yielding find_yielding(waiting_place const& place, waiter const& first) noexcept GPUMEM_REQUIRES(mutex_);
+  void note_coming() noexcept GPUMEM_REQUIRES(mutex_);
+  void preempt(holder* victim, ends& ends) noexcept GPUMEM_REQUIRES(mutex_);
   static bool is_held_up(waiting_place const& place, place_state const& state) noexcept;
   static bool is_at(holder const& unit, waiting_place const& place) noexcept;
   static std::size_t bytes_at(holder const& unit, waiting_place const& place) noexcept;
 
   sync::mutex mutex_;
-  intrusive_list<waiting_place> places_ __attribute__((guarded_by(mutex_)));
-  intrusive_list<holder> holders_ __attribute__((guarded_by(mutex_)));
+  intrusive_list<waiting_place> places_ GPUMEM_GUARDED_BY(mutex_);
+  intrusive_list<holder> holders_ GPUMEM_GUARDED_BY(mutex_);
   std::atomic<bool> scheduled_{false};
 };
 

@@ -1,6 +1,7 @@
 // Executors: they run work items, on the calling thread, on threads of their own, or on a job system of the user.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <memory>
 export module gpumem:executor;
 import :intrusive_list;
@@ -86,7 +87,7 @@ public:
 
 private:
   sync::mutex mutex_;
-  work_queue queue_ __attribute__((guarded_by(mutex_)));
+  work_queue queue_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 /// Runs items on one thread of its own, in the order of posting. The destructor runs all queued items and then joins
@@ -135,21 +136,21 @@ public:
 
 private:
   void run(char const* name);
-  void wait_for_work() __attribute__((requires_capability(mutex_)));
-  bool resume_first() __attribute__((requires_capability(mutex_)));
-  bool expire_first() __attribute__((requires_capability(mutex_)));
+  void wait_for_work() GPUMEM_REQUIRES(mutex_);
+  bool resume_first() GPUMEM_REQUIRES(mutex_);
+  bool expire_first() GPUMEM_REQUIRES(mutex_);
 
   sync::mutex mutex_;
   sync::condition wake_;
   sync::condition over_; // notified when an expire() or the thread has ended
-  work_queue queue_ __attribute__((guarded_by(mutex_)));
-  timer_heap timers_ __attribute__((guarded_by(mutex_)));
-  timer const* expiring_ __attribute__((guarded_by(mutex_))) = nullptr; // the timer whose expire() runs now
-  bool stopping_ __attribute__((guarded_by(mutex_))) = false;
-  bool stopped_within_ __attribute__((guarded_by(mutex_))) = false;
-  bool ended_ __attribute__((guarded_by(mutex_))) = false;
+  work_queue queue_ GPUMEM_GUARDED_BY(mutex_);
+  timer_heap timers_ GPUMEM_GUARDED_BY(mutex_);
+  timer const* expiring_ GPUMEM_GUARDED_BY(mutex_) = nullptr; // the timer whose expire() runs now
+  bool stopping_ GPUMEM_GUARDED_BY(mutex_) = false;
+  bool stopped_within_ GPUMEM_GUARDED_BY(mutex_) = false;
+  bool ended_ GPUMEM_GUARDED_BY(mutex_) = false;
   // Set when stop_within() returns false: cancel() then no longer waits for the thread.
-  bool detached_ __attribute__((guarded_by(mutex_))) = false;
+  bool detached_ GPUMEM_GUARDED_BY(mutex_) = false;
   sync::thread thread_;
 };
 
@@ -218,9 +219,9 @@ private:
   };
   sync::mutex mutex_;
   sync::condition call_ended_;
-  work_queue queue_ __attribute__((guarded_by(mutex_)));
-  std::size_t calls_ __attribute__((guarded_by(mutex_))) = 0;
-  rescuer rescuer_ __attribute__((guarded_by(mutex_)));
+  work_queue queue_ GPUMEM_GUARDED_BY(mutex_);
+  std::size_t calls_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  rescuer rescuer_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 // A call of the user's function for one item, which the constructor enqueues. The call is counted in `calls_` before

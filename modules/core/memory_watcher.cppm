@@ -1,6 +1,7 @@
 // How a pool has served an allocation, and the watchers that it tells of the memory that it has.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -68,7 +69,7 @@ public:
 
 private:
   sync::mutex mutex_;
-  std::vector<memory_watcher*> all_ __attribute__((guarded_by(mutex_)));
+  std::vector<memory_watcher*> all_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 } // namespace gpumem::detail

@@ -1,6 +1,7 @@
 // pointer_set: the pointers that a resource with several upstreams got from one of them.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <unordered_set>
 export module gpumem:pointer_set;
 import :std;
@@ -37,12 +38,12 @@ public:
 
 private:
   record take_locked(void const* pointer) noexcept;
-  void reserve(std::size_t count) __attribute__((requires_capability(mutex_)));
+  void reserve(std::size_t count) GPUMEM_REQUIRES(mutex_);
 
   std::atomic<std::size_t> count_{0};
   sync::mutex mutex_;
-  set pointers_ __attribute__((guarded_by(mutex_)));
-  std::vector<set::node_type> spare_ __attribute__((guarded_by(mutex_))); // nodes for prepared pointers
+  set pointers_ GPUMEM_GUARDED_BY(mutex_);
+  std::vector<set::node_type> spare_ GPUMEM_GUARDED_BY(mutex_); // nodes for prepared pointers
 };
 
 } // namespace gpumem::detail

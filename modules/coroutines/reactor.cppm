@@ -1,6 +1,7 @@
 // The reactors, which poll the driver for waits, and the poll queue, which keeps waits in order.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <unordered_map>
 export module gpumem:reactor;
 import :cuda;
@@ -194,7 +195,7 @@ public:
   poll_queue& queue_of(CUevent event);
 
   // Adds the wait to its queue. If the answer is `armed`, the wait can be completed and destroyed before this returns.
-  answer add_wait(pending_wait& point) noexcept __attribute__((requires_capability(point.queue_ -> mutex)));
+  answer add_wait(pending_wait& point) noexcept GPUMEM_REQUIRES(point.queue_->mutex);
   // Returns true if it removed the wait; complete() will then not be called. Returns false if complete() was called, is
   // about to be called, or if the wait was never added.
   bool remove_wait(pending_wait& point) noexcept;
@@ -204,43 +205,42 @@ private:
 
   static void stop_all() noexcept;
   void expire() noexcept override;
-  void round(sync::time_point begin) __attribute__((requires_capability(mutex_)));
-  void set_due(sync::time_point end, sync::duration busy, sync::duration quiet) noexcept
-      __attribute__((requires_capability(mutex_)));
+  void round(sync::time_point begin) GPUMEM_REQUIRES(mutex_);
+  void set_due(sync::time_point end, sync::duration busy, sync::duration quiet) noexcept GPUMEM_REQUIRES(mutex_);
   // The queues of which a poll has asked the driver, and how many of them had complete waits.
   struct answers {
     std::size_t asked = 0, complete = 0;
     void add(answers const& more) noexcept { asked += more.asked, complete += more.complete; }
   };
-  answers poll(poll_queue_list& queues) __attribute__((requires_capability(mutex_)));
-  answers ask(std::span<poll_request> batch, std::size_t max_misses) __attribute__((requires_capability(mutex_)));
-  void deliver(completed_waits& completed) noexcept __attribute__((requires_capability(mutex_)));
-  void fail_all_lost() __attribute__((requires_capability(mutex_)));
-  void schedule(sync::time_point deadline) noexcept __attribute__((requires_capability(mutex_)));
-  void enlist(poll_queue& item) noexcept __attribute__((requires_capability(mutex_)));
+  answers poll(poll_queue_list& queues) GPUMEM_REQUIRES(mutex_);
+  answers ask(std::span<poll_request> batch, std::size_t max_misses) GPUMEM_REQUIRES(mutex_);
+  void deliver(completed_waits& completed) noexcept GPUMEM_REQUIRES(mutex_);
+  void fail_all_lost() GPUMEM_REQUIRES(mutex_);
+  void schedule(sync::time_point deadline) noexcept GPUMEM_REQUIRES(mutex_);
+  void enlist(poll_queue& item) noexcept GPUMEM_REQUIRES(mutex_);
 
   gpumem::device const device_;
   executor_thread& home_;
   std::atomic<std::uint64_t> rounds_{0};
 
   sync::spin_mutex mutex_;
-  std::unordered_map<stream_timeline const*, poll_queue> stream_queues_ __attribute__((guarded_by(mutex_)));
-  std::unordered_map<CUevent, poll_queue> event_queues_ __attribute__((guarded_by(mutex_)));
-  poll_queue_list low_latency_ __attribute__((guarded_by(mutex_)));
-  poll_queue_list balanced_ __attribute__((guarded_by(mutex_)));
-  std::size_t armed_ __attribute__((guarded_by(mutex_))) = 0;
+  std::unordered_map<stream_timeline const*, poll_queue> stream_queues_ GPUMEM_GUARDED_BY(mutex_);
+  std::unordered_map<CUevent, poll_queue> event_queues_ GPUMEM_GUARDED_BY(mutex_);
+  poll_queue_list low_latency_ GPUMEM_GUARDED_BY(mutex_);
+  poll_queue_list balanced_ GPUMEM_GUARDED_BY(mutex_);
+  std::size_t armed_ GPUMEM_GUARDED_BY(mutex_) = 0;
   // When the next round begins. It is time_point::min() during a round, and time_point::max() while no wait is pending.
-  sync::time_point next_ __attribute__((guarded_by(mutex_))) = sync::time_point::max();
-  sync::time_point quiet_since_ __attribute__((guarded_by(mutex_))){}; // when a wait was last completed or added
-  sync::duration lasted_ __attribute__((guarded_by(mutex_))){}; // how long it had been quiet at the last completion
-  sync::time_point due_ __attribute__((guarded_by(mutex_))){};  // when the queues in balanced_ are polled next
-  sync::time_point fair_ __attribute__((guarded_by(mutex_))){}; // due_ is at least this, however many waits are added
+  sync::time_point next_ GPUMEM_GUARDED_BY(mutex_) = sync::time_point::max();
+  sync::time_point quiet_since_ GPUMEM_GUARDED_BY(mutex_){}; // when a wait was last completed or added
+  sync::duration lasted_ GPUMEM_GUARDED_BY(mutex_){};        // how long it had been quiet at the last completion
+  sync::time_point due_ GPUMEM_GUARDED_BY(mutex_){};         // when the queues in balanced_ are polled next
+  sync::time_point fair_ GPUMEM_GUARDED_BY(mutex_){};        // due_ is at least this, however many waits are added
   // A new wait has a first pause of 10 to 50 us before it is polled. soon_ and added_ describe the waits that were
   // added since the last poll of balanced_ began. soon_ is the earliest end of their first pauses, and added_ is their
   // number.
-  sync::time_point soon_ __attribute__((guarded_by(mutex_))) = sync::time_point::max();
-  std::size_t added_ __attribute__((guarded_by(mutex_))) = 0;
-  bool stopping_ __attribute__((guarded_by(mutex_))) = false;
+  sync::time_point soon_ GPUMEM_GUARDED_BY(mutex_) = sync::time_point::max();
+  std::size_t added_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  bool stopping_ GPUMEM_GUARDED_BY(mutex_) = false;
 };
 
 } // namespace gpumem::detail

@@ -1,6 +1,7 @@
 // sync_wait: awaits an awaitable from a function that is no coroutine.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <coroutine>
 #include <mutex>
 export module gpumem:sync_wait;
@@ -27,7 +28,7 @@ private:
   sync::mutex mutex_;
   sync::condition wake_;
   std::exception_ptr error_;
-  bool arrived_ __attribute__((guarded_by(mutex_))) = false;
+  bool arrived_ GPUMEM_GUARDED_BY(mutex_) = false;
 };
 
 } // namespace detail

@@ -1,6 +1,7 @@
 // The module gpumem.device_heap: memory of a pool from which kernels allocate.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <gpumem/device_heap.hpp>
 
 #include <atomic>
@@ -61,8 +62,8 @@ private:
   heap_detail::layout const layout_;
   std::atomic<std::size_t> bytes_{0};
   sync::mutex mutex_;
-  std::size_t growths_ __attribute__((guarded_by(mutex_))) = 0; // that run
-  std::optional<pool_resource<pinned_resource>> copies_ __attribute__((guarded_by(mutex_)));
+  std::size_t growths_ GPUMEM_GUARDED_BY(mutex_) = 0; // that run
+  std::optional<pool_resource<pinned_resource>> copies_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 // The time of one growth.

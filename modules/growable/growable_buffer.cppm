@@ -1,6 +1,7 @@
 // The module gpumem.growable: memory that grows in place, and gives parts of itself back.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <algorithm>
 #include <atomic>
 #include <concepts>
@@ -143,15 +144,14 @@ private:
     return (bytes + granularity() - 1) / granularity() * granularity();
   }
   std::size_t growth_end(std::size_t bytes) const noexcept;
-  growth_request::fault fault_of(growth_request const& asked) const noexcept
-      __attribute__((requires_capability(mutex_)));
+  growth_request::fault fault_of(growth_request const& asked) const noexcept GPUMEM_REQUIRES(mutex_);
   expected<void*, failure> lend(extend::stream_key const& key, extend::page_extent extent) noexcept
-      __attribute__((requires_capability(mutex_)));
-  std::size_t lent_until(extend::page_extent extent) const noexcept __attribute__((requires_capability(mutex_)));
-  bool overlaps(extend::page_extent extent) const noexcept __attribute__((requires_capability(mutex_)));
-  void divide_at(std::size_t offset) __attribute__((requires_capability(mutex_)));
-  loan_map take(extend::page_extent extent) __attribute__((requires_capability(mutex_)));
-  void use(extend::stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
+      GPUMEM_REQUIRES(mutex_);
+  std::size_t lent_until(extend::page_extent extent) const noexcept GPUMEM_REQUIRES(mutex_);
+  bool overlaps(extend::page_extent extent) const noexcept GPUMEM_REQUIRES(mutex_);
+  void divide_at(std::size_t offset) GPUMEM_REQUIRES(mutex_);
+  loan_map take(extend::page_extent extent) GPUMEM_REQUIRES(mutex_);
+  void use(extend::stream_key const& key) noexcept GPUMEM_REQUIRES(mutex_);
 
   page_lender lender_;
   std::size_t const page_;
@@ -162,8 +162,8 @@ private:
   std::atomic<std::size_t> end_{0};    // up to here pages were lent; some of them may be discarded
   std::atomic<std::size_t> mapped_{0}; // the bytes of all loans
   sync::mutex mutable mutex_;
-  loan_map loans_ __attribute__((guarded_by(mutex_)));
-  extend::stream_timeline* timeline_ __attribute__((guarded_by(mutex_))) = nullptr; // of the stream that was used last
+  loan_map loans_ GPUMEM_GUARDED_BY(mutex_);
+  extend::stream_timeline* timeline_ GPUMEM_GUARDED_BY(mutex_) = nullptr; // of the stream that was used last
   std::atomic<CUstream> stream_{nullptr};
 };
 

@@ -1,6 +1,7 @@
 // monotonic_resource: gives out memory of a region by an offset that only grows, until the region is reset.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <memory>
 #include <utility>
 export module gpumem:monotonic_resource;
@@ -63,23 +64,21 @@ private:
 
   ~monotonic_state() = default;
   void* take(region& region, stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept
-      __attribute__((requires_capability(mutex_)));
+      GPUMEM_REQUIRES(mutex_);
   expected<void*, failure> grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
-  region* find(void const* pointer) noexcept __attribute__((requires_capability(mutex_)));
-  void record_use(region& region, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
-  void record_now(region const& region, stream_key const& key) noexcept __attribute__((requires_capability(mutex_)));
-  bool is_unused() const noexcept __attribute__((requires_capability(mutex_))) {
-    return handles_ == 0 && live_blocks_ == 0;
-  }
+  region* find(void const* pointer) noexcept GPUMEM_REQUIRES(mutex_);
+  void record_use(region& region, stream_key const& key) noexcept GPUMEM_REQUIRES(mutex_);
+  void record_now(region const& region, stream_key const& key) noexcept GPUMEM_REQUIRES(mutex_);
+  bool is_unused() const noexcept GPUMEM_REQUIRES(mutex_) { return handles_ == 0 && live_blocks_ == 0; }
   void end() noexcept;
 
   std::size_t const region_size_;
   state_ptr<pool_state> const pool_;
   sync::mutex mutex_;
-  std::vector<region> regions_ __attribute__((guarded_by(mutex_)));
-  std::int64_t handles_ __attribute__((guarded_by(mutex_))) = 0;
-  std::size_t live_blocks_ __attribute__((guarded_by(mutex_))) = 0; // allocated since the last reset and not freed
-  statistics counts_ __attribute__((guarded_by(mutex_)));
+  std::vector<region> regions_ GPUMEM_GUARDED_BY(mutex_);
+  std::int64_t handles_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::size_t live_blocks_ GPUMEM_GUARDED_BY(mutex_) = 0; // allocated since the last reset and not freed
+  statistics counts_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 // Identifies the stream, and resets the state in the stream's order. Throws what `identify` throws.

@@ -1,6 +1,7 @@
 // A memory pool of the CUDA driver, and its options.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <gpumem/statistics.hpp>
 #include <map>
 export module gpumem:driver_pool;
@@ -163,8 +164,7 @@ private:
 
   void freed_in_order(stream_key const& key) noexcept override;
   // Records the event of a stream after a free. Throws cuda_error, std::bad_alloc.
-  void record_free(freed_stream& freed_stream, stream_key const& key, CUstream handle)
-      __attribute__((requires_capability(frees_mutex_)));
+  void record_free(freed_stream& freed_stream, stream_key const& key, CUstream handle) GPUMEM_REQUIRES(frees_mutex_);
   // Waits on the host for all frees. Returns false if a free has no event, or if a wait was refused because of a
   // capture or a lost device.
   bool wait_for_frees() noexcept;
@@ -177,9 +177,9 @@ private:
   std::atomic<bool> free_without_event_{false};
   sync::mutex frees_mutex_;
   // The key is the timeline of the stream; for the legacy stream it is the context.
-  std::map<void const*, freed_stream> frees_ __attribute__((guarded_by(frees_mutex_)));
+  std::map<void const*, freed_stream> frees_ GPUMEM_GUARDED_BY(frees_mutex_);
   // Events of destroyed streams whose timelines belong to new streams by now. Complete events are given back.
-  std::vector<pooled_event*> dead_ __attribute__((guarded_by(frees_mutex_)));
+  std::vector<pooled_event*> dead_ GPUMEM_GUARDED_BY(frees_mutex_);
 };
 
 // The state of a pool that gpumem does not own; one per handle. Never destroyed: views are values that point to it.

@@ -2,6 +2,7 @@
 // keeps deferred frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <gpumem/statistics.hpp>
 #include <iterator>
 #include <map>
@@ -44,7 +45,7 @@ public:
 
 protected:
   ~source_state() = default;
-  void reset_peak_live() noexcept __attribute__((locks_excluded(mutex_)));
+  void reset_peak_live() noexcept GPUMEM_EXCLUDES(mutex_);
 
   struct block {
     void* base;
@@ -62,11 +63,11 @@ protected:
 
   // Tries the deferred frees for which may_free_inside() returns true; in this class it always does. `now` is the key
   // of the call that tries them.
-  void run_deferred_frees(stream_key const& now) noexcept __attribute__((locks_excluded(mutex_)));
+  void run_deferred_frees(stream_key const& now) noexcept GPUMEM_EXCLUDES(mutex_);
 
   // Removes and returns the deferred frees on the streams for which `which(stream_key)` is true. The caller passes each
   // of them to end_free().
-  template <class Which> block_map take_deferred(Which predicate) noexcept __attribute__((locks_excluded(mutex_))) {
+  template <class Which> block_map take_deferred(Which predicate) noexcept GPUMEM_EXCLUDES(mutex_) {
     sync::lock const lock{mutex_};
     block_map taken;
     for (auto at = deferred_.begin(); at != deferred_.end();) {
@@ -78,8 +79,7 @@ protected:
     return taken;
   }
   // `gone`: the block was freed, so it is forgotten. Otherwise its free is deferred.
-  void end_free(stream_key const& key, block_map::node_type returned, bool gone) noexcept
-      __attribute__((locks_excluded(mutex_)));
+  void end_free(stream_key const& key, block_map::node_type returned, bool gone) noexcept GPUMEM_EXCLUDES(mutex_);
 
 private:
   // Returns memory that work enqueued on the stream from now on may use. For the host's key, all streams and the host
@@ -99,18 +99,17 @@ private:
   // Called when the driver has reported an error after which the device cannot be used.
   virtual void mark_lost(stream_key const& key, CUresult error) noexcept = 0;
 
-  bool track_live(void* pointer, block const& block) noexcept __attribute__((locks_excluded(mutex_)));
-  block_map::node_type retire(stream_key const& key, void* pointer, std::size_t bytes) noexcept
-      __attribute__((locks_excluded(mutex_)));
-  void dispose(stream_key const& key, block_map::node_type returned) noexcept __attribute__((locks_excluded(mutex_)));
+  bool track_live(void* pointer, block const& block) noexcept GPUMEM_EXCLUDES(mutex_);
+  block_map::node_type retire(stream_key const& key, void* pointer, std::size_t bytes) noexcept GPUMEM_EXCLUDES(mutex_);
+  void dispose(stream_key const& key, block_map::node_type returned) noexcept GPUMEM_EXCLUDES(mutex_);
 
   char const* const name_;
   std::size_t const natural_;
   sync::mutex mutex_;
-  block_map live_ __attribute__((guarded_by(mutex_)));
-  block_map deferred_ __attribute__((guarded_by(mutex_)));
+  block_map live_ GPUMEM_GUARDED_BY(mutex_);
+  block_map deferred_ GPUMEM_GUARDED_BY(mutex_);
   std::atomic<bool> any_deferred_{false};
-  statistics counts_ __attribute__((guarded_by(mutex_)));
+  statistics counts_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 // Returns a handle that names the key's stream on any thread. Returns none for the host. Returns none for a stream that

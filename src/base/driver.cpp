@@ -1,6 +1,7 @@
 // Loads the driver, counts its calls, and notes when it may not be called any more.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
@@ -68,8 +69,8 @@ call_counters* own_counters() noexcept {
 // The functions that run before the driver shuts down. A few parts of the library register one function each.
 struct exit_list {
   sync::native_mutex mutex;
-  std::array<void (*)() noexcept, 16> functions __attribute__((guarded_by(mutex))){};
-  std::size_t size __attribute__((guarded_by(mutex))) = 0;
+  std::array<void (*)() noexcept, 16> functions GPUMEM_GUARDED_BY(mutex){};
+  std::size_t size GPUMEM_GUARDED_BY(mutex) = 0;
 };
 
 // Takes no host memory, since noexcept functions register their parts.

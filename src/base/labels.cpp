@@ -1,6 +1,7 @@
 // The texts of labels, and their numbers.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -24,9 +25,9 @@ struct label_entry {
 
 struct label_list {
   sync::mutex mutex;
-  std::unordered_map<std::uint32_t, label_entry> entries __attribute__((guarded_by(mutex))); // these stay in place
-  std::unordered_map<std::string_view, std::uint32_t> numbers __attribute__((guarded_by(mutex)));
-  std::uint32_t last __attribute__((guarded_by(mutex))) = 0;
+  std::unordered_map<std::uint32_t, label_entry> entries GPUMEM_GUARDED_BY(mutex); // these stay in place
+  std::unordered_map<std::string_view, std::uint32_t> numbers GPUMEM_GUARDED_BY(mutex);
+  std::uint32_t last GPUMEM_GUARDED_BY(mutex) = 0;
 };
 
 // Never destroyed: reports at the exit of the process read it.
@@ -36,7 +37,7 @@ label_list& all_labels() {
 }
 
 // Returns the number of the text; other_labels if there are too many texts.
-std::uint32_t find_or_add(label_list& list, std::string_view text) __attribute__((requires_capability(list.mutex))) {
+std::uint32_t find_or_add(label_list& list, std::string_view text) GPUMEM_REQUIRES(list.mutex) {
   if (auto const found = list.numbers.find(text); found != list.numbers.end()) return found->second;
   if (list.entries.size() == max_labels) return other_labels;
   do { ++list.last; } while (list.last == 0 || list.last == other_labels || list.entries.contains(list.last));

@@ -1,6 +1,7 @@
 // Counts a stream's frees, numbers its epochs, and records and polls the events that end them.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <base/tuning.hpp>
 #include <algorithm>
 #include <atomic>
@@ -81,10 +82,10 @@ namespace {
 // The spare events of all contexts, newest first. A plain list, since a process has few contexts.
 struct event_store {
   sync::mutex mutex;
-  pooled_event* spare __attribute__((guarded_by(mutex))) = nullptr;
-  int count __attribute__((guarded_by(mutex))) = 0;
+  pooled_event* spare GPUMEM_GUARDED_BY(mutex) = nullptr;
+  int count GPUMEM_GUARDED_BY(mutex) = 0;
 
-  void count_one(int change) noexcept __attribute__((requires_capability(mutex))) {
+  void count_one(int change) noexcept GPUMEM_REQUIRES(mutex) {
     count += change;
     bool const few = count < tuning::spare_events;
     if (spares_low.load(std::memory_order_relaxed) != few) spares_low.store(few, std::memory_order_relaxed);

@@ -1,6 +1,7 @@
 // The slow paths of locks, and thread indices.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <cxxabi.h>
 #include <linux/membarrier.h>
 #include <sys/syscall.h>
@@ -51,8 +52,8 @@ void wait_while(std::atomic<bool> const& taken) noexcept {
 // destruction has begun.
 struct number_registry {
   sync::mutex mutex;
-  std::priority_queue<unsigned, std::vector<unsigned>, std::greater<>> returned __attribute__((guarded_by(mutex)));
-  unsigned next __attribute__((guarded_by(mutex))) = 0;
+  std::priority_queue<unsigned, std::vector<unsigned>, std::greater<>> returned GPUMEM_GUARDED_BY(mutex);
+  unsigned next GPUMEM_GUARDED_BY(mutex) = 0;
 };
 
 // Takes no host memory, since a noexcept function calls it first.

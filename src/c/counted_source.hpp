@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gpumem/lock_attributes.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <utility>
@@ -54,7 +55,7 @@ public:
 
 private:
   support::guarded_mutex mutex_;
-  gpumem::statistics counts_ __attribute__((guarded_by(mutex_)));
+  gpumem::statistics counts_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 /// An adaptor over a source of the whole process. Its statistics are those of its own blocks only. Any thread.

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gpumem/lock_attributes.hpp>
 #include "graph_memory.hpp"
 #include "growable.hpp"
 #include "pool.hpp"
@@ -289,9 +290,9 @@ private:
   any_pool resource_;
   stack_parts const parts_;
   support::guarded_mutex mutex_;
-  records live_ __attribute__((guarded_by(mutex_)));
-  std::size_t live_bytes_ __attribute__((guarded_by(mutex_))) = 0;
-  std::size_t peak_live_ __attribute__((guarded_by(mutex_))) = 0; // some resources of a stack know no peak
+  records live_ GPUMEM_GUARDED_BY(mutex_);
+  std::size_t live_bytes_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::size_t peak_live_ GPUMEM_GUARDED_BY(mutex_) = 0; // some resources of a stack know no peak
 };
 
 } // namespace gpumem::c

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gpumem/lock_attributes.hpp>
 #include "pool.hpp"
 
 #include <algorithm>
@@ -50,7 +51,7 @@ public:
 
 private:
   support::guarded_mutex mutex_;
-  std::vector<gpumem_pool*> pools_ __attribute__((guarded_by(mutex_)));
+  std::vector<gpumem_pool*> pools_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 } // namespace gpumem::c

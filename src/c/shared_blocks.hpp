@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gpumem/lock_attributes.hpp>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -144,8 +145,8 @@ private:
 
   std::atomic<bool> any_{false};
   support::guarded_mutex mutex_;
-  std::unique_ptr<listening_socket> socket_ __attribute__((guarded_by(mutex_)));
-  std::unordered_map<void const*, record> blocks_ __attribute__((guarded_by(mutex_)));
+  std::unique_ptr<listening_socket> socket_ GPUMEM_GUARDED_BY(mutex_);
+  std::unordered_map<void const*, record> blocks_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 /// The first number of each request for pages.
@@ -179,8 +180,8 @@ private:
   support::guarded_mutex mutex_;
   device_wait& wait_of(int device);
 
-  std::map<void*, std::unique_ptr<mapped_pages>> open_ __attribute__((guarded_by(mutex_)));
-  std::map<int, device_wait> waits_ __attribute__((guarded_by(mutex_))); // by device
+  std::map<void*, std::unique_ptr<mapped_pages>> open_ GPUMEM_GUARDED_BY(mutex_);
+  std::map<int, device_wait> waits_ GPUMEM_GUARDED_BY(mutex_); // by device
 };
 
 } // namespace gpumem::c

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gpumem/lock_attributes.hpp>
 #include <gpumem/gpumem_torch.h>
 
 #include <algorithm>
@@ -43,7 +44,7 @@ public:
 private:
   std::vector<stream> take_recorded(void* block) noexcept;
   support::guarded_mutex mutex_;
-  std::unordered_map<void*, std::vector<stream>> streams_ __attribute__((guarded_by(mutex_)));
+  std::unordered_map<void*, std::vector<stream>> streams_ GPUMEM_GUARDED_BY(mutex_);
   std::atomic<std::size_t> blocks_{0};
 };
 
@@ -80,7 +81,7 @@ private:
   }
 
   support::guarded_mutex mutex_;
-  std::unordered_map<void const*, std::size_t> requested_ __attribute__((guarded_by(mutex_)));
+  std::unordered_map<void const*, std::size_t> requested_ GPUMEM_GUARDED_BY(mutex_);
   std::atomic<std::size_t> blocks_{0};
 };
 
@@ -144,7 +145,7 @@ private:
   }
 
   support::guarded_spin_mutex mutex_;
-  counts counts_[GPUMEM_TORCH_PARTS] __attribute__((guarded_by(mutex_))){};
+  counts counts_[GPUMEM_TORCH_PARTS] GPUMEM_GUARDED_BY(mutex_){};
 };
 
 /// PyTorch's memory on one device. The object lives as long as the process. Any thread.
@@ -221,15 +222,15 @@ private:
   torch_mem_pools mem_pools_;
   rounded_blocks rounded_;
   std::atomic<bool> any_waiting_{false};
-  std::vector<waiting_free> waiting_ __attribute__((guarded_by(mutex_)));
+  std::vector<waiting_free> waiting_ GPUMEM_GUARDED_BY(mutex_);
   std::atomic<void*> legacy_{nullptr}; // the timeline of the device's legacy stream
   support::guarded_mutex mutex_;
   // Statistics of the pool at the last reset of totals: the pool counts only from its construction.
-  gpumem::statistics at_reset_ __attribute__((guarded_by(mutex_)));
+  gpumem::statistics at_reset_ GPUMEM_GUARDED_BY(mutex_);
   // Peaks of figures for which the pool keeps none: the highest values seen when the statistics were read.
-  std::uint64_t peak_pages_ __attribute__((guarded_by(mutex_))) = 0;
-  std::uint64_t peak_free_ranges_ __attribute__((guarded_by(mutex_))) = 0;
-  std::uint64_t peak_free_ __attribute__((guarded_by(mutex_))) = 0;
+  std::uint64_t peak_pages_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::uint64_t peak_free_ranges_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::uint64_t peak_free_ GPUMEM_GUARDED_BY(mutex_) = 0;
 };
 
 } // namespace gpumem::c

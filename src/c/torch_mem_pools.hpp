@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gpumem/lock_attributes.hpp>
 #include <gpumem/gpumem_torch.h>
 
 #include <atomic>
@@ -127,9 +128,9 @@ private:
     filter serves;
   };
 
-  mem_pool& known(id pool) __attribute__((requires_capability(mutex_)));
-  mem_pool& add_use(id pool, gpumem_callbacks const* segments) __attribute__((requires_capability(mutex_)));
-  std::shared_ptr<gpumem_pool> memory_for(mem_pool& pool, void* stream) __attribute__((requires_capability(mutex_)));
+  mem_pool& known(id pool) GPUMEM_REQUIRES(mutex_);
+  mem_pool& add_use(id pool, gpumem_callbacks const* segments) GPUMEM_REQUIRES(mutex_);
+  std::shared_ptr<gpumem_pool> memory_for(mem_pool& pool, void* stream) GPUMEM_REQUIRES(mutex_);
   std::unique_ptr<gpumem_pool> make_ordered(mem_pool const& pool) const;
   using pool_map = std::map<id, mem_pool>;
   pool_map take_ended(id only);
@@ -142,10 +143,10 @@ private:
   std::atomic<int> routes_{0};
   device_wait wait_;
   support::guarded_mutex mutex_;
-  pool_map pools_ __attribute__((guarded_by(mutex_)));
-  std::list<route> open_ __attribute__((guarded_by(mutex_))); // the pool that began last comes first
+  pool_map pools_ GPUMEM_GUARDED_BY(mutex_);
+  std::list<route> open_ GPUMEM_GUARDED_BY(mutex_); // the pool that began last comes first
   // Never removed: memory may go back through these functions after its pool has ended.
-  std::list<limited_segments> segments_ __attribute__((guarded_by(mutex_)));
+  std::list<limited_segments> segments_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 } // namespace gpumem::c

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gpumem/lock_attributes.hpp>
 #include <gpumem/gpumem_torch.h>
 
 #include <array>
@@ -77,14 +78,14 @@ private:
   std::array<std::atomic<torch_device*>, max_devices> devices_{};
   std::atomic<int> count_{0};    // the highest number of a device with a pool, plus 1
   support::guarded_mutex mutex_; // held while a pool is made, but not while a pool is called
-  std::array<std::size_t, max_devices> limits_ __attribute__((guarded_by(mutex_))){};
-  std::optional<std::string> options_ __attribute__((guarded_by(mutex_)));
-  bool options_used_ __attribute__((guarded_by(mutex_))) = false; // then `options_` can no longer change
+  std::array<std::size_t, max_devices> limits_ GPUMEM_GUARDED_BY(mutex_){};
+  std::optional<std::string> options_ GPUMEM_GUARDED_BY(mutex_);
+  bool options_used_ GPUMEM_GUARDED_BY(mutex_) = false; // then `options_` can no longer change
   recorded_streams recorded_;
   shared_blocks& shared_{shared_blocks::instance()};
   std::atomic<observer> observer_{nullptr};
 
-  void keep(std::size_t slot, torch_device& device) __attribute__((requires_capability(mutex_)));
+  void keep(std::size_t slot, torch_device& device) GPUMEM_REQUIRES(mutex_);
 };
 
 } // namespace gpumem::c

@@ -1,6 +1,7 @@
 // The current resource of each device, guarded by a lock per device.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <gpumem/services.hpp>
 #include <array>
 #include <optional>
@@ -27,8 +28,8 @@ inline constexpr int max_devices = 64; // the most devices that class `device` s
 // resources at exit.
 struct device_slot {
   sync::mutex mutex;
-  std::optional<any_pool> current __attribute__((guarded_by(mutex))); // if empty: `first`, the initial pool
-  std::optional<any_pool> first __attribute__((guarded_by(mutex)));
+  std::optional<any_pool> current GPUMEM_GUARDED_BY(mutex); // if empty: `first`, the initial pool
+  std::optional<any_pool> first GPUMEM_GUARDED_BY(mutex);
 };
 
 device_slot& slot_of(device device) {

@@ -2,6 +2,7 @@
 // timers.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -278,13 +279,13 @@ public:
 private:
   void run();
   void stop() noexcept;
-  void wake_one() noexcept __attribute__((requires_capability(mutex_)));
+  void wake_one() noexcept GPUMEM_REQUIRES(mutex_);
   sync::mutex mutex_;
   sync::condition wake_;
-  std::size_t sleeping_ __attribute__((guarded_by(mutex_))) = 0;
-  bool waking_ __attribute__((guarded_by(mutex_))) = false; // a thread was notified and does not run yet
-  work_queue queue_ __attribute__((guarded_by(mutex_)));
-  bool stopping_ __attribute__((guarded_by(mutex_))) = false;
+  std::size_t sleeping_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  bool waking_ GPUMEM_GUARDED_BY(mutex_) = false; // a thread was notified and does not run yet
+  work_queue queue_ GPUMEM_GUARDED_BY(mutex_);
+  bool stopping_ GPUMEM_GUARDED_BY(mutex_) = false;
   std::vector<sync::thread> threads_;
 };
 

@@ -1,6 +1,7 @@
 // Polls the driver for waits, and resumes those that are over.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -150,9 +151,9 @@ inline constexpr std::size_t max_devices = 64;
 
 struct reactor_table {
   sync::mutex mutex;
-  bool stops_at_exit __attribute__((guarded_by(mutex))) = false;
-  bool stopped __attribute__((guarded_by(mutex))) = false; // no reactor may be made any more: stop_all() has run
-  std::array<std::string, max_devices> names __attribute__((guarded_by(mutex))); // of reactor threads
+  bool stops_at_exit GPUMEM_GUARDED_BY(mutex) = false;
+  bool stopped GPUMEM_GUARDED_BY(mutex) = false; // no reactor may be made any more: stop_all() has run
+  std::array<std::string, max_devices> names GPUMEM_GUARDED_BY(mutex); // of reactor threads
   // For each device, one reactor on the library thread and one on a thread of its own.
   std::array<std::atomic<reactor*>, 2 * max_devices> all{};
 };

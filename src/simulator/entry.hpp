@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gpumem/lock_attributes.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <new>
@@ -33,7 +34,7 @@ template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter(Bo
 /// Runs `body(device, stream)` as an entry point that takes a stream.
 template <entry_name Name, unsigned Rules = plain, class Body>
 CUresult enter_on(CUstream handle, Body&& body) noexcept {
-  return enter<Name, Rules>([&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
+  return enter<Name, Rules>([&](simulation& device) GPUMEM_REQUIRES(simulation_mutex) {
     CUresult error;
     stream_ptr const on = device.resolve(handle, error);
     return on ? std::forward<Body>(body)(device, on) : error;

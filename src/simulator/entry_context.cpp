@@ -40,16 +40,15 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* handle, CUdevice ordinal) {
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
-  return enter<"cuDevicePrimaryCtxRelease">(
-      [&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
-        context* home = primary_of(device, ordinal);
-        if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-        if (home->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
-        if (--home->retained != 0) return CUDA_SUCCESS;
-        CUresult const waited = device.wait_for_all(*home, "cuDevicePrimaryCtxRelease");
-        device.destroy(*home);
-        return waited;
-      });
+  return enter<"cuDevicePrimaryCtxRelease">([&](simulation& device) GPUMEM_REQUIRES(simulation_mutex) {
+    context* home = primary_of(device, ordinal);
+    if (home == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+    if (home->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    if (--home->retained != 0) return CUDA_SUCCESS;
+    CUresult const waited = device.wait_for_all(*home, "cuDevicePrimaryCtxRelease");
+    device.destroy(*home);
+    return waited;
+  });
 }
 
 /// Resets the context: its streams, events and memory are destroyed. The context stays current on its threads, but
@@ -158,8 +157,8 @@ CUresult cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
 }
 
 CUresult cuCtxSynchronize() {
-  return enter<"cuCtxSynchronize", (needs_context | unsafe_in_capture)>([](simulation& device) __attribute__((
-                                                                            requires_capability(simulation_mutex))) {
+  return enter<"cuCtxSynchronize", (needs_context | unsafe_in_capture)>([](simulation& device) GPUMEM_REQUIRES(
+                                                                            simulation_mutex) {
     context& home = *device.current();
     if (device.breaks_captures_of(home)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     vector_clock order_at_call = home.ended;

@@ -14,18 +14,16 @@ std::uint64_t address(void const* pointer) { return reinterpret_cast<std::uint64
 
 template <entry_name Name> CUresult copy_now(std::uint64_t target, std::uint64_t source, std::size_t bytes) {
   return enter_on<Name, (needs_context | unsafe_in_capture)>(
-      CU_STREAM_LEGACY,
-      [&](simulation& device, stream_ptr const& stream) __attribute__((requires_capability(simulation_mutex))) {
+      CU_STREAM_LEGACY, [&](simulation& device, stream_ptr const& stream) GPUMEM_REQUIRES(simulation_mutex) {
         return transfer(device, stream, target, source, bytes, true, Name.text);
       });
 }
 
 template <entry_name Name>
 CUresult copy_later(CUstream handle, std::uint64_t target, std::uint64_t source, std::size_t bytes) {
-  return enter_on<Name>(handle, [&](simulation& device, stream_ptr const& stream)
-                                    __attribute__((requires_capability(simulation_mutex))) {
-                                      return transfer(device, stream, target, source, bytes, false, Name.text);
-                                    });
+  return enter_on<Name>(handle, [&](simulation& device, stream_ptr const& stream) GPUMEM_REQUIRES(simulation_mutex) {
+    return transfer(device, stream, target, source, bytes, false, Name.text);
+  });
 }
 
 /// Returns the ordinal of the context's device; -1 if there is no such context.
@@ -39,7 +37,7 @@ int device_of(simulation const& device, CUcontext handle) {
 /// the other side.
 CUresult copy_between(simulation& device, stream_ptr const& stream, std::uint64_t destination, CUcontext target,
                       std::uint64_t source_address, CUcontext source, std::size_t bytes, bool wait, char const* call)
-    __attribute__((requires_capability(simulation_mutex))) {
+    GPUMEM_REQUIRES(simulation_mutex) {
   copying_devices const devices{device_of(device, target), device_of(device, source)};
   if (devices.target < 0 || devices.source < 0) return CUDA_ERROR_INVALID_CONTEXT;
   return transfer(device, stream, destination, source_address, bytes, wait, call, source_access::usual, devices);
@@ -77,7 +75,7 @@ source_access access_of(CUmemcpySrcAccessOrder order) {
 }
 
 CUresult copy_all(simulation& device, stream_ptr const& stream, copy_batch_view const& copies, std::size_t& failed)
-    __attribute__((requires_capability(simulation_mutex))) {
+    GPUMEM_REQUIRES(simulation_mutex) {
   if (stream->kind == stream_kind::legacy || !copies.attributes_are_good()) return CUDA_ERROR_INVALID_VALUE;
   for (std::size_t i = 0; i < copies.targets.size(); ++i)
     if (copies.bytes[i] != 0 && (copies.targets[i] == 0 || copies.sources[i] == 0)) {
@@ -107,7 +105,7 @@ CUresult copy_batch(CUdeviceptr* targets, CUdeviceptr* sources, size_t* bytes, s
                     CUstream stream) {
   std::size_t index = std::numeric_limits<std::size_t>::max();
   CUresult const result = enter_on<"cuMemcpyBatchAsync">(
-      stream, [&](simulation& device, stream_ptr const& stream) __attribute__((requires_capability(simulation_mutex))) {
+      stream, [&](simulation& device, stream_ptr const& stream) GPUMEM_REQUIRES(simulation_mutex) {
         if (targets == nullptr || sources == nullptr || bytes == nullptr || attributes == nullptr ||
             first_copies == nullptr || attribute_count == 0 || attribute_count > count)
           return CUDA_ERROR_INVALID_VALUE;
@@ -141,8 +139,7 @@ CUresult cuMemcpyDtoD(CUdeviceptr target, CUdeviceptr source, size_t bytes) {
 CUresult cuMemcpyPeer(CUdeviceptr destination, CUcontext target, CUdeviceptr source_pointer, CUcontext source,
                       size_t bytes) {
   return enter_on<"cuMemcpyPeer", (needs_context | unsafe_in_capture)>(
-      CU_STREAM_LEGACY,
-      [&](simulation& device, stream_ptr const& stream) __attribute__((requires_capability(simulation_mutex))) {
+      CU_STREAM_LEGACY, [&](simulation& device, stream_ptr const& stream) GPUMEM_REQUIRES(simulation_mutex) {
         return copy_between(device, stream, destination, target, source_pointer, source, bytes, true, "cuMemcpyPeer");
       });
 }
@@ -161,8 +158,8 @@ CUresult cuMemcpyDtoDAsync(CUdeviceptr target, CUdeviceptr source, size_t bytes,
 }
 CUresult cuMemcpyPeerAsync(CUdeviceptr destination, CUcontext target, CUdeviceptr source_pointer, CUcontext source,
                            size_t bytes, CUstream stream) {
-  return enter_on<"cuMemcpyPeerAsync">(stream, [&](simulation& device, stream_ptr const& stream) __attribute__((
-                                                   requires_capability(simulation_mutex))) {
+  return enter_on<"cuMemcpyPeerAsync">(stream, [&](simulation& device,
+                                                   stream_ptr const& stream) GPUMEM_REQUIRES(simulation_mutex) {
     return copy_between(device, stream, destination, target, source_pointer, source, bytes, false, "cuMemcpyPeerAsync");
   });
 }

@@ -11,7 +11,7 @@ namespace {
 constexpr unsigned known_flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
 
 template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter_for(CUevent handle, Body&& body) {
-  return enter<Name, Rules>([&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
+  return enter<Name, Rules>([&](simulation& device) GPUMEM_REQUIRES(simulation_mutex) {
     CUresult error;
     std::shared_ptr<event> const found = device.resolve(handle, error);
     return found ? body(device, *found) : error;
@@ -163,25 +163,24 @@ CUresult cuEventQuery(CUevent handle) {
 }
 
 CUresult cuEventSynchronize(CUevent handle) {
-  return enter_for<"cuEventSynchronize">(
-      handle, [](simulation& device, event& event) __attribute__((requires_capability(simulation_mutex))) {
-        if (CUresult const refused = refuse_captured(device, event); refused != CUDA_SUCCESS) return refused;
-        if (!event.last) return CUDA_SUCCESS;
-        std::shared_ptr<record> const record = event.last;
-        std::string const call = "cuEventSynchronize for event " + std::to_string(event.serial);
-        auto const is_done = [&] { return record->done(); };
-        std::uint64_t const id = event.home->id;
-        if (CUresult const result = device.block_until(call, is_done); result != CUDA_SUCCESS) return result;
-        if (CUresult const result = simulation::after_wait(*event.home, id); result != CUDA_SUCCESS) return result;
-        device.host_time = std::max(device.host_time, record->time);
-        device.host.join(record->order);
-        device.pools.after_wait(device, [&](position const& freed) {
-          return std::any_of(record->covers.begin(), record->covers.end(), [&](position const& end) {
-            return end.stream == freed.stream && end.number >= freed.number;
-          });
-        });
-        return CUDA_SUCCESS;
-      });
+  return enter_for<"cuEventSynchronize">(handle, [](simulation& device,
+                                                    event& event) GPUMEM_REQUIRES(simulation_mutex) {
+    if (CUresult const refused = refuse_captured(device, event); refused != CUDA_SUCCESS) return refused;
+    if (!event.last) return CUDA_SUCCESS;
+    std::shared_ptr<record> const record = event.last;
+    std::string const call = "cuEventSynchronize for event " + std::to_string(event.serial);
+    auto const is_done = [&] { return record->done(); };
+    std::uint64_t const id = event.home->id;
+    if (CUresult const result = device.block_until(call, is_done); result != CUDA_SUCCESS) return result;
+    if (CUresult const result = simulation::after_wait(*event.home, id); result != CUDA_SUCCESS) return result;
+    device.host_time = std::max(device.host_time, record->time);
+    device.host.join(record->order);
+    device.pools.after_wait(device, [&](position const& freed) {
+      return std::any_of(record->covers.begin(), record->covers.end(),
+                         [&](position const& end) { return end.stream == freed.stream && end.number >= freed.number; });
+    });
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {

@@ -29,7 +29,7 @@ allocation const* take(simulation& device, memory_kind kind, std::size_t bytes, 
 /// Frees as the driver does: first waits for all work of the context. Programs must not rely on that wait for the freed
 /// memory, so for the checker it orders the host after the work only once the memory is freed.
 CUresult give_back(simulation& device, std::uint64_t address, bool host_kind, char const* call)
-    __attribute__((requires_capability(simulation_mutex))) {
+    GPUMEM_REQUIRES(simulation_mutex) {
   allocation const* allocation = device.allocations.find(address);
   if (allocation == nullptr || allocation->address != address ||
       (allocation->kind == memory_kind::pinned) != host_kind || allocation->kind == memory_kind::registered)
@@ -71,7 +71,7 @@ CUresult cuMemAlloc(CUdeviceptr* pointer, size_t bytes) {
 
 CUresult cuMemFree(CUdeviceptr pointer) {
   return enter<"cuMemFree", (needs_context | unsafe_in_capture)>(
-      [&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
+      [&](simulation& device) GPUMEM_REQUIRES(simulation_mutex) {
         if (pointer == 0) return CUDA_SUCCESS;
         if (memory_pool* const pool = device.pools.holding(pointer))
           return free_pooled_by_host(device, *pool, pointer, "cuMemFree");
@@ -103,7 +103,7 @@ CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
 
 CUresult cuMemFreeHost(void* pointer) {
   return enter<"cuMemFreeHost", (needs_context | unsafe_in_capture)>(
-      [&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
+      [&](simulation& device) GPUMEM_REQUIRES(simulation_mutex) {
         if (pointer == nullptr) return CUDA_SUCCESS;
         if (device.pools.holding(reinterpret_cast<std::uint64_t>(pointer)) != nullptr) return CUDA_ERROR_INVALID_VALUE;
         return give_back(device, reinterpret_cast<std::uint64_t>(pointer), true, "cuMemFreeHost");

@@ -15,11 +15,10 @@ namespace {
 /// Runs `body(device, pool)` for a live pool. Real drivers invalidate a capture at a call for a pool's attributes
 /// (cccl#11360). The simulated driver invalidates it at each call for a pool.
 template <entry_name Name, class Body> CUresult enter_pool(CUmemoryPool handle, Body&& body) noexcept {
-  return enter<Name, (quiet | unsafe_in_capture)>(
-      [&](simulation& device) __attribute__((requires_capability(simulation_mutex))) {
-        memory_pool* const pool = device.pools.find(handle);
-        return pool == nullptr ? CUDA_ERROR_INVALID_VALUE : std::forward<Body>(body)(device, *pool);
-      });
+  return enter<Name, (quiet | unsafe_in_capture)>([&](simulation& device) GPUMEM_REQUIRES(simulation_mutex) {
+    memory_pool* const pool = device.pools.find(handle);
+    return pool == nullptr ? CUDA_ERROR_INVALID_VALUE : std::forward<Body>(body)(device, *pool);
+  });
 }
 
 CUresult set_policy(bool& policy, void const* value) {

@@ -85,17 +85,17 @@ CUresult cuStreamQuery(CUstream handle) {
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
-  return enter_on<"cuStreamSynchronize">(
-      handle, [](simulation& device, stream_ptr const& stream) __attribute__((requires_capability(simulation_mutex))) {
-        if (CUresult const refused = refuse_capturing(device, *stream); refused != CUDA_SUCCESS) return refused;
-        if (device.forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        std::uint64_t const newest = stream->number;
-        CUresult const result = device.wait_for(stream, "cuStreamSynchronize");
-        if (result == CUDA_SUCCESS)
-          device.pools.after_wait(
-              device, [&](position const& freed) { return freed.stream == stream && freed.number <= newest; });
-        return result;
-      });
+  return enter_on<"cuStreamSynchronize">(handle, [](simulation& device,
+                                                    stream_ptr const& stream) GPUMEM_REQUIRES(simulation_mutex) {
+    if (CUresult const refused = refuse_capturing(device, *stream); refused != CUDA_SUCCESS) return refused;
+    if (device.forbidden_by_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    std::uint64_t const newest = stream->number;
+    CUresult const result = device.wait_for(stream, "cuStreamSynchronize");
+    if (result == CUDA_SUCCESS)
+      device.pools.after_wait(device,
+                              [&](position const& freed) { return freed.stream == stream && freed.number <= newest; });
+    return result;
+  });
 }
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gpumem/lock_attributes.hpp>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -57,7 +58,7 @@ public:
   bool reset(gpumem_simulator_options const& options, gpumem_simulator_details const& details = default_details);
   static constexpr gpumem_simulator_details default_details{0, 1, nullptr, 0};
   /// Runs all work that can run, orders the host after it, and restarts the random numbers with `seed`.
-  void reseed(std::uint64_t seed) __attribute__((requires_capability(simulation_mutex)));
+  void reseed(std::uint64_t seed) GPUMEM_REQUIRES(simulation_mutex);
   CUresult initialise();
   /// Returns how often the simulation was reset.
   [[nodiscard]] std::uint64_t resets() const noexcept { return resets_; }
@@ -70,29 +71,28 @@ public:
   /// Counts a call of `name`. Returns success, or the error with which the call must fail.
   CUresult admit(char const* name, unsigned rules);
   /// Runs a random number of operations, all operations that can run, or none, as the option `stepping` says.
-  void advance() __attribute__((requires_capability(simulation_mutex)));
+  void advance() GPUMEM_REQUIRES(simulation_mutex);
 
   // Device work
   /// Enqueues work on a stream. If the stream captures, adds the work to the capture.
   CUresult enqueue(stream_ptr const& stream, operation&& work);
   /// Runs one operation. Returns false if none can run now.
-  bool step() __attribute__((requires_capability(simulation_mutex)));
+  bool step() GPUMEM_REQUIRES(simulation_mutex);
   /// Runs all operations that can run, and waits for operations that other threads run. Returns the number still
   /// pending.
-  std::uint64_t run_until_idle() __attribute__((requires_capability(simulation_mutex)));
+  std::uint64_t run_until_idle() GPUMEM_REQUIRES(simulation_mutex);
   /// Runs device work until `done()` returns true. Fails with a finding if no operation can run and no other host
   /// thread can change that, or nothing has changed for the time `stall_timeout_ms`. `call` describes the call in the
   /// finding.
-  CUresult block_until(std::string const& call, std::function<bool()> const& done)
-      __attribute__((requires_capability(simulation_mutex)));
+  CUresult block_until(std::string const& call, std::function<bool()> const& done) GPUMEM_REQUIRES(simulation_mutex);
   /// Called when a query has found work that is not done. With the option GPUMEM_STEPPING_MANUAL, work runs only on
   /// request, so such queries can go on forever. Prints a warning, once, if queries have found work not done for the
   /// time `stall_timeout_ms`, and no work was enqueued or run meanwhile.
   void queried_in_vain();
   /// Waits for all work enqueued on a stream so far, and orders the host after it.
-  CUresult wait_for(stream_ptr const& stream, char const* call) __attribute__((requires_capability(simulation_mutex)));
+  CUresult wait_for(stream_ptr const& stream, char const* call) GPUMEM_REQUIRES(simulation_mutex);
   /// Waits for all work of a context. Does not order the host after the work.
-  CUresult wait_for_all(context& home, char const* call) __attribute__((requires_capability(simulation_mutex)));
+  CUresult wait_for_all(context& home, char const* call) GPUMEM_REQUIRES(simulation_mutex);
   /// Returns whether all work of a stream is done. For a legacy stream, the work of all blocking streams (those without
   /// CU_STREAM_NON_BLOCKING) of its context counts too.
   [[nodiscard]] bool idle(stream const& stream) const;
@@ -230,7 +230,7 @@ private:
 };
 
 /// Returns the one simulation of the process, which is never destroyed.
-simulation& the_simulation() __attribute__((requires_capability(simulation_mutex)));
+simulation& the_simulation() GPUMEM_REQUIRES(simulation_mutex);
 
 /// A function that each driver call runs before it takes the lock; null: none.
 struct call_hook {

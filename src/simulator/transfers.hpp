@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gpumem/lock_attributes.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -30,7 +31,7 @@ struct copying_devices {
 /// program may then rely on the order of the stream alone.
 CUresult transfer(simulation& device, stream_ptr const& stream, std::uint64_t target, std::uint64_t source,
                   std::size_t bytes, bool wait, char const* call, source_access access = source_access::usual,
-                  copying_devices devices = {}) __attribute__((requires_capability(simulation_mutex)));
+                  copying_devices devices = {}) GPUMEM_REQUIRES(simulation_mutex);
 
 /// Reports two copies of one batch if one writes bytes that the other touches: copies of a batch have no order.
 void report_overlaps(simulation& device, stream_ptr const& stream, std::span<CUdeviceptr const> targets,

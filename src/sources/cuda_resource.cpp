@@ -1,6 +1,7 @@
 // Gets and returns each block by a driver call: device, managed and pinned memory.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <cuda.h>
@@ -24,7 +25,7 @@ inline constexpr std::size_t driver_alignment = 256;
 struct source_states {
   using key = std::pair<driver_memory const*, int>;
   sync::mutex mutex;
-  std::map<key, device_source> all __attribute__((guarded_by(mutex)));
+  std::map<key, device_source> all GPUMEM_GUARDED_BY(mutex);
 
   static source_states& instance() {
     static auto* const made = new source_states;

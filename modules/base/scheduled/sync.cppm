@@ -3,6 +3,7 @@
 // baton.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <chrono>
 #include <functional>
 #include <mutex>
@@ -29,15 +30,15 @@ inline constexpr bool real_time = false;
 
 void schedule_point() noexcept;
 
-class [[clang::capability("mutex")]] mutex {
+class GPUMEM_CAPABILITY("mutex") mutex {
 public:
   mutex() = default;
   explicit mutex(bool locked) noexcept : locked_{locked} {}
-  [[clang::acquire_capability]] void lock();
-  [[clang::try_acquire_capability(true)]] bool try_lock();
-  [[clang::release_capability]] void unlock();
+  GPUMEM_ACQUIRES() void lock();
+  GPUMEM_TRY_ACQUIRES(true) bool try_lock();
+  GPUMEM_RELEASES() void unlock();
   /// Aborts unless a thread holds the mutex.
-  [[clang::assert_capability]] void assert_held() const noexcept;
+  GPUMEM_ASSERTS() void assert_held() const noexcept;
 
 private:
   friend class condition;
@@ -48,8 +49,8 @@ using lock = scoped_lock<mutex>;
 
 class condition {
 public:
-  void wait(mutex& mutex) __attribute__((requires_capability(mutex)));
-  void wait_until(mutex& mutex, time_point deadline) __attribute__((requires_capability(mutex)));
+  void wait(mutex& mutex) GPUMEM_REQUIRES(mutex);
+  void wait_until(mutex& mutex, time_point deadline) GPUMEM_REQUIRES(mutex);
   void notify_one() noexcept;
   void notify_all() noexcept;
 
@@ -80,16 +81,16 @@ private:
 
 /// In the shipped library, a mutex that one thread, its owner, can lock faster than all other threads. This form has
 /// the same functions, but all threads lock it in the same way.
-class [[clang::capability("mutex")]] biased_mutex {
+class GPUMEM_CAPABILITY("mutex") biased_mutex {
 public:
   void enable_bias() noexcept {}
-  [[clang::acquire_capability]] void lock() { taken_.lock(); }
-  [[clang::release_capability]] void unlock() { taken_.unlock(); }
+  GPUMEM_ACQUIRES() void lock() { taken_.lock(); }
+  GPUMEM_RELEASES() void unlock() { taken_.unlock(); }
   void request_revoke() noexcept {}
   static void fence_owner_threads() noexcept {}
-  [[clang::acquire_capability]] void lock_revoked() { taken_.lock(); }
-  [[clang::release_capability]] void unlock_revoked() { taken_.unlock(); }
-  [[clang::assert_capability]] void assert_held() const noexcept { taken_.assert_held(); }
+  GPUMEM_ACQUIRES() void lock_revoked() { taken_.lock(); }
+  GPUMEM_RELEASES() void unlock_revoked() { taken_.unlock(); }
+  GPUMEM_ASSERTS() void assert_held() const noexcept { taken_.assert_held(); }
 
 private:
   mutex taken_;

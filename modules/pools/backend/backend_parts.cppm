@@ -1,5 +1,7 @@
 // The data of a pool's backend, and the lock under which one thread at a time grows a pool.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/lock_attributes.hpp>
 export module gpumem:backend_parts;
 import :chunk_list;
 import :device;
@@ -23,33 +25,32 @@ export class growth_lock {
 public:
   explicit growth_lock(shard_list& shards) noexcept : shards_{shards} {}
 
-  [[clang::requires_shared_capability(all_shards)]] inline bool taken() const noexcept { return taken_; }
+  GPUMEM_REQUIRES_SHARED(all_shards) inline bool taken() const noexcept { return taken_; }
   /// Waits while another thread has this lock. Returns whether it waited. Unlocks the shards during the wait.
-  [[clang::requires_capability(one_shard, all_shards)]] bool wait();
+  GPUMEM_REQUIRES(one_shard, all_shards) bool wait();
   /// Takes this lock. No other thread has it: the caller has called wait().
-  [[clang::requires_capability(all_shards)]] void begin() noexcept;
-  [[clang::requires_capability(all_shards)]] void end() noexcept;
+  GPUMEM_REQUIRES(all_shards) void begin() noexcept;
+  GPUMEM_REQUIRES(all_shards) void end() noexcept;
   /// Waits until another thread has released memory, so that `chunks.releasing()` (the bytes that are being given back)
   /// changes. Unlocks the shards during the wait.
-  [[clang::requires_capability(one_shard, all_shards)]] void wait_for_release(chunk_list const& chunks);
+  GPUMEM_REQUIRES(one_shard, all_shards) void wait_for_release(chunk_list const& chunks);
   /// Wakes the threads in wait_for_release(), after a change of `chunks.releasing()`.
   void notify_release() noexcept { changed_.notify_all(); }
 
 private:
   shard_list& shards_;
   sync::spin_condition changed_;
-  bool taken_ __attribute__((guarded_by(all_shards))) = false;
+  bool taken_ GPUMEM_GUARDED_BY(all_shards) = false;
 };
 
 /// Unlocks the shards while the upstream gets memory or takes it back, which may call functions of the user. If such a
 /// function calls the pool, the calling thread must not wait for its own growth: the pool refuses the call.
-export class [[clang::scoped_lockable]] upstream_call {
+export class GPUMEM_SCOPED_LOCK upstream_call {
 public:
-  explicit upstream_call(shard_list& shards) noexcept
-      __attribute__((release_capability(one_shard, all_shards), no_thread_safety_analysis));
+  explicit upstream_call(shard_list& shards) noexcept GPUMEM_RELEASES(one_shard, all_shards) GPUMEM_NO_LOCK_ANALYSIS;
   upstream_call(upstream_call const&) = delete;
   upstream_call& operator=(upstream_call const&) = delete;
-  [[clang::release_capability, clang::no_thread_safety_analysis]] ~upstream_call();
+  GPUMEM_RELEASES() GPUMEM_NO_LOCK_ANALYSIS ~upstream_call();
 
   /// Returns whether the calling thread calls the upstream of this pool now.
   static bool runs_here(shard_list const& shards) noexcept;
@@ -65,7 +66,7 @@ private:
 /// Base of an object that is told of each change of a pool's reserved bytes, while the shards are still locked.
 export class reserved_observer {
 public:
-  [[clang::requires_capability(all_shards)]] virtual void on_reserved_changed() noexcept = 0;
+  GPUMEM_REQUIRES(all_shards) virtual void on_reserved_changed() noexcept = 0;
 
 protected:
   ~reserved_observer() = default;
@@ -85,19 +86,16 @@ export struct backend_parts {
   reserved_observer& observer;
   growth_policy growth;
   growth_lock lock;
-  bool closed __attribute__((guarded_by(all_shards))) = false; ///< the pool has no users any more
+  bool closed GPUMEM_GUARDED_BY(all_shards) = false; ///< the pool has no users any more
 
   inline bool lost() const noexcept { return where && where->lost(); }
   // Returns whether the pool is closed and its device is lost. Such a pool gives back all memory: no work runs any
   // more, and a wait of the host for its work would never end.
-  [[clang::requires_shared_capability(all_shards)]] inline bool device_gone() const noexcept {
-    return closed && lost();
-  }
+  GPUMEM_REQUIRES_SHARED(all_shards) inline bool device_gone() const noexcept { return closed && lost(); }
   /// Marks the device as lost if that is the reason of `failure`, a failure of the upstream.
   void note_failure(failure const& failure) const noexcept;
   /// Counts bytes that the upstream has given to the shard, and tells the observer.
-  [[clang::requires_capability(one_shard, all_shards)]] void count_growth(pool_shard& shard,
-                                                                          std::size_t bytes) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) void count_growth(pool_shard& shard, std::size_t bytes) noexcept;
 };
 
 } // namespace gpumem::detail

@@ -2,6 +2,7 @@
 // page costs.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <cstdint>
 export module gpumem:growth_policy;
 import :block;
@@ -52,12 +53,12 @@ public:
   /// Returns how much to map for a request, and where; nullopt if no address range of the shard has enough adjacent
   /// unmapped addresses. Prefers the place where the fewest bytes must be mapped. Among equal places prefers those of
   /// the newest address range, and there one in the stream's segment. Unless `exact`, adds memory for later requests.
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<growth_plan>
-  plan(allocation_request const& request, pool_shard const& shard, bool exact) const;
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards)
+  std::optional<growth_plan> plan(allocation_request const& request, pool_shard const& shard, bool exact) const;
   /// Returns whether the shard is to get a larger address range: its newest one has fewer than `most` addresses, and
   /// fewer than 64 for each byte of the shard's memory. Holes and segments need many more addresses than memory.
-  [[clang::requires_capability(one_shard)]] static bool is_short_of_addresses(pool_shard const& shard,
-                                                                              std::size_t most) noexcept;
+  GPUMEM_REQUIRES(one_shard) static bool is_short_of_addresses(pool_shard const& shard, std::size_t most) noexcept;
   /// Returns the size of the smallest page that is worth moving to a shard of `reserved` bytes. In place of smaller
   /// pages the pool makes new, larger ones.
   std::size_t min_moved_page(std::size_t reserved) const noexcept;
@@ -72,18 +73,23 @@ public:
   inline std::size_t unit() const noexcept { return unit_; }
 
 private:
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<growth_plan>
-  plan_in(allocation_request const& request, address_range& addresses, bool exact) const;
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] block*
-  usable_end(allocation_request const& request, address_range const& addresses) const;
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::size_t
-  shortfall(allocation_request const& request, address_range const& addresses, block const* end, std::size_t offset,
-            bool exact) const;
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards)
+  std::optional<growth_plan> plan_in(allocation_request const& request, address_range& addresses, bool exact) const;
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards)
+  block* usable_end(allocation_request const& request, address_range const& addresses) const;
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards)
+  std::size_t shortfall(allocation_request const& request, address_range const& addresses, block const* end,
+                        std::size_t offset, bool exact) const;
   struct candidate;
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<candidate>
-  best_hole(allocation_request const& request, address_range& addresses, bool exact) const;
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::optional<page_extent>
-  new_segment(allocation_request const& request, address_range const& addresses) const;
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards)
+  std::optional<candidate> best_hole(allocation_request const& request, address_range& addresses, bool exact) const;
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards)
+  std::optional<page_extent> new_segment(allocation_request const& request, address_range const& addresses) const;
 
   chunk_list const& chunks_;
   shard_list const& shards_;

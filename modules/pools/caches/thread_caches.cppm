@@ -1,6 +1,7 @@
 // The thread caches of a pool: the cache of one thread, its stream caches and its large cache.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <cstdint>
 export module gpumem:thread_caches;
 import :stream_epochs;
@@ -239,7 +240,7 @@ public:
   }
   /// Removes all blocks, and gives their bytes back to the budgets. Links the blocks by `next`, and the last of them to
   /// `chain`. Returns the first block.
-  block* flush(cache_limits& limits, block* chain) noexcept __attribute__((requires_capability(mutex)));
+  block* flush(cache_limits& limits, block* chain) noexcept GPUMEM_REQUIRES(mutex);
 
   /// Returns the requested bytes that the shards count as live although they lie in this cache.
   inline std::int64_t cached_requested() const noexcept { return cached_requested_; }
@@ -259,23 +260,20 @@ private:
   };
 
   [[gnu::always_inline]] inline block* pop_numbered(stream_cache& cache, stream_timeline const& timeline,
-                                                    unsigned number) noexcept
-      __attribute__((requires_capability(mutex))) {
+                                                    unsigned number) noexcept GPUMEM_REQUIRES(mutex) {
     auto* const found = cache.timeline == &timeline ? cache.pop_fitting(number) : nullptr;
     if (found) shares_[size_class::kind_of(found->bytes)].uncharge(found->bytes);
     return found;
   }
   [[gnu::always_inline]] inline block* pop_large(large_cache& large_blocks, stream_timeline const& timeline,
-                                                 std::size_t bytes) noexcept
-      __attribute__((requires_capability(mutex))) {
+                                                 std::size_t bytes) noexcept GPUMEM_REQUIRES(mutex) {
     auto* const found = large_blocks.pop(timeline, bytes);
     if (found) shares_[size_class::large].uncharge(bytes);
     return found;
   }
   // Allocates a cached block to its stream.
   [[gnu::always_inline]] inline block& mark_allocated(block& block, stream_timeline& timeline,
-                                                      std::size_t requested) noexcept
-      __attribute__((requires_capability(mutex))) {
+                                                      std::size_t requested) noexcept GPUMEM_REQUIRES(mutex) {
     // The shard still counts the bytes of the block's earlier request as live. So `cached_requested_` keeps the earlier
     // request less the new one, by which the shard counts too much.
     cached_requested_ -= static_cast<std::int64_t>(requested);
@@ -287,7 +285,7 @@ private:
     return block;
   }
   // Marks a block that has left the cache, and that the caller has not freed in its shard yet.
-  inline block& mark_evicted(block& block) noexcept __attribute__((requires_capability(mutex))) {
+  inline block& mark_evicted(block& block) noexcept GPUMEM_REQUIRES(mutex) {
     block.set_state(block_state::evicted);
     cached_requested_ -= static_cast<std::int64_t>(block.requested);
     return block;
@@ -297,7 +295,7 @@ private:
   [[gnu::always_inline]] inline std::optional<result> insert_numbered(cache_limits& limits, cache_storage& storage,
                                                                       stream_cache& cache, block& returned,
                                                                       stream_use const& use) noexcept
-      __attribute__((requires_capability(mutex))) {
+      GPUMEM_REQUIRES(mutex) {
     auto& timeline = *use.timeline;
     auto const kind = size_class::kind_of(returned.bytes);
     auto& budget = limits.budget(kind);
@@ -322,8 +320,7 @@ private:
   }
   [[gnu::always_inline]] inline result insert_large(cache_limits& limits, large_cache& large_blocks,
                                                     stream_cache& cache, block& returned,
-                                                    stream_use const& use) noexcept
-      __attribute__((requires_capability(mutex))) {
+                                                    stream_use const& use) noexcept GPUMEM_REQUIRES(mutex) {
     auto& timeline = *use.timeline;
     auto const bytes = returned.bytes;
     bool const keeps = bytes <= limits.largest_block() && large_blocks.enabled();
@@ -356,29 +353,28 @@ private:
     return cache.timeline == &timeline ||
            (limits.serves(timeline.device()) && cache.bind_if_empty(timeline, limits.threshold()));
   }
-  inline void count_budget_miss(cache_limits& limits) noexcept __attribute__((requires_capability(mutex))) {
+  inline void count_budget_miss(cache_limits& limits) noexcept GPUMEM_REQUIRES(mutex) {
     ++budget_misses_;
     if (budget_misses_ < max_budget_misses) [[likely]]
       return;
     limits.note_exhausted();
   }
   [[gnu::always_inline]] inline void count_cached(block& returned, stream_use const& use) noexcept
-      __attribute__((requires_capability(mutex))) {
+      GPUMEM_REQUIRES(mutex) {
     returned.uses.assign(use);
     returned.set_state(block_state::cached);
     ++frees_;
     cached_requested_ += static_cast<std::int64_t>(returned.requested);
   }
 
-  block& pop_largest(stream_cache& cache) noexcept __attribute__((requires_capability(mutex)));
-  block* evict_large(large_cache& large_blocks) noexcept __attribute__((requires_capability(mutex)));
+  block& pop_largest(stream_cache& cache) noexcept GPUMEM_REQUIRES(mutex);
+  block* evict_large(large_cache& large_blocks) noexcept GPUMEM_REQUIRES(mutex);
   // A slow path. With preserve_most it saves the registers that it changes, so that its inlined callers need not.
   [[clang::preserve_most, gnu::visibility("hidden")]] block* evict_stale(cache_limits& limits, stream_cache& cache,
                                                                          bool exhausted) noexcept
-      __attribute__((requires_capability(mutex)));
+      GPUMEM_REQUIRES(mutex);
 
-  std::uint32_t budget_misses_ __attribute__((guarded_by(mutex))) =
-      0; // frees since the last flush for which no budget was left
+  std::uint32_t budget_misses_ GPUMEM_GUARDED_BY(mutex) = 0; // frees since the last flush for which no budget was left
   relaxed_atomic<std::int64_t> cached_requested_;
   relaxed_atomic<std::uint64_t> allocations_, frees_, refused_;
   std::array<cache_budget::share, size_class::kinds> shares_;
@@ -400,7 +396,7 @@ public:
 
   /// Allocates the storage of the calling thread's cache, if that has none. The caller holds the locks of all shards.
   /// `thread`: the index of the calling thread. Throws std::bad_alloc.
-  [[clang::requires_capability(all_shards)]] inline void ensure_storage(unsigned thread) {
+  GPUMEM_REQUIRES(all_shards) inline void ensure_storage(unsigned thread) {
     if (!has_storage(thread)) cache_of(thread).allocate_storage();
   }
   inline bool has_storage(unsigned thread) const noexcept { return cache_of(thread).has_storage(); }
@@ -428,9 +424,9 @@ public:
   /// Sets whether blocks are cached, and for each kind of size (small, medium, large) the bytes that all caches
   /// together may hold. `threads`: the number of threads that share these budgets. `threshold`: when a stream
   /// records an event. The caller holds the locks of all shards.
-  [[clang::requires_capability(all_shards)]] inline void
-  set_limits(bool enabled, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
-             event_threshold threshold) noexcept {
+  GPUMEM_REQUIRES(all_shards)
+  inline void set_limits(bool enabled, std::array<std::size_t, size_class::kinds> const& limits, std::size_t threads,
+                         event_threshold threshold) noexcept {
     limits_.set(enabled, limits, threads, threshold);
   }
   inline bool enabled() const noexcept { return limits_.enabled(); }
@@ -446,7 +442,7 @@ public:
   /// was used up. Then other caches use the budget for blocks that no request asks for.
   inline bool budget_exhausted() const noexcept { return limits_.exhausted(); }
   /// Removes the blocks of all caches and returns them, linked by `next`. The caller holds the locks of all shards.
-  [[clang::requires_capability(all_shards)]] block* flush() noexcept;
+  GPUMEM_REQUIRES(all_shards) block* flush() noexcept;
 
   /// Returns the requested bytes of the blocks in this thread's cache. The shards count these bytes as live.
   inline std::int64_t cached_requested_of(unsigned thread) const noexcept {
@@ -464,7 +460,7 @@ public:
     }
   }
   /// Calls `visitor(counts)` with the sums while no cache changes. The caller holds the locks of all shards.
-  template <class Visit> [[clang::requires_capability(all_shards)]] void visit_locked(Visit visitor) {
+  template <class Visit> GPUMEM_REQUIRES(all_shards) void visit_locked(Visit visitor) {
     with_all_locked([&] { visitor(snapshot()); });
   }
 
@@ -479,7 +475,7 @@ private:
   inline thread_cache const& cache_of(unsigned number) const noexcept { return caches_[cache_index(number)]; }
 
   // Calls the function with the mutexes of all caches locked. clang's analysis cannot follow mutexes that a loop locks.
-  template <class Function> [[clang::no_thread_safety_analysis]] void with_all_locked(Function function) noexcept {
+  template <class Function> GPUMEM_NO_LOCK_ANALYSIS void with_all_locked(Function function) noexcept {
     for (auto& each : caches_) each.mutex.request_revoke();
     sync::biased_mutex::fence_owner_threads();
     for (auto& each : caches_) each.mutex.lock_revoked();

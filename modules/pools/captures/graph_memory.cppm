@@ -1,6 +1,7 @@
 // Graph memory: its chunks, the uses of its blocks, and the list of such memories of a pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <cuda.h>
 #include <memory>
 #include <set>
@@ -171,8 +172,7 @@ private:
   };
 
   ~graph_memory() override;
-  void* take(stream_key const& key, std::size_t bytes, std::size_t alignment)
-      __attribute__((requires_capability(mutex_)));
+  void* take(stream_key const& key, std::size_t bytes, std::size_t alignment) GPUMEM_REQUIRES(mutex_);
   expected<void*, failure> grow(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   bool add(chunk const& chunk) noexcept;
 
@@ -181,23 +181,22 @@ private:
   free_outcome free(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                     late_misuse& wrong) noexcept;
   free_outcome explain(stream_key const& key, void const* pointer, std::optional<std::size_t> bytes,
-                       late_misuse& wrong) const noexcept __attribute__((requires_capability(mutex_)));
+                       late_misuse& wrong) const noexcept GPUMEM_REQUIRES(mutex_);
   // Returns the blocks to restore in the order of their addresses, and reserves the host's memory for them. Throws what
   // restore() throws.
-  std::vector<restored_block> plan_restore(std::span<memory_range const> live)
-      __attribute__((requires_capability(mutex_)));
-  void free_everything() noexcept __attribute__((requires_capability(mutex_)));
-  void make_live(restored_block const& restored) noexcept __attribute__((requires_capability(mutex_)));
+  std::vector<restored_block> plan_restore(std::span<memory_range const> live) GPUMEM_REQUIRES(mutex_);
+  void free_everything() noexcept GPUMEM_REQUIRES(mutex_);
+  void make_live(restored_block const& restored) noexcept GPUMEM_REQUIRES(mutex_);
   bool declare_use(stream_key const& key, void const* pointer, late_misuse& wrong) noexcept;
 
   std::unique_ptr<pool_upstream> const upstream_; // keeps alive the pool that owns *listed_in_
   std::optional<device> const device_;
   sync::mutex growth_mutex_; // held while the upstream is called
   sync::mutex mutex_;
-  range_allocator ranges_ __attribute__((guarded_by(mutex_)));
-  graph_chunks chunks_ __attribute__((guarded_by(mutex_)));
-  graph_uses uses_ __attribute__((guarded_by(mutex_)));
-  statistics counts_ __attribute__((guarded_by(mutex_)));
+  range_allocator ranges_ GPUMEM_GUARDED_BY(mutex_);
+  graph_chunks chunks_ GPUMEM_GUARDED_BY(mutex_);
+  graph_uses uses_ GPUMEM_GUARDED_BY(mutex_);
+  statistics counts_ GPUMEM_GUARDED_BY(mutex_);
   graph_memory_list* listed_in_ = nullptr; // set once, under the lock of the list
   list_links<graph_memory> links_;
 };
@@ -227,7 +226,7 @@ private:
 
   std::atomic<bool> any_{false};
   sync::mutex mutex_;
-  intrusive_list<graph_memory> items_ __attribute__((guarded_by(mutex_)));
+  intrusive_list<graph_memory> items_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 } // namespace gpumem::detail

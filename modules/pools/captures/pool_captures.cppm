@@ -1,5 +1,7 @@
 // The capture scopes of a pool.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/lock_attributes.hpp>
 export module gpumem:pool_captures;
 import :cuda;
 import :device;
@@ -35,7 +37,7 @@ private:
 
   graph_memory_list memories_;
   sync::mutex mutex_;
-  intrusive_list<open_capture> scopes_ __attribute__((guarded_by(mutex_))); // the oldest first
+  intrusive_list<open_capture> scopes_ GPUMEM_GUARDED_BY(mutex_); // the oldest first
 };
 
 /// One open capture scope. It keeps the graph memory alive, and with it the pool.

@@ -1,6 +1,8 @@
 // Allocations for which the thread cache has no block: out of shards, by growth, and by the steps of a pool that cannot
 // grow.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/lock_attributes.hpp>
 export module gpumem:allocate_path;
 import :block;
 import :error;
@@ -37,7 +39,7 @@ public:
   expected<void*, failure> lend(stream_key const& key, loan_terms const& terms, std::size_t bytes) noexcept;
   /// Gives back memory of closed pools of the device, if `failure`, a failure of the upstream, says that the device has
   /// no memory left. Returns whether any went back. Unlocks the shards meanwhile.
-  [[clang::requires_capability(one_shard, all_shards)]] bool release_closed_pools(failure const& failure) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) bool release_closed_pools(failure const& failure) noexcept;
 
 private:
   // Functions that return a pointer return null if they find nothing. Those that are not noexcept may throw
@@ -45,33 +47,29 @@ private:
   expected<void*, failure> try_allocate(allocation_request request) noexcept;
   void* allocate_from_own(allocation_request& request);
   expected<void*, failure> allocate_from_all(allocation_request& request);
-  [[clang::requires_capability(one_shard, all_shards)]] void enter(allocation_request& request);
+  GPUMEM_REQUIRES(one_shard, all_shards) void enter(allocation_request& request);
   expected<void*, failure> fail(allocation_request const& request, outcome reason) noexcept;
-  [[clang::requires_capability(one_shard)]] static void
-  count_failure(pool_shard& shard, allocation_request const& request, outcome reason) noexcept;
+  GPUMEM_REQUIRES(one_shard)
+  static void count_failure(pool_shard& shard, allocation_request const& request, outcome reason) noexcept;
 
-  [[clang::requires_capability(one_shard, all_shards)]] void* search_all(allocation_request const& request);
-  [[clang::requires_capability(one_shard, all_shards)]] void* search_own(allocation_request const& request);
-  [[clang::requires_capability(one_shard, all_shards)]] void* search_with_wait(allocation_request const& request);
-  [[clang::requires_capability(one_shard, all_shards)]] bool steals_too_often(pool_shard const& thief) const noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] attempt<void*> grow(allocation_request const& request,
-                                                                            bool exact);
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void*
-  commit(allocation_request const& request, placement place);
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] block&
-  split_off(allocation_request const& request, placement place);
+  GPUMEM_REQUIRES(one_shard, all_shards) void* search_all(allocation_request const& request);
+  GPUMEM_REQUIRES(one_shard, all_shards) void* search_own(allocation_request const& request);
+  GPUMEM_REQUIRES(one_shard, all_shards) void* search_with_wait(allocation_request const& request);
+  GPUMEM_REQUIRES(one_shard, all_shards) bool steals_too_often(pool_shard const& thief) const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) attempt<void*> grow(allocation_request const& request, bool exact);
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards) void* commit(allocation_request const& request, placement place);
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards) block& split_off(allocation_request const& request, placement place);
 
-  [[clang::requires_capability(one_shard, all_shards)]] expected<void*, failure>
-  allocate_without_growth(allocation_request& request, failure const& failure);
-  [[clang::requires_capability(one_shard, all_shards)]] expected<void*, failure>
-  grow_or_search(allocation_request const& request);
-  [[clang::requires_capability(one_shard, all_shards)]] expected<void*, failure>
-  grow_in_place(allocation_request const& request);
-  [[clang::requires_capability(one_shard, all_shards)]] void* sync_and_retry(allocation_request const& request);
-  [[clang::requires_capability(one_shard, all_shards)]] void* search_after_sync(allocation_request const& request);
-  [[clang::requires_capability(one_shard, all_shards)]] bool sync_could_help(allocation_request const& request) const;
-  [[clang::requires_shared_capability(all_shards)]] bool is_never_met(allocation_request const& request,
-                                                                      failure const& failure) const;
+  GPUMEM_REQUIRES(one_shard, all_shards)
+  expected<void*, failure> allocate_without_growth(allocation_request& request, failure const& failure);
+  GPUMEM_REQUIRES(one_shard, all_shards) expected<void*, failure> grow_or_search(allocation_request const& request);
+  GPUMEM_REQUIRES(one_shard, all_shards) expected<void*, failure> grow_in_place(allocation_request const& request);
+  GPUMEM_REQUIRES(one_shard, all_shards) void* sync_and_retry(allocation_request const& request);
+  GPUMEM_REQUIRES(one_shard, all_shards) void* search_after_sync(allocation_request const& request);
+  GPUMEM_REQUIRES(one_shard, all_shards) bool sync_could_help(allocation_request const& request) const;
+  GPUMEM_REQUIRES_SHARED(all_shards) bool is_never_met(allocation_request const& request, failure const& failure) const;
 
   pool_parts& parts_;
   shard_frees& frees_;

@@ -1,6 +1,7 @@
 // Frees of blocks that the thread cache does not take, recorded uses of live blocks, and checks of callers' pointers.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <cstdint>
 export module gpumem:free_path;
 import :block;
@@ -22,9 +23,9 @@ namespace gpumem::detail {
 /// Returns the live block that begins at the pointer. `bytes`: its requested size; without it any size is right. If
 /// there is no such block, sets `wrong` to a misuse by the caller and returns null. The caller holds the locks of all
 /// shards, and reports the misuse after it has unlocked them.
-export [[clang::requires_capability(one_shard, all_shards)]] block*
-find_or_explain(pool_parts& parts, stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                late_misuse& wrong) noexcept;
+export GPUMEM_REQUIRES(one_shard, all_shards) block* find_or_explain(pool_parts& parts, stream_key const& key,
+                                                                     void* pointer, std::optional<std::size_t> bytes,
+                                                                     late_misuse& wrong) noexcept;
 
 /// The result of a free.
 export enum class free_result : std::uint8_t {
@@ -98,15 +99,17 @@ private:
   bool push_remote_free(free_call const& call, shard_list::lookup const& lookup) noexcept;
   free_result free_with_all_locks(free_call const& call) noexcept;
   free_result free_evicted_block(block& cached) noexcept;
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-  finish_free(block& returned, free_call const& call, pool_shard& shard) noexcept;
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] stream_use
-  record_if_due(free_call const& call, std::size_t bytes, pool_shard& shard) noexcept;
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
-  reaches_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& shard) noexcept;
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards)
+  void finish_free(block& returned, free_call const& call, pool_shard& shard) noexcept;
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards)
+  stream_use record_if_due(free_call const& call, std::size_t bytes, pool_shard& shard) noexcept;
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards)
+  bool reaches_threshold(stream_timeline& timeline, std::size_t bytes, pool_shard& shard) noexcept;
   stream_use record_event(stream_key const& key, stream_use const& use) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] void make_room_for_use(stream_uses& uses,
-                                                                               stream_key const& key);
+  GPUMEM_REQUIRES(one_shard, all_shards) void make_room_for_use(stream_uses& uses, stream_key const& key);
 
   pool_parts& parts_;
   shard_frees& frees_;

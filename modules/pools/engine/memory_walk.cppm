@@ -1,6 +1,7 @@
 // Copies a pool's memory, block by block, in pieces of a bounded size.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <gpumem/statistics.hpp>
 #include <string>
 export module gpumem:memory_walk;
@@ -78,10 +79,12 @@ public:
   bool copy_next(std::vector<copied_block>& blocks);
 
 private:
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-  copy_from(chunk const& parent, std::vector<copied_block>& blocks, std::size_t end);
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] block const*
-  first_above(chunk const& parent, std::span<copied_block const> blocks) const noexcept;
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards)
+  void copy_from(chunk const& parent, std::vector<copied_block>& blocks, std::size_t end);
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards)
+  block const* first_above(chunk const& parent, std::span<copied_block const> blocks) const noexcept;
 
   pool_parts& parts_;
   shard_frees& frees_;

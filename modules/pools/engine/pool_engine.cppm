@@ -1,6 +1,7 @@
 // The engine of one pool: its parts, the classes that allocate and free blocks in them, and calls about its pages.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <string>
 export module gpumem:pool_engine;
 import :allocate_path;
@@ -204,8 +205,8 @@ public:
   void close() noexcept;
 
 private:
-  [[clang::requires_capability(one_shard, all_shards)]] void refuse_requests(woken_waiters& waiters) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] void after_limit_change(woken_waiters& waiters);
+  GPUMEM_REQUIRES(one_shard, all_shards) void refuse_requests(woken_waiters& waiters) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) void after_limit_change(woken_waiters& waiters);
   void destroy() noexcept override { delete this; }
 
   // Each member keeps references to members before it. parts_ also refers to release_, which runs on the library thread

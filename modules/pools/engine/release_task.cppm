@@ -1,6 +1,8 @@
 // The task by which the library thread serves a pool's waiting requests, and gives the pool's memory back to its
 // upstream.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/lock_attributes.hpp>
 export module gpumem:release_task;
 import :deferred_release;
 import :frees;
@@ -36,7 +38,7 @@ public:
   /// Ends a round of the shards, and gives back free memory whose uses the host has seen complete, as long as at least
   /// `keep` bytes stay reserved. Returns the bytes given back. The caller holds the locks of all shards; they are
   /// released during calls of the upstream.
-  [[clang::requires_capability(one_shard, all_shards)]] std::size_t release(std::size_t keep);
+  GPUMEM_REQUIRES(one_shard, all_shards) std::size_t release(std::size_t keep);
   /// Gives back all memory. Called when no handle, live block or request is left. Later passes give back memory that
   /// streams still use. When this returns, the pool may already be destroyed.
   void close() noexcept;
@@ -48,11 +50,11 @@ private:
   // The step that a thread takes after a pass of a closed pool, without the locks.
   enum class next_step { nothing, retry, end };
   void expire() noexcept override;
-  [[clang::requires_capability(one_shard, all_shards)]] next_step after_closed_pass(held_by keeper) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) next_step after_closed_pass(held_by keeper) noexcept;
   void take(next_step step) noexcept;
-  [[clang::requires_shared_capability(all_shards)]] std::size_t kept_bytes() const noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] held_by release_pass(bool release_all) noexcept;
-  [[clang::requires_shared_capability(all_shards)]] inline bool is_beyond_threshold() const noexcept {
+  GPUMEM_REQUIRES_SHARED(all_shards) std::size_t kept_bytes() const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) held_by release_pass(bool release_all) noexcept;
+  GPUMEM_REQUIRES_SHARED(all_shards) inline bool is_beyond_threshold() const noexcept {
     return parts_.chunks.reserved() > parts_.options.release_threshold;
   }
   std::vector<stream_timeline*> streams_without_event() override;

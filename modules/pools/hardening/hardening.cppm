@@ -1,5 +1,7 @@
 // The layer of a hardened pool between its users and its engine.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/lock_attributes.hpp>
 export module gpumem:hardening;
 import :backoff;
 import :block_calls;
@@ -91,13 +93,13 @@ private:
   bool drain(sync::time_point deadline, until goal) noexcept;
 
   guarded_block* claim(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  void report(misuse misuse) noexcept __attribute__((requires_capability(mutex_)));
+  void report(misuse misuse) noexcept GPUMEM_REQUIRES(mutex_);
   void retire(guarded_block& guarded, stream_key const& key) noexcept;
   bool may_touch(stream_key const& key) const noexcept;
 
   void advance(stream_key const* asking, std::size_t keep) noexcept;
   void end_quarantine(guarded_block& outgoing) noexcept;
-  void report_corruption(guarded_block const& outgoing) noexcept __attribute__((requires_capability(mutex_)));
+  void report_corruption(guarded_block const& outgoing) noexcept GPUMEM_REQUIRES(mutex_);
 
   void close() noexcept;
   void expire() noexcept override;
@@ -113,13 +115,13 @@ private:
   std::uint32_t const quarantine_label_; // names the quarantined blocks, which are live to the engine
 
   sync::mutex mutex_;
-  guarded_blocks blocks_ __attribute__((guarded_by(mutex_)));
-  quarantine quarantine_ __attribute__((guarded_by(mutex_)));
-  std::uint64_t failures_ __attribute__((guarded_by(mutex_))) = 0;
-  std::size_t held_blocks_ __attribute__((guarded_by(mutex_))) = 0; // blocks that are live or being freed
-  std::uint64_t freed_ __attribute__((guarded_by(mutex_))) = 0;
-  bool no_handles_ __attribute__((guarded_by(mutex_))) = false;
-  bool closing_ __attribute__((guarded_by(mutex_))) = false;
+  guarded_blocks blocks_ GPUMEM_GUARDED_BY(mutex_);
+  quarantine quarantine_ GPUMEM_GUARDED_BY(mutex_);
+  std::uint64_t failures_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::size_t held_blocks_ GPUMEM_GUARDED_BY(mutex_) = 0; // blocks that are live or being freed
+  std::uint64_t freed_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  bool no_handles_ GPUMEM_GUARDED_BY(mutex_) = false;
+  bool closing_ GPUMEM_GUARDED_BY(mutex_) = false;
   backoff pause_;
 };
 

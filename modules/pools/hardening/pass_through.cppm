@@ -1,6 +1,7 @@
 // A pool mode for tools that check memory. Each block is then an allocation of the upstream.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <map>
 export module gpumem:pass_through;
 import :block;
@@ -64,16 +65,16 @@ private:
   static constexpr std::size_t remembered = 256; // number of last frees that are kept, to recognize double frees
 
   block_map::node_type take(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
-  void remember(void* pointer) noexcept __attribute__((requires_capability(mutex_)));
+  void remember(void* pointer) noexcept GPUMEM_REQUIRES(mutex_);
   void finish_free() noexcept;
 
   sync::mutex mutex_;
-  block_map live_ __attribute__((guarded_by(mutex_)));
-  std::array<void*, remembered> freed_ __attribute__((guarded_by(mutex_))){};
-  std::size_t next_freed_ __attribute__((guarded_by(mutex_))) = 0;
-  std::size_t held_ __attribute__((guarded_by(mutex_))) = 0; // blocks that are live or being freed
-  bool no_handles_ __attribute__((guarded_by(mutex_))) = false;
-  statistics counts_ __attribute__((guarded_by(mutex_)));
+  block_map live_ GPUMEM_GUARDED_BY(mutex_);
+  std::array<void*, remembered> freed_ GPUMEM_GUARDED_BY(mutex_){};
+  std::size_t next_freed_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::size_t held_ GPUMEM_GUARDED_BY(mutex_) = 0; // blocks that are live or being freed
+  bool no_handles_ GPUMEM_GUARDED_BY(mutex_) = false;
+  statistics counts_ GPUMEM_GUARDED_BY(mutex_);
 };
 
 } // namespace gpumem::detail

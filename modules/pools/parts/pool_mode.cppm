@@ -2,6 +2,7 @@
 // pass.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <cstdint>
 export module gpumem:pool_mode;
 import :backend_parts;
@@ -33,20 +34,17 @@ public:
 
   // Called under the locks of all shards.
   /// Sets whether requests wait. Not called after set_closed().
-  [[clang::requires_capability(all_shards)]] void set_waiting(bool present) noexcept {
+  GPUMEM_REQUIRES(all_shards) void set_waiting(bool present) noexcept {
     state_.store(present ? state::queue : state::open, std::memory_order_relaxed);
   }
   /// From now on requests are refused with outcome::closed.
-  [[clang::requires_capability(all_shards)]] void set_closed() noexcept {
-    state_.store(state::closed, std::memory_order_relaxed);
-  }
+  GPUMEM_REQUIRES(all_shards) void set_closed() noexcept { state_.store(state::closed, std::memory_order_relaxed); }
   /// Counts a free, a new limit, or another change after which a refused request may succeed.
-  [[clang::requires_capability(all_shards)]] inline void count_change() noexcept { ++changes_; }
-  [[clang::requires_capability(all_shards)]] inline std::uint64_t changes() const noexcept { return changes_; }
+  GPUMEM_REQUIRES(all_shards) inline void count_change() noexcept { ++changes_; }
+  GPUMEM_REQUIRES(all_shards) inline std::uint64_t changes() const noexcept { return changes_; }
   /// Calls the function, and resets the count of changes to its value before the call. Returns the number of changes
   /// that the function made.
-  template <class Function>
-  [[clang::requires_capability(all_shards)]] std::uint64_t without_counting(Function function) noexcept {
+  template <class Function> GPUMEM_REQUIRES(all_shards) std::uint64_t without_counting(Function function) noexcept {
     auto const before = changes_;
     function();
     return std::exchange(changes_, before) - before;
@@ -56,7 +54,7 @@ private:
   enum class state : std::uint8_t { open, queue, closed };
 
   std::atomic<state> state_{state::open};
-  std::uint64_t changes_ __attribute__((guarded_by(all_shards))) = 1;
+  std::uint64_t changes_ GPUMEM_GUARDED_BY(all_shards) = 1;
 };
 
 /// Posts passes of the library thread, one at a time, with growing pauses. Guarded by the locks of all shards.
@@ -67,43 +65,43 @@ public:
 
   /// Posts a pass after a pause. The pause grows with each pass that found no change for a waiting request. If no
   /// request waits, it grows with each pass that found memory still in use.
-  [[clang::requires_capability(all_shards)]] void schedule() noexcept;
+  GPUMEM_REQUIRES(all_shards) void schedule() noexcept;
   /// Counts a change after which waiting requests may succeed, and posts a pass that wakes them. For calls that cannot
   /// wake them themselves.
-  [[clang::requires_capability(all_shards)]] void notify() noexcept;
+  GPUMEM_REQUIRES(all_shards) void notify() noexcept;
   /// Posts a pass for `deadline`, or for a millisecond from now if that is later. An earlier one that is posted stays.
-  [[clang::requires_capability(all_shards)]] void schedule_at(sync::time_point deadline) noexcept;
+  GPUMEM_REQUIRES(all_shards) void schedule_at(sync::time_point deadline) noexcept;
   /// Cancels a posted pass. Returns false if a pass runs or is about to run.
-  [[clang::requires_capability(all_shards)]] bool cancel() noexcept;
-  [[clang::requires_capability(all_shards)]] void begin_pass() noexcept;
-  [[clang::requires_capability(all_shards)]] void end_pass() noexcept { running_ = false; }
+  GPUMEM_REQUIRES(all_shards) bool cancel() noexcept;
+  GPUMEM_REQUIRES(all_shards) void begin_pass() noexcept;
+  GPUMEM_REQUIRES(all_shards) void end_pass() noexcept { running_ = false; }
 
   /// Resets the pause, because a pass has found a change that may help a waiting request.
-  [[clang::requires_capability(all_shards)]] void restart_waiting() noexcept { waiting_pause_.restart(); }
+  GPUMEM_REQUIRES(all_shards) void restart_waiting() noexcept { waiting_pause_.restart(); }
   /// Notes that a pass found memory that is to go back to the upstream, but is still in use. `open`: whether polling
   /// can show the end of these uses. If it cannot, or after many such passes, the timer gives up.
-  [[clang::requires_capability(all_shards)]] void count_idle(bool open) noexcept;
+  GPUMEM_REQUIRES(all_shards) void count_idle(bool open) noexcept;
   /// Notes that a free has left memory that is to go back to the upstream.
-  [[clang::requires_capability(all_shards)]] void restart_idle() noexcept {
+  GPUMEM_REQUIRES(all_shards) void restart_idle() noexcept {
     idle_pause_.restart();
     gives_up_ = false;
   }
   /// Returns whether the timer has given up: no pass is posted for memory that is to go back, until restart_idle().
-  [[clang::requires_capability(all_shards)]] bool gives_up() const noexcept { return gives_up_; }
+  GPUMEM_REQUIRES(all_shards) bool gives_up() const noexcept { return gives_up_; }
 
 private:
-  [[clang::requires_capability(all_shards)]] void post(sync::time_point time, bool late) noexcept;
+  GPUMEM_REQUIRES(all_shards) void post(sync::time_point time, bool late) noexcept;
 
   timer& timer_;
   admission& requests_;
-  bool queued_ __attribute__((guarded_by(all_shards))) = false;
-  bool late_ __attribute__((guarded_by(all_shards))) = false; // whether an earlier pass may replace the posted one
-  sync::time_point posted_for_ __attribute__((guarded_by(all_shards)));
-  bool running_ __attribute__((guarded_by(all_shards))) = false;
-  bool gives_up_ __attribute__((guarded_by(all_shards))) = true; // until the first restart_idle()
+  bool queued_ GPUMEM_GUARDED_BY(all_shards) = false;
+  bool late_ GPUMEM_GUARDED_BY(all_shards) = false; // whether an earlier pass may replace the posted one
+  sync::time_point posted_for_ GPUMEM_GUARDED_BY(all_shards);
+  bool running_ GPUMEM_GUARDED_BY(all_shards) = false;
+  bool gives_up_ GPUMEM_GUARDED_BY(all_shards) = true; // until the first restart_idle()
   // The pauses grow with passes that found no change for a waiting request, and with passes that found memory in use.
-  backoff waiting_pause_ __attribute__((guarded_by(all_shards)));
-  backoff idle_pause_ __attribute__((guarded_by(all_shards)));
+  backoff waiting_pause_ GPUMEM_GUARDED_BY(all_shards);
+  backoff idle_pause_ GPUMEM_GUARDED_BY(all_shards);
 };
 
 /// The facts on which the mode depends. Sizes are in bytes.
@@ -156,44 +154,37 @@ public:
   inline bool frees_record() const noexcept { return frees_record_.load(std::memory_order_relaxed); }
 
   // Called under the lock of any shard.
-  [[clang::requires_shared_capability(all_shards)]] inline bool fast_path() const noexcept { return fast_path_; }
-  [[clang::requires_shared_capability(all_shards)]] inline bool multi_stream() const noexcept { return multi_stream_; }
-  [[clang::requires_shared_capability(all_shards)]] inline bool under_pressure() const noexcept {
-    return under_pressure_;
-  }
+  GPUMEM_REQUIRES_SHARED(all_shards) inline bool fast_path() const noexcept { return fast_path_; }
+  GPUMEM_REQUIRES_SHARED(all_shards) inline bool multi_stream() const noexcept { return multi_stream_; }
+  GPUMEM_REQUIRES_SHARED(all_shards) inline bool under_pressure() const noexcept { return under_pressure_; }
   /// Returns whether a call on the stream may be served under the lock of one shard.
-  [[clang::requires_shared_capability(all_shards)]] inline bool
-  may_use_one_lock(stream_timeline const& timeline) const noexcept {
+  GPUMEM_REQUIRES_SHARED(all_shards) inline bool may_use_one_lock(stream_timeline const& timeline) const noexcept {
     return fast_path_ && (multi_stream_ || first_stream_ == &timeline);
   }
-  [[clang::requires_shared_capability(all_shards)]] inline std::size_t event_threshold_bytes() const noexcept {
+  GPUMEM_REQUIRES_SHARED(all_shards) inline std::size_t event_threshold_bytes() const noexcept {
     return event_threshold_of(chunks_.reserved(), chunks_.near_limit());
   }
-  [[clang::requires_shared_capability(all_shards)]] inline bool too_much_reserved() const noexcept {
+  GPUMEM_REQUIRES_SHARED(all_shards) inline bool too_much_reserved() const noexcept {
     return is_too_much(chunks_.reserved(), options_.release_threshold);
   }
 
   // Called under the locks of all shards.
-  [[clang::requires_shared_capability(all_shards)]] inline bool no_handles() const noexcept { return no_handles_; }
+  GPUMEM_REQUIRES_SHARED(all_shards) inline bool no_handles() const noexcept { return no_handles_; }
   /// Notes that the stream uses the pool. After the second stream was added, frees record events.
-  [[clang::requires_capability(all_shards)]] inline void add_stream(stream_timeline const& timeline) noexcept {
+  GPUMEM_REQUIRES(all_shards) inline void add_stream(stream_timeline const& timeline) noexcept {
     if (!first_stream_) first_stream_ = &timeline;
     if (!multi_stream_ && first_stream_ != &timeline) set(multi_stream_, true);
   }
-  [[clang::requires_capability(all_shards)]] void set_under_pressure(bool enabled) noexcept {
-    set(under_pressure_, enabled);
-  }
-  [[clang::requires_capability(all_shards)]] void set_deferred_frees(bool present) noexcept {
-    set(deferred_frees_, present);
-  }
-  [[clang::requires_capability(all_shards)]] void set_no_handles() noexcept { set(no_handles_, true); }
-  [[clang::requires_capability(all_shards)]] void on_reserved_changed() noexcept override { update(); }
+  GPUMEM_REQUIRES(all_shards) void set_under_pressure(bool enabled) noexcept { set(under_pressure_, enabled); }
+  GPUMEM_REQUIRES(all_shards) void set_deferred_frees(bool present) noexcept { set(deferred_frees_, present); }
+  GPUMEM_REQUIRES(all_shards) void set_no_handles() noexcept { set(no_handles_, true); }
+  GPUMEM_REQUIRES(all_shards) void on_reserved_changed() noexcept override { update(); }
   /// Derives the settings from the facts and applies them. The setters above call update() themselves. Other code calls
   /// it after a change of the limit or of the number of active shards, and after the pool was closed.
-  [[clang::requires_capability(all_shards)]] void update() noexcept;
+  GPUMEM_REQUIRES(all_shards) void update() noexcept;
 
 private:
-  [[clang::requires_capability(all_shards)]] void set(bool& fact, bool value) noexcept {
+  GPUMEM_REQUIRES(all_shards) void set(bool& fact, bool value) noexcept {
     if (std::exchange(fact, value) != value) update();
   }
 
@@ -209,12 +200,12 @@ private:
   std::atomic<bool> frees_record_{false};
 
   // Changed under the locks of all shards.
-  stream_timeline const* first_stream_ __attribute__((guarded_by(all_shards))) = nullptr;
-  bool fast_path_ __attribute__((guarded_by(all_shards))) = false;
-  bool multi_stream_ __attribute__((guarded_by(all_shards))) = false;
-  bool under_pressure_ __attribute__((guarded_by(all_shards))) = false;
-  bool deferred_frees_ __attribute__((guarded_by(all_shards))) = false;
-  bool no_handles_ __attribute__((guarded_by(all_shards))) = false;
+  stream_timeline const* first_stream_ GPUMEM_GUARDED_BY(all_shards) = nullptr;
+  bool fast_path_ GPUMEM_GUARDED_BY(all_shards) = false;
+  bool multi_stream_ GPUMEM_GUARDED_BY(all_shards) = false;
+  bool under_pressure_ GPUMEM_GUARDED_BY(all_shards) = false;
+  bool deferred_frees_ GPUMEM_GUARDED_BY(all_shards) = false;
+  bool no_handles_ GPUMEM_GUARDED_BY(all_shards) = false;
 };
 
 } // namespace gpumem::detail

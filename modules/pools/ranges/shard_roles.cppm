@@ -1,5 +1,7 @@
 // Names for the locks of a pool's shards in clang's thread-safety analysis.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/lock_attributes.hpp>
 export module gpumem:shard_roles;
 import :locks;
 import :std;
@@ -14,8 +16,7 @@ export inline constexpr sync::role all_shards{};
 
 /// These two functions tell the analysis which locks the calling thread holds. Lambdas need them, because the analysis
 /// checks a lambda without its caller.
-export [[clang::assert_capability(one_shard, all_shards)]] inline void assert_all_shards_held() noexcept {}
-export [[clang::assert_capability(one_shard), clang::assert_shared_capability(all_shards)]] inline void
-assert_shard_held() noexcept {}
+export GPUMEM_ASSERTS(one_shard, all_shards) inline void assert_all_shards_held() noexcept {}
+export GPUMEM_ASSERTS(one_shard) GPUMEM_ASSERTS_SHARED(all_shards) inline void assert_shard_held() noexcept {}
 
 } // namespace gpumem::detail

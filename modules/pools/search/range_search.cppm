@@ -1,6 +1,7 @@
 // A request for memory inside a pool, the search of a free range for it by reuse tiers, and the result of an attempt.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <cstdint>
 export module gpumem:range_search;
 import :block;
@@ -103,28 +104,26 @@ public:
 
   /// Searches the ranges that the stream may use without a wait. Polls no events: uses that the host has not yet seen
   /// complete count as open.
-  [[clang::requires_capability(one_shard),
-    clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline placement
-  find_without_poll(allocation_request const& request, shard_span shards) {
+  [[gnu::always_inline]] GPUMEM_REQUIRES(one_shard) GPUMEM_REQUIRES_SHARED(all_shards) inline placement
+      find_without_poll(allocation_request const& request, shard_span shards) {
     auto const place = find_own_or_ready(request, shards);
     return place ? place : find_ordered(request, shards);
   }
   /// Searches the ranges that find_without_poll() searches. If none fits, polls the streams once and searches again,
   /// unless the pool can grow and polls have used up their share of the time. Throws std::bad_alloc.
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
-  find(allocation_request const& request, shard_span shards);
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards) placement find(allocation_request const& request, shard_span shards);
   /// Searches also the ranges that other streams still use, and makes the request's stream wait for the events of these
   /// uses. Finds nothing if the policy forbids such waits, or on an error of the driver.
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
-  find_with_wait(allocation_request const& request, shard_span shards);
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards) placement find_with_wait(allocation_request const& request, shard_span shards);
 
 private:
   // Returns the smaller fitting range among those that the stream itself has freed and those that no stream uses. A
   // stream that is behind (an event is open for 5 us or more) prefers its own ranges. Other streams cannot use those
   // yet, so the stream leaves them the ready ranges, which any stream can use.
-  [[clang::requires_capability(one_shard),
-    clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline placement
-  find_own_or_ready(allocation_request const& request, free_lists& lists) {
+  [[gnu::always_inline]] GPUMEM_REQUIRES(one_shard) GPUMEM_REQUIRES_SHARED(all_shards) inline placement
+      find_own_or_ready(allocation_request const& request, free_lists& lists) {
     auto* const own_list = rules_.needs_host(request.key) ? nullptr : lists.find(request.key.identity().timeline());
     if (request.is_small()) {
       if (auto* const spare = own_list ? own_list->quick().head(request.bytes) : nullptr)
@@ -139,21 +138,21 @@ private:
     if (free && (!mine || free->bytes < mine->bytes)) return {free, offset, reuse_tier::completed};
     return {mine, own_offset, reuse_tier::same_stream};
   }
-  [[clang::requires_capability(one_shard),
-    clang::requires_shared_capability(all_shards)]] [[gnu::always_inline]] inline placement
-  find_own_or_ready(allocation_request const& request, shard_span shards) {
+  [[gnu::always_inline]] GPUMEM_REQUIRES(one_shard) GPUMEM_REQUIRES_SHARED(all_shards) inline placement
+      find_own_or_ready(allocation_request const& request, shard_span shards) {
     for (auto* const each : shards) {
       if (auto const place = find_own_or_ready(request, each->ranges.lists())) [[likely]]
         return place;
     }
     return {};
   }
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
-  find_cross_stream(allocation_request const& request, reuse_tier last_tier, shard_span shards);
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
-  find_ordered(allocation_request const& request, shard_span shards);
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] placement
-  find_after_poll(allocation_request const& request, shard_span shards);
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards)
+  placement find_cross_stream(allocation_request const& request, reuse_tier last_tier, shard_span shards);
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards) placement find_ordered(allocation_request const& request, shard_span shards);
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards) placement find_after_poll(allocation_request const& request, shard_span shards);
 
   reuse_policy const policy_;
   reuse_rules& rules_;

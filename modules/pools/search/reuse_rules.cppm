@@ -1,6 +1,8 @@
 // The rules by which a stream may reuse free memory, the polls that tell which uses are complete, and a wait on the
 // host for them.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/lock_attributes.hpp>
 export module gpumem:reuse_rules;
 import :block;
 import :pool_options;
@@ -42,36 +44,35 @@ public:
     if (cross_stream_) uses.prune();
   }
   /// Promotes ranges, which then coalesce with ready neighbours. Returns whether any range was promoted.
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
-  promote_completed(shard_span shards) noexcept;
+  GPUMEM_REQUIRES(one_shard) GPUMEM_REQUIRES_SHARED(all_shards) bool promote_completed(shard_span shards) noexcept;
   /// Joins free neighbours that the stream may use by tiers up to `last_tier`. Neighbours with open uses by different
   /// streams are joined only for a request that would fail otherwise: afterwards each of these streams must wait for
   /// the others.
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-  coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span shards);
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards)
+  void coalesce_usable(stream_key const& key, reuse_tier last_tier, shard_span shards);
 
   /// Polls every stream with open uses of free memory once, and returns the number of these streams. `asking`: the key
   /// of the request for which this polls, or null. If no event covers a use, records one now on a stream that gpumem
   /// made or adopted. For host-accessible memory, also records one on the asking stream. On any other stream the next
   /// free records an event. With `reuse_policy::ordered` polls help only requests that need the host to see uses
   /// complete; for other requests does nothing and returns 0. Throws std::bad_alloc.
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] std::size_t
-  poll_streams(stream_key const* asking, shard_span shards);
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards) std::size_t poll_streams(stream_key const* asking, shard_span shards);
   /// Polls every stream with open uses, whatever the policy. Then repeats the polls for up to 4 us, because a stream
   /// without work completes an event within 2 us. Repeats no poll of a stream that is behind (an event is open for 5 us
   /// or more), and none at all if the asking stream is behind. For callers whose next step costs far more than 4 us.
   /// Throws std::bad_alloc.
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-  poll_young_events(stream_key const* asking, shard_span shards);
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards) void poll_young_events(stream_key const* asking, shard_span shards);
   /// Returns the streams with uses of free memory that the host has not seen complete, each stream once. If
   /// `without_event`, returns only streams with such a use after which no event was recorded. Throws std::bad_alloc.
-  [[clang::requires_capability(one_shard),
-    clang::requires_shared_capability(all_shards)]] static std::vector<stream_timeline*>
-  streams_in_use(bool without_event, shard_span shards);
+  GPUMEM_REQUIRES(one_shard)
+  GPUMEM_REQUIRES_SHARED(all_shards)
+  static std::vector<stream_timeline*> streams_in_use(bool without_event, shard_span shards);
 
   /// Returns whether polling can show that an open use of free memory is complete.
-  [[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] static bool
-  may_complete(shard_span shards) noexcept;
+  GPUMEM_REQUIRES(one_shard) GPUMEM_REQUIRES_SHARED(all_shards) static bool may_complete(shard_span shards) noexcept;
 
   /// Makes the stream of `key` wait for every use that is not yet ordered before the stream's next work. Returns false
   /// on an error of the driver, or if a use has no event to wait for.

@@ -1,6 +1,7 @@
 // A shard, its counters, its part of the peak, and its remote frees.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <gpumem/statistics.hpp>
 export module gpumem:pool_shard;
 import :block;
@@ -123,26 +124,25 @@ export struct alignas(false_sharing_distance) pool_shard {
   explicit pool_shard(double poll_share, bool locked = false);
 
   sync::spin_mutex mutex;
-  range_allocator ranges __attribute__((guarded_by(one_shard)));
-  statistics counts
-      __attribute__((guarded_by(one_shard))); ///< only numbers of calls; sizes are added up when statistics are read
-  pool_counters counters __attribute__((guarded_by(one_shard)));
-  live_count live __attribute__((guarded_by(one_shard)));
-  std::int64_t live_blocks __attribute__((guarded_by(one_shard))) = 0; ///< including blocks in thread caches
-  std::size_t reserved __attribute__((guarded_by(one_shard))) = 0;
-  std::vector<std::unique_ptr<address_range>> addresses
-      __attribute__((guarded_by(one_shard))); ///< the newest last; empty in a pool over chunks. They stay.
-  std::uint64_t round_begin __attribute__((guarded_by(one_shard))) = 0; ///< counters.locked_calls when the round began
+  range_allocator ranges GPUMEM_GUARDED_BY(one_shard);
+  statistics
+      counts GPUMEM_GUARDED_BY(one_shard); ///< only numbers of calls; sizes are added up when statistics are read
+  pool_counters counters GPUMEM_GUARDED_BY(one_shard);
+  live_count live GPUMEM_GUARDED_BY(one_shard);
+  std::int64_t live_blocks GPUMEM_GUARDED_BY(one_shard) = 0; ///< including blocks in thread caches
+  std::size_t reserved GPUMEM_GUARDED_BY(one_shard) = 0;
+  std::vector<std::unique_ptr<address_range>>
+      addresses GPUMEM_GUARDED_BY(one_shard); ///< the newest last; empty in a pool over chunks. They stay.
+  std::uint64_t round_begin GPUMEM_GUARDED_BY(one_shard) = 0; ///< counters.locked_calls when the round began
   alignas(128) class remote_frees remote_frees; ///< frees by threads that found the lock taken; needs no lock
-  alignas(128) time_budget poll_budget
-      __attribute__((guarded_by(one_shard)));                 ///< time for polls by requests that find no memory
-  unsigned steals __attribute__((guarded_by(one_shard))) = 0; ///< recent blocks its threads took from other shards
-  std::uint64_t last_steal __attribute__((guarded_by(one_shard))) = 0; ///< counters.locked_calls at the last steal
+  alignas(128) time_budget poll_budget GPUMEM_GUARDED_BY(one_shard); ///< time for polls by requests that find no memory
+  unsigned steals GPUMEM_GUARDED_BY(one_shard) = 0;          ///< recent blocks its threads took from other shards
+  std::uint64_t last_steal GPUMEM_GUARDED_BY(one_shard) = 0; ///< counters.locked_calls at the last steal
   relaxed_atomic<bool> spare{false}; ///< no thread uses this shard; changed under the locks of all shards
   bool lends = false;                ///< its blocks are loans: no request searches its free ranges, and it stays spare
   static constexpr std::uint8_t rounds_active = 2; ///< rounds_left after an allocation by a thread of this shard
   /// Rounds after which the shard is inactive unless its threads allocate; 0: it is inactive.
-  std::uint8_t rounds_left __attribute__((guarded_by(one_shard))) = 0;
+  std::uint8_t rounds_left GPUMEM_GUARDED_BY(one_shard) = 0;
   /// All blocks lie between these addresses. The first one only falls, the other only rises.
   alignas(128) relaxed_atomic<std::uintptr_t> first_address{UINTPTR_MAX};
   relaxed_atomic<std::uintptr_t> end_address;
@@ -154,11 +154,11 @@ export struct alignas(false_sharing_distance) pool_shard {
   }
 
   /// Adds an address range, for which the vector has room.
-  [[clang::requires_capability(one_shard)]] void add(std::unique_ptr<address_range> range) noexcept;
+  GPUMEM_REQUIRES(one_shard) void add(std::unique_ptr<address_range> range) noexcept;
   /// Returns the block that starts at the address and is not free; null if there is none. Needs no lock, but the result
   /// is then certain only for the block's owner. Does not search for addresses outside the shard, because each search
   /// reads a table to which another thread may be writing.
-  [[clang::no_thread_safety_analysis]] inline block* find_live(void const* pointer) const noexcept {
+  GPUMEM_NO_LOCK_ANALYSIS inline block* find_live(void const* pointer) const noexcept {
     auto const address = reinterpret_cast<std::uintptr_t>(pointer);
     return address >= first_address && address < end_address ? ranges.find_live(pointer) : nullptr;
   }

@@ -1,5 +1,7 @@
 // The shards of a pool, their locks, and the shard of each thread.
 // SPDX-License-Identifier: Apache-2.0
+module;
+#include <gpumem/lock_attributes.hpp>
 export module gpumem:shard_list;
 import :block;
 import :pool_shard;
@@ -60,7 +62,7 @@ public:
   /// Returns whether only one shard is active. Other shards may still hold memory and live blocks. Any thread.
   inline bool single() const noexcept { return active() <= 1; }
   /// Returns the number of shards that are not spare.
-  [[clang::requires_shared_capability(all_shards)]] inline std::size_t in_use() const noexcept { return in_use_; }
+  GPUMEM_REQUIRES_SHARED(all_shards) inline std::size_t in_use() const noexcept { return in_use_; }
   /// Returns all shards, spare ones too. None is added while the caller holds the lock of any shard.
   inline std::span<std::unique_ptr<pool_shard> const> all() const noexcept {
     return {shards_.data(), count_.load(std::memory_order_acquire)};
@@ -82,23 +84,23 @@ public:
 
   /// Takes the lock of a shard that a try_lock() has found taken. If it is that of the first shard, which is
   /// the calling thread's, counts the collision.
-  void lock_contended(pool_shard& shard) noexcept __attribute__((acquire_capability(shard.mutex)));
+  void lock_contended(pool_shard& shard) noexcept GPUMEM_ACQUIRES(shard.mutex);
   /// Waits until another thread notifies `changed`. Unlocks all shards during the wait.
-  [[clang::requires_capability(one_shard, all_shards)]] void wait(sync::spin_condition& changed);
+  GPUMEM_REQUIRES(one_shard, all_shards) void wait(sync::spin_condition& changed);
 
   /// Prepares an allocation of the calling thread. Unless the size is_shared(), makes the thread's shard active. If
   /// `may_add`, and the thread has met other threads at the first shard's lock `contention_threshold` times lately,
   /// first gives it a shard of its own. Ends the round after `calls_per_round` locked calls of the shard that
   /// serves the request. Returns whether the number of active shards, or of those in use, has changed.
-  [[clang::requires_capability(one_shard, all_shards)]] bool begin_allocation(std::size_t bytes, bool may_add) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) bool begin_allocation(std::size_t bytes, bool may_add) noexcept;
   /// Returns the shard whose blocks are loans, and adds it first if there is none. Throws std::bad_alloc.
-  [[clang::requires_capability(one_shard, all_shards)]] pool_shard& lending();
+  GPUMEM_REQUIRES(one_shard, all_shards) pool_shard& lending();
   /// Gives the calling thread a shard of its own. Does nothing if the host has no memory for one.
-  [[clang::requires_capability(one_shard, all_shards)]] void add_for_thread() noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) void add_for_thread() noexcept;
   /// Ends a round: a shard from which its threads have not allocated for a whole round becomes inactive, and spare if
   /// it has no live block. The only active shard becomes spare too if it has none: its thread meets no other one.
   /// Returns whether the number of active shards, or of those in use, has changed.
-  [[clang::requires_capability(one_shard, all_shards)]] bool end_round() noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) bool end_round() noexcept;
 
   /// The block that starts at an address and is not free, and its shard; both null if there is no such block. Found
   /// without a lock, so certain only for the owner of the block. Other callers check the block again under the shard's
@@ -116,22 +118,23 @@ public:
 
   /// Counts a change of the live bytes of a shard, and raises the peak. The caller holds the shard's lock. `nearby`:
   /// bytes that count as live although they are free, in the calling thread's cache. `reserved`: those of the pool.
-  [[clang::requires_capability(one_shard)]] [[gnu::always_inline]] inline void
-  count_live(pool_shard& shard, std::int64_t change, std::int64_t nearby, std::size_t reserved) noexcept {
+  [[gnu::always_inline]] GPUMEM_REQUIRES(one_shard) inline void count_live(pool_shard& shard, std::int64_t change,
+                                                                           std::int64_t nearby,
+                                                                           std::size_t reserved) noexcept {
     if (all().size() > 1) return count_live_of_many(shard, change, nearby, reserved);
     peak_.count_alone(shard.live, change, nearby);
   }
   /// Returns the peak of the live bytes. Any thread.
   inline std::size_t peak_live() const noexcept { return peak_.peak(); }
   /// Sets the peak to the live bytes. `cached`: the bytes in thread caches, which the shards count as live.
-  [[clang::requires_capability(one_shard, all_shards)]] void reset_peak(std::int64_t cached) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) void reset_peak(std::int64_t cached) noexcept;
   // Return sums over all shards. Blocks in thread caches count as live.
-  [[clang::requires_capability(one_shard, all_shards)]] std::int64_t live_bytes() const noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] std::int64_t live_blocks() const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) std::int64_t live_bytes() const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) std::int64_t live_blocks() const noexcept;
   /// Returns the bytes on the free lists.
-  [[clang::requires_capability(one_shard, all_shards)]] std::size_t free_bytes() const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) std::size_t free_bytes() const noexcept;
   /// Returns the number of calls that took a lock of a shard.
-  [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t locked_calls() const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) std::uint64_t locked_calls() const noexcept;
 
 private:
   friend class all_shards_lock;
@@ -143,79 +146,75 @@ private:
     std::atomic<pool_shard*> last_freed_shard{nullptr}; // shard of the block that the last search found
     // The number of times that the slot's threads found the first shard's lock taken, lately and in this window.
     std::atomic<std::uint32_t> contention{0};
-    std::uint32_t in_window __attribute__((guarded_by(one_shard))) = 0;
-    std::uint64_t window_begin __attribute__((guarded_by(one_shard))) = 0; // as counters.locked_calls of that shard
+    std::uint32_t in_window GPUMEM_GUARDED_BY(one_shard) = 0;
+    std::uint64_t window_begin GPUMEM_GUARDED_BY(one_shard) = 0; // as counters.locked_calls of that shard
   };
 
   inline thread_slot& own_slot() noexcept { return slots_[sync::thread_index() % slots]; }
   inline std::uint32_t first_contention() const noexcept { return shard_per_thread_ ? sync::contention_threshold : 0; }
   pool_shard& add(bool locked);
-  [[clang::requires_capability(one_shard, all_shards)]] pool_shard* find_spare() noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) pool_shard* find_spare() noexcept;
   void lock_all() noexcept;
   void unlock_all() noexcept;
   lookup find_in_all(void const* pointer, std::atomic<pool_shard*>& last) noexcept;
-  [[clang::requires_capability(one_shard)]] void count_live_of_many(pool_shard& shard, std::int64_t change,
-                                                                    std::int64_t nearby, std::size_t reserved) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] bool note_change(std::size_t earlier,
-                                                                         std::size_t used) noexcept;
+  GPUMEM_REQUIRES(one_shard)
+  void count_live_of_many(pool_shard& shard, std::int64_t change, std::int64_t nearby, std::size_t reserved) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) bool note_change(std::size_t earlier, std::size_t used) noexcept;
 
   double const poll_share_;
   bool const shard_per_thread_;
   std::array<std::unique_ptr<pool_shard>, max_shards> shards_;
   std::atomic<unsigned> count_{0};
   std::atomic<unsigned> active_{0};
-  std::size_t in_use_ __attribute__((guarded_by(all_shards))) = 1;
+  std::size_t in_use_ GPUMEM_GUARDED_BY(all_shards) = 1;
   std::array<thread_slot, slots> slots_;
   peak_tracker peak_;
 };
 
 /// Holds the lock of one shard.
-export class [[clang::scoped_lockable]] shard_lock {
+export class GPUMEM_SCOPED_LOCK shard_lock {
 public:
   /// If another thread holds the lock, counts a collision (shard_list::lock_contended).
-  [[gnu::always_inline]] inline shard_lock(shard_list& shards, pool_shard& shard)
-      __attribute__((acquire_capability(one_shard), acquire_shared_capability(all_shards)))
+  [[gnu::always_inline]] inline shard_lock(shard_list& shards, pool_shard& shard) GPUMEM_ACQUIRES(one_shard)
+      GPUMEM_ACQUIRES_SHARED(all_shards)
       : mutex_{shard.mutex} {
     if (!mutex_.try_lock()) shards.lock_contended(shard);
   }
   /// Takes over the shard's lock, which the calling thread holds.
-  inline shard_lock(pool_shard& shard, std::adopt_lock_t) noexcept
-      __attribute__((requires_capability(shard.mutex), acquire_capability(one_shard),
-                     acquire_shared_capability(all_shards)))
+  inline shard_lock(pool_shard& shard, std::adopt_lock_t) noexcept GPUMEM_REQUIRES(shard.mutex)
+      GPUMEM_ACQUIRES(one_shard) GPUMEM_ACQUIRES_SHARED(all_shards)
       : mutex_{shard.mutex} {}
   shard_lock(shard_lock const&) = delete;
   shard_lock& operator=(shard_lock const&) = delete;
-  [[clang::release_capability]] inline ~shard_lock() { mutex_.unlock(); }
+  GPUMEM_RELEASES() inline ~shard_lock() { mutex_.unlock(); }
 
 private:
   sync::spin_mutex& mutex_;
 };
 
 /// Holds the locks of all shards.
-export class [[clang::scoped_lockable]] all_shards_lock {
+export class GPUMEM_SCOPED_LOCK all_shards_lock {
 public:
-  inline explicit all_shards_lock(shard_list& shards) __attribute__((acquire_capability(one_shard, all_shards)))
-      : list_{shards} {
+  inline explicit all_shards_lock(shard_list& shards) GPUMEM_ACQUIRES(one_shard, all_shards) : list_{shards} {
     list_.lock_all();
   }
   all_shards_lock(all_shards_lock const&) = delete;
   all_shards_lock& operator=(all_shards_lock const&) = delete;
-  [[clang::release_capability]] inline ~all_shards_lock() { list_.unlock_all(); }
+  GPUMEM_RELEASES() inline ~all_shards_lock() { list_.unlock_all(); }
 
 private:
   shard_list& list_;
 };
 
 /// Unlocks all shards for a scope, in functions that are called with the locks held.
-export class [[clang::scoped_lockable]] all_shards_unlock {
+export class GPUMEM_SCOPED_LOCK all_shards_unlock {
 public:
-  inline explicit all_shards_unlock(shard_list& shards) __attribute__((release_capability(one_shard, all_shards)))
-      : list_{shards} {
+  inline explicit all_shards_unlock(shard_list& shards) GPUMEM_RELEASES(one_shard, all_shards) : list_{shards} {
     list_.unlock_all();
   }
   all_shards_unlock(all_shards_unlock const&) = delete;
   all_shards_unlock& operator=(all_shards_unlock const&) = delete;
-  [[clang::release_capability]] inline ~all_shards_unlock() { list_.lock_all(); }
+  GPUMEM_RELEASES() inline ~all_shards_unlock() { list_.lock_all(); }
 
 private:
   shard_list& list_;

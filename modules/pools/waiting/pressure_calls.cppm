@@ -1,6 +1,7 @@
 // The pressure callbacks of a pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <coroutine>
 #include <optional>
 #include <utility>
@@ -53,14 +54,14 @@ private:
   function free_some_;
 
   // Changed under the locks of all shards.
-  bool busy_ __attribute__((guarded_by(all_shards))) = false;              // a run was posted and has not ended
-  bool freed_some_ __attribute__((guarded_by(all_shards))) = false;        // the last run freed something
-  std::uint64_t parks_ __attribute__((guarded_by(all_shards))) = 0;        // waits that had begun before the last run
-  std::uint64_t change_count_ __attribute__((guarded_by(all_shards))) = 0; // the pool's changes before the last run
+  bool busy_ GPUMEM_GUARDED_BY(all_shards) = false;              // a run was posted and has not ended
+  bool freed_some_ GPUMEM_GUARDED_BY(all_shards) = false;        // the last run freed something
+  std::uint64_t parks_ GPUMEM_GUARDED_BY(all_shards) = 0;        // waits that had begun before the last run
+  std::uint64_t change_count_ GPUMEM_GUARDED_BY(all_shards) = 0; // the pool's changes before the last run
 
   sync::mutex mutex_;
   sync::condition over_;
-  std::shared_ptr<pressure_call> self_ __attribute__((guarded_by(mutex_))); // keeps this object alive during a run
+  std::shared_ptr<pressure_call> self_ GPUMEM_GUARDED_BY(mutex_); // keeps this object alive during a run
   bool ended_ = false; // the function itself has called end(): the pool may be destroyed
 };
 
@@ -91,29 +92,29 @@ export template <class F> detached await_freed(F& free_some, std::size_t bytes, 
 export class pressure_list {
 public:
   /// Throws std::bad_alloc.
-  [[clang::requires_capability(all_shards)]] void add(pressure_call& item) { calls_.push_back(&item); }
-  [[clang::requires_capability(all_shards)]] void remove(pressure_call& item) noexcept;
-  [[clang::requires_capability(all_shards)]] void on_park() noexcept { ++parks_; }
+  GPUMEM_REQUIRES(all_shards) void add(pressure_call& item) { calls_.push_back(&item); }
+  GPUMEM_REQUIRES(all_shards) void remove(pressure_call& item) noexcept;
+  GPUMEM_REQUIRES(all_shards) void on_park() noexcept { ++parks_; }
   /// Returns whether a function runs or is due.
-  [[clang::requires_shared_capability(all_shards)]] bool pending() const noexcept;
+  GPUMEM_REQUIRES_SHARED(all_shards) bool pending() const noexcept;
   /// Returns whether a function is due.
-  [[clang::requires_shared_capability(all_shards)]] bool due() const noexcept;
+  GPUMEM_REQUIRES_SHARED(all_shards) bool due() const noexcept;
   /// Returns a function that is due, and marks it as begun; null if none is due.
-  [[clang::requires_capability(all_shards)]] pressure_call* begin_next() noexcept;
+  GPUMEM_REQUIRES(all_shards) pressure_call* begin_next() noexcept;
   /// on_begin() notes that a run of the function begins, on_end() that it has ended. With 0 wanted bytes the function
   /// does not run, and stays due. `change_count`: the pool's count of changes, which grows with each free. If the count
   /// has not grown during the run, the function freed nothing in this pool.
-  [[clang::requires_capability(all_shards)]] void on_begin(pressure_call& item, std::size_t bytes,
-                                                           std::uint64_t change_count) noexcept;
-  [[clang::requires_capability(all_shards)]] void on_end(pressure_call& item, std::size_t freed_bytes,
-                                                         std::uint64_t change_count) noexcept;
+  GPUMEM_REQUIRES(all_shards)
+  void on_begin(pressure_call& item, std::size_t bytes, std::uint64_t change_count) noexcept;
+  GPUMEM_REQUIRES(all_shards)
+  void on_end(pressure_call& item, std::size_t freed_bytes, std::uint64_t change_count) noexcept;
 
 private:
-  [[clang::requires_shared_capability(all_shards)]] inline bool is_due(pressure_call const& item) const noexcept {
+  GPUMEM_REQUIRES_SHARED(all_shards) inline bool is_due(pressure_call const& item) const noexcept {
     return !item.busy_ && (item.freed_some_ || item.parks_ != parks_);
   }
-  std::vector<pressure_call*> calls_ __attribute__((guarded_by(all_shards)));
-  std::uint64_t parks_ __attribute__((guarded_by(all_shards))) = 0;
+  std::vector<pressure_call*> calls_ GPUMEM_GUARDED_BY(all_shards);
+  std::uint64_t parks_ GPUMEM_GUARDED_BY(all_shards) = 0;
 };
 
 } // namespace gpumem::detail

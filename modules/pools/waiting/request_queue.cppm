@@ -1,6 +1,7 @@
 // The requests that wait for a pool's memory: their turns, what each lacks, and what the library thread does for them.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <cstdint>
 #include <string>
 export module gpumem:request_queue;
@@ -27,12 +28,12 @@ public:
       : queue{parts.options.max_overtakes}, parts_{parts}, frees_{frees},
         guards_{guard_layout::of(parts.options.hardened)} {}
 
-  waiter_list queue __attribute__((guarded_by(all_shards)));
+  waiter_list queue GPUMEM_GUARDED_BY(all_shards);
 
   /// For a request that has a turn, bytes are set aside. Returns the bytes that are free or could be reserved, less
   /// those set aside for other requests. `own_bytes`: the bytes set aside for the request that asks.
-  [[clang::requires_capability(one_shard, all_shards)]] std::size_t headroom(std::size_t own_bytes = 0) const noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] bool fits(waiter const& item) const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) std::size_t headroom(std::size_t own_bytes = 0) const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) bool fits(waiter const& item) const noexcept;
   /// Rounds a size up as the pool does when it cannot grow: small sizes to a size class, larger ones to a multiple of
   /// 256 bytes.
   std::size_t rounded(std::size_t bytes) const noexcept;
@@ -43,51 +44,45 @@ public:
   std::size_t rounded(waiter const& item) const noexcept;
   /// Returns why the request can never be met any more: outcome::closed, device_lost or too_large; nullopt if a state
   /// of the pool could serve it. A request that asks only for a turn is never too large.
-  [[clang::requires_shared_capability(all_shards)]] std::optional<outcome> refusal(waiter const& item) const noexcept;
+  GPUMEM_REQUIRES_SHARED(all_shards) std::optional<outcome> refusal(waiter const& item) const noexcept;
   /// Returns whether waiting cannot help the request: neither a free nor the end of work on streams can give it memory.
   /// No free can come if no memory is live, set aside for the turn of another request, or freed in a graph capture.
-  [[clang::requires_capability(one_shard, all_shards)]] bool waits_for_nothing(waiter const& item) const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) bool waits_for_nothing(waiter const& item) const noexcept;
   /// Returns whether the pool has no handle, no live block and no waiting request.
-  [[clang::requires_capability(one_shard, all_shards)]] bool is_pool_unused() const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) bool is_pool_unused() const noexcept;
   /// Returns whether a free inside a graph capture waits for a later call that completes it.
-  [[clang::requires_shared_capability(all_shards)]] inline bool has_deferred_frees() const noexcept {
-    return frees_.any_deferred();
-  }
+  GPUMEM_REQUIRES_SHARED(all_shards) inline bool has_deferred_frees() const noexcept { return frees_.any_deferred(); }
 
   /// Returns a count of changes that may let a refused request go on: it grows with each free, and with each free range
   /// whose uses a poll finds complete.
-  [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t change_count() const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) std::uint64_t change_count() const noexcept;
   /// Returns the count for this request. For a request of several parts, it does not include blocks that such requests
   /// gave back.
-  [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t change_count(waiter const& item) const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) std::uint64_t change_count(waiter const& item) const noexcept;
   /// Returns the count without the blocks that requests of several parts gave back.
-  [[clang::requires_capability(one_shard, all_shards)]] std::uint64_t frees_of_others() const noexcept {
+  GPUMEM_REQUIRES(one_shard, all_shards) std::uint64_t frees_of_others() const noexcept {
     return change_count() - returned_parts_;
   }
-  [[clang::requires_capability(all_shards)]] void count_returned_parts(std::uint64_t changes) noexcept {
-    returned_parts_ += changes;
-  }
+  GPUMEM_REQUIRES(all_shards) void count_returned_parts(std::uint64_t changes) noexcept { returned_parts_ += changes; }
 
   /// Notes that the upstream has refused to give the pool more than `reserved` bytes in all. The note is valid as long
   /// as requests wait.
-  [[clang::requires_capability(all_shards)]] void set_upstream_limit(std::size_t reserved) noexcept {
-    upstream_limit_ = reserved;
-  }
+  GPUMEM_REQUIRES(all_shards) void set_upstream_limit(std::size_t reserved) noexcept { upstream_limit_ = reserved; }
   /// Forgets that. Returns whether there was a note.
-  [[clang::requires_capability(all_shards)]] bool clear_upstream_limit() noexcept {
+  GPUMEM_REQUIRES(all_shards) bool clear_upstream_limit() noexcept {
     return std::exchange(upstream_limit_, SIZE_MAX) != SIZE_MAX;
   }
 
 private:
-  [[clang::requires_capability(one_shard, all_shards)]] bool is_held_by_others(waiter const& item) const noexcept;
-  [[clang::requires_shared_capability(all_shards)]] bool could_serve(waiter const& item) const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) bool is_held_by_others(waiter const& item) const noexcept;
+  GPUMEM_REQUIRES_SHARED(all_shards) bool could_serve(waiter const& item) const noexcept;
 
   pool_parts& parts_;
   shard_frees const& frees_;
   guard_layout const guards_; // of a hardened pool; in other pools they have no bytes
-  std::size_t upstream_limit_ __attribute__((guarded_by(all_shards))) = SIZE_MAX;
+  std::size_t upstream_limit_ GPUMEM_GUARDED_BY(all_shards) = SIZE_MAX;
   // The changes that count_returned_parts() has counted: blocks that requests of several parts gave back.
-  std::uint64_t returned_parts_ __attribute__((guarded_by(all_shards))) = 0;
+  std::uint64_t returned_parts_ GPUMEM_GUARDED_BY(all_shards) = 0;
 };
 
 /// Tells since when nothing has been granted or freed while requests wait. Guarded by the locks of all shards.
@@ -127,44 +122,44 @@ public:
   progress_monitor(pool_parts& parts, waiting_requests& requests) noexcept
       : stall{parts.options.stall_timeout}, parts_{parts}, requests_{requests} {}
 
-  pressure_list pressure __attribute__((guarded_by(all_shards)));
-  stall_detector stall __attribute__((guarded_by(all_shards)));
+  pressure_list pressure GPUMEM_GUARDED_BY(all_shards);
+  stall_detector stall GPUMEM_GUARDED_BY(all_shards);
 
   /// Returns whether streams still use free memory. If they did at the last call and no longer do, adds 1 to the pool's
   /// count of changes, so that waiting requests try again.
-  [[clang::requires_capability(one_shard, all_shards)]] bool update_work_pending() noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) bool update_work_pending() noexcept;
   /// Returns the next waiting request for which a poll may help, because enough bytes are free or could be reserved;
   /// null if there is none. In a hardened pool, and while frees in a graph capture are still to be done, returns the
   /// first waiting request. While requests wait, only the library thread polls.
-  [[clang::requires_capability(one_shard, all_shards)]] waiter* next_to_poll_for() const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) waiter* next_to_poll_for() const noexcept;
   /// Returns what the deadlock_monitor sees while `first`, the first request without a turn, waits.
-  [[clang::requires_capability(one_shard, all_shards)]] place_state state(waiter const& first) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) place_state state(waiter const& first) noexcept;
   /// Returns the bytes that waiting requests lack, beyond those that are free or could be reserved. If they lack none,
   /// the free bytes lie in pieces; then returns the bytes of the first request. Returns 0 if no request waits.
-  [[clang::requires_capability(one_shard, all_shards)]] std::size_t wanted() const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) std::size_t wanted() const noexcept;
   /// If it is possible that all memory is held by work that waits itself, posts a pass, in which the deadlock_monitor
   /// looks. Cheap, because this function does not add up the bytes of each holder.
-  [[clang::requires_capability(one_shard, all_shards)]] void schedule_look() noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) void schedule_look() noexcept;
   /// Called before the deadlock_monitor looks.
-  [[clang::requires_capability(all_shards)]] void begin_look() noexcept { look_is_due_ = false; }
+  GPUMEM_REQUIRES(all_shards) void begin_look() noexcept { look_is_due_ = false; }
   /// Returns whether a pass of the library thread would have something to do.
-  [[clang::requires_capability(one_shard, all_shards)]] bool needs_pass() noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) bool needs_pass() noexcept;
   /// Posts a pass if the library thread has to poll, to call a pressure callback, or to look for a stall.
-  [[clang::requires_capability(one_shard, all_shards)]] void schedule_poll() noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) void schedule_poll() noexcept;
   /// Posts a pass for the time at which the waiting requests count as stalled.
-  [[clang::requires_capability(one_shard, all_shards)]] void schedule_stall_check() noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) void schedule_stall_check() noexcept;
 
 private:
-  [[clang::requires_capability(one_shard, all_shards)]] bool is_work_pending() const noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] bool needs_poll() noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] inline bool is_pressure_due() const noexcept {
+  GPUMEM_REQUIRES(one_shard, all_shards) bool is_work_pending() const noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) bool needs_poll() noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) inline bool is_pressure_due() const noexcept {
     return pressure.due() && wanted() > 0;
   }
 
   pool_parts& parts_;
   waiting_requests& requests_;
-  bool look_is_due_ __attribute__((guarded_by(all_shards))) = false; // something has changed since the last look
-  bool work_was_pending_ __attribute__((guarded_by(all_shards))) =
+  bool look_is_due_ GPUMEM_GUARDED_BY(all_shards) = false; // something has changed since the last look
+  bool work_was_pending_ GPUMEM_GUARDED_BY(all_shards) =
       false; // whether streams still used free memory at the last poll
 };
 
@@ -217,42 +212,41 @@ public:
   /// Ends a request that does not wait yet with outcome::too_large.
   void refuse_as_too_large(waiter& item) noexcept;
   /// Counts a request that ends here without memory.
-  [[clang::requires_capability(one_shard, all_shards)]] void count_failure(waiter const& item) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) void count_failure(waiter const& item) noexcept;
 
   /// Gives turns to waiting requests as long as there could be memory for the next one. A request that can never be met
   /// any more gets a turn too; its attempt then fails.
-  [[clang::requires_capability(one_shard, all_shards)]] void wake_next(woken_waiters& waiters) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) void wake_next(woken_waiters& waiters) noexcept;
   /// Wakes the requests that can never be met any more. Called after the limit has changed or the pool was closed.
-  [[clang::requires_capability(one_shard, all_shards)]] void wake_ended(woken_waiters& waiters) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) void wake_ended(woken_waiters& waiters) noexcept;
   /// Wakes the requests that lack nothing any more, and those that lack less. Called after a request has been granted
   /// by which others lack less.
   void wake_satisfied() noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] void give_turn(waiter& item, woken_waiters& waiters) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) void give_turn(waiter& item, woken_waiters& waiters) noexcept;
   /// Removes a request, and gives turns to requests that waited for its end. Returns whether the pool now has no
   /// handle, no live block and no request.
-  [[clang::requires_capability(one_shard, all_shards)]] bool remove(waiter& item, woken_waiters& waiters) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) bool remove(waiter& item, woken_waiters& waiters) noexcept;
   /// Called when one part of a request was refused: calls `free_part`, which frees another part that the request has
   /// got. For requests of several parts this free does not count as a change. Otherwise two such requests would wake
   /// each other for ever.
-  template <class Free>
-  [[clang::requires_capability(one_shard, all_shards)]] void return_part(Free free_part) noexcept {
+  template <class Free> GPUMEM_REQUIRES(one_shard, all_shards) void return_part(Free free_part) noexcept {
     requests_.count_returned_parts(parts_.requests.without_counting(free_part));
   }
 
 private:
   failure failure_of(waiter const& item, outcome reason) const noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] turn park(waiter& item, woken_waiters& waiters) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] void take_turn(waiter& item) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] turn new_turn(waiter const& item) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] void end_turn_of(waiter& item) noexcept;
-  [[clang::requires_capability(one_shard, all_shards)]] turn wait_again(waiter& item, turn const& turn,
-                                                                        woken_waiters& waiters) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) turn park(waiter& item, woken_waiters& waiters) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) void take_turn(waiter& item) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) turn new_turn(waiter const& item) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards) void end_turn_of(waiter& item) noexcept;
+  GPUMEM_REQUIRES(one_shard, all_shards)
+  turn wait_again(waiter& item, turn const& turn, woken_waiters& waiters) noexcept;
 
   pool_parts& parts_;
   shard_frees& frees_;
   waiting_requests& requests_;
   progress_monitor& monitor_;
-  waiter const* multi_part_ __attribute__((guarded_by(all_shards))) =
+  waiter const* multi_part_ GPUMEM_GUARDED_BY(all_shards) =
       nullptr; // the request of several parts that has a turn now; null: none
   std::atomic<std::uint64_t> failures_{0};
 };

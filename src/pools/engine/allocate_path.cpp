@@ -2,6 +2,7 @@
 // cannot grow.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <base/tuning.hpp>
 #include <algorithm>
 #include <array>
@@ -55,13 +56,11 @@ constexpr unsigned max_steals = std::max(sync::contention_threshold / 8, 2u);
 // Two steals that are more than this many locked calls of the thread's shard apart do not add up to `max_steals`.
 constexpr std::uint64_t steal_window = 1024;
 
-[[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] bool
-steals_expired(pool_shard const& thief) noexcept {
+GPUMEM_REQUIRES(one_shard) GPUMEM_REQUIRES_SHARED(all_shards) bool steals_expired(pool_shard const& thief) noexcept {
   return thief.counters.locked_calls - thief.last_steal > steal_window;
 }
 
-[[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-count_steal(pool_shard& thief) noexcept {
+GPUMEM_REQUIRES(one_shard) GPUMEM_REQUIRES_SHARED(all_shards) void count_steal(pool_shard& thief) noexcept {
   ++thief.counters.steals;
   if (steals_expired(thief)) thief.steals = 0;
   ++thief.steals;

@@ -1,6 +1,7 @@
 // Frees under the lock of one shard or of all; adds uses to live blocks; reports misuse of pointers.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <base/tuning.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -34,9 +35,9 @@ import :waiter;
 namespace gpumem::detail {
 namespace {
 
-[[clang::requires_capability(one_shard, all_shards)]] void explain(pool_parts& parts, stream_key const& key,
-                                                                   void* pointer, std::optional<std::size_t> bytes,
-                                                                   late_misuse& wrong) noexcept {
+GPUMEM_REQUIRES(one_shard, all_shards)
+void explain(pool_parts& parts, stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+             late_misuse& wrong) noexcept {
   auto const refuse = [&](misuse::kind what, std::size_t expected) {
     wrong.set({what, pointer, bytes.value_or(0), expected, key.identity().id(), parts.options.name.c_str()});
   };

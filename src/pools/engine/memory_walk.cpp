@@ -1,6 +1,7 @@
 // Copies blocks of one shard under its lock, and finds the place where the next piece begins.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <gpumem/statistics.hpp>
 #include <algorithm>
 #include <cstddef>
@@ -132,8 +133,7 @@ std::uint64_t count_calls(pool_parts& parts, shard_frees& frees) {
 }
 
 // Copies no pages in a call from inside the upstream, which may be about to change them.
-[[clang::requires_capability(one_shard, all_shards)]] void copy_pages(pool_parts& parts,
-                                                                      std::vector<copied_page>& pages) {
+GPUMEM_REQUIRES(one_shard, all_shards) void copy_pages(pool_parts& parts, std::vector<copied_page>& pages) {
   if (upstream_call::runs_here(parts.shards)) return;
   while (parts.backend->wait_for_growth()) {}
   for (auto const& shard : parts.shards.all()) {

@@ -1,6 +1,7 @@
 // Reads the counts of a pool, looks blocks up by their addresses, and checks the pool's lists.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <gpumem/statistics.hpp>
 #include <algorithm>
 #include <array>
@@ -47,8 +48,9 @@ inline constexpr std::array<std::uint64_t pool_counters::*, 12> counts_of_shards
 
 // Adds to `sum` the free bytes of a shard, the number of its free ranges, and the free bytes that streams may still
 // use. Appends these streams to `users`; a stream can occur several times.
-[[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-add_free_statistics(pool_shard& shard, statistics& sum, std::vector<stream_timeline const*>& users) {
+GPUMEM_REQUIRES(one_shard)
+GPUMEM_REQUIRES_SHARED(all_shards)
+void add_free_statistics(pool_shard& shard, statistics& sum, std::vector<stream_timeline const*>& users) {
   auto const add_range = [&](block const& free) {
     bool const over = free.uses.completed();
     sum.free_in_use += over ? 0 : free.bytes;
@@ -80,8 +82,9 @@ struct shard_sums {
   std::vector<stream_timeline const*> users; // of free memory; a stream can occur several times
 };
 
-[[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-add_shard(pool_parts& parts, shard_frees& frees, pool_shard& shard, shard_sums& sums) {
+GPUMEM_REQUIRES(one_shard)
+GPUMEM_REQUIRES_SHARED(all_shards)
+void add_shard(pool_parts& parts, shard_frees& frees, pool_shard& shard, shard_sums& sums) {
   auto& sum = sums.all;
   if (parts.mode.fast_path()) frees.drain_remote_frees(shard);
   for (auto const count : added) sum.*count += shard.counts.*count;
@@ -218,8 +221,7 @@ std::size_t checked_bytes(free_list const& list, bool& consistent) {
   return bytes + list.quick().bytes();
 }
 
-[[clang::requires_capability(one_shard, all_shards)]] bool is_consistent_with(pool_parts const& parts,
-                                                                              cache_counts const& cached) {
+GPUMEM_REQUIRES(one_shard, all_shards) bool is_consistent_with(pool_parts const& parts, cache_counts const& cached) {
   std::size_t free = 0, small = 0, larger = 0, taken = 0;
   std::int64_t live = 0;
   bool consistent = true;

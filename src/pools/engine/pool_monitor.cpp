@@ -1,6 +1,7 @@
 // The page of shared memory, and the timer that writes on it and gives tools the counters.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <gpumem/monitor_page.hpp>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -164,7 +165,7 @@ public:
 
 private:
   // Called once. Without a page the process goes on.
-  void open() __attribute__((requires_capability(mutex_))) {
+  void open() GPUMEM_REQUIRES(mutex_) {
     opened_ = true;
     try {
       page_ = make_page(path_);
@@ -191,7 +192,7 @@ private:
     start_timer(*this, sync::now() + publish_interval);
   }
 
-  void publish() __attribute__((requires_capability(mutex_))) {
+  void publish() GPUMEM_REQUIRES(mutex_) {
     std::uint64_t pools = 0;
     for (auto const* each = pools_.first(); each; each = each->links_.next, ++pools) {
       auto const numbers = each->read_(each->pool_);
@@ -201,7 +202,7 @@ private:
     if (page_) write_page(pools);
   }
 
-  void write_page(std::uint64_t pools) noexcept __attribute__((requires_capability(mutex_))) {
+  void write_page(std::uint64_t pools) noexcept GPUMEM_REQUIRES(mutex_) {
     __atomic_store_n(&page_->sequence, ++sequence_, __ATOMIC_RELAXED);
     std::atomic_thread_fence(std::memory_order_release);
     __atomic_store_n(&page_->magic, monitor_page::expected_magic, __ATOMIC_RELAXED);
@@ -211,12 +212,12 @@ private:
   }
 
   sync::mutex mutex_;
-  intrusive_list<monitored_pool> pools_ __attribute__((guarded_by(mutex_)));
-  bool opened_ __attribute__((guarded_by(mutex_))) = false;
-  bool publishes_ __attribute__((guarded_by(mutex_))) = false; // the timer is started, or expires
-  monitor_page* page_ __attribute__((guarded_by(mutex_))) = nullptr;
-  std::uint64_t sequence_ __attribute__((guarded_by(mutex_))) = 0;
-  std::array<monitor_row, monitor_page::most_rows> rows_ __attribute__((guarded_by(mutex_)));
+  intrusive_list<monitored_pool> pools_ GPUMEM_GUARDED_BY(mutex_);
+  bool opened_ GPUMEM_GUARDED_BY(mutex_) = false;
+  bool publishes_ GPUMEM_GUARDED_BY(mutex_) = false; // the timer is started, or expires
+  monitor_page* page_ GPUMEM_GUARDED_BY(mutex_) = nullptr;
+  std::uint64_t sequence_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::array<monitor_row, monitor_page::most_rows> rows_ GPUMEM_GUARDED_BY(mutex_);
   std::string path_; // set before the exit function is registered
 };
 

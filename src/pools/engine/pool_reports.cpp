@@ -1,6 +1,7 @@
 // Writes reports: of blocks that were never freed, and of the memory of a pool.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <gpumem/error.hpp>
 #include <algorithm>
 #include <bit>
@@ -33,8 +34,8 @@ namespace {
 
 struct listed_pools {
   sync::mutex mutex;
-  intrusive_list<leak_report> pools __attribute__((guarded_by(mutex)));
-  bool registered __attribute__((guarded_by(mutex))) = false;
+  intrusive_list<leak_report> pools GPUMEM_GUARDED_BY(mutex);
+  bool registered GPUMEM_GUARDED_BY(mutex) = false;
 };
 
 // Never destroyed: static objects may end their pools after this list would be destroyed.

@@ -1,6 +1,7 @@
 // The list of closed pools whose memory cannot go back to the upstream yet, and the retries of their release.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <base/tuning.hpp>
 #include <algorithm>
 #include <atomic>
@@ -88,7 +89,7 @@ private:
   // reaches the limit can keep as much again.
   static constexpr std::size_t max_pools = 64, max_bytes = std::size_t{32} << 20, reserved_fraction = 128;
 
-  void count(deferred_release& release, std::size_t bytes) noexcept __attribute__((requires_capability(mutex_))) {
+  void count(deferred_release& release, std::size_t bytes) noexcept GPUMEM_REQUIRES(mutex_) {
     pools_ += static_cast<std::size_t>(bytes > 0) - static_cast<std::size_t>(release.uncovered_ > 0);
     bytes_ += bytes - release.uncovered_;
     release.uncovered_ = bytes;
@@ -98,11 +99,11 @@ private:
 
   sync::mutex mutex_;
   sync::condition left_;
-  intrusive_list<deferred_release> list_ __attribute__((guarded_by(mutex_)));
+  intrusive_list<deferred_release> list_ GPUMEM_GUARDED_BY(mutex_);
   std::atomic<bool> any_{false};
-  std::size_t pools_ __attribute__((guarded_by(mutex_))) = 0;
-  std::size_t bytes_ __attribute__((guarded_by(mutex_))) = 0;
-  std::uint64_t rounds_ __attribute__((guarded_by(mutex_))) = 0;
+  std::size_t pools_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::size_t bytes_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::uint64_t rounds_ GPUMEM_GUARDED_BY(mutex_) = 0;
 };
 
 bool process_is_exiting() noexcept {

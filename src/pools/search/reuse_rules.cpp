@@ -1,6 +1,7 @@
 // Decides which stream may use free memory; polls, or waits on the host, to learn which uses are complete.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <base/tuning.hpp>
 #include <algorithm>
 #include <chrono>
@@ -25,8 +26,7 @@ namespace {
 
 // Promotes the complete ranges of one shard: moves them to the list of ranges that any stream can take. Visits each
 // range once, from the oldest to the newest.
-[[clang::requires_capability(one_shard), clang::requires_shared_capability(all_shards)]] void
-promote_completed_in(pool_shard& shard) noexcept {
+GPUMEM_REQUIRES(one_shard) GPUMEM_REQUIRES_SHARED(all_shards) void promote_completed_in(pool_shard& shard) noexcept {
   auto& lists = shard.ranges.lists();
   for (auto* const each : lists.single_stream()) {
     auto const& timeline = *each->timeline();

@@ -1,6 +1,7 @@
 // Gives shards to threads and takes them back, finds blocks in them, and takes the locks of all shards.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 #include <base/tuning.hpp>
 #include <algorithm>
 #include <atomic>
@@ -192,13 +193,13 @@ shard_list::lookup shard_list::find_in_all(void const* pointer, std::atomic<pool
 }
 
 // clang's thread-safety analysis does not follow locks that a loop takes.
-[[clang::no_thread_safety_analysis]] void shard_list::lock_all() noexcept {
+GPUMEM_NO_LOCK_ANALYSIS void shard_list::lock_all() noexcept {
   auto& first = *shards_[0];
   if (!first.mutex.try_lock()) lock_contended(first);
   for (auto const& each : all().subspan(1)) each->mutex.lock();
 }
 
-[[clang::no_thread_safety_analysis]] void shard_list::unlock_all() noexcept {
+GPUMEM_NO_LOCK_ANALYSIS void shard_list::unlock_all() noexcept {
   for (auto const& each : all().subspan(1)) each->mutex.unlock();
   shards_[0]->mutex.unlock();
 }

@@ -2,6 +2,7 @@
 // line 0 compiles.
 // SPDX-License-Identifier: Apache-2.0
 module;
+#include <gpumem/lock_attributes.hpp>
 module gpumem:lock_violations.impl;
 import :std;
 import :sync;
@@ -11,31 +12,30 @@ namespace {
 
 struct shard {
   sync::mutex mutex;
-  int blocks __attribute__((guarded_by(mutex))) = 0;
+  int blocks GPUMEM_GUARDED_BY(mutex) = 0;
 };
 
 // Two shards. `growing` is written under the locks of both, and read under either.
 struct shards {
   shard first, second;
   sync::role all;
-  bool growing __attribute__((guarded_by(all))) = false;
+  bool growing GPUMEM_GUARDED_BY(all) = false;
 };
 
-class [[clang::scoped_lockable]] shard_lock {
+class GPUMEM_SCOPED_LOCK shard_lock {
 public:
-  shard_lock(shards& in, shard& one) __attribute__((acquire_capability(one.mutex), acquire_shared_capability(in.all)))
-      : held_{one.mutex} {}
-  [[clang::release_capability]] ~shard_lock() {}
+  shard_lock(shards& in, shard& one) GPUMEM_ACQUIRES(one.mutex) GPUMEM_ACQUIRES_SHARED(in.all) : held_{one.mutex} {}
+  GPUMEM_RELEASES() ~shard_lock() {}
 
 private:
   sync::lock held_;
 };
 
-class [[clang::scoped_lockable]] all_shards_lock {
+class GPUMEM_SCOPED_LOCK all_shards_lock {
 public:
-  explicit all_shards_lock(shards& in) __attribute__((acquire_capability(in.all, in.first.mutex, in.second.mutex)))
+  explicit all_shards_lock(shards& in) GPUMEM_ACQUIRES(in.all, in.first.mutex, in.second.mutex)
       : first_{in.first.mutex}, second_{in.second.mutex} {}
-  [[clang::release_capability]] ~all_shards_lock() {}
+  GPUMEM_RELEASES() ~all_shards_lock() {}
 
 private:
   sync::lock first_, second_;
@@ -43,16 +43,16 @@ private:
 
 class account {
 public:
-  [[maybe_unused]] void pay() __attribute__((locks_excluded(mutex_)));
+  [[maybe_unused]] void pay() GPUMEM_EXCLUDES(mutex_);
 
 private:
-  void wait_for_money() __attribute__((requires_capability(mutex_))) {
+  void wait_for_money() GPUMEM_REQUIRES(mutex_) {
     while (money_ == 0) paid_.wait(mutex_);
   }
 
   sync::mutex mutex_;
   sync::condition paid_;
-  int money_ __attribute__((guarded_by(mutex_))) = 0;
+  int money_ GPUMEM_GUARDED_BY(mutex_) = 0;
 };
 
 void account::pay() {
@@ -116,9 +116,9 @@ public:
 
 private:
   sync::spin_mutex mutex_;
-  int content_ __attribute__((guarded_by(mutex_))) = 0;
+  int content_ GPUMEM_GUARDED_BY(mutex_) = 0;
   sync::biased_mutex own_;
-  int kept_ __attribute__((guarded_by(own_))) = 0;
+  int kept_ GPUMEM_GUARDED_BY(own_) = 0;
 };
 
 } // namespace

@@ -29,7 +29,7 @@ class ReadDeclarations(unittest.TestCase):
                    ("parameter", "in"), ("member", "in_"))
 
     def test_members_are_read(self):
-        self.reads("class c { sync::mutex of_ __attribute__((guarded_by(at))); int used = 0; unsigned how : 8 = 1; "
+        self.reads("class c { sync::mutex of_ GPUMEM_GUARDED_BY(at); int used = 0; unsigned how : 8 = 1; "
                    "std::array<int, 2> all{}; block* next() const; };",
                    ("member", "of_"), ("member", "used"), ("member", "how"), ("member", "all"))
 

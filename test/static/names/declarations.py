@@ -19,6 +19,7 @@ NO_TYPE = set("return else case new delete throw co_return co_await co_yield got
               "false alignas decltype alignof".split())
 NO_NAME = NO_TYPE | set("const volatile auto void bool char int long short unsigned signed float double".split())
 CONTROL = {"for", "if", "while", "switch", "catch", "constexpr"}
+LOCK_ATTRIBUTE = "GPUMEM_"
 OPEN = {"(": ")", "[": "]", "{": "}", "[[": "]]"}
 
 
@@ -175,7 +176,9 @@ class Reader:
             return
         if not self.type_ends(index - 1):
             return
-        if following not in ("=", ";", ",", ")", "{", ":", "[", "(", "__attribute__", "...", "["):
+        if self.at(index).startswith(LOCK_ATTRIBUTE):
+            return
+        if following not in ("=", ";", ",", ")", "{", ":", "[", "(", "...", "[") and not following.startswith(LOCK_ATTRIBUTE):
             return
         if following == "=" and self.at(index + 2) == "=" and self.tokens[index + 1].end == self.tokens[index + 2].start:
             return
@@ -208,7 +211,7 @@ class Reader:
             self.add("local", index, parenthesis, self.body_after(close))
         elif before == "]" or (before == ">" and self.is_template_lambda(parenthesis - 1)):
             self.add("local", index, parenthesis, self.body_after(close))
-        elif before == "__attribute__" or before == "(":
+        elif before.startswith(LOCK_ATTRIBUTE) or before == "(":
             return
         else:
             self.add("parameter", index, parenthesis, self.body_after(close))
