@@ -72,7 +72,7 @@ public:
 private:
   // The slow path. With preserve_most this function saves the registers, so that the inlined fast path need not save
   // them. Hidden visibility avoids the linker's lazy-binding stub, which would not save them.
-  [[clang::preserve_most, gnu::visibility("hidden"), clang::acquire_capability]] void lock_taken() noexcept;
+  [[clang::preserve_most, gnu::visibility("hidden")]] void lock_taken() noexcept GPUMEM_ACQUIRES();
   std::atomic<bool> taken_{false};
 };
 
@@ -135,7 +135,7 @@ public:
   GPUMEM_ASSERTS() inline void assert_held() const noexcept {}
 
 private:
-  [[clang::preserve_most, gnu::visibility("hidden"), clang::acquire_capability]] void lock_requested() noexcept;
+  [[clang::preserve_most, gnu::visibility("hidden")]] void lock_requested() noexcept GPUMEM_ACQUIRES();
   bool biased_ = false;
   std::atomic<bool> taken_{false};
   std::atomic<bool> revoke_requested_{false};

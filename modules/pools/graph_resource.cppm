@@ -53,8 +53,9 @@ void record_graph_use(graph_memory& state, void* pointer, stream_ref stream);
 /// a later part must depend on the stream's work in the earlier ones.
 ///
 /// Launches: graphs that share one graph memory must never run at the same time, because their blocks share addresses.
-/// If no graph reads what another one, or an earlier launch, has left in this memory, they may be launched in any
-/// order. Otherwise they must be launched in the order of their captures.
+/// A launch may overwrite what other graphs of the memory and earlier launches have left there, also in blocks that are
+/// not freed. If no graph, stream or host reads such data after that launch, the graphs may be launched in any order.
+/// Otherwise they are launched in the order of their captures, and the data is read before the first is launched again.
 ///
 /// Ownership: an object is a handle; copies are the same memory and compare equal. No memory goes back to the upstream,
 /// not even by `trim`, until the last handle is gone and the last block is freed. Then all memory goes back

@@ -29,7 +29,10 @@ template <class Object> gpumem_outcome end(Object* object) noexcept {
 gpumem_outcome gpumem_graph_memory_make(gpumem_pool* pool, gpumem_graph_memory** memory) noexcept {
   if (!pool) return refuse("gpumem_graph_memory_make", "the pool is NULL; was it moved from?");
   if (!memory) return refuse("gpumem_graph_memory_make", "the out-pointer is NULL");
-  return outcome_of([&] { *memory = pool->make_graph_memory(); });
+  return outcome_of([&] {
+    gpumem::detail::throw_if_child();
+    *memory = pool->make_graph_memory();
+  });
 }
 
 gpumem_outcome gpumem_graph_memory_capture(gpumem_graph_memory* memory, void* stream,
@@ -40,7 +43,7 @@ gpumem_outcome gpumem_graph_memory_capture(gpumem_graph_memory* memory, void* st
   return outcome_of([&] { *scope = new gpumem_capture_scope{memory->capture(target)}; });
 }
 
-gpumem_outcome gpumem_capture_scope_close(gpumem_capture_scope* scope) noexcept { return end(scope); }
+gpumem_outcome gpumem_capture_scope_end(gpumem_capture_scope* scope) noexcept { return end(scope); }
 
 gpumem_outcome gpumem_graph_memory_bytes(gpumem_graph_memory* memory, size_t* bytes) noexcept {
   if (!memory) return refuse("gpumem_graph_memory_bytes", no_memory);

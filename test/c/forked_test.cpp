@@ -78,13 +78,15 @@ int call_pools(gpumem_pool* pool, void* block) {
   return 0;
 }
 
-int call_graph_memory(gpumem_graph_memory* memory, gpumem_capture_scope* scope) {
+int call_graph_memory(gpumem_pool* pool, gpumem_graph_memory* memory, gpumem_capture_scope* scope) {
+  gpumem_graph_memory* made = nullptr;
+  if (gpumem_graph_memory_make(pool, &made) != GPUMEM_DEVICE_LOST || made) return 30;
   std::size_t kept = 1;
   gpumem_capture_scope* opened = nullptr;
   if (gpumem_graph_memory_capture(memory, GPUMEM_STREAM_PER_THREAD, &opened) != GPUMEM_DEVICE_LOST) return 31;
   if (!told_why() || opened) return 32;
   if (gpumem_graph_memory_bytes(memory, &kept) != GPUMEM_GRANTED || kept != 0) return 33;
-  if (gpumem_capture_scope_close(scope) != GPUMEM_GRANTED) return 34;
+  if (gpumem_capture_scope_end(scope) != GPUMEM_GRANTED) return 34;
   return gpumem_graph_memory_free(memory) == GPUMEM_GRANTED ? 0 : 35;
 }
 
@@ -129,7 +131,7 @@ TEST(forked_c, child_returns_from_every_function) {
   if (child == 0) {
     alarm(longest_seconds);
     auto failed = call_pools(pool, block);
-    if (!failed) failed = call_graph_memory(memory, scope);
+    if (!failed) failed = call_graph_memory(pool, memory, scope);
     _exit(failed ? failed : call_torch(block));
   }
   int status = -1;
@@ -138,7 +140,7 @@ TEST(forked_c, child_returns_from_every_function) {
   inside.join();
   EXPECT_TRUE(WIFEXITED(status)) << "it hangs";
   EXPECT_EQ(WEXITSTATUS(status), 0);
-  EXPECT_EQ(gpumem_capture_scope_close(scope), GPUMEM_GRANTED);
+  EXPECT_EQ(gpumem_capture_scope_end(scope), GPUMEM_GRANTED);
   EXPECT_EQ(gpumem_graph_memory_free(memory), GPUMEM_GRANTED);
   gpumem_torch_free(block, bytes, 0, nullptr);
   gpumem::simulator::set_schedule_hooks(nullptr, nullptr, nullptr);

@@ -262,7 +262,7 @@ class Configuration(Plugged):
         gpumem_torch.check(library.gpumem_free(pool, stream, block))
         self.simulator.require(driver.cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph)))
         self.simulator.require(driver.cuGraphDestroy(graph))
-        gpumem_torch.check(library.gpumem_capture_scope_close(scope))
+        gpumem_torch.check(library.gpumem_capture_scope_end(scope))
         gpumem_torch.check(library.gpumem_graph_memory_bytes(memory, ctypes.byref(kept)))
         self.assertGreaterEqual(kept.value, 3 * MIB)
         gpumem_torch.check(library.gpumem_graph_memory_free(memory))

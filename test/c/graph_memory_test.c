@@ -56,7 +56,7 @@ static void* capture_layers(gpumem_pool* pool, gpumem_graph_memory* memory, void
     EXPECT(gpumem_free_sized(pool, stream, large, 3 * MIB) == GPUMEM_GRANTED);
   }
   void* graph = simulated_captured(stream);
-  EXPECT(gpumem_capture_scope_close(scope) == GPUMEM_GRANTED);
+  EXPECT(gpumem_capture_scope_end(scope) == GPUMEM_GRANTED);
   return graph;
 }
 
@@ -104,7 +104,7 @@ static void blocks_stay_until_they_are_freed(void) {
   EXPECT(allocate_untold(pool, stream, 1000) == temporary);
   EXPECT(gpumem_free(pool, stream, temporary) == GPUMEM_GRANTED);
   void* graph = simulated_captured(stream);
-  EXPECT(gpumem_capture_scope_close(scope) == GPUMEM_GRANTED);
+  EXPECT(gpumem_capture_scope_end(scope) == GPUMEM_GRANTED);
   EXPECT(allocate_untold(pool, stream, 1000) == before); // completes the free
   EXPECT(gpumem_free(pool, stream, before) == GPUMEM_GRANTED);
 
@@ -122,7 +122,7 @@ static void blocks_stay_until_they_are_freed(void) {
   EXPECT(gpumem_free_pointer(result) == GPUMEM_GRANTED);
   EXPECT_REFUSED(gpumem_free(pool, stream, result), wrong, "a double free");
   simulated_destroy_graph(simulated_captured(stream));
-  EXPECT(gpumem_capture_scope_close(scope) == GPUMEM_GRANTED);
+  EXPECT(gpumem_capture_scope_end(scope) == GPUMEM_GRANTED);
   simulated_synchronize(stream);
   simulated_destroy_graph(graph);
   end(pool, memory);
@@ -146,7 +146,7 @@ static void* capture_two_streams(gpumem_pool* pool, gpumem_graph_memory* memory,
   simulated_order(side, stream);
   EXPECT(gpumem_free(pool, stream, beside) == GPUMEM_GRANTED);
   void* graph = simulated_captured(stream);
-  EXPECT(gpumem_capture_scope_close(scope) == GPUMEM_GRANTED);
+  EXPECT(gpumem_capture_scope_end(scope) == GPUMEM_GRANTED);
   return graph;
 }
 
@@ -173,7 +173,7 @@ static void scopes_and_blocks_outlive_the_graph_memory(void) {
   simulated_begin_capture(stream);
   void* block = allocate_untold(pool, stream, 1000);
   simulated_destroy_graph(simulated_captured(stream));
-  EXPECT(gpumem_capture_scope_close(scope) == GPUMEM_GRANTED);
+  EXPECT(gpumem_capture_scope_end(scope) == GPUMEM_GRANTED);
   EXPECT(statistics_of(pool).live == 2 * MIB);
   EXPECT(gpumem_free(pool, stream, block) == GPUMEM_GRANTED);
   EXPECT(statistics_of(pool).live == 0);
@@ -195,7 +195,7 @@ static void captures_fail_without_a_scope_or_memory(void) {
   EXPECT_REFUSED(gpumem_allocate(pool, stream, 5 * MIB, GPUMEM_ALIGNMENT, &pointer), GPUMEM_EXHAUSTED, "exhausted");
   EXPECT_REFUSED(gpumem_acquire(pool, stream, 5 * MIB, GPUMEM_ALIGNMENT, UINT64_MAX, &pointer), GPUMEM_EXHAUSTED,
                  "exhausted");
-  EXPECT(gpumem_capture_scope_close(scope) == GPUMEM_GRANTED);
+  EXPECT(gpumem_capture_scope_end(scope) == GPUMEM_GRANTED);
   EXPECT_REFUSED(gpumem_allocate(pool, stream, 1, GPUMEM_ALIGNMENT, &pointer), GPUMEM_CAPTURE_UNSUPPORTED,
                  "capture_unsupported");
   EXPECT(pointer == NULL);
@@ -222,21 +222,21 @@ static void wrong_calls_are_refused(void) {
   gpumem_capture_scope* scope = open_scope(memory, stream);
   EXPECT_REFUSED(gpumem_graph_memory_capture(memory, stream, &none), wrong, "already has a capture scope");
   EXPECT(none == NULL);
-  EXPECT(gpumem_capture_scope_close(scope) == GPUMEM_GRANTED);
-  EXPECT(gpumem_capture_scope_close(open_scope(memory, stream)) == GPUMEM_GRANTED);
-  EXPECT(gpumem_capture_scope_close(open_scope(memory, GPUMEM_STREAM_PER_THREAD)) == GPUMEM_GRANTED);
+  EXPECT(gpumem_capture_scope_end(scope) == GPUMEM_GRANTED);
+  EXPECT(gpumem_capture_scope_end(open_scope(memory, stream)) == GPUMEM_GRANTED);
+  EXPECT(gpumem_capture_scope_end(open_scope(memory, GPUMEM_STREAM_PER_THREAD)) == GPUMEM_GRANTED);
   scope = open_scope(memory, elsewhere);
   simulated_begin_capture(elsewhere);
   void* pointer = NULL;
   EXPECT_REFUSED(gpumem_allocate(pool, elsewhere, 1, 1, &pointer), wrong, "device");
   simulated_destroy_graph(simulated_captured(elsewhere));
-  EXPECT(gpumem_capture_scope_close(scope) == GPUMEM_GRANTED);
+  EXPECT(gpumem_capture_scope_end(scope) == GPUMEM_GRANTED);
   size_t bytes = 1;
   EXPECT_REFUSED(gpumem_graph_memory_bytes(NULL, &bytes), wrong, "the graph memory is NULL");
   EXPECT_REFUSED(gpumem_graph_memory_bytes(memory, NULL), wrong, "the out-pointer is NULL");
   EXPECT(bytes == 1);
   EXPECT(gpumem_graph_memory_free(NULL) == GPUMEM_GRANTED);
-  EXPECT(gpumem_capture_scope_close(NULL) == GPUMEM_GRANTED);
+  EXPECT(gpumem_capture_scope_end(NULL) == GPUMEM_GRANTED);
   end(pool, memory);
 }
 
@@ -255,7 +255,7 @@ static void each_pool_serves_captures(void) {
     simulated_write(stream, block, 1000);
     EXPECT(gpumem_free(pool, stream, block) == GPUMEM_GRANTED);
     void* graph = simulated_captured(stream);
-    EXPECT(gpumem_capture_scope_close(scope) == GPUMEM_GRANTED);
+    EXPECT(gpumem_capture_scope_end(scope) == GPUMEM_GRANTED);
     EXPECT(bytes_of(memory) >= 1000);
     simulated_launch(graph, stream);
     simulated_synchronize(stream);

@@ -84,6 +84,21 @@ TEST(heap_core, block_that_a_warp_frees_at_once_counts_once) {
   }
 }
 
+// The slab is free at once, which it is not while a cache has a block of it.
+TEST(heap_core, slab_that_a_warp_frees_leaves_the_cache_empty) {
+  heap_memory heap{8 * MiB, 2 * MiB, 8 * MiB};
+  constexpr unsigned kind = 9, count = 16; // blocks of 4 KiB, all those of a slab
+  emulated_warps warps{{.warps = 1, .lanes = count, .processors = 1, .diverging = 0}, {}};
+  std::vector<void*> blocks(count);
+  warps.run([&](unsigned number) { blocks[number] = lane{heap.view()}.allocate(4096); });
+  auto const used = heap.statistics().free;
+  warps.run([&](unsigned number) { lane{heap.view()}.deallocate(blocks[number]); });
+  EXPECT_EQ(heap.statistics().live, 0u);
+  EXPECT_EQ(heap.statistics().free, used + parts::slab_bytes);
+  EXPECT_EQ(*heap.at<int>(heap.layout().cache_sizes() + (kind - 1) * 4), 0);
+  EXPECT_EQ(heap.error_of({}), "");
+}
+
 // Blocks that slots of one class have in advance serve the others, also those of an older view with fewer slots.
 TEST(heap_core, slots_give_back_what_others_need) {
   heap_memory heap{32 * MiB, 2 * MiB, 32 * MiB};

@@ -32,7 +32,8 @@ for fault in $(grep -xE '[a-z_]+' "$source_folder/test/mutants/$list"); do
   for program; do
     grep -qF "$list"$'\t'"$fault"$'\t'"$program"$'\t' "$results" && continue
     if [[ $known == no ]]; then
-      known=yes
+      known=yes compiled=
+      rm -rf "$here" # the headers and objects of the fault before
       read_fault "$list" "$fault" >"$here.log" 2>&1 || known=failed
     fi
     if [[ $known == failed ]] || ! make_test "$here" "$library" "$program" >"$here.log" 2>&1; then

@@ -81,7 +81,7 @@ compile_mutant() {
   compile=${compile// -O3 / -O1 }
   printf -v path %q "${original%/*}"
   compile+=" -iquote $path" # headers beside the original
-  eval "$compile"
+  eval "$compile" || return
 }
 
 # link_mutant FOLDER PROGRAM: links the program with that object as FOLDER/test.
@@ -115,7 +115,7 @@ make_header_mutant() {
     compile=${compile/ -I/ -I$here -I}
     compile=${compile// -Werror/}
     compile=${compile// -O2/ -O1}
-    eval "$compile"
+    eval "$compile" || return
     link=${link/ $each/ $here/${each##*/}}
   done
   eval "$link"

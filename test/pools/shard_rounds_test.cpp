@@ -1,6 +1,7 @@
 // Which thread has a shard of its own, when the collisions of threads are forgotten, and which shards become spare.
 // SPDX-License-Identifier: Apache-2.0
 #include <base/tuning.hpp>
+#include <gpumem/lock_attributes.hpp>
 #include "../support/failing_new.hpp"
 
 #include <gtest/gtest.h>
@@ -22,7 +23,7 @@ protected:
   void SetUp() override { sync::thread_index(); } // so that no other thread gets the index of this one
 
   // The calling thread finds the first shard's lock taken, as often as a thread that gets a shard of its own.
-  [[clang::no_thread_safety_analysis]] void collide(unsigned times = sync::contention_threshold) {
+  void collide(unsigned times = sync::contention_threshold) GPUMEM_NO_LOCK_ANALYSIS {
     for (unsigned i = 0; i < times; ++i) {
       list.lock_contended(first);
       first.mutex.unlock();
@@ -85,7 +86,7 @@ TEST_F(shard_rounds, collisions_add_up_over_the_end_of_a_window) {
 
 TEST_F(shard_rounds, collision_at_the_shard_of_another_thread_does_not_count) {
   auto& other = shard_of_new_thread();
-  [&]() __attribute__((no_thread_safety_analysis)) {
+  [&]() GPUMEM_NO_LOCK_ANALYSIS {
     for (unsigned i = 0; i < 2 * sync::contention_threshold; ++i) {
       list.lock_contended(other);
       other.mutex.unlock();

@@ -553,7 +553,7 @@ template <class Lanes> GPUMEM_HEAP_DEVICE void heap_core<Lanes>::deallocate(void
   else if (block != nullptr && !small)
     count_bad_frees(1, block);
 
-  // The blocks of a slab that a warp frees as a whole go back to it, as do blocks that do not fit into the cache.
+  // If a warp frees all blocks of a slab, they go to the slab, not into the cache. So do blocks that do not fit there.
   auto const shift = kind - 1 + smallest_log;
   auto const number = small ? static_cast<u32>((offset >> shift) + 1) : 0;
   auto const group = Lanes::match(active, small ? slab : none);

@@ -16,14 +16,15 @@ extern "C" {
 ///       The memory serves later requests of that capture, and of later captures with the same graph memory. Within a
 ///       capture, another stream gets it only if the graph orders its next work after all uses.
 ///   allocated in a capture, freed after it
-///       The block is valid in all launches until it is freed. Then the memory serves later captures of the stream that
-///       freed it, while launches of the first graph still write there.
+///       The block is valid in all launches of its graph until it is freed. Then the memory serves later captures of
+///       the stream that freed it, while launches of the first graph still write there.
 ///   allocated before, freed in a capture
 ///       The block belongs to no graph. The pool's next call outside the capture completes the free, so the graph must
 ///       not use the block.
-/// No two graphs of one graph memory may run at the same time, since they share addresses. If none of them reads what
-/// another one, or an earlier launch, has left in this memory, they may be launched in any order. Otherwise they are
-/// launched in the order of their captures.
+/// No two graphs of one graph memory may run at the same time, since they share addresses. A launch may overwrite what
+/// other graphs of the memory and earlier launches have left there, also in blocks that are not freed. If no graph,
+/// stream or host reads such data after that launch, the graphs may be launched in any order. Otherwise they are
+/// launched in the order of their captures, and the data is read before the first of them is launched again.
 ///
 /// Requests in a capture never wait: without memory they are exhausted, in gpumem_acquire too. While a thread allocates
 /// in a capture, no other thread may add work to that capture.
@@ -51,7 +52,7 @@ gpumem_outcome gpumem_graph_memory_capture(gpumem_graph_memory* memory, void* st
                                            gpumem_capture_scope** scope) GPUMEM_NOEXCEPT;
 
 /// Closes the scope. Requests on a stream that still captures are refused from then on. NULL does nothing.
-gpumem_outcome gpumem_capture_scope_close(gpumem_capture_scope* scope) GPUMEM_NOEXCEPT;
+gpumem_outcome gpumem_capture_scope_end(gpumem_capture_scope* scope) GPUMEM_NOEXCEPT;
 
 /// Writes the bytes that the memory has from its pool.
 gpumem_outcome gpumem_graph_memory_bytes(gpumem_graph_memory* memory, size_t* bytes) GPUMEM_NOEXCEPT;

@@ -26,7 +26,7 @@ public:
       std::swap(handle_, moved.handle_);
       return *this;
     }
-    ~capture_scope() { gpumem_capture_scope_close(handle_); }
+    ~capture_scope() { gpumem_capture_scope_end(handle_); }
 
   private:
     friend class graph_memory;

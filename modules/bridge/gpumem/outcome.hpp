@@ -18,7 +18,7 @@ enum class outcome : std::uint8_t {
   preempted,           ///< ended in favour of older work; the caller must free its memory and begin its work again
   stalled,             ///< no memory comes: the work that holds it waits too, or nothing is freed for the time that
                        ///< the pool's option stall_timeout sets
-  capture_unsupported, ///< the stream is capturing a graph
+  capture_unsupported, ///< the stream is capturing a graph, and no capture scope serves it
   device_lost,         ///< the device reported a sticky error or was reset
   invalid_argument,    ///< the call broke a rule; see broken_rule
   driver_error,        ///< another error of the driver

@@ -125,7 +125,7 @@ def _declare(lib):
         "gpumem_graph_memory_capture": (code, [pointer, pointer, ctypes.POINTER(pointer)]),
         "gpumem_graph_memory_bytes": (code, [pointer, ctypes.POINTER(size)]),
         "gpumem_graph_memory_free": (code, [pointer]),
-        "gpumem_capture_scope_close": (code, [pointer]),
+        "gpumem_capture_scope_end": (code, [pointer]),
         "gpumem_torch_configure": (code, [ctypes.c_char_p]),
         "gpumem_torch_share_pool": (code, [code, pointer]),
         "gpumem_torch_pool": (code, [code, ctypes.POINTER(pointer)]),

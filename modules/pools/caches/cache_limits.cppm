@@ -6,7 +6,7 @@ import :std;
 
 namespace gpumem::detail {
 
-/// After how many freed bytes of a stream a free records an event, so that other streams can reuse the memory.
+/// The number of freed bytes of a stream after which a free records an event, so that other streams can reuse them.
 export class event_threshold {
 public:
   /// No free records an event, and freed bytes are not counted: one stream alone uses the pool.

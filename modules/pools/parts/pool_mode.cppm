@@ -60,7 +60,7 @@ private:
 /// Posts passes of the library thread, one at a time, with growing pauses. Guarded by the locks of all shards.
 export class pass_timer {
 public:
-  /// Keeps references to both arguments. `pass`: the timer whose expiry is a pass.
+  /// Keeps references to both arguments. `next_pass`: the timer whose expiry is a pass.
   pass_timer(timer& next_pass, admission& requests) noexcept;
 
   /// Posts a pass after a pause. The pause grows with each pass that found no change for a waiting request. If no

@@ -45,8 +45,8 @@ export struct guard_layout {
 /// A pool's memory, its rules and its mode (the settings that follow from its state). The class of each member says
 /// which lock guards it.
 export struct pool_parts {
-  /// `pass_timer`: the timer whose expiry is a pass. Throws std::invalid_argument.
-  pool_parts(std::unique_ptr<pool_upstream> upstream, pool_options options, timer& pass_timer);
+  /// `next_pass`: the timer whose expiry is a pass. Throws std::invalid_argument.
+  pool_parts(std::unique_ptr<pool_upstream> upstream, pool_options options, timer& next_pass);
 
   std::unique_ptr<pool_upstream> const upstream; ///< first, so that it outlives the shards, which hold its memory
   pool_options const options;

@@ -166,7 +166,7 @@ private:
 /// Decides which waiting request has a turn, and how many bytes are set aside for that turn. While a request waits, all
 /// frees take the locks of all shards, and call wake_next().
 ///
-/// Functions with `requires_capability` are called under the locks of all shards; the other functions take these locks
+/// Functions with GPUMEM_REQUIRES are called under the locks of all shards; the other functions take these locks
 /// themselves.
 export class request_queue {
 public:

@@ -93,8 +93,13 @@ open_capture::open_capture(pool_captures& captures, void const* pool, graph_memo
   if (!memory.upstream().is(pool))
     throw std::invalid_argument{"gpumem: the upstream of a capture scope's graph memory must be the pool itself"};
   captures_.memories().add(memory);
-  captures_.begin_scope(*this);
-  key_.identity().timeline().retain();
+  key_.identity().timeline().retain(); // as long as the list has the key
+  try {
+    captures_.begin_scope(*this);
+  } catch (...) {
+    key_.identity().timeline().release();
+    throw;
+  }
   timeline_registry::instance().begin_asking();
 }
 
@@ -102,8 +107,8 @@ open_capture::open_capture(pool_captures& captures, void const* pool, graph_memo
 open_capture::~open_capture() {
   if (forked()) return;
   timeline_registry::instance().end_asking();
-  key_.identity().timeline().release();
   captures_.end_scope(*this);
+  key_.identity().timeline().release();
 }
 
 } // namespace gpumem::detail

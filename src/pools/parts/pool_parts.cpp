@@ -108,13 +108,13 @@ void check_limit(std::size_t limit) {
 }
 
 // Polls may take at least a sixteenth of the time: without polls streams would share no memory.
-pool_parts::pool_parts(std::unique_ptr<pool_upstream> owned_upstream, pool_options new_options, timer& pass_timer)
+pool_parts::pool_parts(std::unique_ptr<pool_upstream> owned_upstream, pool_options new_options, timer& next_pass)
     : upstream{std::move(owned_upstream)}, options{checked_options(std::move(new_options), upstream->paged())},
       where{device_of(*upstream)},
       smallest_block{options.smallest_block ? options.smallest_block + guard_bytes(options.hardened) : 0},
       rules{options.cross_stream, upstream->host_accessible()},
       shards{std::max(options.effort, 1.0 / 16), options.shard_per_thread},
-      chunks{options.limit, (options.chunk_size + granule - 1) / granule * granule}, passes{pass_timer, requests},
+      chunks{options.limit, (options.chunk_size + granule - 1) / granule * granule}, passes{next_pass, requests},
       mode{options, rules, chunks, shards, requests, caches},
       backend{make_backend(*upstream, options, where, rules, chunks, shards, mode)} {
   caches.set_devices(upstream->devices());

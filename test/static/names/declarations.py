@@ -178,7 +178,8 @@ class Reader:
             return
         if self.at(index).startswith(LOCK_ATTRIBUTE):
             return
-        if following not in ("=", ";", ",", ")", "{", ":", "[", "(", "...", "[") and not following.startswith(LOCK_ATTRIBUTE):
+        ends = ("=", ";", ",", ")", "{", ":", "[", "(", "...")
+        if following not in ends and not following.startswith(LOCK_ATTRIBUTE):
             return
         if following == "=" and self.at(index + 2) == "=" and self.tokens[index + 1].end == self.tokens[index + 2].start:
             return
