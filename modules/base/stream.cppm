@@ -56,10 +56,10 @@ public:
   /// Returns whether the stream was capturing a graph when it was identified. For a stream that gpumem made or adopted,
   /// only a capture that was begun through gpumem counts, unless the key comes from stream_key::asked(). For all others
   /// the driver was asked.
-  inline bool capturing() const noexcept { return capturing_; }
+  inline bool capturing() const noexcept { return capturing_ != 0; }
   /// Returns whether a call may use the handle. Returns false if the stream may have been destroyed, for a default
   /// stream of another thread, and for the host.
-  inline bool has_handle() const noexcept { return has_handle_; }
+  inline bool has_handle() const noexcept { return has_handle_ != 0; }
   /// Returns the handle, which may be used only if has_handle().
   inline CUstream handle() const noexcept { return handle_; }
   /// Returns what the library knows of the stream: its timeline.
@@ -89,8 +89,8 @@ private:
 
   stream_timeline* timeline_;
   CUstream handle_;
-  bool has_handle_;
-  bool capturing_;
+  std::uint32_t has_handle_; // as wide as the class: each request copies its key, and padding with it
+  std::uint32_t capturing_;
 };
 
 /// The terms that the caller of a resource sets for a call: the second half of a stream_key.
