@@ -81,7 +81,7 @@ compile_mutant() {
   compile=${compile// -O3 / -O1 }
   printf -v path %q "${original%/*}"
   compile+=" -iquote $path" # headers beside the original
-  eval "$compile" || return
+  eval "$compile"
 }
 
 # link_mutant FOLDER PROGRAM: links the program with that object as FOLDER/test.
