@@ -91,6 +91,23 @@ TEST_F(capture_scope, streams_of_each_kind_are_served_however_the_capture_begins
   cu().stream_destroy(foreign.get());
 }
 
+TEST_F(capture_scope, memory_freed_before_the_capture_serves_it) {
+  auto const foreign = make_foreign(), handle = make_foreign();
+  auto const adopted = gpumem::stream::adopt(handle.get());
+  for (stream_ref const on : {stream_ref{a}, stream_ref{adopted}, foreign}) {
+    gpumem::pool_resource subject{gpumem::device::current()};
+    gpumem::graph_resource inside{subject};
+    subject.deallocate(on, subject.allocate(on, 8 * MiB), 8 * MiB);
+    auto const reserved = subject.statistics().reserved;
+    auto const scope = subject.capture(inside, on);
+    simulator::run_until_idle();
+    begin_capture(on);
+    subject.deallocate(on, subject.allocate(on, 6 * MiB), 6 * MiB);
+    end_capture(on);
+    EXPECT_EQ(subject.statistics().reserved, reserved);
+  }
+}
+
 TEST_F(capture_scope, streams_that_joined_the_capture_are_served) {
   auto const foreign = make_foreign();
   auto const scope = pool.capture(memory, a);

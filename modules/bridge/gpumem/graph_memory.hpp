@@ -24,7 +24,7 @@ class graph_memory {
 public:
   /// A time in which the pool serves a capturing stream from graph memory. The destructor ends that time. Move-only;
   /// one thread at a time.
-  class [[nodiscard]] capture_scope {
+  class capture_scope {
     friend class graph_memory;
     explicit capture_scope(gpumem_capture_scope* handle) noexcept : handle_{handle} {}
     std::unique_ptr<gpumem_capture_scope, deleter> handle_;
@@ -39,7 +39,7 @@ public:
 
   /// Opens a capture scope: until the result is destroyed, the pool serves requests on the stream, and on streams that
   /// joined its capture, from this memory. The scope may be opened before or after the capture begins.
-  capture_scope capture(stream_handle stream) {
+  [[nodiscard]] capture_scope capture(stream_handle stream) {
     gpumem_capture_scope* scope = nullptr;
     detail::require(gpumem_graph_memory_capture(handle_.get(), stream.value(), &scope));
     return capture_scope{scope};

@@ -92,6 +92,8 @@ open_capture::open_capture(pool_captures& captures, void const* pool, graph_memo
     : memory_{&memory}, captures_{captures}, key_{identify_for_capture(stream, device)} {
   if (!memory.upstream().is(pool))
     throw std::invalid_argument{"gpumem: the upstream of a capture scope's graph memory must be the pool itself"};
+  // In the capture no event can be recorded, and chunks of the memory need blocks whose uses are complete.
+  if (!is_capturing(key_.identity().handle())) key_.identity().timeline().cover(key_.identity().handle());
   captures_.memories().add(memory);
   key_.identity().timeline().retain(); // as long as the list has the key
   try {
