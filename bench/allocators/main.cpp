@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "../replay/command_line.hpp"
 #include "reporters.hpp"
 
 import gpumem;
@@ -127,7 +128,8 @@ int run(arguments const& asked, bench::formats const& format) {
 } // namespace
 
 int main(int count, char** values) {
-  CLI::App app{"Measures the cost of allocations over gpumem's pool and other allocators."};
+  CLI::App app{"Measures the cost of allocations over gpumem's pool and other allocators.", "gpumem-bench"};
+  replay::declare_version(app);
   arguments asked;
   std::map<std::string, replay::device_choice> const devices{{"auto", replay::device_choice::automatic},
                                                              {"cuda", replay::device_choice::cuda},
@@ -143,7 +145,7 @@ int main(int count, char** values) {
              "--benchmark_out=FILE, --benchmark_out_format=csv, …");
   bool const help =
       std::any_of(values, values + count, [](std::string_view word) { return word == "--help" || word == "-h"; });
-  if (help) return std::fputs(app.help("gpumem-bench").c_str(), stdout) < 0; // Google Benchmark would print its own
+  if (help) return std::fputs(app.help().c_str(), stdout) < 0; // Google Benchmark would print its own
   auto const format = bench::formats_of({values, static_cast<std::size_t>(count)});
   benchmark::Initialize(&count, values); // removes Google Benchmark's options from the arguments
   CLI11_PARSE(app, count, values);

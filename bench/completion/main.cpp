@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "../replay/command_line.hpp"
+
 import gpumem;
 import replay;
 
@@ -179,7 +181,9 @@ void print_counts(bench& all) {
 } // namespace
 
 int main(int count, char** arguments) {
-  CLI::App app{"The time from the end of a kernel until a coroutine that awaits it goes on, and the cost of the wait."};
+  CLI::App app{"The time from the end of a kernel until a coroutine that awaits it goes on, and the cost of the wait.",
+               "gpumem-completion-bench"};
+  replay::declare_version(app);
   std::map<std::string, replay::device_choice> const devices{{"auto", replay::device_choice::automatic},
                                                              {"cuda", replay::device_choice::cuda},
                                                              {"simulated", replay::device_choice::simulated}};

@@ -1,5 +1,6 @@
 // gpumem-top: shows the pools of all processes of the user that publish them.
 // SPDX-License-Identifier: Apache-2.0
+#include "../replay/command_line.hpp"
 #include "text.hpp"
 
 #include <CLI/CLI.hpp>
@@ -42,6 +43,7 @@ void print_once(options const& chosen) {
 int main(int count, char** arguments) {
   options chosen;
   CLI::App app{"Shows the pools of all processes of the user that run with GPUMEM_MONITOR=1.", "gpumem-top"};
+  replay::declare_version(app);
   app.add_flag("--once", chosen.once, "print one table; the default unless stdout is a terminal");
   app.add_flag("--prometheus", chosen.prometheus, "print the numbers once, as text for Prometheus");
   app.add_option("--interval", chosen.interval, "between two tables on a terminal (1)")
@@ -54,9 +56,8 @@ int main(int count, char** arguments) {
     else
       print_for_ever(chosen);
     return 0;
-  } catch (CLI::CallForHelp const&) {
-    std::fputs(app.help().c_str(), stdout);
-    return 0;
+  } catch (CLI::Success const& asked) {
+    return app.exit(asked); // prints the help or the version
   } catch (CLI::ParseError const& error) {
     std::fprintf(stderr, "gpumem-top: %s\nTry 'gpumem-top --help'.\n", error.what());
     return status_usage;

@@ -25,6 +25,8 @@
 #include <utility>
 #include <vector>
 
+#include "../replay/command_line.hpp"
+
 import gpumem;
 import replay;
 
@@ -219,7 +221,9 @@ void run(bench& all, setting const& with, bool times) {
 } // namespace
 
 int main(int count, char** arguments) {
-  CLI::App app{"Compares ways to run tasks that together need four times the available memory."};
+  CLI::App app{"Compares ways to run tasks that together need four times the available memory.",
+               "gpumem-waiting-bench"};
+  replay::declare_version(app);
   std::map<std::string, replay::device_choice> const devices{{"auto", replay::device_choice::automatic},
                                                              {"cuda", replay::device_choice::cuda},
                                                              {"simulated", replay::device_choice::simulated}};
