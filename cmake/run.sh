@@ -100,7 +100,7 @@ run_package() {
     return
   fi
   if type -P python3 git >/dev/null; then act "${maker[@]}" --only-check "$@"; fi
-  set_up build
+  set_up package
   act "${maker[@]}" "$@"
 }
 

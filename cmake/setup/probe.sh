@@ -198,7 +198,7 @@ probe_reference_tool() {
   type -P doxygen >/dev/null || { lacks "doxygen" && packages+=(doxygen); }
 }
 
-# The test packaging.abi compares the C library with that of the last release.
+# `package` writes the interface of the C library as text, and the test packaging.abi compares it with the last release.
 probe_abi_tools() {
   [[ $(uname -m) != x86_64 ]] || type -P abidw >/dev/null || ! type -P apt-get >/dev/null ||
     { lacks "abidw and abidiff" && packages+=(abigail-tools); }
@@ -220,7 +220,7 @@ probe_lint_tools() {
   done
 }
 
-# probe_all install|build|test|lint|site: runs the probes for a command.
+# probe_all install|build|package|test|lint|site: runs the probes for a command.
 probe_all() {
   missing=() packages=() wheels=() torch_parts=''
   mkdir -p "$(dirname "$probe_log")"
@@ -237,8 +237,8 @@ probe_all() {
     probe_sanitizer_runtime
     probe_torch_parts
     probe_reference_tool
-    probe_abi_tools
   fi
+  if [[ $1 == test || $1 == package ]]; then probe_abi_tools; fi
   if [[ $1 == lint ]]; then probe_lint_tools; fi
   if [[ $1 == site ]]; then
     probe_reference_tool

@@ -61,7 +61,7 @@ write_environment() {
   } >.tools/environment
 }
 
-# set_up install|build|test|lint|site: sets the environment so that it names every tool that the command needs. A dry run
+# set_up install|build|package|test|lint|site: sets the environment so that it names every tool that the command needs. A dry run
 # only says what is missing.
 set_up() {
   local level=$1 key

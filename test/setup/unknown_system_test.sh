@@ -43,7 +43,7 @@ installer() {
   printf '#!%s\n%s\n' "$BASH" "$2" >"$scratch/bin/$1"
   chmod +x "$scratch/bin/$1"
 }
-for tool in env tail; do ln -s "$(type -P "$tool")" "$scratch/bin/$tool"; done
+for tool in env tail uname; do ln -s "$(type -P "$tool")" "$scratch/bin/$tool"; done
 installer sudo '"$@"'
 installer apt-cache ':'
 installer dpkg-query 'exit 1'
@@ -54,3 +54,8 @@ expect "gpumem: installing Debian packages; all output: $scratch/tree/.tools/ins
 expect "apt-get install, line 99"
 grep -q "apt-get update\|line 79" "$scratch/output" && echo "more than the end of the log is shown" && exit 1
 grep -q "apt-get install, line 0" "$scratch/tree/.tools/install.log"
+
+# The maker of a release reads the library's interface by abidw.
+run_sh --dry-run package
+[[ $status -eq 0 ]] || { echo "exit status $status instead of 0" && exit 1; }
+[[ $(uname -m) != x86_64 ]] || expect "abidw and abidiff"
