@@ -65,7 +65,7 @@ def panel(left, title, unit, rows, label):
 
 def draw(table):
     names = list(table)
-    height = TOP + ROW * len(names) + 40
+    height = TOP + ROW * len(names) + 56
     time = {name: [ns for ns, _ in table[name]] for name in names}
     memory = {name: [1 / utilization for _, utilization in table[name]] for name in names}
     traces = len(table[names[0]])
@@ -79,8 +79,8 @@ def draw(table):
     yield from panel(LABEL, "Time", "ns an allocation or a free, shorter is better", time, lambda ns: f"{ns:,.0f} ns")
     yield from panel(LABEL + PANEL + GAP, "Memory", "peak reserved / peak live, shorter is better", memory,
                      lambda ratio: f"{ratio:.2f} ×")
-    yield text_at(LABEL, height - 14, f"Replay of {traces} traces of PyTorch programs on an H200. Bar: geometric mean. "
-                  "Line: from the smallest to the largest.", 12, fill=FAINT)
+    yield text_at(LABEL, height - 30, f"Replay of {traces} traces of PyTorch programs on an H200.", 12, fill=FAINT)
+    yield text_at(LABEL, height - 14, "Bar: geometric mean. Line: from the smallest to the largest.", 12, fill=FAINT)
     yield "</svg>"
 
 

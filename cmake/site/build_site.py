@@ -20,6 +20,7 @@ from build_reference import build  # noqa: E402
 
 STYLE = Path("/usr/share/doxygen-awesome-css/doxygen-awesome.css")
 FOLDERS = ["modules", "src", "bench", ".github"]
+BRIEF = re.compile(r'(<div id="projectbrief">).*?(</div>)')  # below the project's name in doxygen's pages
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#:]+)\)")
 
 
@@ -53,6 +54,14 @@ def copy_pages(root, pages):
     shutil.copyfile(HERE / "site.css", pages / "site.css")
 
 
+def link_back(reference):
+    """Puts a link to the guide at the head of each page of the reference; doxygen has no option for one."""
+    for page in reference.glob("*.html"):
+        page.write_text(BRIEF.sub(r'\1<a href="../modules/guide/README.html">The guide</a>\2', page.read_text(), count=1))
+    if "The guide</a>" not in (reference / "index.html").read_text():
+        sys.exit(f"{reference}/index.html has no place for the link to the guide: doxygen writes another head")
+
+
 def main(root, out):
     if missing := missing_tools():
         sys.exit(f"the site needs {', '.join(missing)}; `bash cmake/run.sh site` installs what is missing")
@@ -66,6 +75,7 @@ def main(root, out):
     if status:
         sys.exit(messages)
     shutil.move(out / "reference/html", pages / "reference")
+    link_back(pages / "reference")
     configuration = out / "mkdocs.yml"
     # Any JSON is YAML.
     configuration.write_text(json.dumps({"INHERIT": str(HERE / "mkdocs.yml"), "docs_dir": str(pages),
@@ -73,7 +83,7 @@ def main(root, out):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(configuration)]
     if subprocess.run(command).returncode:
         sys.exit("the site was not built: MkDocs says why above")
-    print(f"the site is {out}/html/index.html")
+    print(f"the site is {out}/html/index.html; its search works over a server: python3 -m http.server -d {out}/html")
 
 
 if __name__ == "__main__":
