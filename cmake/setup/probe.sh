@@ -227,8 +227,10 @@ probe_all() {
   scratch=$(mktemp -d)
   : >"$probe_log"
   probe_python
-  probe_build_tools
-  probe_compilers
+  if [[ $1 != site ]]; then
+    probe_build_tools
+    probe_compilers
+  fi
   if [[ $1 != install && $1 != site ]]; then
     probe_libraries
     probe_d3

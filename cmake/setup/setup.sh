@@ -61,8 +61,8 @@ write_environment() {
   } >.tools/environment
 }
 
-# set_up install|build|package|test|lint|site: sets the environment so that it names every tool that the command needs. A dry run
-# only says what is missing.
+# set_up install|build|package|test|lint|site: sets the environment so that it names every tool that the command needs; the site
+# needs no compiler. A dry run only says what is missing.
 set_up() {
   local level=$1 key
   PATH=$(path_of_system)
@@ -82,8 +82,8 @@ set_up() {
       ((${#missing[@]} == 0)) || fail "still missing after the installation:" "${missing[@]/#/  }" \
         "what the probes said is in $PWD/.tools/probe.log"
     fi
-    write_environment
+    [[ $level == site ]] || write_environment
     setup_key >".tools/ready.$level"
   fi
-  source .tools/environment
+  [[ $level == site ]] || source .tools/environment
 }

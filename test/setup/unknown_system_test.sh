@@ -59,3 +59,9 @@ grep -q "apt-get install, line 0" "$scratch/tree/.tools/install.log"
 run_sh --dry-run package
 [[ $status -eq 0 ]] || { echo "exit status $status instead of 0" && exit 1; }
 [[ $(uname -m) != x86_64 ]] || expect "abidw and abidiff"
+
+# The site needs no compiler.
+run_sh --dry-run site
+[[ $status -eq 0 ]] || { echo "exit status $status instead of 0" && exit 1; }
+expect "MkDocs with Material"
+if grep -q "clang-19\|CMake" "$scratch/output"; then echo "the site wants a compiler" && exit 1; fi
