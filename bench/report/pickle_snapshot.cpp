@@ -29,7 +29,6 @@ namespace {
 
 using gpumem::detail::count_in_pickle;
 using gpumem::detail::find_in_pickle;
-using gpumem::detail::label_in_pickle;
 using gpumem::extend::pickle_value;
 
 pickle_value::list const& list_of(pickle_value const& owner, std::string_view key) {
@@ -138,7 +137,7 @@ public:
 
 private:
   std::uint16_t number_of_label(pickle_value const& record) {
-    return label_numbers_.number_of(label_in_pickle(record));
+    return label_numbers_.number_of(pickle_labels_.label_of(record));
   }
 
   // Makes of the state at the snapshot the one before the trace. The trace may have lost its first entries.
@@ -173,6 +172,7 @@ private:
   std::vector<trace_record> trace_;
   std::vector<std::string> labels_{""}; // the text of each number; the places of a pickle may share it
   numbering<std::string> label_numbers_{labels_};
+  gpumem::detail::pickle_labels pickle_labels_;
 };
 
 std::vector<recording> recordings_of(pickle_value const& whole, std::string const& file, std::size_t room) {

@@ -111,8 +111,21 @@ export memory_snapshot make_snapshot(memory_copy copy, std::string name, int dev
 export extend::pickle_value const* find_in_pickle(extend::pickle_value const& owner, std::string_view key);
 // Returns the number of this key. Throws std::invalid_argument if there is none, or it is no integer from 0.
 export std::uint64_t count_in_pickle(extend::pickle_value const& owner, std::string_view key);
-// Returns the label of a block, or of an entry of a trace; empty if nothing names it.
-export std::string label_in_pickle(extend::pickle_value const& block);
+// Finds the labels of the blocks and entries of one pickle, which must live meanwhile. Places of the pickle may share a
+// stack: its frames are looked at once.
+export class pickle_labels {
+public:
+  // Returns the label of a block, or of an entry of a trace; empty if nothing names it.
+  std::string label_of(extend::pickle_value const& block);
+  // Returns the number of frames that were looked at.
+  std::size_t frames_seen() const noexcept { return frames_seen_; }
+
+private:
+  extend::pickle_value const* naming_frame(extend::pickle_value::list const& frames);
+
+  std::map<extend::pickle_value::list const*, extend::pickle_value const*> naming_frames_; // by stack; null: none
+  std::size_t frames_seen_ = 0;
+};
 
 } // namespace gpumem::detail
 

@@ -8,7 +8,6 @@ module;
 #include <cstdint>
 #include <map>
 #include <ostream>
-#include <ranges>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -172,26 +171,41 @@ std::uint64_t detail::count_in_pickle(pickle_value const& owner, std::string_vie
   throw std::invalid_argument{"gpumem: " + std::string{key} + " is missing or no number from 0"};
 }
 
-std::string detail::label_in_pickle(pickle_value const& block) {
-  constexpr std::size_t most_bytes = 500; // of a text, which many blocks may share
-  constexpr std::size_t most_frames = 1000;
+namespace {
+
+constexpr std::size_t most_bytes = 500; // of a text, which many blocks may share
+
+// Returns the end of the path of the frame's file.
+std::string_view file_of(pickle_value const& frame) {
+  std::string_view const path = frame["filename"].as<std::string>();
+  return path.substr(path.size() - std::min(path.size(), most_bytes));
+}
+
+} // namespace
+
+pickle_value const* detail::pickle_labels::naming_frame(pickle_value::list const& frames) {
+  auto const [place, added] = naming_frames_.try_emplace(&frames, nullptr);
+  for (std::size_t i = 0; added && i < frames.size(); ++i) {
+    ++frames_seen_;
+    auto const file = file_of(frames[i]);
+    bool const outside = file == "label" || (file.ends_with(".py") && file.find("/torch/") == std::string_view::npos);
+    if (i == 0 || outside) place->second = &frames[i];
+    if (outside) break;
+  }
+  return place->second;
+}
+
+std::string detail::pickle_labels::label_of(pickle_value const& block) {
   auto const* const metadata = find_in_pickle(block, "user_metadata");
   auto const* const text = metadata ? metadata->get_if<std::string>() : nullptr;
   if (text && !text->empty()) return text->substr(0, most_bytes);
   auto const* const frames = find_in_pickle(block, "frames");
-  if (!frames) return {};
-  pickle_value const* best = nullptr;
-  for (auto const& frame : frames->as<pickle_value::list>() | std::views::take(most_frames)) {
-    auto const& file = frame["filename"].as<std::string>();
-    bool const outside = file == "label" || (file.ends_with(".py") && file.find("/torch/") == std::string::npos);
-    if (!best || outside) best = &frame;
-    if (outside) break;
-  }
-  if (!best) return {};
-  auto const& file = (*best)["filename"].as<std::string>();
-  auto const name = (*best)["name"].as<std::string>().substr(0, most_bytes);
+  auto const* const frame = frames ? naming_frame(frames->as<pickle_value::list>()) : nullptr;
+  if (!frame) return {};
+  auto const file = file_of(*frame);
+  auto const name = (*frame)["name"].as<std::string>().substr(0, most_bytes);
   if (file == "label") return name;
-  return file.substr(file.find_last_of('/') + 1, most_bytes) + ":" + std::to_string(count_in_pickle(*best, "line")) +
+  return std::string{file.substr(file.find_last_of('/') + 1)} + ":" + std::to_string(count_in_pickle(*frame, "line")) +
          " " + name;
 }
 
@@ -221,6 +235,7 @@ memory_snapshot snapshot_of_pickle(std::string_view text) {
   auto const pickle = extend::read_pickle(text);
   memory_snapshot snapshot;
   std::map<std::string, std::uint32_t> numbers{{"", 0}};
+  detail::pickle_labels labels;
   auto& sums = snapshot.statistics;
   for (auto const& segment : pickle["segments"].as<pickle_value::list>()) {
     auto address = count_in_pickle(segment, "address");
@@ -235,7 +250,7 @@ memory_snapshot snapshot_of_pickle(std::string_view text) {
         throw std::invalid_argument{"gpumem: a snapshot has blocks without end"};
       auto block = block_of(record, address, stream, std::exchange(first, false));
       auto const [at, added] =
-          numbers.try_emplace(detail::label_in_pickle(record), static_cast<std::uint32_t>(snapshot.labels.size()));
+          numbers.try_emplace(labels.label_of(record), static_cast<std::uint32_t>(snapshot.labels.size()));
       if (added) snapshot.labels.push_back(at->first);
       block.label = at->second;
       address += block.bytes;

@@ -130,6 +130,29 @@ TEST(pickle, label_of_a_block_is_a_frame_outside_pytorch) {
             "train.py:20 " + std::string(500, 'x'));
 }
 
+TEST(pickle, frames_of_a_shared_stack_are_looked_at_once) {
+  auto const text_of = [](std::string const& file) {
+    std::string text = "(l(dVframes\n(l(dVname\nVf\nsVfilename\nV" + file + "\nsVline\nI7\nsp2\na";
+    for (int i = 1; i < 300; ++i) text += "g2\na";
+    text += "sp1\na";
+    for (int i = 1; i < 200; ++i) text += "g1\na";
+    return text + ".";
+  };
+  auto const label_of_all = [&](std::string const& file, std::size_t frames) {
+    auto const blocks = read_pickle(text_of(file));
+    gpumem::detail::pickle_labels labels;
+    std::string last;
+    for (auto const& each : blocks.as<pickle_value::list>()) last = labels.label_of(each);
+    EXPECT_EQ(labels.frames_seen(), frames);
+    return last;
+  };
+  EXPECT_EQ(label_of_all("kernel.cpp", 300), "kernel.cpp:7 f");
+  EXPECT_EQ(label_of_all("/home/train.py", 1), "train.py:7 f");
+  // Only the end of a path is looked at: many frames may share one.
+  EXPECT_EQ(label_of_all("/torch/" + std::string(500, 'a') + "/x.py", 1), "x.py:7 f");
+  EXPECT_EQ(label_of_all(std::string(600, 'a') + ".py", 1), std::string(497, 'a') + ".py:7 f");
+}
+
 // A segment of a thousand places that are one block, in a thousand places.
 TEST(pickle, snapshot_of_shared_blocks_ends) {
   std::string text =
