@@ -355,6 +355,12 @@ void check_stack(std::string_view text) {
   parse_options(text);
 }
 
+bool has_changing_limit(std::string_view text) {
+  auto const outer = layer_text::read(text);
+  auto const& name = watched_layer(outer).name();
+  return name == "pool" || name == "fixed" || name == "arena";
+}
+
 std::unique_ptr<gpumem_pool> make_stack(int device, std::string_view text, pool_options const& plain) {
   catch_misuse();
   if (!layer_text::describes_stack(text)) return make_plain_pool(device, parse_options(text, plain));

@@ -16,6 +16,10 @@ std::unique_ptr<gpumem_pool> make_stack(int device, std::string_view text, pool_
 /// Makes the pool or stack over the caller's functions, as gpumem_make_pool_over says. Throws as make_stack() does.
 std::unique_ptr<gpumem_pool> make_stack_over(int device, gpumem_callbacks const& callbacks, std::string_view text);
 
+/// Returns whether the stack of this text is a pool, fixed or arena, or layers that only watch one: then its limit can
+/// change. Throws std::invalid_argument.
+bool has_changing_limit(std::string_view text);
+
 /// Throws std::invalid_argument if the text is malformed or names an unknown resource.
 void check_stack(std::string_view text);
 

@@ -60,8 +60,7 @@ gpumem::statistics torch_device::pool_statistics() {
   } catch (std::exception const&) { return {}; }
 }
 
-void torch_device::set_fraction(double fraction) {
-  auto const bytes = limit_of(fraction, ordinal_);
+void torch_device::set_limit(std::size_t bytes) {
   auto const most = limit_of_options_;
   limit_.set(most && bytes ? std::min(most, bytes) : std::max(most, bytes));
 }

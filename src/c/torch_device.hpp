@@ -159,10 +159,10 @@ public:
   gpumem_pool& pool() const noexcept { return pool_; }
   torch_counters& counters() noexcept { return counters_; }
   torch_mem_pools& mem_pools() noexcept { return mem_pools_; }
-  /// Limits the reserved memory to a fraction of the device's memory, and at most to the limit that the options set.
+  /// Limits the reserved memory to this many bytes, or to the limit that the options set if that is less; 0: no limit.
   /// The limit includes memory that PyTorch's pools get from functions of the caller. Throws std::invalid_argument if
   /// the outermost resource is not a pool.
-  void set_fraction(double fraction);
+  void set_limit(std::size_t bytes);
   /// Returns a fraction of the device's memory as a limit in bytes; 0 (no limit) for the whole memory.
   static std::size_t limit_of(double fraction, int ordinal);
 

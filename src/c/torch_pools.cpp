@@ -88,8 +88,9 @@ void torch_pools::set_fraction(double fraction, int device) {
   auto const slot = slot_of(device);
   if (!(fraction >= 0 && fraction <= 1)) throw std::invalid_argument{"gpumem: the memory fraction must be from 0 to 1"};
   support::scoped_lock const lock{mutex_};
-  if (auto* const known = made(device)) return known->set_fraction(fraction);
-  limits_[slot] = torch_device::limit_of(fraction, device);
+  auto const bytes = torch_device::limit_of(fraction, device);
+  if (auto* const known = made(device)) return known->set_limit(bytes);
+  limits_[slot] = bytes;
 }
 
 void torch_pools::share_pool(int device, gpumem_pool* pool) {
@@ -123,12 +124,13 @@ torch_device& torch_pools::make(int device) {
   bool const stack = layer_text::describes_stack(text);
   if (!stack) options = parse_options(text, options);
   auto const limit = options.limit;
-  if (auto const most = limits_[slot]) {
-    if (stack) text = "limiting(" + text + ",limit=" + std::to_string(most) + ")";
-    options.limit = options.limit ? std::min(options.limit, most) : most;
-  }
+  auto const most = limits_[slot];
+  bool const limited_later = most && stack && has_changing_limit(text);
+  if (most && !stack) options.limit = options.limit ? std::min(options.limit, most) : most;
+  if (most && stack && !limited_later) text = "limiting(" + text + ",limit=" + std::to_string(most) + ")";
   auto pool = stack ? make_stack(device, text, options) : make_pages(device, std::move(options));
   auto made = std::make_unique<torch_device>(device, *pool, stack ? std::nullopt : std::optional{limit});
+  if (limited_later) made->set_limit(most);
   made_pools::instance().add(*pool);
   pool.release();
   options_used_ = true;
