@@ -155,13 +155,14 @@ def get_headers(folder):
 
 
 def check_interface(root, library, version):
-    """Raises Refused unless the committed text of the interface is that of the library."""
+    """Raises Refused unless the committed text has the library's interface. Another abidw may have written it."""
     text = root / f"test/packaging/abi/libgpumem_c-{version}.abi"
-    with tempfile.NamedTemporaryFile(suffix=".abi") as now:
-        abi.write(library, Path(now.name))
-        if Path(now.name).read_bytes() != text.read_bytes():
+    with tempfile.NamedTemporaryFile(suffix=".abi") as file:
+        now = Path(file.name)
+        abi.write(library, now)
+        if changes := abi.differences(text, now) + abi.differences(now, text):
             raise Refused(f"{text.relative_to(root)} is not the interface of the library that is released: write it by "
-                          "`python3 cmake/packaging/abi.py write` from a build of this commit")
+                          f"`python3 cmake/packaging/abi.py write` from a build of this commit\n{changes}")
 
 
 def make(root, output, torch=None, source_only=False):
