@@ -62,8 +62,8 @@ public:
   /// need not be ordered after them.
   void use_declared(actor const& actor, std::uint64_t address);
 
-  /// Called when the driver has allocated (`fresh`) or is about to free (`gone`) memory: drops the accesses to it.
-  /// gone() also drops the live blocks in the memory, and reports them if `report_live` is true.
+  /// Called when the driver has allocated (fresh()) or is about to free (removed()) memory: drops the accesses to it.
+  /// removed() also drops the live blocks in the memory, and reports them if `report_live` is true.
   void fresh(std::uint64_t address, std::uint64_t bytes);
   void removed(actor const& actor, std::uint64_t address, std::uint64_t bytes, bool report_live);
 

@@ -16,7 +16,8 @@ namespace {
 /// reports the call. Such a function must not allocate, free or enqueue, just as it must not call the driver.
 bool refused_in_function(simulation& device, char const* call) {
   if (!this_host_thread().in_function) return false;
-  device.find(finding_kind::call_in_host_function, std::string(call) + " by a function that runs as device work");
+  device.report_finding(finding_kind::call_in_host_function,
+                        std::string(call) + " by a function that runs as device work");
   return true;
 }
 
@@ -112,9 +113,9 @@ int gpumem_simulator_never_complete(void* handle) {
   auto const found = device.resolve(static_cast<CUevent>(handle), error);
   if (!found) return error;
   if (found->last && !found->last->done())
-    found->last->never = true;
+    found->last->never_completes = true;
   else
-    found->never_next = true;
+    found->next_never_completes = true;
   return CUDA_SUCCESS;
 }
 

@@ -118,11 +118,11 @@ CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, 
     if (count != nullptr) *count = 0;
     if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_SUCCESS;
     capture::member const& now = stream->capturing->enter(stream);
-    stream->told_dependencies = now.dependencies;
-    stream->told_edges = now.edges;
+    stream->returned_dependencies = now.dependencies;
+    stream->returned_edges = now.edges;
     if (graph != nullptr) *graph = stream->capturing->handle;
-    if (dependencies != nullptr) *dependencies = stream->told_dependencies.data();
-    if (edges != nullptr) *edges = stream->told_edges.data();
+    if (dependencies != nullptr) *dependencies = stream->returned_dependencies.data();
+    if (edges != nullptr) *edges = stream->returned_edges.data();
     if (count != nullptr) *count = now.dependencies.size();
     return CUDA_SUCCESS;
   });

@@ -21,7 +21,7 @@ template <entry_name Name, unsigned Rules = plain, class Body> CUresult enter_fo
 std::shared_ptr<record> new_record(event& event) {
   auto made = std::make_shared<record>();
   made->event = event.serial;
-  made->never = std::exchange(event.never_next, false);
+  made->never_completes = std::exchange(event.next_never_completes, false);
   return made;
 }
 

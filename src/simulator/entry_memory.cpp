@@ -42,7 +42,7 @@ CUresult give_back(simulation& device, std::uint64_t address, bool host_kind, ch
   if (allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
   device.order.removed(device.host_point(call), address, allocation->granted, true);
   if (allocation->kind == memory_kind::managed) device.advice.forget(address, allocation->granted);
-  device.allocations.release(address);
+  device.allocations.free(address);
   device.host.join(order_at_call);
   return CUDA_SUCCESS;
 }
@@ -128,7 +128,7 @@ CUresult cuMemHostUnregister(void* pointer) {
     if (allocation == nullptr || allocation->address != address || allocation->kind != memory_kind::registered)
       return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     device.order.fresh(address, allocation->bytes);
-    device.allocations.release(address);
+    device.allocations.free(address);
     return CUDA_SUCCESS;
   });
 }

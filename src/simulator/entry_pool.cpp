@@ -94,11 +94,12 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     bool const pending =
         std::any_of(pool.unawaited.begin(), pool.unawaited.end(), [](position const& freed) { return !freed.done(); });
     if (pending || (device.strict_pool_destroy() && !pool.unawaited.empty()))
-      device.find(finding_kind::early_pool_destroy,
-                  pending ? "a memory pool is destroyed while frees to it are pending: drivers crash"
-                          : "a memory pool is destroyed before the host has synchronized with each stream that freed "
-                            "to it, with an event recorded there afterwards, or with the context; a query does not "
-                            "count: drivers crash");
+      device.report_finding(
+          finding_kind::early_pool_destroy,
+          pending ? "a memory pool is destroyed while frees to it are pending: drivers crash"
+                  : "a memory pool is destroyed before the host has synchronized with each stream that freed "
+                    "to it, with an event recorded there afterwards, or with the context; a query does not "
+                    "count: drivers crash");
     device.pools.destroy(device, pool);
     return CUDA_SUCCESS;
   });
@@ -106,7 +107,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle) {
 
 CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
   return enter_pool<"cuMemPoolTrimTo">(handle, [&](simulation& device, memory_pool& pool) {
-    pool.release(device, keep, keep, true);
+    pool.trim(device, keep, keep, true);
     return CUDA_SUCCESS;
   });
 }
@@ -119,7 +120,7 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: return set_policy(pool.opportunistic, value);
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: return set_policy(pool.internal, value);
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
-      pool.threshold = *static_cast<cuuint64_t const*>(value);
+      pool.release_threshold = *static_cast<cuuint64_t const*>(value);
       return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: return reset_mark(pool.reserved_high, pool.reserved, value);
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH: return reset_mark(pool.used_high, pool.used, value);
@@ -135,7 +136,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: return answer<int>(value, pool.follow_events);
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: return answer<int>(value, pool.opportunistic);
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: return answer<int>(value, pool.internal);
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: return answer<cuuint64_t>(value, pool.threshold);
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: return answer<cuuint64_t>(value, pool.release_threshold);
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: return answer<cuuint64_t>(value, pool.reserved);
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: return answer<cuuint64_t>(value, pool.reserved_high);
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: return answer<cuuint64_t>(value, pool.used);
@@ -145,11 +146,11 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
   });
 }
 
-CUresult cuMemPoolSetAccess(CUmemoryPool handle, CUmemAccessDesc const* wishes, size_t count) {
+CUresult cuMemPoolSetAccess(CUmemoryPool handle, CUmemAccessDesc const* rights, size_t count) {
   return enter_pool<"cuMemPoolSetAccess">(handle, [&](simulation& device, memory_pool& pool) {
-    if (wishes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (rights == nullptr) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; ++i)
-      if (CUresult const result = give_access(device, pool, wishes[i]); result != CUDA_SUCCESS) return result;
+      if (CUresult const result = give_access(device, pool, rights[i]); result != CUDA_SUCCESS) return result;
     return CUDA_SUCCESS;
   });
 }
@@ -242,7 +243,7 @@ CUresult allocate(simulation& device, CUdeviceptr* pointer, std::size_t bytes, m
   if (device.faults.at_allocation()) return CUDA_ERROR_OUT_OF_MEMORY;
   device.pools.collect(device);
   std::shared_ptr<record> frees_record;
-  pool_block const* made = memory_pool->take(device, *stream, bytes, frees_record);
+  pool_block const* made = memory_pool->allocate(device, *stream, bytes, frees_record);
   if (made == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   *pointer = made->address;
   CUresult const enqueued = enqueue_point(device, stream, "allocation from a pool", std::move(frees_record));
@@ -270,7 +271,7 @@ CUresult free_pooled_by_host(simulation& device, memory_pool& pool, std::uint64_
   if (!is_block(&pool, address)) return reject(device, actor, address);
   device.order.lent_back(actor, pool.owner, address, pool.find(address)->bytes);
   device.order.returned(actor, pool.owner, address, pool.find(address)->bytes);
-  pool.put(address, nullptr);
+  pool.free(address, nullptr);
   return CUDA_SUCCESS;
 }
 
@@ -304,7 +305,7 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
     device.order.lent_back(actor, pool->owner, pointer, bytes);
     device.order.returned(actor, pool->owner, pointer, bytes);
     pool_free const ended{{stream, stream->number}, stream->component, stream->order};
-    pool->put(pointer, &ended);
+    pool->free(pointer, &ended);
     return CUDA_SUCCESS;
   });
 }

@@ -48,7 +48,7 @@ CUresult cuMemAddressReserve(CUdeviceptr* pointer, size_t bytes, size_t alignmen
 
 CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes) {
   return enter_virtual<"cuMemAddressFree", unsafe_in_capture>([&](simulation& device) {
-    return device.mappings.release(pointer, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return device.mappings.unreserve(pointer, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
 }
 
@@ -78,15 +78,15 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
   });
 }
 
-CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, CUmemAccessDesc const* wishes, size_t count) {
+CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, CUmemAccessDesc const* rights, size_t count) {
   return enter_virtual<"cuMemSetAccess", unsafe_in_capture>([&](simulation& device) {
-    if (wishes == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (rights == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; ++i)
-      if (CUresult const refused = check_access(device, wishes[i]); refused != CUDA_SUCCESS) return refused;
+      if (CUresult const refused = check_access(device, rights[i]); refused != CUDA_SUCCESS) return refused;
     auto const all = device.mappings.filling(pointer, bytes);
     actor const actor = device.host_point("cuMemSetAccess");
     for (mapping* at : all)
-      for (size_t i = 0; i < count; ++i) give_access(device, actor, *at, wishes[i]);
+      for (size_t i = 0; i < count; ++i) give_access(device, actor, *at, rights[i]);
     return all.empty() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
   });
 }
@@ -131,7 +131,7 @@ namespace simulated {
 std::shared_ptr<physical> resolve_memory(simulation& device, CUmemGenericAllocationHandle handle) {
   auto found = device.physicals.find(handle);
   if (!found && device.physicals.released(handle))
-    device.find(finding_kind::dead_memory_handle, "use of a handle of physical memory after its release");
+    device.report_finding(finding_kind::dead_memory_handle, "use of a handle of physical memory after its release");
   return found;
 }
 

@@ -36,7 +36,7 @@ void address_space::reserve(std::size_t bytes) {
   free_ = {{base_, bytes_}};
 }
 
-std::uint64_t address_space::take(std::size_t bytes, std::size_t alignment) {
+std::uint64_t address_space::allocate(std::size_t bytes, std::size_t alignment) {
   for (auto range = free_.begin(); range != free_.end(); ++range) {
     auto const [start, length] = *range;
     std::uint64_t const address = (start + alignment - 1) & ~(std::uint64_t{alignment} - 1);
@@ -50,7 +50,7 @@ std::uint64_t address_space::take(std::size_t bytes, std::size_t alignment) {
   return 0;
 }
 
-void address_space::give(std::uint64_t address, std::size_t bytes) {
+void address_space::free(std::uint64_t address, std::size_t bytes) {
   drop_pages(address, bytes);
   auto next = free_.lower_bound(address);
   if (next != free_.end() && next->first == address + bytes) {
@@ -111,15 +111,15 @@ void memory::device_space::widen(std::size_t bytes) {
   }
 }
 
-std::uint64_t memory::device_space::take(std::size_t bytes, std::size_t alignment) {
+std::uint64_t memory::device_space::allocate(std::size_t bytes, std::size_t alignment) {
   for (address_space& space : spaces)
-    if (std::uint64_t const address = space.take(bytes, alignment); address != 0) return address;
+    if (std::uint64_t const address = space.allocate(bytes, alignment); address != 0) return address;
   return 0;
 }
 
-void memory::device_space::give(std::uint64_t address, std::size_t bytes) {
+void memory::device_space::free(std::uint64_t address, std::size_t bytes) {
   for (address_space& space : spaces)
-    if (space.contains(address)) space.give(address, bytes);
+    if (space.contains(address)) space.free(address, bytes);
 }
 
 bool memory::device_space::contains(std::uint64_t address) const noexcept {
@@ -151,7 +151,7 @@ allocation const* memory::allocate(memory_kind kind, int device, context* home, 
   std::size_t const granted = granted_for(bytes);
   if (on_device && space.used + granted > capacity_) return nullptr;
   std::size_t const alignment = granted >= large_granule ? large_granule : small_granule;
-  std::uint64_t const address = on_device ? space.take(granted, alignment) : host_.take(granted, alignment);
+  std::uint64_t const address = on_device ? space.allocate(granted, alignment) : host_.allocate(granted, alignment);
   if (address == 0) return nullptr;
   if (on_device) space.used += granted;
   return &live_.emplace(address, allocation{address, bytes, granted, kind, device, home, number, next_buffer_id_++})
@@ -167,14 +167,14 @@ allocation const* memory::register_host(void* pointer, std::size_t bytes, int de
               .first->second;
 }
 
-void memory::release(std::uint64_t address) {
+void memory::free(std::uint64_t address) {
   auto const found = live_.find(address);
   allocation const& old = found->second;
   if (old.kind == memory_kind::device) {
-    spaces_[old.device]->give(old.address, old.granted);
+    spaces_[old.device]->free(old.address, old.granted);
     spaces_[old.device]->used -= old.granted;
   } else if (old.kind != memory_kind::registered) {
-    host_.give(old.address, old.granted);
+    host_.free(old.address, old.granted);
   }
   live_.erase(found);
 }

@@ -26,10 +26,10 @@ public:
 
   /// Allocates the lowest range that fits; returns 0 if there is none. The same sequence of calls gives the same
   /// offsets.
-  [[nodiscard]] std::uint64_t take(std::size_t bytes, std::size_t alignment);
+  [[nodiscard]] std::uint64_t allocate(std::size_t bytes, std::size_t alignment);
 
   /// Frees a range. Its bytes read as zero when they are allocated again.
-  void give(std::uint64_t address, std::size_t bytes);
+  void free(std::uint64_t address, std::size_t bytes);
 
   /// Frees all ranges and drops all pages.
   void clear();
@@ -74,7 +74,7 @@ public:
   /// the host, if the address space of the host is full.
   allocation const* allocate(memory_kind kind, int device, context* home, std::size_t bytes, std::uint64_t number);
   allocation const* register_host(void* pointer, std::size_t bytes, int device, context* home, std::uint64_t number);
-  void release(std::uint64_t address);
+  void free(std::uint64_t address);
 
   /// Counts device memory for cuMemCreate; this class does not keep these allocations. Returns false if the device is
   /// full.
@@ -98,8 +98,8 @@ private:
     std::size_t used = 0;
 
     void widen(std::size_t bytes);
-    [[nodiscard]] std::uint64_t take(std::size_t bytes, std::size_t alignment);
-    void give(std::uint64_t address, std::size_t bytes);
+    [[nodiscard]] std::uint64_t allocate(std::size_t bytes, std::size_t alignment);
+    void free(std::uint64_t address, std::size_t bytes);
     [[nodiscard]] bool contains(std::uint64_t address) const noexcept;
   };
 

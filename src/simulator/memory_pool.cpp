@@ -1,4 +1,4 @@
-// Memory pools: their segments, blocks and free ranges, and the table of pools.
+// Memory pools: their chunks, blocks and free ranges, and the table of pools.
 // SPDX-License-Identifier: Apache-2.0
 #include "memory_pool.hpp"
 
@@ -81,10 +81,10 @@ memory_pool::range_map::iterator memory_pool::best(stream const& stream, std::si
   return cheapest_range;
 }
 
-/// Joins the range with its neighbours at higher addresses in the same segment, as long as `may` returns true.
-template <class May> void memory_pool::join(range_map::iterator lower, May may) {
+/// Coalesces the range with its neighbours at higher addresses in the same chunk, as long as `may` returns true.
+template <class May> void memory_pool::coalesce(range_map::iterator lower, May may) {
   for (auto upper = std::next(lower); upper != free_.end(); upper = free_.erase(upper)) {
-    bool const adjacent = lower->first + lower->second.bytes == upper->first && !segments_.contains(upper->first);
+    bool const adjacent = lower->first + lower->second.bytes == upper->first && !chunks_.contains(upper->first);
     if (!adjacent || !may(lower->second, upper->second)) return;
     lower->second.bytes += upper->second.bytes;
     for (pool_free const& ended : upper->second.frees) add_free(lower->second.frees, ended);
@@ -92,23 +92,23 @@ template <class May> void memory_pool::join(range_map::iterator lower, May may) 
 }
 
 /// Joins neighbouring ranges if the stream can get both of them in ways up to `last_tier`, then searches like best().
-memory_pool::range_map::iterator memory_pool::best_joined(stream const& stream, std::size_t need,
-                                                          reuse_tier last_tier) {
+memory_pool::range_map::iterator memory_pool::best_coalesced(stream const& stream, std::size_t need,
+                                                             reuse_tier last_tier) {
   for (auto at = free_.begin(); at != free_.end(); ++at)
-    join(at, [&](range const& lower, range const& upper) {
+    coalesce(at, [&](range const& lower, range const& upper) {
       return tier_of(lower, stream) <= last_tier && tier_of(upper, stream) <= last_tier;
     });
   return best(stream, need, last_tier);
 }
 
-pool_block const* memory_pool::take(simulation& simulation, stream const& stream, std::size_t bytes,
-                                    std::shared_ptr<record>& frees_record) {
+pool_block const* memory_pool::allocate(simulation& simulation, stream const& stream, std::size_t bytes,
+                                        std::shared_ptr<record>& frees_record) {
   if (bytes > most_bytes) return nullptr;
   std::size_t const need = up_to(bytes, block_granule);
   auto place = best(stream, need, reuse_tier::completed);
-  if (place == free_.end()) place = best_joined(stream, need, reuse_tier::completed);
+  if (place == free_.end()) place = best_coalesced(stream, need, reuse_tier::completed);
   if (place == free_.end() && grow(simulation, need)) place = best(stream, need, reuse_tier::completed);
-  if (place == free_.end()) place = best_joined(stream, need, reuse_tier::wait);
+  if (place == free_.end()) place = best_coalesced(stream, need, reuse_tier::wait);
   if (place == free_.end()) return nullptr;
   for (pool_free const& ended : place->second.frees) {
     if (ended.position.stream.get() == &stream) continue;
@@ -116,10 +116,10 @@ pool_block const* memory_pool::take(simulation& simulation, stream const& stream
     frees_record->covers.push_back(ended.position);
     frees_record->order.join(ended.order);
   }
-  return cut(place, bytes, need);
+  return split(place, bytes, need);
 }
 
-pool_block const* memory_pool::cut(range_map::iterator place, std::size_t bytes, std::size_t need) {
+pool_block const* memory_pool::split(range_map::iterator place, std::size_t bytes, std::size_t need) {
   std::uint64_t const address = place->first;
   range rest = std::move(place->second);
   free_.erase(place);
@@ -138,15 +138,15 @@ bool memory_pool::grow(simulation& simulation, std::size_t need) {
   std::size_t wanted = std::max(exact, least_segment);
   if (properties.maxSize != 0)
     wanted = std::min<std::size_t>(wanted, up_to(properties.maxSize, segment_granule) - reserved);
-  return draw(simulation, wanted) || (wanted > exact && draw(simulation, exact));
+  return add_chunk(simulation, wanted) || (wanted > exact && add_chunk(simulation, exact));
 }
 
-bool memory_pool::draw(simulation& simulation, std::size_t bytes) {
+bool memory_pool::add_chunk(simulation& simulation, std::size_t bytes) {
   allocation const* made =
       simulation.allocations.allocate(kind(), device(), &home, bytes, simulation.order.next_block_number());
   if (made == nullptr) return false;
   simulation.order.fresh(made->address, made->granted);
-  segments_.emplace(made->address, bytes);
+  chunks_.emplace(made->address, bytes);
   free_.emplace(made->address, range{bytes, {}});
   reserved += bytes;
   reserved_high = std::max(reserved_high, reserved);
@@ -161,7 +161,7 @@ bool memory_pool::alike(range const& lower, range const& upper) {
          lower.frees[0].position.stream == upper.frees[0].position.stream;
 }
 
-void memory_pool::put(std::uint64_t address, pool_free const* ended) {
+void memory_pool::free(std::uint64_t address, pool_free const* ended) {
   auto const entry = blocks_.find(address);
   used -= entry->second.granted;
   range part{entry->second.granted, {}};
@@ -172,14 +172,13 @@ void memory_pool::put(std::uint64_t address, pool_free const* ended) {
   }
   blocks_.erase(entry);
   auto const at = free_.emplace(address, std::move(part)).first;
-  join(at, alike);
-  if (at != free_.begin()) join(std::prev(at), alike);
+  coalesce(at, alike);
+  if (at != free_.begin()) coalesce(std::prev(at), alike);
 }
 
-bool memory_pool::idle(simulation const& simulation, std::uint64_t segment, std::size_t bytes,
-                       bool seen_by_host) const {
+bool memory_pool::idle(simulation const& simulation, std::uint64_t chunk, std::size_t bytes, bool seen_by_host) const {
   std::size_t unused = 0;
-  for (auto at = free_.lower_bound(segment); at != free_.end() && at->first < segment + bytes; ++at) {
+  for (auto at = free_.lower_bound(chunk); at != free_.end() && at->first < chunk + bytes; ++at) {
     unused += at->second.bytes;
     for (pool_free const& ended : at->second.frees)
       if (seen_by_host ? !simulation.host.covers(ended.component, ended.position.number) : !ended.position.done())
@@ -188,18 +187,18 @@ bool memory_pool::idle(simulation const& simulation, std::uint64_t segment, std:
   return unused == bytes;
 }
 
-void memory_pool::release(simulation& simulation, std::uint64_t most, std::uint64_t least, bool seen_by_host) {
-  for (auto segment = segments_.begin(); segment != segments_.end() && reserved > most;) {
-    auto const [address, bytes] = *segment;
+void memory_pool::trim(simulation& simulation, std::uint64_t most, std::uint64_t least, bool seen_by_host) {
+  for (auto chunk = chunks_.begin(); chunk != chunks_.end() && reserved > most;) {
+    auto const [address, bytes] = *chunk;
     if (reserved - bytes < least || !idle(simulation, address, bytes, seen_by_host)) {
-      ++segment;
+      ++chunk;
       continue;
     }
     free_.erase(free_.lower_bound(address), free_.lower_bound(address + bytes));
-    segment = segments_.erase(segment);
+    chunk = chunks_.erase(chunk);
     reserved -= bytes;
     simulation.order.removed(simulation.host_point("release by a pool"), address, bytes, true);
-    simulation.allocations.release(address);
+    simulation.allocations.free(address);
   }
 }
 
@@ -211,8 +210,8 @@ pool_block const* memory_pool::find(std::uint64_t address) const {
 }
 
 bool memory_pool::holds(std::uint64_t address) const {
-  auto above = segments_.upper_bound(address);
-  return above != segments_.begin() && address - std::prev(above)->first < std::prev(above)->second;
+  auto above = chunks_.upper_bound(address);
+  return above != chunks_.begin() && address - std::prev(above)->first < std::prev(above)->second;
 }
 
 namespace {
@@ -317,14 +316,14 @@ void pool_table::after_wait(simulation& simulation, std::function<bool(position 
   collect(simulation);
   for (auto const& each : pools_) {
     std::erase_if(each->unawaited, covered);
-    each->release(simulation, each->threshold, 0, true);
+    each->trim(simulation, each->release_threshold, 0, true);
   }
 }
 
 void pool_table::collect(simulation& simulation) {
   std::erase_if(pools_, [&](auto const& each) {
     if (!each->destroyed) return false;
-    each->release(simulation, 0, 0, false);
+    each->trim(simulation, 0, 0, false);
     return each->empty();
   });
 }

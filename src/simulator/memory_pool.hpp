@@ -52,7 +52,7 @@ public:
   bool follow_events = true;
   bool opportunistic = true;
   bool internal = true;
-  std::uint64_t threshold = 0;
+  std::uint64_t release_threshold = 0;
   std::uint64_t reserved = 0;
   std::uint64_t reserved_high = 0;
   std::uint64_t used = 0;
@@ -64,23 +64,23 @@ public:
 
   /// Allocates for the stream. If the allocation must wait for frees on other streams, sets `frees_record` to a record
   /// of these frees. Returns null if the pool is at its limit or the device is full.
-  pool_block const* take(simulation& simulation, stream const& stream, std::size_t bytes,
-                         std::shared_ptr<record>& frees_record);
+  pool_block const* allocate(simulation& simulation, stream const& stream, std::size_t bytes,
+                             std::shared_ptr<record>& frees_record);
 
   /// Frees the block at `address`. Its memory can be reused after the free `ended` in stream order, or immediately if
   /// `ended` is null.
-  void put(std::uint64_t address, pool_free const* ended);
+  void free(std::uint64_t address, pool_free const* ended);
 
-  /// Gives idle segments back to the device while more than `most` bytes are reserved; at least `least` bytes stay. A
-  /// segment is idle if it holds no block and all frees in it are complete. With `seen_by_host` the host must also be
+  /// Gives idle chunks back to the device while more than `most` bytes are reserved; at least `least` bytes stay. A
+  /// chunk is idle if it holds no block and all frees in it are complete. With `seen_by_host` the host must also be
   /// ordered after these frees.
-  void release(simulation& simulation, std::uint64_t most, std::uint64_t least, bool seen_by_host);
+  void trim(simulation& simulation, std::uint64_t most, std::uint64_t least, bool seen_by_host);
 
   /// Returns the live block that holds the address; null if there is none.
   [[nodiscard]] pool_block const* find(std::uint64_t address) const;
   [[nodiscard]] bool holds(std::uint64_t address) const;
   [[nodiscard]] bool without_blocks() const noexcept { return blocks_.empty(); }
-  [[nodiscard]] bool empty() const noexcept { return segments_.empty(); }
+  [[nodiscard]] bool empty() const noexcept { return chunks_.empty(); }
 
 private:
   /// How a stream can get a free range, the cheapest tier first. `same_stream`: it freed the range itself. `ordered`:
@@ -95,16 +95,16 @@ private:
 
   [[nodiscard]] reuse_tier tier_of(range const& part, stream const& stream) const;
   range_map::iterator best(stream const& stream, std::size_t need, reuse_tier last_tier);
-  pool_block const* cut(range_map::iterator place, std::size_t bytes, std::size_t need);
-  range_map::iterator best_joined(stream const& stream, std::size_t need, reuse_tier last_tier);
-  template <class May> void join(range_map::iterator lower, May may);
+  pool_block const* split(range_map::iterator place, std::size_t bytes, std::size_t need);
+  range_map::iterator best_coalesced(stream const& stream, std::size_t need, reuse_tier last_tier);
+  template <class May> void coalesce(range_map::iterator lower, May may);
   static bool alike(range const& lower, range const& upper);
   bool grow(simulation& simulation, std::size_t need);
-  bool draw(simulation& simulation, std::size_t bytes);
-  [[nodiscard]] bool idle(simulation const& simulation, std::uint64_t segment, std::size_t bytes,
+  bool add_chunk(simulation& simulation, std::size_t bytes);
+  [[nodiscard]] bool idle(simulation const& simulation, std::uint64_t chunk, std::size_t bytes,
                           bool seen_by_host) const;
 
-  std::map<std::uint64_t, std::size_t> segments_;
+  std::map<std::uint64_t, std::size_t> chunks_;
   std::map<std::uint64_t, pool_block> blocks_;
   range_map free_;
 };

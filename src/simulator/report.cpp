@@ -46,7 +46,7 @@ std::string describe(block_name const& block) {
          hexadecimal(block.address) + ")";
 }
 
-bool report::last_word() const {
+bool report::print_untaken() const {
   if (findings_.empty() && old_texts_.empty()) return false;
   std::fprintf(stderr, "gpumem simulator: the program fails, since findings were not taken: %zu\n",
                findings_.size() + dropped_ + left_count_);
@@ -56,7 +56,7 @@ bool report::last_word() const {
   return true;
 }
 
-void report::leave() {
+void report::end_part() {
   left_count_ += findings_.size() + dropped_;
   for (finding const& found : findings_)
     if (old_texts_.size() < kept_in_full)

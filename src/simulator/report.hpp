@@ -71,12 +71,12 @@ public:
 
   /// Prints the findings that the program has not taken by take_findings(), also those from before a reset. Called at
   /// the end of the process. Returns whether there are any.
-  bool last_word() const;
+  bool print_untaken() const;
 
-  /// Names the findings from now on, in what last_word() prints: a test, or another part of the program.
+  /// Names the findings from now on, in what print_untaken() prints: a test, or another part of the program.
   void name(std::string part) { part_ = std::move(part); }
-  /// Ends a part of the program: its findings can no longer be taken, and last_word() prints them.
-  void leave();
+  /// Ends a part of the program: its findings can no longer be taken, and print_untaken() prints them.
+  void end_part();
 
   void clear() noexcept {
     findings_.clear();

@@ -36,7 +36,7 @@ simulation* made = nullptr;
 /// status of success into EXIT_FAILURE. In glibc such a handler may call exit(): the other handlers still run, and the
 /// last status counts.
 void end_process(int status, void*) {
-  if (in_forked_child() || !made->findings.last_word() || status != EXIT_SUCCESS) return;
+  if (in_forked_child() || !made->findings.print_untaken() || status != EXIT_SUCCESS) return;
   std::exit(EXIT_FAILURE);
 }
 
@@ -89,7 +89,8 @@ CUresult simulation::initialise() {
 CUresult simulation::admit(char const* name, unsigned rules) {
   ++calls[name];
   if (this_host_thread().in_function) {
-    find(finding_kind::call_in_host_function, std::string(name) + " was called by a function that runs as device work");
+    report_finding(finding_kind::call_in_host_function,
+                   std::string(name) + " was called by a function that runs as device work");
     return CUDA_ERROR_NOT_PERMITTED;
   }
   if (CUresult const fault = faults.at_call(name); fault != CUDA_SUCCESS) return fault;
@@ -105,7 +106,7 @@ CUresult simulation::admit(char const* name, unsigned rules) {
   return CUDA_SUCCESS;
 }
 
-void simulation::find(finding_kind kind, std::string const& text, party later) {
+void simulation::report_finding(finding_kind kind, std::string const& text, party later) {
   findings.add({kind, {}, later, {}, {}, text});
 }
 
@@ -165,7 +166,7 @@ stream_ptr simulation::per_thread_of(context& home) {
 
 stream_ptr simulation::resolve(CUstream handle, CUresult& error) {
   stream_ptr found = look_up(handle, error);
-  if (found) found->end_told_lists();
+  if (found) found->clear_returned_lists();
   return found;
 }
 
@@ -180,7 +181,7 @@ stream_ptr simulation::look_up(CUstream handle, CUresult& error) {
   }
   if (stream_ptr const* found = streams.find(handle)) return *found;
   if (streams.state(handle) == handle_state::destroyed)
-    find(finding_kind::dead_stream, "use of a stream handle after its stream was destroyed");
+    report_finding(finding_kind::dead_stream, "use of a stream handle after its stream was destroyed");
   error = CUDA_ERROR_INVALID_HANDLE;
   return nullptr;
 }
@@ -189,7 +190,7 @@ std::shared_ptr<event> simulation::resolve(CUevent handle, CUresult& error) {
   error = CUDA_SUCCESS;
   if (auto const* found = events.find(handle)) return *found;
   if (events.state(handle) == handle_state::destroyed)
-    find(finding_kind::dead_event, "use of an event handle after its event was destroyed");
+    report_finding(finding_kind::dead_event, "use of an event handle after its event was destroyed");
   error = CUDA_ERROR_INVALID_HANDLE;
   return nullptr;
 }
@@ -211,7 +212,7 @@ void simulation::destroy(context& home) {
   events.visit([&](event const& e) {
     if (e.home != &home) return;
     dead.push_back(e.handle);
-    if (e.last) e.last->never = false; // ends waits for this record
+    if (e.last) e.last->never_completes = false; // ends waits for this record
   });
   for (void const* handle : dead) events.end(handle);
   for (stream_ptr const& stream : home.streams) {
@@ -232,7 +233,7 @@ void simulation::destroy(context& home) {
   actor const actor = host_point("destruction of the context");
   for (std::uint64_t const address : allocations.of(&home)) {
     order.removed(actor, address, allocations.find(address)->granted, false);
-    allocations.release(address);
+    allocations.free(address);
   }
   home.active = false;
   home.flags = 0;

@@ -151,7 +151,7 @@ public:
   std::vector<std::shared_ptr<capture>> captures; // captures that have not ended
   std::uint64_t captures_made = 0;
 
-  void find(finding_kind kind, std::string const& text, party later = {});
+  void report_finding(finding_kind kind, std::string const& text, party later = {});
 
   report findings;
   memory allocations;
@@ -185,9 +185,9 @@ private:
     std::string call;
   };
 
-  void order_behind(stream& stream, operation* work);
+  void add_point(stream& stream, operation* work);
   stream* choose();
-  void finish(stream& stream);
+  void end_operation(stream& stream);
   void drop_work();
   void drop_captures();
   void clear_objects();
@@ -197,7 +197,7 @@ private:
   void call_at_end_of_this_thread();
   bool alone() const;
   CUresult deadlocked(std::string const& call);
-  std::string who_waits() const;
+  std::string describe_waits() const;
   void take_component(stream& stream);
 
   gpumem_simulator_options options_{};

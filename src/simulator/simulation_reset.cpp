@@ -50,7 +50,7 @@ bool simulation::reset(gpumem_simulator_options const& options, gpumem_simulator
   strict_pool_destroy_ = details.strict_pool_destroy != 0;
   wrong_seed_.reset();
   vain_ = {};
-  findings.leave();
+  findings.end_part();
   ++resets_;
   bool const named = details.name != nullptr && *details.name != '\0';
   findings.name(named ? details.name : resets_ > first_part ? "part " + std::to_string(resets_ - first_part + 1) : "");
@@ -131,8 +131,8 @@ void simulation::see_all_complete() {
 /// Ends all work that has not run, without running it. It counts as complete.
 void simulation::drop_work() {
   events.visit([](event& each) {
-    each.never_next = false;
-    if (each.last) each.last->never = false;
+    each.next_never_completes = false;
+    if (each.last) each.last->never_completes = false;
   });
   for (stream_ptr const& stream : std::exchange(active_, {})) {
     stream->queue.clear();

@@ -30,7 +30,7 @@ bool flag_wait::satisfied() const noexcept {
 }
 
 bool operation::ready() const noexcept {
-  if (recorded && recorded->never) return false;
+  if (recorded && recorded->never_completes) return false;
   if (awaited && !awaited->done()) return false;
   if (flag && !flag->satisfied()) return false;
   return std::all_of(wait_positions.begin(), wait_positions.end(), [](position const& p) { return p.done(); });
@@ -39,7 +39,7 @@ bool operation::ready() const noexcept {
 /// Advances the stream's vector clock to a new point, the place of `work` or of a call in the stream's order. The point
 /// is ordered after the host, and after the event record for which `work` waits. By the rules of the legacy stream, it
 /// can also be ordered after other streams.
-void simulation::order_behind(stream& stream, operation* work) {
+void simulation::add_point(stream& stream, operation* work) {
   stream.order.join(host);
   auto const join_stream = [&](stream_ptr const& other) {
     stream.order.join(other->order);
@@ -59,7 +59,7 @@ void simulation::order_behind(stream& stream, operation* work) {
 CUresult simulation::enqueue(stream_ptr const& stream, operation&& work) {
   if (legacy_breaks_capture(*stream)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   if (stream->capturing) return add_to_capture(stream, std::move(work));
-  order_behind(*stream, &work);
+  add_point(*stream, &work);
   work.number = stream->number;
   work.enqueued_at = host_time;
   if (work.recorded) {
@@ -83,7 +83,7 @@ CUresult simulation::enqueue(stream_ptr const& stream, operation&& work) {
 }
 
 actor simulation::point(stream_ptr const& stream, char const* action) {
-  order_behind(*stream, nullptr);
+  add_point(*stream, nullptr);
   return newest_point(stream, action);
 }
 
@@ -127,13 +127,13 @@ bool simulation::step() {
     }
     executing_ = stream->running = false;
   }
-  finish(*stream);
+  end_operation(*stream);
   return true;
 }
 
 /// Ends the front operation of the stream: sets its end time and the time of its event record, and wakes waiting
 /// threads.
-void simulation::finish(stream& stream) {
+void simulation::end_operation(stream& stream) {
   if (stream.queue.empty()) return; // the context was destroyed while the operation ran
   operation work = std::move(stream.queue.front());
   std::uint64_t begin = std::max(stream.end_time, work.enqueued_at);
@@ -286,13 +286,13 @@ bool simulation::alone() const {
 }
 
 CUresult simulation::deadlocked(std::string const& call) {
-  std::string const text = "deadlock: " + call + " cannot complete, since no device work can run; " + who_waits();
+  std::string const text = "deadlock: " + call + " cannot complete, since no device work can run; " + describe_waits();
   std::fprintf(stderr, "gpumem simulator: %s\n", text.c_str());
-  find(finding_kind::deadlock, text);
+  report_finding(finding_kind::deadlock, text);
   return CUDA_ERROR_TIMEOUT;
 }
 
-std::string simulation::who_waits() const {
+std::string simulation::describe_waits() const {
   std::string text;
   for (blocked_call const& call : blocked_)
     text += "host thread " + std::to_string(call.thread) + " is in " + call.call + "; ";
@@ -304,7 +304,8 @@ std::string simulation::who_waits() const {
     text += "stream " + std::to_string(stream->id) + " is at " + front.action + " " +
             std::to_string(front.number - stream->base) + ", which waits for";
     std::size_t const before = text.size();
-    if (front.recorded && front.recorded->never) text += " nothing: never_complete() was called for its event";
+    if (front.recorded && front.recorded->never_completes)
+      text += " nothing: never_complete() was called for its event";
     if (front.flag) text += " a value in memory";
     if (front.awaited)
       for (position const& p : front.awaited->covers)

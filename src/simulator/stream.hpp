@@ -60,14 +60,14 @@ struct position {
 struct record {
   std::vector<position> covers;
   vector_clock order;
-  std::uint64_t time = 0;  // simulated nanoseconds at completion
-  std::uint64_t event = 0; // serial number of the event, for messages
-  bool never = false;      // injected fault: the operation of the record never completes
+  std::uint64_t time = 0;       // simulated nanoseconds at completion
+  std::uint64_t event = 0;      // serial number of the event, for messages
+  bool never_completes = false; // injected fault: the operation of the record never completes
 
   [[nodiscard]] bool done() const noexcept {
     for (position const& p : covers)
       if (!p.done()) return false;
-    return !never;
+    return !never_completes;
   }
 };
 
@@ -133,19 +133,19 @@ struct stream {
 
   std::shared_ptr<capture> capturing;
   // Lists to which cuStreamGetCaptureInfo has returned pointers; they are valid until the next call on the stream.
-  std::vector<CUgraphNode> told_dependencies;
-  std::vector<CUgraphEdgeData> told_edges;
+  std::vector<CUgraphNode> returned_dependencies;
+  std::vector<CUgraphEdgeData> returned_edges;
 
   /// Overwrites both lists with zeros, so that a program that still reads them finds nothing.
-  void end_told_lists();
+  void clear_returned_lists();
 
   [[nodiscard]] bool blocking() const noexcept { return (flags & CU_STREAM_NON_BLOCKING) == 0; }
   [[nodiscard]] bool used() const noexcept { return number > base; }
 };
 
-inline void stream::end_told_lists() {
-  std::fill(told_dependencies.begin(), told_dependencies.end(), nullptr);
-  std::fill(told_edges.begin(), told_edges.end(), CUgraphEdgeData{});
+inline void stream::clear_returned_lists() {
+  std::fill(returned_dependencies.begin(), returned_dependencies.end(), nullptr);
+  std::fill(returned_edges.begin(), returned_edges.end(), CUgraphEdgeData{});
 }
 
 inline bool position::done() const noexcept { return stream->queue.empty() || stream->queue.front().number > number; }
@@ -159,7 +159,7 @@ struct event {
   std::shared_ptr<capture> captured; // the capture in which the event was last recorded
   vector_clock captured_order;       // the nodes of that capture that come before the record
   std::vector<CUgraphNode> covered;  // a stream that waits for the event: its next node depends on these nodes
-  bool never_next = false;           // injected fault: the next record never completes
+  bool next_never_completes = false; // injected fault: the next record never completes
 };
 
 } // namespace simulated

@@ -96,9 +96,10 @@ void report_overlaps(simulation& device, stream_ptr const& stream, std::span<CUd
     if (piece.write && last_read != nullptr && last_read->end > piece.begin) other = last_read;
     if (other != nullptr && other->end > piece.begin) {
       auto const [first, second] = std::minmax(other->copy, piece.copy);
-      device.find(finding_kind::unordered_access, "copies " + std::to_string(first) + " and " + std::to_string(second) +
-                                                      " of a batch on stream " + std::to_string(stream->id) +
-                                                      " touch the same bytes, and a batch has no order");
+      device.report_finding(finding_kind::unordered_access, "copies " + std::to_string(first) + " and " +
+                                                                std::to_string(second) + " of a batch on stream " +
+                                                                std::to_string(stream->id) +
+                                                                " touch the same bytes, and a batch has no order");
     }
     part const*& last = piece.write ? last_write : last_read;
     if (last == nullptr || piece.end > last->end) last = &piece;

@@ -144,7 +144,7 @@ std::uint64_t virtual_memory::reserve(std::size_t bytes, std::size_t alignment) 
   if (bytes > (std::size_t{1} << 47) || (most_ != 0 && bytes > most_ - std::min(most_, reserved_))) return 0;
   std::uint64_t address = 0;
   for (address_space& space : spaces_)
-    if ((address = space.take(bytes, alignment)) != 0) break;
+    if ((address = space.allocate(bytes, alignment)) != 0) break;
   if (address == 0) {
     spaces_.emplace_back();
     if (!has_reserved(spaces_.back(), std::max(space_size, bytes + alignment)) &&
@@ -152,20 +152,20 @@ std::uint64_t virtual_memory::reserve(std::size_t bytes, std::size_t alignment) 
       spaces_.pop_back();
       return 0;
     }
-    address = spaces_.back().take(bytes, alignment);
+    address = spaces_.back().allocate(bytes, alignment);
   }
   reservations_.emplace(address, bytes);
   reserved_ += bytes;
   return address;
 }
 
-bool virtual_memory::release(std::uint64_t address, std::size_t bytes) {
+bool virtual_memory::unreserve(std::uint64_t address, std::size_t bytes) {
   auto const found = reservations_.find(address);
   if (found == reservations_.end() || found->second != bytes) return false;
   auto const mapped = mappings_.lower_bound(address);
   if (mapped != mappings_.end() && mapped->first < address + bytes) return false;
   for (address_space& space : spaces_)
-    if (space.contains(address)) space.give(address, bytes);
+    if (space.contains(address)) space.free(address, bytes);
   reservations_.erase(found);
   reserved_ -= bytes;
   return true;

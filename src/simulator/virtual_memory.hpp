@@ -119,7 +119,7 @@ public:
   /// Reserves the lowest free range of addresses that fits. Returns 0 if there is none.
   std::uint64_t reserve(std::size_t bytes, std::size_t alignment);
   /// Ends a reservation. Returns false if there is no such reservation or a part of it is mapped.
-  bool release(std::uint64_t address, std::size_t bytes);
+  bool unreserve(std::uint64_t address, std::size_t bytes);
 
   /// Maps physical memory. Returns false if the addresses are not reserved or a part of them is mapped. Throws
   /// std::bad_alloc if the system allows no more mappings.

@@ -149,8 +149,8 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribut
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
   return pass<&driver_table::cuMemPoolGetAttribute>(pool, static_cast<CUmemPool_attribute>(attribute), value);
 }
-cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, cudaMemAccessDesc const* wishes, size_t count) {
-  return pass<&driver_table::cuMemPoolSetAccess>(pool, as<CUmemAccessDesc const>(wishes), count);
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, cudaMemAccessDesc const* rights, size_t count) {
+  return pass<&driver_table::cuMemPoolSetAccess>(pool, as<CUmemAccessDesc const>(rights), count);
 }
 cudaError_t cudaMemPoolGetAccess(cudaMemAccessFlags* flags, cudaMemPool_t pool, cudaMemLocation* location) {
   return pass<&driver_table::cuMemPoolGetAccess>(as<CUmemAccess_flags>(flags), pool, as<CUmemLocation>(location));
