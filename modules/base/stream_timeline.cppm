@@ -187,11 +187,11 @@ public:
   // These two functions count the objects that keep this timeline for later: to free memory with it, or to wait for one
   // of its events. While an object keeps it, the timeline is not reused for another stream. Timelines that are never
   // reused count nothing.
-  inline void retain() noexcept {
-    if (may_die_) retained_.fetch_add(1, std::memory_order_relaxed);
+  inline void add_keeper() noexcept {
+    if (may_die_) keepers_.fetch_add(1, std::memory_order_relaxed);
   }
-  inline void release() noexcept {
-    if (may_die_) retained_.fetch_sub(1, std::memory_order_release);
+  inline void remove_keeper() noexcept {
+    if (may_die_) keepers_.fetch_sub(1, std::memory_order_release);
   }
   // Returns whether the timeline of a dead stream may be reused: events cover all frees, all are complete, and no
   // object keeps it. Polls. Called under the lock of the timeline_registry.
@@ -221,7 +221,7 @@ private:
   std::atomic<epoch> final_epoch_{0};
   std::atomic<epoch> captured_use_{0}; // the newest epoch that end_use_in_capture() has returned
   std::atomic<bool> behind_{false};
-  std::atomic<int> retained_{0};
+  std::atomic<int> keepers_{0};
   std::atomic<epoch> owed_{0}; // see owe_event()
   std::atomic<bool> dead_{false};
   std::uint64_t capture_ = 0; // see enter_capture(); guarded by the lock of the timeline_registry

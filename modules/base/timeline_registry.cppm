@@ -125,8 +125,8 @@ public:
   /// Returns the timeline of an own stream that is not in use and does not capture; makes a stream if there is none.
   /// A stream that was given back may still capture, since another stream may have begun the capture that it joined.
   /// Throws cuda_error, std::bad_alloc.
-  stream_timeline& acquire_own(device device, int priority);
-  void release_own(stream_timeline& timeline) noexcept;
+  stream_timeline& take_own(device device, int priority);
+  void return_own(stream_timeline& timeline) noexcept;
   /// Adds or removes one promise of the owner that the stream lives. While there is a promise, the stream counts as
   /// adopted.
   void adopt(stream_timeline& timeline, bool promised) noexcept;

@@ -258,7 +258,7 @@ protected:
   // Withdraws the request, or frees the granted memory. The destructor of the final class calls this. In the destructor
   // of a base, the virtual functions of the final class could no longer be called, and another thread may be about to
   // call on_complete().
-  void cancel_and_release() noexcept;
+  void cancel_and_return() noexcept;
 
 private:
   void on_complete() noexcept override { this->post(); }
@@ -275,7 +275,7 @@ public:
         token_{token} {}
   ~waiting_operation() {
     forget_cancellers();
-    this->cancel_and_release();
+    this->cancel_and_return();
   }
 
   using suspended_operation::continue_with;
@@ -293,7 +293,7 @@ public:
     return this->park();
   }
 
-  extend::acquired_t<N> finish() {
+  extend::acquired_t<N> take_result() {
     forget_cancellers();
     if constexpr (N == 1) {
       return this->take_or_throw();
@@ -377,7 +377,7 @@ public:
       if (first_.holds()) return first_.take(request_);
       if (!waiting_) detail::throw_failure_of(request_.from, request_.stream.get(), first_.why());
     }
-    return waiting_->finish();
+    return waiting_->take_result();
   }
 
 private:

@@ -102,8 +102,8 @@ private:
   device where() const;
   stream_key user(stream_ref stream) const;
   // While a block holds the timeline of its stream, gpumem does not reuse the timeline for another stream.
-  inline void hold() const noexcept { timeline_->retain(); }
-  inline void drop() const noexcept { timeline_->release(); }
+  inline void hold() const noexcept { timeline_->add_keeper(); }
+  inline void drop() const noexcept { timeline_->remove_keeper(); }
 
   void* data_ = nullptr;
   std::size_t bytes_ : 58 = 0;

@@ -40,7 +40,7 @@ public:
   poll_queue& queue(executor const& resumes) const;
   // Returns the point on a stream to wait for. If the target is an event of the user, that is the point of its record.
   // If the target is a stream, this function takes a pooled event and records it on the stream. It stores that event in
-  // `recorded` and retains the timeline; the caller must give both back.
+  // `recorded` and keeps the timeline; the caller must give both back.
   stream_point record_event(pooled_event*& recorded) const;
 
 private:
@@ -58,7 +58,7 @@ protected:
   // Removes the wait from the reactor (which polls the driver), and gives the event of the wait back. The destructor of
   // the final class must call this function. In the destructor of a base class, the virtual functions that the reactor
   // may be about to call would no longer be those of the final class.
-  void cancel_and_release() noexcept;
+  void cancel_and_return() noexcept;
   bool poll() const { return target_.poll(); }
   void refuse_stopped() noexcept { outcome_ = ending::stopped; }
   bool stopped() const noexcept { return outcome_ == ending::stopped; }
@@ -70,9 +70,9 @@ protected:
   bool add_wait();
   void stop() noexcept;
   // Throws the error that ended the wait, or acquire_error after a stop. Returns if the work is complete.
-  void finish();
-  // Returns whether a stop ended the wait. If so, the operation is over, and finish() must not be called.
-  bool finish_stopped() noexcept;
+  void take_result();
+  // Returns whether a stop ended the wait. If so, the operation is over, and take_result() must not be called.
+  bool end_if_stopped() noexcept;
 
 private:
   enum class ending { complete, stopped, refused };
@@ -103,7 +103,7 @@ export template <stoppable_token Token> class completion_operation final : publi
 public:
   ~completion_operation() {
     callback_.reset();
-    this->cancel_and_release();
+    this->cancel_and_return();
   }
 
   /// Returns whether the work is complete; the coroutine then does not suspend.
@@ -126,7 +126,7 @@ public:
   /// Throws what the comment of completion_awaitable says.
   void await_resume() {
     callback_.reset();
-    this->finish();
+    this->take_result();
   }
 
 private:
@@ -149,7 +149,7 @@ private:
   }
 
   bool end_stopped() noexcept override {
-    if (!this->finish_stopped()) return false;
+    if (!this->end_if_stopped()) return false;
     callback_.reset();
     return true;
   }

@@ -187,7 +187,7 @@ private:
       frame.promise().continue_with(continuation);
       return frame;
     }
-    promise_type& finished() const {
+    promise_type& ended_promise() const {
       if (!frame) throw std::logic_error{"gpumem: a moved-from task was awaited"};
       if (refused) throw std::logic_error{"gpumem: a task was awaited twice"};
       frame.promise().rethrow();
@@ -195,10 +195,10 @@ private:
     }
   };
   struct rvalue_awaiter : base_awaiter {
-    T await_resume() const { return this->finished().take(); }
+    T await_resume() const { return this->ended_promise().take(); }
   };
   struct lvalue_awaiter : base_awaiter {
-    decltype(auto) await_resume() const { return this->finished().get(); }
+    decltype(auto) await_resume() const { return this->ended_promise().get(); }
   };
 
   explicit task(handle frame) noexcept : frame_{frame} {}

@@ -130,11 +130,11 @@ private:
     if (special_) [[unlikely]]
       return free_special(key, pointer, bytes);
     auto const cached = engine_->try_cache(key, engine_->find_in_own_shard(pointer), bytes);
-    if (!cached.done()) finish_in_pool(key, pointer, bytes, cached);
+    if (!cached.done()) free_slow(key, pointer, bytes, cached);
   }
   // Not inlined, so that a free into the thread cache, the common case, need not save registers for this call.
-  void finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                      cached_free const& cached) noexcept;
+  void free_slow(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                 cached_free const& cached) noexcept;
   expected<void*, failure> allocate_uncommon(stream_key const& key, std::size_t bytes, std::size_t alignment) noexcept;
   expected<void*, failure> may_try(waiter& item) noexcept;
   bool refuses_beyond_device(waiter& item) noexcept;

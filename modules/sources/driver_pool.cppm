@@ -157,7 +157,7 @@ private:
 
   // The newest free on one stream.
   struct freed_stream {
-    stream_timeline* own = nullptr; // the stream if it is gpumem's own; otherwise `event` comes after the free
+    stream_timeline* timeline = nullptr; // the stream if gpumem made it; otherwise `event` comes after the free
     pooled_event* event = nullptr;
     std::uint64_t id = 0; // id of the stream on which `event` was recorded
   };

@@ -1,4 +1,4 @@
-// The physical pages of an owner: their options, their table, and the store that creates and releases them.
+// The physical pages of an owner: their options, their table, and the store that creates and destroys them.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <cuda.h>
@@ -50,7 +50,7 @@ namespace detail {
 /// The physical memory of a page, which the driver can map at several offsets.
 export struct physical_page {
   CUmemGenericAllocationHandle handle = 0;
-  bool held = false; ///< the driver has created the memory, and it is not released
+  bool held = false; ///< the driver has created the memory, and it is not destroyed
   std::size_t bytes = 0;
   unsigned mappings = 0;
   unsigned pins = 0;
@@ -64,8 +64,8 @@ export struct mapped_page {
 export using page_map = std::map<std::size_t, mapped_page>;
 /// Neighbours in a page_map.
 export using page_span = std::ranges::subrange<page_map::const_iterator>;
-/// Pages that the driver refused to unmap or release, by offset; several may have been mapped at one offset.
-export using unreleased_map = std::multimap<std::size_t, mapped_page>;
+/// Pages that the driver refused to unmap or destroy, by offset; several may have been mapped at one offset.
+export using refused_page_map = std::multimap<std::size_t, mapped_page>;
 
 /// Returns new pages of `page` bytes for the run; the last one may be smaller. Creates no memory. Throws
 /// std::bad_alloc.
@@ -80,7 +80,7 @@ export class page_table {
 public:
   inline page_map const& pages() const noexcept { return pages_; }
   // Pages that the driver refused to unmap still occupy their addresses; the owner tries them again.
-  inline unreleased_map& unreleased() noexcept { return unreleased_; }
+  inline refused_page_map& refused_pages() noexcept { return refused_pages_; }
 
   // Returns the page that holds the offset; pages().end() if none is mapped there.
   page_map::const_iterator find_containing(std::size_t offset) const noexcept;
@@ -99,12 +99,12 @@ public:
   void add(page_map& pages) noexcept;
   // Removes the pages from the table and returns them.
   page_map take(page_span const& pages) noexcept;
-  // Takes over the pages that the driver refused to unmap or release.
-  void keep_unreleased(page_map& refused) noexcept;
+  // Takes over the pages that the driver refused to unmap or destroy.
+  void keep_refused(page_map& refused) noexcept;
 
 private:
   page_map pages_;
-  unreleased_map unreleased_;
+  refused_page_map refused_pages_;
 };
 
 } // namespace detail
@@ -141,7 +141,7 @@ export inline bool needs_pages(virtual_pages_options const& pages) noexcept {
 namespace gpumem::detail {
 
 /// Owns physical pages. Address ranges (virtual_pages) map them; a page is mapped once, or for the time of a move
-/// twice. On a lost device, and while the process exits, pages are released without driver calls. Not thread-safe: the
+/// twice. On a lost device, and while the process exits, pages are destroyed without driver calls. Not thread-safe: the
 /// owner of the ranges makes one call at a time.
 export class page_store {
 public:

@@ -31,18 +31,18 @@ public:
 
   // Maps all pages of `pages`, which together cover the run. Creates memory for pages that have none. Then calls the
   // option on_mapped, by which the user may refuse the pages. Returns null on success. Otherwise undoes all and returns
-  // a failure for `requested` bytes; `pages` then has only the pages that the driver refused to unmap or release.
+  // a failure for `requested` bytes; `pages` then has only the pages that the driver refused to unmap or destroy.
   std::optional<failure> map(page_map& pages, page_extent run, std::size_t requested) noexcept;
   // Calls the option on_unmapping, which tells the user that the run is about to be unmapped.
   void announce_unmapping(page_extent run) const noexcept;
-  // Unmaps pages, and releases the memory of each page that is mapped nowhere else. Afterwards `pages` has only the
-  // pages that the driver refused to unmap or release.
+  // Unmaps pages, and destroys the memory of each page that is mapped nowhere else. Afterwards `pages` has only the
+  // pages that the driver refused to unmap or destroy.
   void unmap(page_map& pages) noexcept;
-  // Tries again to unmap and release pages that the driver refused before. Removes from `refused` those that it now
+  // Tries again to unmap and destroy pages that the driver refused before. Removes from `refused` those that it now
   // accepts.
-  void retry(unreleased_map& refused) noexcept;
+  void retry(refused_page_map& refused) noexcept;
   // Gives the addresses back; no page may be mapped there.
-  void release_addresses() noexcept;
+  void free_addresses() noexcept;
   // Lets another device read and write the pages. Returns the driver's answer.
   CUresult open_to(device peer, page_map const& pages) noexcept;
 
@@ -107,7 +107,7 @@ export struct page_origin {
 };
 
 /// Virtual memory of one device, as a page source. Its addresses are reserved at construction and cost no memory. On an
-/// H200 it took about 27 µs to create a page, 33 µs to move one and 21 µs to release one, whatever its size. So the
+/// H200 it took about 27 µs to create a page, 33 µs to move one and 21 µs to destroy one, whatever its size. So the
 /// page size grows with the mapped bytes (see next_page_size()) unless the caller names one.
 ///
 /// No call waits for the device. Before it unmaps or moves pages, the caller must make sure that the *host* has seen
@@ -172,9 +172,9 @@ public:
   /// all or nothing.
   expected<page_extent, failure> map(std::size_t offset, std::size_t bytes, std::size_t page = 0) noexcept;
 
-  /// Unmaps a run of whole pages. Releases the memory of pages that are mapped nowhere else. Returns false, and does
+  /// Unmaps a run of whole pages. Destroys the memory of pages that are mapped nowhere else. Returns false, and does
   /// nothing, if the run does not consist of whole pages or one of them is pinned. Pages that the driver refuses to
-  /// unmap or release still count as mapped; the next call tries them again. Allocates no host memory.
+  /// unmap or destroy still count as mapped; the next call tries them again. Allocates no host memory.
   bool unmap(std::size_t offset, std::size_t bytes) noexcept;
 
   /// Maps the page that starts at `offset` a second time, at the offset `target`: both addresses show the
@@ -218,8 +218,8 @@ private:
   // Tells watchers, and calls the option on_unmapping.
   void announce_unmapping(page_extent run) const noexcept;
   void unmap_all(detail::page_map pages) noexcept;
-  // Tries again to unmap and release the pages that the driver has refused before.
-  void retry_unreleased() noexcept;
+  // Tries again to unmap and destroy the pages that the driver has refused before.
+  void retry_refused() noexcept;
 
   detail::page_mapper mapper_;
   detail::page_table table_;

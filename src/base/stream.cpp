@@ -227,7 +227,7 @@ stream::stream(detail::stream_timeline& timeline, bool owned) noexcept
     : stream_ref{timeline.handle()}, timeline_{&timeline}, owned_{owned} {}
 
 stream::stream(gpumem::device device, int priority)
-    : stream{timeline_registry::instance().acquire_own(device, priority), true} {
+    : stream{timeline_registry::instance().take_own(device, priority), true} {
   timeline_->prepare();
 }
 
@@ -254,13 +254,13 @@ void stream::retire() noexcept {
   auto& timeline = *std::exchange(timeline_, nullptr);
   if (owned_ && capture_ != 0) end_own_capture();
   timeline.record_later(timeline.handle());
-  if (owned_) return timeline_registry::instance().release_own(timeline);
+  if (owned_) return timeline_registry::instance().return_own(timeline);
   timeline.record_requested(timeline.handle());
   timeline_registry::instance().adopt(timeline, false);
 }
 
 // Only the thread that began a capture in another mode than `relaxed` may end it. If the driver refuses, the stream
-// goes on capturing, and acquire_own() does not give it out.
+// goes on capturing, and take_own() does not give it out.
 void stream::end_own_capture() noexcept {
   if (!driver_alive()) return;
   auto const seen = capture_of(get());

@@ -247,7 +247,7 @@ void stream_timeline::cover(std::optional<CUstream> caller_handle) noexcept {
 }
 
 bool stream_timeline::is_reusable() noexcept {
-  if (epochs_.uncovered_frees() > 0 || retained_.load(std::memory_order_acquire) > 0) return false;
+  if (epochs_.uncovered_frees() > 0 || keepers_.load(std::memory_order_acquire) > 0) return false;
   poll();
   return !has_event() && epochs_.uncovered_frees() == 0;
 }

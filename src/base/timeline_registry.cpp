@@ -263,7 +263,7 @@ void timeline_registry::end_thread() noexcept {
   }
 }
 
-stream_timeline& timeline_registry::acquire_own(device device, int priority) {
+stream_timeline& timeline_registry::take_own(device device, int priority) {
   device.require();
   {
     sync::lock const lock{mutex_};
@@ -286,7 +286,7 @@ stream_timeline& timeline_registry::acquire_own(device device, int priority) {
   try {
     auto const id = id_of(handle);
     sync::lock const lock{mutex_};
-    idle_.reserve(store_.timelines().size() + 1); // so that release_own() cannot fail
+    idle_.reserve(store_.timelines().size() + 1); // so that return_own() cannot fail
     auto* const before = find(handle);
     auto& timeline = store_.make(stream_kind::own, id, device.ordinal(), device.context(), handle, false);
     timeline.set_priority(priority);
@@ -300,7 +300,7 @@ stream_timeline& timeline_registry::acquire_own(device device, int priority) {
   }
 }
 
-void timeline_registry::release_own(stream_timeline& timeline) noexcept {
+void timeline_registry::return_own(stream_timeline& timeline) noexcept {
   sync::lock const lock{mutex_};
   idle_.push_back(&timeline);
 }

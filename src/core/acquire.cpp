@@ -235,7 +235,7 @@ bool suspended_operation::conclude() noexcept {
 
 // Frees granted memory and ends a turn. Reads the result only after take_back(), which waits until the thread that
 // decides the request no longer touches this operation.
-void suspended_operation::cancel_and_release() noexcept {
+void suspended_operation::cancel_and_return() noexcept {
   if (forked()) return;
   if (parked() && (was_cancelled() || !cancel_waiter())) {
     take_back();

@@ -90,7 +90,7 @@ stream_point completion_target::record_event(pooled_event*& recorded) const {
   if (result != CUDA_SUCCESS) give_event(event);
   check(result, "cuEventRecord");
   recorded = event;
-  timeline.retain();
+  timeline.add_keeper();
   return {event->handle, &timeline, covers, timeline.device()};
 }
 
@@ -133,28 +133,28 @@ void completion_wait::end(ending ending, CUresult result) noexcept {
   return_event();
 }
 
-// Gives the pooled event back and releases the stream's timeline. While it is retained, a timeline is not reused for a
+// Gives the pooled event back and keeps the stream's timeline no longer. A timeline that is kept is not reused for a
 // new stream, even if its own stream was destroyed. So all waits of one poll queue are for one stream.
 void completion_wait::return_event() noexcept {
   auto* const event = std::exchange(recorded_, nullptr);
   if (!event) return;
   give_event(event);
-  point_.timeline->release();
+  point_.timeline->remove_keeper();
 }
 
-void completion_wait::finish() {
+void completion_wait::take_result() {
   registered_ = false;
   if (outcome_ == ending::stopped) throw acquire_error{failure{outcome::stopped}};
   if (outcome_ == ending::refused) check(result_, "gpumem: waiting for the device");
 }
 
-bool completion_wait::finish_stopped() noexcept {
+bool completion_wait::end_if_stopped() noexcept {
   if (!stopped()) return false;
   registered_ = false;
   return true;
 }
 
-void completion_wait::cancel_and_release() noexcept {
+void completion_wait::cancel_and_return() noexcept {
   if (forked()) return;
   if (registered_ && !queue_->home().remove_wait(*this)) take_back();
   return_event();

@@ -102,15 +102,15 @@ growable_state::growable_state(page_lender lender, growable_options const& optio
 growable_state::~growable_state() {
   if (!timeline_) return;
   if (driver_api::driver_alive()) free(extend::stream_key::at_end_of(*timeline_, stream_), loans_);
-  timeline_->release();
+  timeline_->remove_keeper();
 }
 
 void growable_state::use(extend::stream_key const& key) noexcept {
   auto& timeline = key.identity().timeline();
   stream_.store(key.identity().handle(), std::memory_order_relaxed);
   if (timeline_ == &timeline) return;
-  timeline.retain();
-  if (timeline_) timeline_->release();
+  timeline.add_keeper();
+  if (timeline_) timeline_->remove_keeper();
   timeline_ = &timeline;
 }
 

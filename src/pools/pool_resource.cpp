@@ -163,8 +163,8 @@ void pool_state::drop_handle() noexcept {
   calls_.drop_last_handle();
 }
 
-void pool_state::finish_in_pool(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                                cached_free const& cached) noexcept {
+void pool_state::free_slow(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                           cached_free const& cached) noexcept {
   // A block of a graph memory lies inside a live block of this pool, but never begins where that block begins. So for
   // such a pointer the search for a live block of this pool found nothing.
   auto& graphs = captures_.memories();
@@ -413,7 +413,7 @@ std::optional<std::size_t> pool_state::try_deallocate(void* pointer) noexcept {
     std::size_t const bytes = lookup.that->requested;
     auto const key = key_of_owner(*lookup.that->stream);
     auto const cached = engine_->try_cache(key, lookup, bytes);
-    if (!cached.done()) finish_in_pool(key, pointer, bytes, cached);
+    if (!cached.done()) free_slow(key, pointer, bytes, cached);
     return bytes;
   }
   auto const found = find_owned(pointer);

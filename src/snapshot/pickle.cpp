@@ -43,7 +43,7 @@ public:
   value read() {
     while (step()) {}
     if (stack_.size() != 1) fail("has no single value");
-    return finished(stack_.back(), 0);
+    return value_of(stack_.back(), 0);
   }
 
 private:
@@ -161,7 +161,7 @@ private:
   bool step_of_values(char operation);
 
   std::string key_of(reference key);
-  value finished(reference index, std::size_t depth);
+  value value_of(reference index, std::size_t depth);
 
   std::string_view text_;
   std::size_t position_ = 0;
@@ -277,18 +277,18 @@ std::string pickle_reader::key_of(reference key) {
 }
 
 // Returns the value of a node; builds it at the first call. Bounds the depth, since a list may hold itself.
-value pickle_reader::finished(reference index, std::size_t depth) {
+value pickle_reader::value_of(reference index, std::size_t depth) {
   constexpr std::size_t deepest = 64;
   if (depth > deepest) fail("holds lists in lists without end");
   auto& result = nodes_[index];
   if (result.kind == node::kind::list) {
     value::list items;
-    for (auto const each : result.parts) items.push_back(finished(each, depth + 1));
+    for (auto const each : result.parts) items.push_back(value_of(each, depth + 1));
     result.plain = {std::make_shared<value::list const>(std::move(items))};
   } else if (result.kind == node::kind::dictionary) {
     value::dictionary members;
     for (std::size_t i = 0; i < result.parts.size(); i += 2) {
-      members.insert_or_assign(key_of(result.parts[i]), finished(result.parts[i + 1], depth + 1));
+      members.insert_or_assign(key_of(result.parts[i]), value_of(result.parts[i + 1], depth + 1));
     }
     result.plain = {std::make_shared<value::dictionary const>(std::move(members))};
   }

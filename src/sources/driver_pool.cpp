@@ -185,7 +185,7 @@ void async_state::freed_in_order(stream_key const& key) noexcept try {
   sync::lock const lock{frees_mutex_};
   auto& freed = frees_[legacy ? static_cast<void const*>(timeline.context()) : &timeline];
   if (timeline.kind() == stream_kind::own) {
-    freed.own = &timeline;
+    freed.timeline = &timeline;
   } else {
     record_free(freed, key, *handle);
   }
@@ -231,8 +231,9 @@ bool async_state::wait_for_frees() noexcept {
   };
   sync::lock const lock{frees_mutex_};
   for (auto const& [stream, freed] : frees_) {
-    auto const waited = freed.own ? stream_key::of(*freed.own, freed.own->handle()).identity().wait_on_host()
-                                  : synchronize(freed.event);
+    auto const waited = freed.timeline
+                            ? stream_key::of(*freed.timeline, freed.timeline->handle()).identity().wait_on_host()
+                            : synchronize(freed.event);
     if (waited != CUDA_SUCCESS) return false;
   }
   return std::ranges::all_of(dead_, [&](pooled_event const* event) { return synchronize(event) == CUDA_SUCCESS; });

@@ -1,4 +1,4 @@
-// Creates and releases pages, knows which devices may use them, and finds mapped pages and holes.
+// Creates and destroys pages, knows which devices may use them, and finds mapped pages and holes.
 // SPDX-License-Identifier: Apache-2.0
 module;
 #include <algorithm>
@@ -76,7 +76,7 @@ bool page_table::is_unmapped(page_extent run) const noexcept {
     auto const& [offset, page] = *std::prev(above);
     if (offset + page.of->bytes > run.offset) return false;
   }
-  return std::none_of(unreleased_.begin(), unreleased_.end(), [&](auto const& kept) {
+  return std::none_of(refused_pages_.begin(), refused_pages_.end(), [&](auto const& kept) {
     return kept.second.mapped && kept.first < run.end() && kept.first + kept.second.of->bytes > run.offset;
   });
 }
@@ -84,7 +84,7 @@ bool page_table::is_unmapped(page_extent run) const noexcept {
 std::size_t page_table::mapped_end() const noexcept {
   std::size_t end = 0;
   if (!pages_.empty()) end = pages_.rbegin()->first + pages_.rbegin()->second.of->bytes;
-  for (auto const& [offset, page] : unreleased_) {
+  for (auto const& [offset, page] : refused_pages_) {
     if (page.mapped) end = std::max(end, offset + page.of->bytes);
   }
   return end;
@@ -112,8 +112,8 @@ page_map page_table::take(page_span const& pages) noexcept {
   return taken;
 }
 
-void page_table::keep_unreleased(page_map& refused) noexcept {
-  while (!refused.empty()) unreleased_.insert(refused.extract(refused.begin()));
+void page_table::keep_refused(page_map& refused) noexcept {
+  while (!refused.empty()) refused_pages_.insert(refused.extract(refused.begin()));
 }
 
 namespace {

@@ -122,11 +122,11 @@ template <class Pages> void page_mapper::unmap_each(Pages& pages) noexcept {
 
 void page_mapper::unmap(page_map& pages) noexcept { unmap_each(pages); }
 
-void page_mapper::retry(unreleased_map& refused) noexcept {
+void page_mapper::retry(refused_page_map& refused) noexcept {
   if (!refused.empty()) unmap_each(refused);
 }
 
-void page_mapper::release_addresses() noexcept {
+void page_mapper::free_addresses() noexcept {
   if (store_->is_gone()) return;
   relaxed_capture const relaxed;
   driver().mem_address_free(base_, address_space_);
@@ -173,8 +173,8 @@ virtual_pages::~virtual_pages() {
   auto const& pages = table_.pages();
   for (auto const& [offset, page] : pages) announce_unmapping({offset, page.of->bytes});
   unmap_all(table_.take({pages.begin(), pages.end()}));
-  retry_unreleased();
-  if (table_.is_unmapped({0, address_space()})) mapper_.release_addresses();
+  retry_refused();
+  if (table_.is_unmapped({0, address_space()})) mapper_.free_addresses();
 }
 
 bool virtual_pages::supported(class device device) noexcept {
@@ -214,7 +214,7 @@ outcome virtual_pages::refusal(page_extent run) const noexcept {
 }
 
 expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_t bytes, std::size_t page) noexcept {
-  retry_unreleased();
+  retry_refused();
   // Rounding up a size beyond the address space could overflow; refusal() finds it too large.
   page_extent const run{offset, bytes > address_space() ? bytes : round_up(bytes)};
   auto const reason = page % granularity() != 0 ? outcome::invalid_argument : refusal(run);
@@ -227,7 +227,7 @@ expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_
       auto whole = detail::plan_pages(run, run.bytes);
       auto& probe = *whole.begin()->second.of;
       bool const has_memory = store().has_memory(probe);
-      if (probe.held) table_.keep_unreleased(whole); // the driver has refused to release it
+      if (probe.held) table_.keep_refused(whole); // the driver has refused to destroy it
       if (!has_memory) return unexpected<failure>{detail::refusal_of(CUDA_ERROR_OUT_OF_MEMORY, bytes)};
     }
     auto const made = install(detail::plan_pages(run, size), run, bytes);
@@ -237,7 +237,7 @@ expected<page_extent, failure> virtual_pages::map(std::size_t offset, std::size_
 }
 
 expected<page_extent, failure> virtual_pages::alias(std::size_t offset, std::size_t target) noexcept {
-  retry_unreleased();
+  retry_refused();
   auto const entry = table_.pages().find(offset);
   if (entry == table_.pages().end()) return refused(outcome::invalid_argument, 0);
   auto const& of = entry->second.of;
@@ -253,7 +253,7 @@ expected<page_extent, failure> virtual_pages::alias(std::size_t offset, std::siz
 }
 
 expected<page_extent, failure> virtual_pages::move(std::span<page_origin const> runs, std::size_t target) noexcept {
-  retry_unreleased();
+  retry_refused();
   page_extent target_extent{target, 0};
   detail::page_map pages;
   try {
@@ -290,7 +290,7 @@ expected<page_extent, failure> virtual_pages::move(std::size_t offset, std::size
 expected<page_extent, failure> virtual_pages::install(detail::page_map pages, page_extent run,
                                                       std::size_t requested) noexcept {
   if (auto const why = mapper_.map(pages, run, requested)) {
-    table_.keep_unreleased(pages);
+    table_.keep_refused(pages);
     return unexpected<failure>{*why};
   }
   table_.add(pages);
@@ -298,7 +298,7 @@ expected<page_extent, failure> virtual_pages::install(detail::page_map pages, pa
 }
 
 bool virtual_pages::unmap(std::size_t offset, std::size_t bytes) noexcept {
-  retry_unreleased();
+  retry_refused();
   auto const going = table_.pages_of({offset, bytes});
   if (going.empty() || detail::any_pinned(going)) return false;
   announce_unmapping({offset, bytes});
@@ -313,10 +313,10 @@ void virtual_pages::announce_unmapping(page_extent run) const noexcept {
 
 void virtual_pages::unmap_all(detail::page_map pages) noexcept {
   mapper_.unmap(pages);
-  table_.keep_unreleased(pages);
+  table_.keep_refused(pages);
 }
 
-void virtual_pages::retry_unreleased() noexcept { mapper_.retry(table_.unreleased()); }
+void virtual_pages::retry_refused() noexcept { mapper_.retry(table_.refused_pages()); }
 
 std::size_t virtual_pages::offset_of(void const* address) const noexcept {
   return reinterpret_cast<std::uintptr_t>(address) - static_cast<std::uintptr_t>(mapper_.base());

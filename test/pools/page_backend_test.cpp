@@ -173,7 +173,7 @@ TEST_F(page_backend_test, release_for_a_request_unmaps_the_missing_pages_only) {
   make_scattered(true, {.limit = 10 * MiB});
   release_for(request(4 * MiB));
   EXPECT_EQ(parts->chunks.reserved(), 6 * MiB) << "2 MiB were left below the limit";
-  EXPECT_EQ(shard->counters.page_evictions, 1u);
+  EXPECT_EQ(shard->counters.page_unmaps, 1u);
   auto const got = grow(request(4 * MiB));
   ASSERT_TRUE(got.is_done());
   EXPECT_EQ(got.value().range->bytes, 4 * MiB);

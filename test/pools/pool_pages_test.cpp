@@ -122,7 +122,7 @@ TEST_F(pool_pages, request_fails_at_the_end_of_the_addresses_if_no_hole_fits) {
   }
 }
 
-TEST_F(pool_pages, free_pages_are_evicted_at_the_limit) {
+TEST_F(pool_pages, free_pages_are_unmapped_at_the_limit) {
   gpumem::pool_resource r{device, {.limit = 16 * MiB}};
   auto const blocks = four(r);
   for (int i : {0, 2}) r.deallocate(a, blocks[i], 4 * MiB);
@@ -137,7 +137,7 @@ TEST_F(pool_pages, free_pages_are_evicted_at_the_limit) {
   for (int i : {1, 3}) r.deallocate(a, blocks[i], 4 * MiB);
 }
 
-TEST_F(pool_pages, pages_stay_if_their_eviction_would_not_be_enough) {
+TEST_F(pool_pages, pages_stay_if_their_unmapping_would_not_be_enough) {
   gpumem::pool_resource r{device, {.limit = 16 * MiB}};
   auto const blocks = four(r);
   r.deallocate(a, blocks[1], 4 * MiB);

@@ -185,7 +185,7 @@ private:
   GPUMEM_REQUIRES(one_shard, all_shards) std::size_t release_idle(page_query const& query) noexcept;
   GPUMEM_REQUIRES_SHARED(all_shards) std::size_t lacking(std::size_t bytes) const noexcept;
   GPUMEM_REQUIRES(one_shard, all_shards)
-  std::size_t evict(allocation_request const& request, std::optional<growth_plan> const& plan, std::size_t given);
+  std::size_t make_room(allocation_request const& request, std::optional<growth_plan> const& plan, std::size_t given);
 
   // A shard gets further addresses only when it cannot grow without: the driver has refused some, or the option
   // `address_space` sets the size of the only address range of a shard.

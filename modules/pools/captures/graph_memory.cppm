@@ -110,7 +110,7 @@ private:
 
   range_allocator& ranges_;
   graph_chunks const& chunks_;
-  std::set<stream_timeline*> timelines_; // retained, so that no other stream gets one of them
+  std::set<stream_timeline*> timelines_; // kept, so that no other stream gets one of them
   std::vector<dead_streams> dead_;       // never shrinks, since free lists refer to the names
   captured_order order_;
   // The captures in which live blocks were allocated. A block that was allocated outside a capture is not here.

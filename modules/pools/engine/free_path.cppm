@@ -71,8 +71,8 @@ public:
   }
   /// Completes a free after an attempt to cache the block. First frees the block that the cache evicted, if there is
   /// one. Then frees the caller's block, unless the cache took it.
-  free_result finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                     cached_free const& cached) noexcept;
+  free_result free_slow(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                        cached_free const& cached) noexcept;
   /// Reports a free on a stream whose device may not use the pool's memory.
   void report_unopened(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   /// Frees a block that a request for several blocks had got before another of its blocks was refused. Such a request
@@ -101,7 +101,7 @@ private:
   free_result free_evicted_block(block& cached) noexcept;
   GPUMEM_REQUIRES(one_shard)
   GPUMEM_REQUIRES_SHARED(all_shards)
-  void finish_free(block& returned, free_call const& call, pool_shard& shard) noexcept;
+  void free_under_lock(block& returned, free_call const& call, pool_shard& shard) noexcept;
   GPUMEM_REQUIRES(one_shard)
   GPUMEM_REQUIRES_SHARED(all_shards)
   stream_use record_if_due(free_call const& call, std::size_t bytes, pool_shard& shard) noexcept;

@@ -81,7 +81,7 @@ public:
   /// Completes the free of a block for which try_cache() has returned `cached`.
   inline free_result free_slow(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
                                cached_free const& cached) noexcept {
-    return free_path_.finish(key, pointer, bytes, cached);
+    return free_path_.free_slow(key, pointer, bytes, cached);
   }
   /// Frees a block: calls try_cache(), then free_slow().
   inline free_result deallocate(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept {

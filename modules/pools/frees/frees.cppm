@@ -30,7 +30,7 @@ public:
   GPUMEM_REQUIRES(one_shard) GPUMEM_REQUIRES_SHARED(all_shards) void free_block(block& returned) noexcept;
   /// Frees a block that was in a thread cache. The cache has counted the free, so this does not.
   GPUMEM_REQUIRES(one_shard) GPUMEM_REQUIRES_SHARED(all_shards) void free_cached_block(block& cached) noexcept;
-  /// Frees a block that a thread cache has evicted: taken out, to make room. Wakes the threads in flush_for_request().
+  /// Frees a block that a thread cache has evicted. Wakes the threads in flush_for_request().
   GPUMEM_REQUIRES(one_shard) GPUMEM_REQUIRES_SHARED(all_shards) void free_evicted_block(block& evicted) noexcept;
   /// Returns whether a freed block goes to a quick list.
   GPUMEM_REQUIRES_SHARED(all_shards) inline bool goes_to_quick_list(block const& returned) const noexcept {
@@ -58,7 +58,7 @@ public:
   /// of the request's block was found.
   GPUMEM_REQUIRES(one_shard, all_shards) void flush_beyond_threshold() noexcept;
   /// Turns the thread caches off for a request that found no memory, and moves their blocks to the free lists. Then
-  /// waits, with the shards unlocked, until no block is evicted: taken out of a cache by its thread, but on no list.
+  /// waits, with the shards unlocked, until no evicted block is on its way to the free lists.
   GPUMEM_REQUIRES(one_shard, all_shards) void flush_for_request();
 
   /// Keeps a block that was freed on a capturing stream out of use until a call outside the capture completes the free.

@@ -118,8 +118,8 @@ private:
   guarded_blocks blocks_ GPUMEM_GUARDED_BY(mutex_);
   quarantine quarantine_ GPUMEM_GUARDED_BY(mutex_);
   std::uint64_t failures_ GPUMEM_GUARDED_BY(mutex_) = 0;
-  std::size_t held_blocks_ GPUMEM_GUARDED_BY(mutex_) = 0; // blocks that are live or being freed
-  std::uint64_t freed_ GPUMEM_GUARDED_BY(mutex_) = 0;
+  std::size_t held_blocks_ GPUMEM_GUARDED_BY(mutex_) = 0;    // blocks that are live or being freed
+  std::uint64_t engine_frees_ GPUMEM_GUARDED_BY(mutex_) = 0; // blocks that have gone to the engine
   bool no_handles_ GPUMEM_GUARDED_BY(mutex_) = false;
   bool closing_ GPUMEM_GUARDED_BY(mutex_) = false;
   backoff pause_;

@@ -66,7 +66,7 @@ private:
 
   block_map::node_type take(stream_key const& key, void* pointer, std::optional<std::size_t> bytes) noexcept;
   void remember(void* pointer) noexcept GPUMEM_REQUIRES(mutex_);
-  void finish_free() noexcept;
+  void end_free() noexcept;
 
   sync::mutex mutex_;
   block_map live_ GPUMEM_GUARDED_BY(mutex_);

@@ -67,7 +67,7 @@ private:
   void poison_complete() noexcept;
   void take_complete(std::size_t keep, list& list) noexcept;
   bool send(guarded_block& outgoing) noexcept;
-  void finish_sending(list& list) noexcept;
+  void end_sending(list& list) noexcept;
   epoch record_epoch() noexcept;
 
   guard_layout const layout_;

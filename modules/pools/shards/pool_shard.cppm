@@ -73,7 +73,7 @@ export struct pool_counters {
   std::uint64_t steals = 0;
   std::uint64_t remote_frees = 0;
   std::uint64_t chunks_migrated = 0; ///< chunks that moved to another shard
-  std::uint64_t page_evictions = 0;  ///< times that free pages were unmapped so that the pool could grow
+  std::uint64_t page_unmaps = 0;     ///< times that free pages were unmapped so that the pool could grow
   std::uint64_t page_moves = 0;      ///< times that free pages moved to where memory was missing
   std::uint64_t idle_visits = 0;     ///< free ranges that searches for idle pages have looked at
   std::uint64_t flushed = 0;         ///< blocks that left thread caches for their shards

@@ -19,7 +19,7 @@ namespace gpumem::detail {
 /// "The lock" means the locks of all shards.
 export class pressure_call final : public work_item, public std::enable_shared_from_this<pressure_call> {
 public:
-  /// Frees memory and returns the number of bytes that it has freed. Or returns nullopt, and calls finish() of `call`
+  /// Frees memory and returns the number of bytes that it has freed. Or returns nullopt, and calls end_run() of `call`
   /// with that number, before the return or later.
   using function = std::function<std::optional<std::size_t>(std::size_t bytes, pressure_call& call)>;
 
@@ -40,7 +40,7 @@ public:
   /// Posts a run to the executor. Called without the lock, after pressure_list::begin_next() has returned this object.
   void post() noexcept;
   /// Ends the run. Called without the lock. This object can be gone when the call returns.
-  void finish(std::size_t freed_bytes) noexcept;
+  void end_run(std::size_t freed_bytes) noexcept;
   /// Waits until the function does not run and will not run. Returns immediately if the function itself calls end().
   /// Called without the lock, after the object was removed from the pressure_list.
   void end() noexcept;
@@ -76,7 +76,7 @@ export struct detached {
   };
 };
 
-/// Awaits the result of the function, and then ends the run. finish() may destroy `call`, which owns `free_some`.
+/// Awaits the result of the function, and then ends the run. end_run() may destroy `call`, which owns `free_some`.
 export template <class F> detached await_freed(F& free_some, std::size_t bytes, pressure_call& call) {
   std::size_t freed_bytes = 0;
   try {
@@ -84,7 +84,7 @@ export template <class F> detached await_freed(F& free_some, std::size_t bytes, 
   } catch (...) {
     // An exception counts as nothing freed.
   }
-  call.finish(freed_bytes);
+  call.end_run(freed_bytes);
 }
 
 /// The pressure callbacks of one pool, guarded by the locks of all shards. A callback is due if requests have begun to

@@ -85,7 +85,7 @@ thread_local void (*exit_function)() noexcept = nullptr;
 
 // Returns the calling thread's participant. A thread that the schedule did not start (usually the main thread) takes
 // part from its first call on.
-participant& own() {
+participant& this_participant() {
   if (!self) {
     auto& b = the_baton();
     scoped_lock const held{b.joining};
@@ -145,7 +145,7 @@ void pass(participant& participant) {
 }
 
 void wait_for(std::function<bool()> const& ready, char const* text, time_point deadline = no_deadline) {
-  auto& me = own();
+  auto& me = this_participant();
   me.ready = &ready;
   me.deadline = deadline;
   me.waits_for = text;
@@ -166,12 +166,12 @@ void leave(participant* p) {
 
 time_point clock::now() noexcept {
   auto& b = the_baton();
-  own();
+  this_participant();
   return b.now;
 }
 
 void schedule_point() noexcept {
-  auto& me = own();
+  auto& me = this_participant();
   auto& b = the_baton();
   ++b.marks;
   ++b.progress;
@@ -224,7 +224,7 @@ struct thread::running {
 };
 
 thread::thread(std::function<void()> body) : running_{std::make_unique<running>()} {
-  own();
+  this_participant();
   auto& b = the_baton();
   auto* const state = running_.get();
   state->identity.number = b.take_index();
@@ -259,7 +259,7 @@ void thread::join() {
   running_.reset();
 }
 
-unsigned thread_index() noexcept { return own().number; }
+unsigned thread_index() noexcept { return this_participant().number; }
 
 void at_thread_exit(void (*function)() noexcept) { exit_function = function; }
 
@@ -276,7 +276,7 @@ namespace {
 // Runs the bodies on one processor until all have returned.
 result run_all(std::vector<std::function<void()>>& bodies) {
   auto& b = sync::the_baton();
-  sync::own();
+  sync::this_participant();
   cpu_set_t previous_cpus, one;
   bool const pinned = sched_getaffinity(0, sizeof previous_cpus, &previous_cpus) == 0;
   CPU_ZERO(&one);
@@ -322,7 +322,7 @@ result run(chooser choose, std::vector<std::function<void()>> bodies) {
 bool blocked() noexcept {
   auto& b = sync::the_baton();
   auto const seen = b.progress;
-  auto& me = sync::own();
+  auto& me = sync::this_participant();
   std::function<bool()> const ready = [&b, seen] { return b.progress != seen; };
   me.ready = &ready;
   me.waits_for = "the device";

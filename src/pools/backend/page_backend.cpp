@@ -103,7 +103,7 @@ attempt<placement> page_backend::grow_pages(allocation_request const& request, b
   // bytes are missing there too. So each round makes a new plan.
   for (std::size_t given = 0; moving && plan && given < plan->bytes && lacking(plan->bytes) == 0;) {
     poll_for_moves(request);
-    auto const more = evict(request, plan, given);
+    auto const more = make_room(request, plan, given);
     given += more;
     auto const left = affordable_pages(); // a large page is charged as several of the smallest size
     charge_moves(std::min(left, more / smallest_page));
@@ -369,8 +369,8 @@ void page_backend::release_for(allocation_request const& request) {
   auto const& shard = growing_shard(request);
   auto plan = parts_.growth.plan(request, shard, true);
   // Without addresses for a plan, unmaps pages until a hole is large enough.
-  while (!plan && evict(request, plan, 0) > 0) plan = parts_.growth.plan(request, shard, true);
-  if (plan) evict(request, plan, std::min(plan->bytes, parts_.chunks.headroom()));
+  while (!plan && make_room(request, plan, 0) > 0) plan = parts_.growth.plan(request, shard, true);
+  if (plan) make_room(request, plan, std::min(plan->bytes, parts_.chunks.headroom()));
   if (!plan && parts_.upstream.chunks_serve_as_pages()) release_idle({.wanted = request.bytes + request.alignment});
   pool_backend::release_for(request);
 }
@@ -401,8 +401,8 @@ std::size_t page_backend::release_idle(page_query const& query) noexcept {
 // Unmaps idle pages, so that the pool can map other pages for a request. Without a plan it unmaps enough to make a hole
 // for the request. Keeps the range that the plan extends. `given`: bytes that earlier calls have unmapped for the
 // request. Returns the bytes that this call has unmapped.
-std::size_t page_backend::evict(allocation_request const& request, std::optional<growth_plan> const& plan,
-                                std::size_t given) {
+std::size_t page_backend::make_room(allocation_request const& request, std::optional<growth_plan> const& plan,
+                                    std::size_t given) {
   auto const beyond =
       parts_.chunks.reserved() -
       std::min(parts_.chunks.reserved(), parts_.chunks.max_reserved()); // more than 0 if the limit was lowered
@@ -414,7 +414,7 @@ std::size_t page_backend::evict(allocation_request const& request, std::optional
                                   .nearest = &growing_shard(request),
                                   .any_order = request.loan != nullptr,
                                   .only_nearest = !plan});
-  request.shard->counters.page_evictions += more > 0;
+  request.shard->counters.page_unmaps += more > 0;
   return more;
 }
 

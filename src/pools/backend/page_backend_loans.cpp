@@ -86,8 +86,9 @@ attempt<placement> page_backend::join_site(page_extent extent, allocation_reques
     if (each == site.last) break;
   }
   if (site.first == site.last) return placement{site.first, begin - site.first->base, site.how};
-  stream_uses const own{{&request.key.identity().timeline(), request.key.identity().end_use(extent.bytes, true)}};
-  return placement{&site.last->parent->shard->ranges.gather(*site.last, begin, extent.bytes, own), 0, site.how};
+  stream_uses const request_use{
+      {&request.key.identity().timeline(), request.key.identity().end_use(extent.bytes, true)}};
+  return placement{&site.last->parent->shard->ranges.gather(*site.last, begin, extent.bytes, request_use), 0, site.how};
 }
 
 // Finds idle pages that can move to `room` bytes of a loan: pages of its size, outside the place where it is to lie.
@@ -157,7 +158,7 @@ attempt<placement> page_backend::lend(allocation_request const& request, bool ex
     site = look_at(*extent, request);
   }
   if (affordable && site.missing > 0 && lacking(site.missing) == 0) {
-    auto const unmapped = evict(request, loan_plan(site, request), 0);
+    auto const unmapped = make_room(request, loan_plan(site, request), 0);
     charge_moves(std::min(affordable_pages(), unmapped / smallest_page));
     site = look_at(*extent, request);
   }
@@ -187,7 +188,7 @@ void page_backend::release_for_loan(allocation_request const& request) {
   auto const site = look_at(*extent, request);
   if (site.missing == 0 || site.how == reuse_tier::none) return;
   auto const headroom = parts_.chunks.headroom();
-  evict(request, loan_plan(site, request), headroom < site.missing ? headroom : 0);
+  make_room(request, loan_plan(site, request), headroom < site.missing ? headroom : 0);
 }
 
 address_range& page_backend::open_range(std::size_t bytes) {

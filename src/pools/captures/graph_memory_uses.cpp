@@ -73,7 +73,7 @@ void add_use(block& block, stream_use const& use) noexcept {
 } // namespace
 
 graph_uses::~graph_uses() {
-  for (auto* const each : timelines_) each->release();
+  for (auto* const each : timelines_) each->remove_keeper();
 }
 
 std::uint64_t graph_uses::note_request(stream_key const& key) {
@@ -85,7 +85,7 @@ void graph_uses::keep_timeline(stream_timeline& timeline) {
   if (timelines_.contains(&timeline)) return;
   drop_dead_timelines();
   timelines_.insert(&timeline);
-  timeline.retain();
+  timeline.add_keeper();
 }
 
 // Lets go of the timelines of dead streams, but for those on which live blocks were allocated. Otherwise a program that
@@ -106,7 +106,7 @@ void graph_uses::drop_dead_timelines() {
   for (auto* const each : used_blocks) rename_dead(*each);
   std::erase_if(timelines_, [named = named_timelines()](stream_timeline* each) {
     if (!each->is_dead() || named.contains(each)) return false;
-    each->release();
+    each->remove_keeper();
     return true;
   });
 }

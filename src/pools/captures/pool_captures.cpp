@@ -95,11 +95,11 @@ open_capture::open_capture(pool_captures& captures, void const* pool, graph_memo
   // In the capture no event can be recorded, and chunks of the memory need blocks whose uses are complete.
   if (!is_capturing(key_.identity().handle())) key_.identity().timeline().cover(key_.identity().handle());
   captures_.memories().add(memory);
-  key_.identity().timeline().retain(); // as long as the list has the key
+  key_.identity().timeline().add_keeper(); // as long as the list has the key
   try {
     captures_.begin_scope(*this);
   } catch (...) {
-    key_.identity().timeline().release();
+    key_.identity().timeline().remove_keeper();
     throw;
   }
   timeline_registry::instance().begin_asking();
@@ -110,7 +110,7 @@ open_capture::~open_capture() {
   if (forked()) return;
   timeline_registry::instance().end_asking();
   captures_.end_scope(*this);
-  key_.identity().timeline().release();
+  key_.identity().timeline().remove_keeper();
 }
 
 } // namespace gpumem::detail

@@ -99,8 +99,8 @@ stream_use free_path::record_event(stream_key const& key, stream_use const& use)
 
 // Completes a free after the attempt to put the block into a thread cache. First frees the block that the cache has
 // evicted, then the caller's block. The second free returns `last` if the pool has no block left.
-free_result free_path::finish(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
-                              cached_free const& cached) noexcept {
+free_result free_path::free_slow(stream_key const& key, void* pointer, std::optional<std::size_t> bytes,
+                                 cached_free const& cached) noexcept {
   auto const evicted = cached.result.evicted ? free_evicted_block(*cached.result.evicted) : free_result::done;
   if (cached.result.inserted) return evicted;
   if (!parts_.serves(key)) [[unlikely]] {
@@ -154,7 +154,7 @@ free_result free_path::free_uncached(free_call const& call, shard_list::lookup c
   bool const right = parts_.mode.may_use_one_lock(*call.use.timeline) && freed.pointer() == call.pointer &&
                      freed.is_live() && call.fits(freed);
   if (right) [[likely]]
-    finish_free(freed, call, shard);
+    free_under_lock(freed, call, shard);
   return right;
 }
 
@@ -183,7 +183,7 @@ free_result free_path::free_with_all_locks(free_call const& call) noexcept {
   auto& shard = *freed->parent->shard;
   shard.counters.all_locked_calls += parts_.shards.all().size() > 1;
   parts_.mode.add_stream(key.identity().timeline());
-  finish_free(*freed, call, shard);
+  free_under_lock(*freed, call, shard);
   if (parts_.caches.budget_exhausted()) frees_.flush_thread_caches();
   queue_.wake_next(waiters);
   monitor_.schedule_look(); // now waiting work may hold all memory
@@ -214,7 +214,8 @@ free_result free_path::free_evicted_block(block& cached) noexcept {
   return requests_.is_pool_unused() ? free_result::last : free_result::done;
 }
 
-[[gnu::always_inline]] void free_path::finish_free(block& returned, free_call const& call, pool_shard& shard) noexcept {
+[[gnu::always_inline]] void free_path::free_under_lock(block& returned, free_call const& call,
+                                                       pool_shard& shard) noexcept {
   auto const& key = call.key;
   parts_.shards.count_live(shard, -static_cast<std::int64_t>(returned.requested), 0, parts_.chunks.reserved());
   ++shard.counts.frees;
@@ -242,8 +243,8 @@ void free_path::return_part(stream_key const& key, void* pointer) noexcept {
   auto const& by = freed.was_ready ? stream_key::host() : key;
   queue_.return_part([&] {
     assert_all_shards_held();
-    finish_free(freed, {by, pointer, std::nullopt, end_use(parts_.mode, by, &freed, std::nullopt)},
-                *freed.parent->shard);
+    free_under_lock(freed, {by, pointer, std::nullopt, end_use(parts_.mode, by, &freed, std::nullopt)},
+                    *freed.parent->shard);
   });
 }
 

@@ -43,7 +43,7 @@ inline constexpr std::array<std::uint64_t statistics::*, 10> added{
 inline constexpr std::array<std::uint64_t pool_counters::*, 12> counts_of_shards{
     &pool_counters::quick_list_hits, &pool_counters::locked_calls, &pool_counters::all_locked_calls,
     &pool_counters::steals,          &pool_counters::remote_frees, &pool_counters::chunks_migrated,
-    &pool_counters::page_evictions,  &pool_counters::page_moves,   &pool_counters::flushed,
+    &pool_counters::page_unmaps,     &pool_counters::page_moves,   &pool_counters::flushed,
     &pool_counters::promoted,        &pool_counters::joins,        &pool_counters::idle_visits};
 
 // Adds to `sum` the free bytes of a shard, the number of its free ranges, and the free bytes that streams may still

@@ -144,7 +144,7 @@ void shard_frees::defer(block& returned, stream_key const& key) noexcept {
     returned.uses.add({returned.stream, returned.stream->current_epoch()}); // a block has at most three recorded uses
   }
   returned.stream = &key.identity().timeline();
-  returned.stream->retain();
+  returned.stream->add_keeper();
   returned.next = std::exchange(deferred_, &returned);
   parts_.mode.set_deferred_frees(true);
   parts_.passes.notify();
@@ -162,7 +162,7 @@ void shard_frees::run_all_deferred(stream_key const* now) noexcept {
                                              : timeline.end_use_in_capture();
     parts_.rules.prune(returned.uses);
     if (returned.uses.add({&timeline, ended})) {
-      timeline.release();
+      timeline.remove_keeper();
       free_block(returned);
     } else {
       returned.next = std::exchange(deferred_, &returned);

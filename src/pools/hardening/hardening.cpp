@@ -256,7 +256,7 @@ void hardening::end_quarantine(guarded_block& outgoing) noexcept {
   }
   engine_.deallocate(stream_key::host(), base, allocated);
   lock const held{mutex_};
-  ++freed_;
+  ++engine_frees_;
 }
 
 void hardening::report_corruption(guarded_block const& outgoing) noexcept {
@@ -280,7 +280,7 @@ void hardening::report_corruption(guarded_block const& outgoing) noexcept {
 bool hardening::drain(sync::time_point deadline, until goal) noexcept {
   auto const state = [this] {
     lock const held{mutex_};
-    return std::pair{freed_, blocks_.frees() - freed_};
+    return std::pair{engine_frees_, blocks_.frees() - engine_frees_};
   };
   auto const before = state().first;
   for (backoff pause{tuning::max_poll_pause};;) {
@@ -298,7 +298,7 @@ bool hardening::flush() noexcept { return drain(sync::now() + max_flush_time, un
 bool hardening::synchronize(sync::duration longest) noexcept {
   drain(deadline_after(longest), until::nothing_is_left);
   lock const held{mutex_};
-  return blocks_.frees() == freed_;
+  return blocks_.frees() == engine_frees_;
 }
 
 void hardening::reset_peaks() {
@@ -381,7 +381,7 @@ void hardening::close() noexcept {
 bool hardening::end_if_empty() noexcept {
   {
     lock const held{mutex_};
-    if (blocks_.frees() != freed_) return false;
+    if (blocks_.frees() != engine_frees_) return false;
   }
   unlist_closed();
   end();

@@ -117,10 +117,10 @@ void pass_through::deallocate(stream_key const& key, void* pointer, std::optiona
   auto const& was = freed.mapped();
   order_after(was.uses, key);
   engine_.upstream().deallocate_exact(key, pointer, was.bytes, was.alignment);
-  finish_free();
+  end_free();
 }
 
-void pass_through::finish_free() noexcept {
+void pass_through::end_free() noexcept {
   bool last = false;
   {
     sync::lock const lock{mutex_};

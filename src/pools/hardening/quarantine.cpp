@@ -88,7 +88,7 @@ void quarantine::put(guarded_block& guarded) noexcept {
 
 guarded_block* quarantine::advance(stream_key const* asking, std::size_t keep) noexcept {
   list evicted;
-  finish_sending(evicted);
+  end_sending(evicted);
   if (unpoisoned_.first) {
     poll(unpoisoned_, asking);
     poison_complete();
@@ -199,7 +199,7 @@ epoch quarantine::record_epoch() noexcept {
   return recorded ? recorded : timeline.current_epoch();
 }
 
-void quarantine::finish_sending(list& list) noexcept {
+void quarantine::end_sending(list& list) noexcept {
   if (!sent_.first) return;
   auto const key = copy_stream_->key();
   poll({&key.identity().timeline(), sent_until_}, nullptr);

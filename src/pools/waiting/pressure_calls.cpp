@@ -31,7 +31,7 @@ void pressure_call::post() noexcept {
 }
 
 void pressure_call::resume() noexcept {
-  auto const self = shared_from_this(); // finish() may drop the last other reference before the function returns
+  auto const self = shared_from_this(); // end_run() may drop the last other reference before the function returns
   auto* const outer = std::exchange(running, this);
   std::optional<std::size_t> freed = 0;
   if (auto const wanted = pool_.begin_pressure(*this)) {
@@ -42,10 +42,10 @@ void pressure_call::resume() noexcept {
     }
   }
   running = outer;
-  if (freed) finish(*freed);
+  if (freed) end_run(*freed);
 }
 
-void pressure_call::finish(std::size_t freed_bytes) noexcept {
+void pressure_call::end_run(std::size_t freed_bytes) noexcept {
   if (!ended_) pool_.end_pressure(*this, freed_bytes);
   std::shared_ptr<pressure_call> self; // destroyed after the lock, because it may be the last reference
   sync::lock const lock{mutex_};

@@ -135,7 +135,7 @@ template <class Memory> program_result random_program<Memory>::finish() {
   counts["steals"] = counters.steals;
   counts["remote frees"] = counters.remote_frees;
   counts["chunks migrated"] = counters.chunks_migrated;
-  counts["page evictions"] = counters.page_evictions;
+  counts["page unmaps"] = counters.page_unmaps;
   counts["page moves"] = counters.page_moves;
   if (statistics.live != 0) fail("live bytes are left: " + std::to_string(statistics.live));
   if (statistics.lent != 0) fail("lent bytes are left: " + std::to_string(statistics.lent));
