@@ -106,7 +106,7 @@ void run_owner(std::uint64_t seed, std::string& wrong, timer_counts& counts) {
 }
 
 TEST(timer_schedule, timer_expires_once_unless_it_is_cancelled) {
-  test::schedule_seeds const seeds{1'000, 5};
+  test::schedule_seeds const seeds{200, 5};
   timer_counts sum;
   seeds.each([&](std::uint64_t seed) {
     test::wait_for_idle_library_thread();

@@ -236,7 +236,7 @@ private:
 };
 
 TEST(waiter_list, random_operations_match_a_model) {
-  test::schedule_seeds const seeds{3'000, 5};
+  test::schedule_seeds const seeds{300, 5};
   counts seen;
   seeds.each([&](std::uint64_t seed) {
     SCOPED_TRACE("GPUMEM_SEED=" + std::to_string(seed));

@@ -134,7 +134,7 @@ TEST(heap_schedule, growths_of_threads_share_a_heap) {
   gpumem::device_guard const current{where};
   gpumem::stream on{where}, other{where};
   std::map<std::string, std::uint64_t> paths;
-  test::schedule_seeds const seeds{100};
+  test::schedule_seeds const seeds{50};
   seeds.each([&](std::uint64_t seed) {
     {
       pool from{where, {.limit = limit}};

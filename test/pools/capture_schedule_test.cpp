@@ -302,7 +302,7 @@ std::string run_seed(std::uint64_t seed, std::vector<std::unique_ptr<thread_stre
 TEST(capture_schedule, captures_stay_valid_and_graphs_find_their_stamps) {
   std::vector<std::unique_ptr<thread_streams>> streams;
   for (int i = 0; i < 3; ++i) streams.push_back(std::make_unique<thread_streams>(gpumem::device{0}));
-  test::schedule_seeds const seeds{300, 20};
+  test::schedule_seeds const seeds{150, 20};
   seeds.each([&](std::uint64_t seed) { ASSERT_EQ(run_seed(seed, streams), "") << "GPUMEM_SEED=" << seed; });
   for (auto const& [path, times] : taken) std::printf("  %-32s %d\n", path.c_str(), times);
   if (seeds.alone()) return;

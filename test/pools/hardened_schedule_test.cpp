@@ -141,7 +141,7 @@ private:
 
 TEST_F(hardened_schedule, every_planted_misuse_is_found_and_nothing_else) {
   tally sum{};
-  test::schedule_seeds const seeds{300, 10};
+  test::schedule_seeds const seeds{100, 10};
   seeds.each([&](std::uint64_t seed) {
     auto const result = run_misusers(seed, streams);
     ASSERT_EQ(result.found, result.planted) << "GPUMEM_SEED=" << seed;

@@ -88,7 +88,7 @@ TEST(memory_walk_schedule, copies_hold_beside_calls) {
   gpumem::device_guard const current{where};
   gpumem::stream const a{where}, b{where};
   seen all;
-  test::schedule_seeds const seeds{400};
+  test::schedule_seeds const seeds{100};
   seeds.each([&](std::uint64_t seed) {
     gpumem::pool_options options;
     options.shard_per_thread = seed % 2 == 0;

@@ -128,7 +128,7 @@ protected:
 };
 
 TEST_F(pool_waiting_schedule, random_requests_leave_no_bytes_live) {
-  test::schedule_seeds const seeds{1'500, 5};
+  test::schedule_seeds const seeds{500, 5};
   auto const count = seeds.count();
   test::stress_counts sum;
   seeds.each([&](std::uint64_t seed) {
@@ -146,7 +146,7 @@ TEST_F(pool_waiting_schedule, random_requests_leave_no_bytes_live) {
 }
 
 TEST_F(pool_waiting_schedule, waiting_threads_end_when_the_pool_closes) {
-  test::schedule_seeds const seeds{500, 5};
+  test::schedule_seeds const seeds{300, 5};
   seeds.each([&](std::uint64_t seed) {
     auto const wrong = run_until_closed(seed, streams);
     ASSERT_EQ(wrong, "") << "GPUMEM_SEED=" << seed;

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -19,7 +20,8 @@ namespace test {
 class schedule_seeds {
 public:
   /// `count` is used if neither variable is set; under AddressSanitizer half of it, since a seed takes several times as
-  /// long. A seed that takes longer than `most_seconds` counts as hanging.
+  /// long. A seed that takes more than `most_seconds` of processor time counts as hanging. The schedule itself finds
+  /// threads that all wait.
   explicit schedule_seeds(std::uint64_t count, unsigned most_seconds = 60)
       : schedule_seeds{sanitized ? (count + 1) / 2 : count, most_seconds, listed{}} {}
 
@@ -32,15 +34,15 @@ public:
 
   /// Calls `run` with each seed until a fatal failure. Prints a seed that crashes or hangs.
   template <class Run> void each(Run run) const {
-    for (auto const signal : {SIGABRT, SIGALRM, SIGBUS, SIGSEGV}) std::signal(signal, tell_seed);
+    for (auto const signal : {SIGABRT, SIGPROF, SIGBUS, SIGSEGV}) std::signal(signal, tell_seed);
     auto const first = only_ ? only_ : 1;
     for (auto seed = first; seed < first + count_ && !testing::Test::HasFatalFailure(); ++seed) {
       running() = seed;
-      alarm(most_seconds_);
+      limit_processor_time(most_seconds_);
       run(seed);
     }
-    alarm(0);
-    for (auto const signal : {SIGABRT, SIGALRM, SIGBUS, SIGSEGV}) std::signal(signal, SIG_DFL);
+    limit_processor_time(0);
+    for (auto const signal : {SIGABRT, SIGPROF, SIGBUS, SIGSEGV}) std::signal(signal, SIG_DFL);
   }
 
 private:
@@ -54,6 +56,11 @@ private:
 #else
   static constexpr bool sanitized = false;
 #endif
+  // Sends SIGPROF after that much processor time of all threads; 0: never. Load on the machine does not count.
+  static void limit_processor_time(unsigned seconds) noexcept {
+    itimerval const limit{{}, {static_cast<time_t>(seconds), 0}};
+    setitimer(ITIMER_PROF, &limit, nullptr);
+  }
   static std::uint64_t number_from(char const* name, std::uint64_t otherwise) {
     auto const* const text = std::getenv(name);
     return text ? std::strtoull(text, nullptr, 10) : otherwise;
