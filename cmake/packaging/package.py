@@ -160,9 +160,11 @@ def check_interface(root, library, version):
     with tempfile.NamedTemporaryFile(suffix=".abi") as file:
         now = Path(file.name)
         abi.write(library, now)
-        if changes := abi.differences(text, now) + abi.differences(now, text):
+        changes, reverse = abi.differences(text, now), abi.differences(now, text)
+        if changes or reverse:
             raise Refused(f"{text.relative_to(root)} is not the interface of the library that is released: write it by "
-                          f"`python3 cmake/packaging/abi.py write` from a build of this commit\n{changes}")
+                          "`python3 cmake/packaging/abi.py write` from a build of this commit\n"
+                          f"from the text to the library:\n{changes}from the library to the text:\n{reverse}")
 
 
 def make(root, output, torch=None, source_only=False):

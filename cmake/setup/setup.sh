@@ -61,15 +61,15 @@ write_environment() {
   } >.tools/environment
 }
 
-# set_up install|build|package|test|lint|site: sets the environment so that it names every tool that the command needs; the site
-# needs no compiler. A dry run only says what is missing.
+# set_up install|build|package|test|lint|site: sets the environment so that it names every tool that the command needs;
+# the site needs no compiler. A dry run only says what is missing.
 set_up() {
   local level=$1 key
   PATH=$(path_of_system)
   key=$(setup_key)
   if [[ ! -f .tools/ready.$level || $(<".tools/ready.$level") != "$key" ]]; then
     if ((dry_run)); then probe_log=/dev/null; fi
-    echo "gpumem: looking for clang, CUDA and the libraries, by compiling small programs"
+    [[ $level == site ]] || echo "gpumem: looking for clang, CUDA and the libraries, by compiling small programs"
     probe_all "$level"
     if ((dry_run)); then
       say_what_is_missing

@@ -57,7 +57,7 @@ def copy_pages(root, pages):
 def link_back(reference):
     """Puts a link to the guide at the head of each page of the reference; doxygen has no option for one."""
     for page in reference.glob("*.html"):
-        page.write_text(BRIEF.sub(r'\1<a href="../modules/guide/README.html">The guide</a>\2', page.read_text(), count=1))
+        page.write_text(BRIEF.sub(r'\1<a href="../modules/guide/index.html">The guide</a>\2', page.read_text(), count=1))
     if "The guide</a>" not in (reference / "index.html").read_text():
         sys.exit(f"{reference}/index.html has no place for the link to the guide: doxygen writes another head")
 
@@ -83,6 +83,8 @@ def main(root, out):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(configuration)]
     if subprocess.run(command).returncode:
         sys.exit("the site was not built: MkDocs says why above")
+    if not (out / "html/modules/guide/index.html").is_file():
+        sys.exit(f"{out}/html has no modules/guide/index.html, to which the API reference leads")
     print(f"the site is {out}/html/index.html; its search works over a server: python3 -m http.server -d {out}/html")
 
 

@@ -40,7 +40,7 @@ public:
   poll_queue& queue(executor const& resumes) const;
   // Returns the point on a stream to wait for. If the target is an event of the user, that is the point of its record.
   // If the target is a stream, this function takes a pooled event and records it on the stream. It stores that event in
-  // `recorded` and keeps the timeline; the caller must give both back.
+  // `recorded` and adds a keeper to the timeline. The caller must return the event and remove the keeper.
   stream_point record_event(pooled_event*& recorded) const;
 
 private:

@@ -256,8 +256,8 @@ public:
   /// its capture through events. The scope may be opened before or after the capture begins, however it is begun, and
   /// also serves later captures of `stream`. The scope holds for all copies of the pool, and for adaptors over them.
   /// Requests on the streams of other captures fail with outcome::capture_unsupported. No request waits in the scope.
-  /// Memory that was freed on `stream` before, such as that of a first run, serves the capture once all uses are
-  /// complete. So synchronize the stream, and open the scope before the capture.
+  /// Memory that was freed on `stream` before the scope was opened, such as that of a first run, serves the capture once
+  /// all uses are complete. So open the scope after that run, then synchronize the stream, then begin the capture.
   ///
   /// `memory` is a graph_resource over this very pool. Its blocks may be freed by the pool or by `memory`, on any
   /// stream, also after the scope. `find` and `record_use` of the pool accept these blocks too. If another block of the

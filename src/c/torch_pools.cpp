@@ -104,8 +104,10 @@ void torch_pools::share_pool(int device, gpumem_pool* pool) {
     throw std::invalid_argument{"gpumem: device " + std::to_string(device) +
                                 " already has its pool: share one before the first use"};
   }
+  auto shared = std::make_unique<torch_device>(device, *pool);
+  if (auto const limit = limits_[slot]) shared->set_limit(limit);
   gpumem_retain(pool);
-  keep(slot, *new torch_device{device, *pool});
+  keep(slot, *shared.release());
 }
 
 void torch_pools::keep(std::size_t slot, torch_device& device) {

@@ -133,8 +133,9 @@ void completion_wait::end(ending ending, CUresult result) noexcept {
   return_event();
 }
 
-// Gives the pooled event back and keeps the stream's timeline no longer. A timeline that is kept is not reused for a
-// new stream, even if its own stream was destroyed. So all waits of one poll queue are for one stream.
+// Returns the pooled event, and removes this wait from the keepers of the stream's timeline. A timeline with a keeper
+// is not reused for a new stream, even if its own stream was destroyed. So all waits of a poll queue are for one
+// stream.
 void completion_wait::return_event() noexcept {
   auto* const event = std::exchange(recorded_, nullptr);
   if (!event) return;

@@ -14,8 +14,8 @@ namespace simulated {
 namespace {
 
 constexpr std::size_t block_granule = 512;
-constexpr std::size_t segment_granule = std::size_t{2} << 20;
-constexpr std::size_t least_segment = std::size_t{32} << 20;
+constexpr std::size_t chunk_granule = std::size_t{2} << 20;
+constexpr std::size_t least_chunk = std::size_t{32} << 20;
 constexpr std::size_t most_bytes = std::size_t{1} << 48; // more than any device has; sums of sizes cannot overflow
 
 constexpr std::size_t up_to(std::size_t bytes, std::size_t granule) {
@@ -91,7 +91,7 @@ template <class May> void memory_pool::coalesce(range_map::iterator lower, May m
   }
 }
 
-/// Joins neighbouring ranges if the stream can get both of them in ways up to `last_tier`, then searches like best().
+/// Coalesces neighbouring ranges if the stream can get both of them in ways up to `last_tier`, then searches like best().
 memory_pool::range_map::iterator memory_pool::best_coalesced(stream const& stream, std::size_t need,
                                                              reuse_tier last_tier) {
   for (auto at = free_.begin(); at != free_.end(); ++at)
@@ -133,11 +133,11 @@ pool_block const* memory_pool::split(range_map::iterator place, std::size_t byte
 }
 
 bool memory_pool::grow(simulation& simulation, std::size_t need) {
-  std::size_t const exact = up_to(need, segment_granule);
-  if (properties.maxSize != 0 && reserved + exact > up_to(properties.maxSize, segment_granule)) return false;
-  std::size_t wanted = std::max(exact, least_segment);
+  std::size_t const exact = up_to(need, chunk_granule);
+  if (properties.maxSize != 0 && reserved + exact > up_to(properties.maxSize, chunk_granule)) return false;
+  std::size_t wanted = std::max(exact, least_chunk);
   if (properties.maxSize != 0)
-    wanted = std::min<std::size_t>(wanted, up_to(properties.maxSize, segment_granule) - reserved);
+    wanted = std::min<std::size_t>(wanted, up_to(properties.maxSize, chunk_granule) - reserved);
   return add_chunk(simulation, wanted) || (wanted > exact && add_chunk(simulation, exact));
 }
 

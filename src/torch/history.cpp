@@ -32,7 +32,7 @@ int action_of(std::string const& name) {
 
 } // namespace
 
-// Adds the entry; a full ring evicts its oldest entry and leaves that in `entry`, for the caller to destroy.
+// Adds the entry. A full ring drops its oldest entry and leaves that in `entry`, for the caller to destroy.
 template <class Entry> void history::ring<Entry>::add(Entry& entry, std::size_t most) {
   if (entries.size() < most) return entries.push_back(std::move(entry));
   next %= most;

@@ -365,7 +365,11 @@ void pytorch_and_the_program_share_a_pool() {
   REQUIRE(gpumem_torch_pool(0, &torch) == GPUMEM_GRANTED && !torch);
   REQUIRE(gpumem_torch_share_pool(0, nullptr) == GPUMEM_INVALID_ARGUMENT);
   REQUIRE(gpumem_torch_share_pool(1, pool.handle()) == GPUMEM_INVALID_ARGUMENT);
+  gpumem::pool const stack{0, "aligned(pool)"};
+  REQUIRE(gpumem_torch_set_memory_fraction(.5, 0) == GPUMEM_GRANTED);
+  REQUIRE(gpumem_torch_share_pool(0, stack.handle()) == GPUMEM_INVALID_ARGUMENT); // its limit cannot change
   REQUIRE(gpumem_torch_share_pool(0, pool.handle()) == GPUMEM_GRANTED);
+  REQUIRE(pool.statistics().limit > 0);
   REQUIRE(gpumem_torch_share_pool(0, pool.handle()) == GPUMEM_INVALID_ARGUMENT); // once
   auto* const stream = new_stream();
   auto* const tensor = gpumem_torch_try_allocate(mib, 0, stream);

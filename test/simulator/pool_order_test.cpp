@@ -117,11 +117,11 @@ TEST_F(driver_pool_order, block_freed_before_its_sub_blocks_is_found) {
 }
 
 TEST_F(driver_pool_order, stream_reuses_its_own_memory_at_once) {
-  pool_ = keeping_pool(segment);
-  char* memory = allocate(pool_, a_, segment);
+  pool_ = keeping_pool(chunk);
+  char* memory = allocate(pool_, a_, chunk);
   simulator::work(a_, {write(memory, 64)}, 1us);
   EXPECT_EQ(free(memory, a_), CUDA_SUCCESS);
-  EXPECT_EQ(allocate(pool_, a_, segment), memory);
+  EXPECT_EQ(allocate(pool_, a_, chunk), memory);
   simulator::work(a_, {write(memory, 64)}, 1us);
 }
 
@@ -135,16 +135,16 @@ struct policies {
 class reuse : public driver_pool_order {
 protected:
   char* reused(policies with, bool after_event, bool complete) {
-    pool_ = keeping_pool(segment);
+    pool_ = keeping_pool(chunk);
     set(pool_, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, with.events);
     set(pool_, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, with.completed);
     set(pool_, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, with.waits);
-    char* memory = allocate(pool_, a_, segment);
+    char* memory = allocate(pool_, a_, chunk);
     simulator::work(a_, {write(memory, 64)}, 1us);
     EXPECT_EQ(free(memory, a_), CUDA_SUCCESS);
     if (after_event) order(a_, b_);
     if (complete) simulator::run_until_idle();
-    char* again = allocate(pool_, b_, segment);
+    char* again = allocate(pool_, b_, chunk);
     if (again != nullptr) simulator::work(b_, {write(again, 64)}, 1us);
     return again;
   }
@@ -168,10 +168,10 @@ TEST_F(reuse, memory_is_reused_after_a_wait_that_the_driver_inserts) {
 
 TEST_F(reuse, reuse_with_a_wait_comes_after_growth) {
   pool_ = keeping_pool();
-  char* memory = allocate(pool_, a_, segment);
+  char* memory = allocate(pool_, a_, chunk);
   EXPECT_EQ(free(memory, a_), CUDA_SUCCESS);
-  EXPECT_NE(allocate(pool_, b_, segment), memory);
-  EXPECT_EQ(reserved(pool_), 2 * segment);
+  EXPECT_NE(allocate(pool_, b_, chunk), memory);
+  EXPECT_EQ(reserved(pool_), 2 * chunk);
 }
 
 TEST_F(reuse, inserted_wait_delays_the_allocation) {
@@ -188,7 +188,7 @@ protected:
 
   void play(std::uint64_t seed) {
     std::mt19937_64 chance(seed);
-    CUmemoryPool const pool = keeping_pool(segment);
+    CUmemoryPool const pool = keeping_pool(chunk);
     CUstream const streams[] = {new_stream(), new_stream(), new_stream(CU_STREAM_DEFAULT), CU_STREAM_LEGACY};
     struct block {
       char* memory;

@@ -13,15 +13,15 @@ using namespace std::chrono_literals;
 
 class memory_pool : public simulated_pools {};
 
-TEST_F(memory_pool, pool_grows_by_segments_and_counts_used_bytes) {
+TEST_F(memory_pool, pool_grows_by_chunks_and_counts_used_bytes) {
   CUmemoryPool const pool = keeping_pool();
   CUstream const s = new_stream();
   EXPECT_EQ(reserved(pool), 0u);
   char* a = allocate(pool, s, 1000);
   char* b = allocate(pool, s, 40 * mib);
-  EXPECT_EQ(reserved(pool), segment + 40 * mib);
+  EXPECT_EQ(reserved(pool), chunk + 40 * mib);
   EXPECT_EQ(get(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 1024 + 40 * mib);
-  EXPECT_EQ(simulator::report().bytes_allocated, segment + 40 * mib);
+  EXPECT_EQ(simulator::report().bytes_allocated, chunk + 40 * mib);
   EXPECT_EQ(free(b, s), CUDA_SUCCESS);
   EXPECT_EQ(get(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 1024u);
   EXPECT_EQ(get(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH), 1024 + 40 * mib);
@@ -67,17 +67,17 @@ TEST_F(memory_pool, limits_of_pool_and_device_are_kept) {
 TEST_F(memory_pool, host_wait_releases_memory_beyond_the_threshold) {
   CUmemoryPool const pool = new_pool();
   CUstream const s = new_stream();
-  char* a = allocate(pool, s, segment);
-  char* b = allocate(pool, s, segment);
+  char* a = allocate(pool, s, chunk);
+  char* b = allocate(pool, s, chunk);
   EXPECT_EQ(free(a, s), CUDA_SUCCESS);
   simulator::run_until_idle();
-  EXPECT_EQ(reserved(pool), 2 * segment) << "the host has not waited";
+  EXPECT_EQ(reserved(pool), 2 * chunk) << "the host has not waited";
   EXPECT_EQ(cu().stream_synchronize(s), CUDA_SUCCESS);
-  EXPECT_EQ(reserved(pool), segment);
-  set<cuuint64_t>(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, segment);
+  EXPECT_EQ(reserved(pool), chunk);
+  set<cuuint64_t>(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, chunk);
   EXPECT_EQ(free(b, s), CUDA_SUCCESS);
   EXPECT_EQ(cu().context_synchronize(), CUDA_SUCCESS);
-  EXPECT_EQ(reserved(pool), segment);
+  EXPECT_EQ(reserved(pool), chunk);
   set<cuuint64_t>(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 0);
   CUevent const e = new_event();
   cu().event_record(e, s);
@@ -88,18 +88,18 @@ TEST_F(memory_pool, host_wait_releases_memory_beyond_the_threshold) {
 TEST_F(memory_pool, trim_returns_memory_that_the_host_has_seen_freed) {
   CUmemoryPool const pool = keeping_pool();
   CUstream const s = new_stream();
-  char* a = allocate(pool, s, segment);
-  char* b = allocate(pool, s, segment);
-  char* c = allocate(pool, s, segment);
+  char* a = allocate(pool, s, chunk);
+  char* b = allocate(pool, s, chunk);
+  char* c = allocate(pool, s, chunk);
   EXPECT_EQ(free(a, s), CUDA_SUCCESS);
   EXPECT_EQ(free(b, s), CUDA_SUCCESS);
   EXPECT_EQ(cu().pool_trim(pool, 0), CUDA_SUCCESS);
-  EXPECT_EQ(reserved(pool), 3 * segment);
+  EXPECT_EQ(reserved(pool), 3 * chunk);
   EXPECT_EQ(cu().stream_synchronize(s), CUDA_SUCCESS);
-  EXPECT_EQ(cu().pool_trim(pool, 2 * segment), CUDA_SUCCESS);
-  EXPECT_EQ(reserved(pool), 2 * segment);
+  EXPECT_EQ(cu().pool_trim(pool, 2 * chunk), CUDA_SUCCESS);
+  EXPECT_EQ(reserved(pool), 2 * chunk);
   EXPECT_EQ(cu().pool_trim(pool, 0), CUDA_SUCCESS);
-  EXPECT_EQ(reserved(pool), segment);
+  EXPECT_EQ(reserved(pool), chunk);
   EXPECT_EQ(free(c, s), CUDA_SUCCESS);
 }
 
@@ -113,7 +113,7 @@ TEST_F(memory_pool, destroyed_pool_lives_until_its_blocks_are_freed) {
   EXPECT_EQ(cu().allocate_from_pool(&more, mib, pool, s), CUDA_ERROR_INVALID_VALUE);
   simulator::work(s, {simulator::write(a, mib)}, 1us);
   EXPECT_EQ(free(a, s), CUDA_SUCCESS);
-  EXPECT_EQ(simulator::report().bytes_allocated, segment);
+  EXPECT_EQ(simulator::report().bytes_allocated, chunk);
   simulator::run_until_idle();
   EXPECT_EQ(simulator::report().bytes_allocated, 0u);
 }

@@ -83,7 +83,7 @@ TEST_F(page_table_test, taken_pages_leave_a_hole) {
 
 TEST_F(page_table_test, page_that_stays_mapped_occupies_its_addresses) {
   auto refused = plan_pages({50, 20}, 10);
-  refused.begin()->second.mapped = true; // the second page was unmapped, but its memory is not released
+  refused.begin()->second.mapped = true; // the second page was unmapped, but its memory is not destroyed
   table.keep_refused(refused);
   EXPECT_TRUE(refused.empty());
   EXPECT_TRUE(table.pages().empty());

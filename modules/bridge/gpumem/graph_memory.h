@@ -46,8 +46,9 @@ gpumem_outcome gpumem_graph_memory_make(gpumem_pool* pool, gpumem_graph_memory**
 /// whenever the stream captures. It serves streams that joined the capture through events in the same way. The scope
 /// may be opened before or after the capture begins. The stream must live until the scope is closed. While any scope is
 /// open in the process, each allocation and free on any stream asks the driver whether the stream captures. So close
-/// the scope when the capture has ended. Memory that was freed on the stream before, such as that of a first run,
-/// serves the capture once all uses are complete. So synchronize the stream, and open the scope before the capture. A second scope of the pool on one stream, GPUMEM_STREAM_LEGACY and NULL give
+/// the scope when the capture has ended. Memory that was freed on the stream before the scope was opened, such as that
+/// of a first run, serves the capture once all uses are complete. So open the scope after that run, then synchronize
+/// the stream, then begin the capture. A second scope of the pool on one stream, GPUMEM_STREAM_LEGACY and NULL give
 /// GPUMEM_INVALID_ARGUMENT.
 gpumem_outcome gpumem_graph_memory_capture(gpumem_graph_memory* memory, void* stream,
                                            gpumem_capture_scope** scope) GPUMEM_NOEXCEPT;

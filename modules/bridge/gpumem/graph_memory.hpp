@@ -38,7 +38,8 @@ public:
   }
 
   /// Opens a capture scope: until the result is destroyed, the pool serves requests on the stream, and on streams that
-  /// joined its capture, from this memory. The scope may be opened before or after the capture begins.
+  /// joined its capture, from this memory. The scope may be opened before or after the capture begins. See
+  /// gpumem_graph_memory_capture for the memory of a first run.
   [[nodiscard]] capture_scope capture(stream_handle stream) {
     gpumem_capture_scope* scope = nullptr;
     detail::require(gpumem_graph_memory_capture(handle_.get(), stream.value(), &scope));

@@ -5,7 +5,7 @@
 #include "driver.hpp"
 
 inline constexpr std::size_t mib = std::size_t{1} << 20;
-inline constexpr std::size_t segment = 32 * mib; // the minimum that a pool reserves at once
+inline constexpr std::size_t chunk = 32 * mib; // the minimum that a pool reserves at once
 
 class simulated_pools : public simulated_device {
 protected:

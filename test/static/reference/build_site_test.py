@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-# Shows that the script of the site names the tools that are missing, and writes nothing without them, and that the pages
-# of the reference lead to the guide.
+# Shows that the script of the site names the tools that are missing, and writes nothing without them. Shows that the
+# pages of the reference lead to the guide.
 # SPDX-License-Identifier: Apache-2.0
 import subprocess
 import sys
@@ -29,7 +29,7 @@ class BuildSite(unittest.TestCase):
             page = Path(folder) / "index.html"
             page.write_text('<div id="projectbrief">GPU memory</div><p>text</p>\n')
             link_back(Path(folder))
-            self.assertEqual(page.read_text(), '<div id="projectbrief"><a href="../modules/guide/README.html">The guide'
+            self.assertEqual(page.read_text(), '<div id="projectbrief"><a href="../modules/guide/index.html">The guide'
                                                '</a></div><p>text</p>\n')
             page.write_text("<p>another head</p>\n")
             with self.assertRaisesRegex(SystemExit, "has no place for the link to the guide"):
