@@ -329,19 +329,6 @@ TEST_F(completion_test, failed_event_record_throws_at_the_await) {
   EXPECT_FALSE(gpumem::device{0}.lost());
 }
 
-TEST_F(completion_test, no_poll_is_made_without_a_wait) {
-  manual_executor executor;
-  simulator::work(s(), {}, 1us);
-  auto body = [&]() -> task<> { co_await completion(s(), {.resume_on = &executor}); };
-  auto const running = test::start(body());
-  simulator::run_until_idle();
-  executor.wait_for_post();
-  auto const asked = gpumem::driver_api::driver_calls();
-  for (int i = 0; i < 1'000; ++i) std::this_thread::yield();
-  EXPECT_EQ(gpumem::driver_api::driver_calls(), asked);
-  executor.run_one();
-}
-
 // In the last test, since the device stays lost.
 TEST_F(completion_test, lost_device_ends_all_waits) {
   simulator::work(s(), {}, 1us);

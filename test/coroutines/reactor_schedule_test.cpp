@@ -195,6 +195,49 @@ TEST(reactor_pace, new_waits_make_polls_no_more_frequent_than_a_quarter_of_a_cor
   }
 }
 
+// Returns the rounds that the reactor begins in a millisecond, and the driver calls after the current round.
+std::pair<std::uint64_t, std::uint64_t> polls_in_a_millisecond() {
+  auto const rounds = gpumem::detail::completion_rounds(gpumem::device{0});
+  gpumem::detail::sync::sleep_for(100us); // longer than a round
+  auto const calls = gpumem::driver_api::driver_calls();
+  gpumem::detail::sync::sleep_for(900us);
+  return {gpumem::detail::completion_rounds(gpumem::device{0}) - rounds, gpumem::driver_api::driver_calls() - calls};
+}
+
+TEST(reactor_pace, no_poll_is_made_without_a_wait) {
+  constexpr std::pair<std::uint64_t, std::uint64_t> none{0, 0};
+  gpumem::stream on{gpumem::device{0}};
+  for (auto const urgency : {latency::low, latency::balanced}) {
+    auto const body = [&] {
+      gpumem::event never{gpumem::device{0}};
+      simulator::never_complete(never.get());
+      never.record(on);
+      test::manual_executor executor;
+      auto wait = [&]() -> task<> {
+        try {
+          co_await completion(never, {.latency = urgency, .resume_on = &executor});
+        } catch (gpumem::cuda_error const&) {
+          // A failed query ends the wait.
+        }
+      };
+      {
+        auto const ended = test::start(wait());
+        simulator::fail_call("cuEventQuery", 1, CUDA_ERROR_INVALID_HANDLE);
+        while (!executor.posted()) gpumem::detail::sync::sleep_for(1us);
+        EXPECT_EQ(polls_in_a_millisecond(), none) << "ended, but not resumed";
+        executor.run_one();
+        EXPECT_EQ(polls_in_a_millisecond(), none) << "resumed";
+      }
+      {
+        auto const pending = test::start(wait());
+        EXPECT_GT(polls_in_a_millisecond().first, 0u);
+      }
+      EXPECT_EQ(polls_in_a_millisecond(), none) << "destroyed while pending";
+    };
+    gpumem::detail::schedule::run(1, {body});
+  }
+}
+
 // A coroutine that resumes on the polling thread begins its next wait during the round.
 TEST(reactor_pace, a_wait_that_begins_during_a_round_keeps_its_first_pause) {
   gpumem::stream on{gpumem::device{0}};

@@ -79,31 +79,6 @@ TEST_F(reactor_test, waits_of_either_latency_complete) {
   }
 }
 
-TEST_F(reactor_test, sleeps_while_nothing_waits) {
-  for (auto const urgency : {latency::low, latency::balanced}) {
-    resumed.clear();
-    simulator::work(s(), {}, 1us);
-    {
-      auto const running = test::start(wait_for(s(), urgency));
-      let_go_round(first(), 3);
-      simulator::run_until_idle();
-      run_until(1);
-    }
-    simulator::work(s(), {}, 1us);
-    { // destroyed while pending
-      auto const running = test::start(wait_for(s(), urgency));
-      let_go_round(first(), 3);
-    }
-    auto const rounds = first().rounds();
-    simulator::run_until_idle();
-    for (int i = 0; i < 1'000; ++i) std::this_thread::yield(); // until the current round has ended
-    auto const calls = gpumem::driver_api::driver_calls();
-    for (int i = 0; i < 2'000; ++i) std::this_thread::yield();
-    EXPECT_EQ(first().rounds(), rounds);
-    EXPECT_EQ(gpumem::driver_api::driver_calls(), calls);
-  }
-}
-
 TEST_F(reactor_test, polls_only_the_oldest_of_a_thousand_waits_of_a_stream) {
   constexpr int count = 1'000;
   std::vector<test::started> running;
