@@ -20,8 +20,8 @@ namespace test {
 class schedule_seeds {
 public:
   /// `count` is used if neither variable is set; under AddressSanitizer half of it, since a seed takes several times as
-  /// long. A seed that takes more than `most_seconds` of processor time counts as hanging. The schedule itself finds
-  /// threads that all wait.
+  /// long. A seed that takes more than `most_seconds` of processor time counts as hanging, and one that takes four
+  /// times as much time without it.
   explicit schedule_seeds(std::uint64_t count, unsigned most_seconds = 60)
       : schedule_seeds{sanitized ? (count + 1) / 2 : count, most_seconds, listed{}} {}
 
@@ -34,15 +34,15 @@ public:
 
   /// Calls `run` with each seed until a fatal failure. Prints a seed that crashes or hangs.
   template <class Run> void each(Run run) const {
-    for (auto const signal : {SIGABRT, SIGPROF, SIGBUS, SIGSEGV}) std::signal(signal, tell_seed);
+    for (auto const signal : {SIGABRT, SIGALRM, SIGPROF, SIGBUS, SIGSEGV}) std::signal(signal, tell_seed);
     auto const first = only_ ? only_ : 1;
     for (auto seed = first; seed < first + count_ && !testing::Test::HasFatalFailure(); ++seed) {
       running() = seed;
-      limit_processor_time(most_seconds_);
+      limit_time(most_seconds_);
       run(seed);
     }
-    limit_processor_time(0);
-    for (auto const signal : {SIGABRT, SIGPROF, SIGBUS, SIGSEGV}) std::signal(signal, SIG_DFL);
+    limit_time(0);
+    for (auto const signal : {SIGABRT, SIGALRM, SIGPROF, SIGBUS, SIGSEGV}) std::signal(signal, SIG_DFL);
   }
 
 private:
@@ -56,8 +56,10 @@ private:
 #else
   static constexpr bool sanitized = false;
 #endif
-  // Sends SIGPROF after that much processor time of all threads; 0: never. Load on the machine does not count.
-  static void limit_processor_time(unsigned seconds) noexcept {
+  // Sends SIGPROF after that much processor time of all threads; 0: never. Load on the machine does not count. Sends
+  // SIGALRM after four times as much time, if a thread blocks where the schedule does not see it.
+  static void limit_time(unsigned seconds) noexcept {
+    alarm(4 * seconds);
     itimerval const limit{{}, {static_cast<time_t>(seconds), 0}};
     setitimer(ITIMER_PROF, &limit, nullptr);
   }
