@@ -63,7 +63,7 @@ gpumem::detail::schedule::result run_seed(std::uint64_t seed, std::vector<gpumem
 TEST(completion_schedule, every_wait_ends_and_none_before_completion) {
   std::vector<gpumem::stream> streams;
   for (std::size_t i = 0; i < members; ++i) streams.emplace_back(gpumem::device{0});
-  test::schedule_seeds const seeds{3'000};
+  test::schedule_seeds const seeds{1'000};
   test::wait_counts seen;
   std::uint64_t switches = 0;
   seeds.each([&](std::uint64_t seed) {

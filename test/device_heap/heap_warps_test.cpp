@@ -337,7 +337,7 @@ TEST(heap_warps, blocks_are_right_under_schedules) {
 #if __has_feature(thread_sanitizer)
   test::schedule_seeds const seeds{30}; // each takes many times as long
 #else
-  test::schedule_seeds const seeds{150, 10};
+  test::schedule_seeds const seeds{150, 3};
 #endif
   seeds.each([&](std::uint64_t seed) {
     std::string wrong;
