@@ -20,8 +20,8 @@ namespace test {
 class schedule_seeds {
 public:
   /// `count` is used if neither variable is set; under AddressSanitizer half of it, since a seed takes several times as
-  /// long. A seed that takes more than `most_seconds` of processor time counts as hanging, and one that takes four
-  /// times as much time without it.
+  /// long. A seed that takes more than `most_seconds` of processor time counts as hanging, and so does one
+  /// that takes `most_waiting` seconds.
   explicit schedule_seeds(std::uint64_t count, unsigned most_seconds = 60)
       : schedule_seeds{sanitized ? (count + 1) / 2 : count, most_seconds, listed{}} {}
 
@@ -47,6 +47,7 @@ public:
 
 private:
   struct listed {};
+  static constexpr unsigned most_waiting = 240;
   schedule_seeds(std::uint64_t count, unsigned most_seconds, listed)
       : only_{number_from("GPUMEM_SEED", 0)}, count_{only_ ? 1 : number_from("GPUMEM_SEEDS", count)},
         most_seconds_{most_seconds} {}
@@ -57,9 +58,9 @@ private:
   static constexpr bool sanitized = false;
 #endif
   // Sends SIGPROF after that much processor time of all threads; 0: never. Load on the machine does not count. Sends
-  // SIGALRM after four times as much time, if a thread blocks where the schedule does not see it.
+  // SIGALRM after four minutes, if a thread blocks where the schedule does not see it.
   static void limit_time(unsigned seconds) noexcept {
-    alarm(4 * seconds);
+    alarm(seconds ? most_waiting : 0);
     itimerval const limit{{}, {static_cast<time_t>(seconds), 0}};
     setitimer(ITIMER_PROF, &limit, nullptr);
   }
