@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <thread>
 #include <vector>
@@ -171,6 +172,58 @@ TEST_F(growable_waits, growth_that_does_not_wait_satisfies_those_that_do) {
   run_until_ended(waits);
   EXPECT_EQ(kv.mapped_bytes(), 64 * MiB);
   EXPECT_LE(r.statistics().peak_reserved, 64 * MiB);
+}
+
+// A request as that of a buffer. Its first attempt in a turn is refused, and another growth of the buffer is granted
+// before it parks, so that it lacks nothing any more. The next attempt succeeds.
+class satisfied_growth final : public gpumem::detail::lack {
+public:
+  explicit satisfied_growth(gpumem::detail::pool_state& pool) noexcept : pool_{pool} {}
+  gpumem::expected<void*, gpumem::failure> try_allocate(gpumem::extend::stream_key const&, std::size_t,
+                                                        std::size_t) noexcept {
+    if (++attempts_ == 3) return &attempts_;
+    if (attempts_ == 2) bytes_ = 0;
+    return gpumem::unexpected<gpumem::failure>{{gpumem::outcome::exhausted, 0, bytes_}};
+  }
+  void deallocate(gpumem::extend::stream_key const&, void*, std::size_t, std::size_t) noexcept {}
+  std::optional<gpumem::device> where() noexcept { return pool_.where(); }
+  bool admit(gpumem::extend::waiter& item) noexcept {
+    item.set_lack(*this);
+    return pool_.admit_with(item, [&] {
+      return item.allocate_parts(
+          [&](gpumem::extend::request_part const& one) { return try_allocate(one.stream, one.bytes, one.alignment); },
+          [](gpumem::extend::request_part const&) {});
+    });
+  }
+  bool cancel_waiter(gpumem::extend::waiter& item) noexcept { return pool_.cancel_waiter(item); }
+  gpumem::statistics read_statistics() { return pool_.read_statistics(); }
+  char const* resource_name() noexcept { return pool_.resource_name(); }
+  std::size_t bytes() const noexcept override { return bytes_; }
+  int attempts() const noexcept { return attempts_; }
+
+private:
+  gpumem::detail::pool_state& pool_;
+  std::size_t bytes_ = 8 * MiB;
+  int attempts_ = 0;
+};
+
+class satisfied_resource : public gpumem::extend::resource_base<satisfied_resource, satisfied_growth> {
+public:
+  explicit satisfied_resource(satisfied_growth& growth) noexcept : growth_{&growth} {}
+  satisfied_growth& state() const noexcept { return *growth_; }
+
+private:
+  satisfied_growth* growth_;
+};
+
+TEST_F(growable_waits, growth_that_another_one_satisfies_in_its_turn_does_not_park) {
+  pool r{device, {.limit = 64 * MiB}};
+  auto const block = r.acquire(b, 60 * MiB).wait();
+  satisfied_growth growth{*static_cast<gpumem::detail::pool_state*>(r.services().state)};
+  auto const late = std::chrono::steady_clock::now() + std::chrono::seconds{1};
+  auto const got = satisfied_resource{growth}.acquire(a, 8 * MiB).wait_until(late);
+  EXPECT_TRUE(got) << to_string(got.error().reason);
+  EXPECT_EQ(growth.attempts(), 3);
 }
 
 class growable_ends : public gpumem_test::growable_fixture {};
