@@ -82,6 +82,29 @@ class Memory(Plugged):
         self.assertEqual(gpumem_torch.trim(), told["reserved"])
         self.assertEqual(gpumem_torch.statistics(0)["reserved"], 0)
 
+    # ctypes takes the low bits of a number, and C ends a text at a zero character.
+    @alone
+    def test_numbers_and_texts_that_c_would_change_are_refused(self):
+        with self.assertRaises(ValueError):
+            gpumem_torch.configure("limit=1GiB\0,pages=off")
+        with self.assertRaises(TypeError):
+            gpumem_torch.configure(5)
+        stream = self.simulator.stream()
+        block = self.allocate(3 * MIB, stream)
+        for number in (2**32, 2**64, -2**32):
+            self.assert_refused("invalid_argument", "there is no device", gpumem_torch.statistics, number)
+            self.assertIsNone(gpumem_torch.find(block + (number << 32)))
+        with tempfile.TemporaryDirectory() as folder:
+            with self.assertRaises(ValueError):
+                gpumem_torch.snapshot(f"{folder}/a\0b")
+            with self.assertRaises(ValueError):
+                gpumem_torch.snapshot(f"{folder}/a", format="json\0")
+            self.assertEqual(os.listdir(folder), [])
+        self.free(block, 3 * MIB, stream)
+        self.simulator.driver.gpumem_simulator_run_until_idle()
+        self.assertEqual(gpumem_torch.trim(keep=2**64), 0)
+        self.assertGreater(gpumem_torch.trim(), 0)
+
     @alone
     def test_trim_and_peaks_over_each_stack(self):
         stacks = ("pool", "fixed(block_size=4MiB)", "cuda", "async", "managed", "pinned",

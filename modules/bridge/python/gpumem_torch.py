@@ -163,6 +163,15 @@ def check(outcome):
         raise Failure(name, library().gpumem_last_error().decode(errors="replace"))
 
 
+def _text(text):
+    """Returns a text, or a path, as C takes it. Raises TypeError for other types, and ValueError if the text has a zero
+    character, where C would end it."""
+    encoded = os.fsencode(text)
+    if b"\0" in encoded:
+        raise ValueError(f"gpumem_torch: the text {text!r} has a zero character")
+    return encoded
+
+
 def version():
     """Returns the library's version as (major, minor, patch)."""
     number = library().gpumem_version()
@@ -193,7 +202,7 @@ def configure(options=None):
         text = {True: "on", False: "off"}
         options = ",".join(f"{name}={text[value] if isinstance(value, bool) else value}"
                            for name, value in options.items())
-    check(library().gpumem_torch_configure(None if options is None else options.encode()))
+    check(library().gpumem_torch_configure(None if options is None else _text(options)))
 
 
 def _torch():
@@ -216,6 +225,8 @@ def _pool(device):
 def _ordinal(device):
     """Returns the ordinal of a device: 1, "cuda:1", torch.device("cuda", 1), or None for the current device."""
     if isinstance(device, int):
+        if not -2**31 <= device < 2**31:  # ctypes would take the low bits for another device
+            raise Failure("invalid_argument", f"gpumem_torch: there is no device {device}")
         return device
     torch = _torch()
     if device is None:
@@ -244,7 +255,7 @@ def find(pointer, device=0):
     live. Returns None if the pool does not own the address."""
     block = _Block(size=ctypes.sizeof(_Block))
     pool = _pool(_ordinal(device))
-    if pool:
+    if pool and pointer and 0 <= pointer < 2**64:
         check(library().gpumem_find(pool, pointer, ctypes.byref(block)))
     if not block.base:
         return None
@@ -259,7 +270,7 @@ def snapshot(path, device=0, format="json"):
     pool = _pool(_ordinal(device))
     if not pool:
         raise ValueError(f"gpumem_torch: device {_ordinal(device)} has no pool before its first allocation")
-    check(library().gpumem_write_snapshot(pool, os.fsencode(path), f"format={format}".encode()))
+    check(library().gpumem_write_snapshot(pool, _text(path), _text(f"format={format}")))
 
 
 def growable(shape, dtype=None, dim=0, *, reserve, device=None, page=None, name="growable"):
@@ -289,7 +300,7 @@ def trim(keep=0, device=0, wait=1.0):
         outcome = library().gpumem_synchronize(pool, int(min(wait, 3600) * 1e9))
         if outcome != OUTCOMES.index("deadline"):
             check(outcome)
-        check(library().gpumem_trim(pool, keep, ctypes.byref(given_back)))
+        check(library().gpumem_trim(pool, min(keep, 2**64 - 1), ctypes.byref(given_back)))
     return given_back.value
 
 

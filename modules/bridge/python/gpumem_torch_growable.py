@@ -32,7 +32,8 @@ class _Buffer:
 
     def __init__(self, library, pool, stream, options):
         self.free, self.handle = library.gpumem_growable_free, ctypes.c_void_p()
-        gpumem_torch.check(library.gpumem_growable_make(pool, stream, options.encode(), ctypes.byref(self.handle)))
+        text = gpumem_torch._text(options)
+        gpumem_torch.check(library.gpumem_growable_make(pool, stream, text, ctypes.byref(self.handle)))
 
     def __del__(self):
         if self.handle:
