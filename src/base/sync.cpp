@@ -141,7 +141,11 @@ void biased_mutex::lock_requested() noexcept {
   } while (revoke_requested_.load(std::memory_order_acquire));
 }
 
+// If the host has no memory for the record of the function, glibc ends the process. This trial allocation throws
+// std::bad_alloc first. Its bytes do not stay in the thread's own cache of malloc, which glibc would not search.
 void at_thread_exit(void (*function)() noexcept) {
+  constexpr std::size_t beyond_the_cache = 2048;
+  ::operator delete(::operator new(beyond_the_cache)); // a plain call, which no compiler may remove
   auto* const as_argument = reinterpret_cast<void*>(function);
   auto const call = [](void* given) { reinterpret_cast<void (*)() noexcept>(given)(); };
   if (abi::__cxa_thread_atexit(call, as_argument, &__dso_handle) != 0) throw std::bad_alloc{};

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -123,6 +124,13 @@ TEST_P(no_host_memory, ends_with_an_error_and_loses_nothing) {
   std::size_t const before = held();
   no_memory::run(which, true, begin, end);
   if (!which.keeps) expect_held(before);
+}
+
+// glibc ends the process if it has no memory for the record of the function, so the library asks for memory before.
+TEST(thread_exit, registration_without_memory_throws) {
+  if (!test::new_can_fail) GTEST_SKIP();
+  test::failing_new const none;
+  EXPECT_THROW(gpumem::detail::sync::at_thread_exit([]() noexcept {}), std::bad_alloc);
 }
 
 } // namespace
