@@ -30,6 +30,7 @@ struct misuse {
     moved_from,        ///< the free was called through a handle that was moved from
     moved_from_stream, ///< the stream object was moved from
     unopened_device,   ///< the stream belongs to a device that may not use the pool's memory; see open_to()
+    recorded_late,     ///< record_use() was called for a block that was freed before
     // Hardened pools find these some time after the error:
     overrun,        ///< bytes after the block were overwritten
     underrun,       ///< bytes before the block were overwritten
@@ -75,6 +76,10 @@ namespace detail {
 inline constinit thread_local unsigned refused_calls = 0;
 /// Returns whether the misuse was found later, by a call that itself is right.
 bool found_later(misuse::kind kind) noexcept;
+/// Returns the misuse of record_use() whose pointer would make that of a free.
+inline misuse::kind kind_of_record(misuse::kind free) noexcept {
+  return free == misuse::kind::double_free ? misuse::kind::recorded_late : free;
+}
 
 /// A misuse that is found under a lock. The destructor reports it, so that the handler runs without the lock if this
 /// object is constructed before the lock is taken.
@@ -87,6 +92,10 @@ public:
     if (misuse_) extend::report_misuse(*misuse_);
   }
   void set(misuse const& misuse) noexcept { misuse_ = misuse; }
+  // Says that the call was no free, but record_use().
+  void set_recorded() noexcept {
+    if (misuse_) misuse_->what = kind_of_record(misuse_->what);
+  }
 
 private:
   std::optional<misuse> misuse_;

@@ -62,6 +62,7 @@ char const* to_string(misuse::kind value) noexcept {
   case misuse::kind::moved_from: return "a free through a handle that is empty; was it moved from?";
   case misuse::kind::moved_from_stream: return detail::text_of(broken_rule::moved_from_stream);
   case misuse::kind::unopened_device: return detail::text_of(broken_rule::unopened_device);
+  case misuse::kind::recorded_late: return "a record_use() for a block that was freed";
   case misuse::kind::overrun: return "a write past the end of a block";
   case misuse::kind::underrun: return "a write before the start of a block";
   case misuse::kind::use_after_free: return "a write to a block after its free";

@@ -147,6 +147,20 @@ TEST(bytes, numbers_are_written_the_same_in_every_locale) {
   if (!here.of_c()) GTEST_SKIP() << "localedef has made no locale of C";
 }
 
+// Otherwise a request one byte beyond a limit would read as one that fits.
+TEST(bytes, sizes_with_the_same_text_are_written_in_bytes_too) {
+  auto const text = [](std::size_t requested, std::size_t limit) {
+    return gpumem::out_of_memory::describe(gpumem::outcome::too_large,
+                                           {.requested = requested, .reserved = 64_MiB, .limit = limit});
+  };
+  EXPECT_EQ(text(64_MiB + 1, 64_MiB),
+            "gpumem: out of memory (too_large): requested 64.0 MiB (67108865 bytes), live 0 B, "
+            "reserved 64.0 MiB (67108864 bytes), largest free range 0 B, limit 64.0 MiB "
+            "(67108864 bytes); stream 0");
+  EXPECT_EQ(text(64_MiB, 64_MiB), "gpumem: out of memory (too_large): requested 64.0 MiB, live 0 B, reserved 64.0 MiB, "
+                                  "largest free range 0 B, limit 64.0 MiB; stream 0");
+}
+
 TEST(bytes, sizes_in_errors_have_one_decimal) {
   auto const text = [](std::size_t bytes) {
     return gpumem::acquire_error{{gpumem::outcome::stopped, 0, bytes}}.what() + std::string{};

@@ -48,7 +48,7 @@ TEST(misuse, each_kind_has_a_text) {
   for (auto kind :
        {misuse::kind::foreign_pointer, misuse::kind::double_free, misuse::kind::wrong_size,
         misuse::kind::use_after_close, misuse::kind::bad_stream, misuse::kind::other_device, misuse::kind::moved_from,
-        misuse::kind::overrun, misuse::kind::underrun, misuse::kind::use_after_free}) {
+        misuse::kind::recorded_late, misuse::kind::overrun, misuse::kind::underrun, misuse::kind::use_after_free}) {
     EXPECT_EQ(std::string{gpumem::to_string(kind)}.find("unknown"), std::string::npos);
   }
 }

@@ -265,12 +265,13 @@ TEST_F(graph_resource, misuse_is_reported_and_changes_nothing) {
   memory.deallocate(a, p, 1000);
   memory.deallocate(a, p, 1000);
   memory.deallocate(a, p);
+  memory.record_use(p, b);
   memory.record_use(&memory, b);
   memory.deallocate(a, &memory, 8);
   std::vector<kind> kinds;
   for (auto const& each : test::seen) kinds.push_back(each.what);
   EXPECT_EQ(kinds, (std::vector{kind::wrong_size, kind::foreign_pointer, kind::foreign_pointer, kind::double_free,
-                                kind::double_free, kind::foreign_pointer, kind::foreign_pointer}));
+                                kind::double_free, kind::recorded_late, kind::foreign_pointer, kind::foreign_pointer}));
   EXPECT_EQ(test::seen[0].expected, 1000u);
   EXPECT_STREQ(test::seen[0].resource, "graph_resource");
   EXPECT_EQ(memory.statistics().frees, 1u);

@@ -39,6 +39,8 @@ TEST_F(hardened_frees, double_free_of_a_quarantined_block_is_reported) {
   EXPECT_EQ(found.stream, t.key().identity().id());
   EXPECT_EQ(found.seen.size(), 2u);
   EXPECT_EQ(r.statistics().frees, 1u);
+  r.record_use(p, t);
+  EXPECT_EQ(only().what, misuse::kind::recorded_late);
 }
 
 TEST_F(hardened_frees, double_free_after_the_quarantine_is_reported) {

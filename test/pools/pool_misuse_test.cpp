@@ -77,6 +77,8 @@ TEST_F(pool_misuse, double_free_of_coalesced_memory_is_reported) {
   expect(misuse::kind::double_free, q, 500, 0);
   r.deallocate(s, q);
   expect(misuse::kind::double_free, q, 0, 0);
+  r.record_use(q, s);
+  expect(misuse::kind::recorded_late, q, 0, 0);
   r.deallocate(s, p, 1000);
   EXPECT_EQ(r.statistics().frees, 2u);
 }

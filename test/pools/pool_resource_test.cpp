@@ -195,7 +195,14 @@ TEST_F(pool_interface, reserved_memory_serves_requests_without_growth) {
   auto* const p = r.allocate(s, 3 * MiB);
   auto* const q = r.allocate_sync(2 * MiB);
   EXPECT_EQ(r.statistics().upstream_allocations, 2u);
-  EXPECT_THROW(r.reserve(8 * MiB + 101), gpumem::out_of_memory);
+  try {
+    r.reserve(8 * MiB + 101);
+    ADD_FAILURE() << "more than the limit";
+  } catch (gpumem::out_of_memory const& e) {
+    EXPECT_EQ(e.reason(), gpumem::outcome::too_large);
+    EXPECT_EQ(e.info().live, 5 * MiB);
+    EXPECT_EQ(e.info().reserved, 5 * MiB);
+  }
   EXPECT_EQ(r.reserve(8 * MiB + 100), 3 * MiB) << "whole granules, within the limit";
   EXPECT_EQ(r.statistics().reserved, 8 * MiB);
   r.deallocate(s, p, 3 * MiB);

@@ -67,9 +67,17 @@ public:
   /// Returns the statistics at the time of the failure.
   out_of_memory_info const& info() const noexcept { return info_; }
   /// Returns a text that names the resource, unless `resource` is null, and shows the statistics. Sizes have one
-  /// decimal and a unit.
+  /// decimal and a unit. A size that differs from the request, but has the same text, is shown in bytes too, as is the
+  /// request.
   static std::string describe(outcome reason, out_of_memory_info const& f, char const* resource = nullptr) {
-    auto const size = [](std::size_t n) { return detail::size_text(n); };
+    auto const requested = detail::size_text(f.requested);
+    auto const alike = [&](std::size_t n) { return n != f.requested && detail::size_text(n) == requested; };
+    bool const exact = alike(f.live) || alike(f.reserved) || alike(f.largest_free) || alike(f.limit) ||
+                       alike(f.largest_block) || alike(f.device_free);
+    auto const size = [&](std::size_t n) {
+      auto const shown = detail::size_text(n);
+      return exact && shown == requested ? shown + " (" + std::to_string(n) + " bytes)" : shown;
+    };
     auto text =
         std::string{"gpumem: out of "} + (f.no_addresses ? "addresses (" : "memory (") + to_string(reason) + ")";
     if (resource) text += " in '" + std::string{resource} + "'";

@@ -205,6 +205,7 @@ public:
   void close() noexcept;
 
 private:
+  expected<std::size_t, failure> try_reserve(std::size_t bytes);
   GPUMEM_REQUIRES(one_shard, all_shards) void refuse_requests(woken_waiters& waiters) noexcept;
   GPUMEM_REQUIRES(one_shard, all_shards) void after_limit_change(woken_waiters& waiters);
   void destroy() noexcept override { delete this; }

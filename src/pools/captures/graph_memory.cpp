@@ -359,6 +359,7 @@ bool graph_memory::declare_use(stream_key const& key, void const* pointer, late_
     uses_.end(*used, key, graph_uses::ended_by::declaration);
   } else {
     explain(key, pointer, std::nullopt, wrong);
+    wrong.set_recorded();
   }
   return true;
 }

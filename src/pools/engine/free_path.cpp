@@ -267,7 +267,10 @@ bool free_path::record_use(stream_key const& key, void* pointer) {
   all_shards_lock const lock{parts_.shards};
   if (!key.identity().capturing()) frees_.run_deferred(&key);
   auto* const used = find_or_explain(parts_, key, pointer, std::nullopt, wrong);
-  if (!used) return false;
+  if (!used) {
+    wrong.set_recorded();
+    return false;
+  }
   parts_.mode.add_stream(key.identity().timeline());
   auto& timeline = key.identity().timeline();
   if (!used->uses.find(timeline)) make_room_for_use(used->uses, key);

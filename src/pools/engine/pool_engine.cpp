@@ -56,16 +56,18 @@ pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
 }
 
 std::size_t pool_engine::reserve(std::size_t bytes) {
+  auto const made = try_reserve(bytes);
+  if (made) return *made;
+  throw_failure_in(parts_.options.name.c_str(), {made.error().reason, made.error().code, bytes},
+                   info_of(read_statistics()));
+}
+
+expected<std::size_t, failure> pool_engine::try_reserve(std::size_t bytes) {
   upstream_call::throw_if_here(parts_.shards);
   all_shards_lock const lock{parts_.shards};
   auto const limit = parts_.chunks.limit();
-  auto const fail = [&](failure const& failure) {
-    assert_all_shards_held();
-    throw_failure_in(parts_.options.name.c_str(), {failure.reason, failure.code, bytes},
-                     {.reserved = parts_.chunks.reserved(), .limit = limit});
-  };
   auto& shard = parts_.shards.shard_of_thread();
-  if (bytes > (limit ? limit : PTRDIFF_MAX)) fail({outcome::too_large});
+  if (bytes > (limit ? limit : PTRDIFF_MAX)) return unexpected<failure>{failure{outcome::too_large}};
   if (bytes > parts_.chunks.reserved()) {
     // When the first calls did this, 16 streams of short kernels lost 2 % of their first 2,000 steps to it.
     shard.ranges.reserve_metadata(1024, 16);
@@ -73,9 +75,8 @@ std::size_t pool_engine::reserve(std::size_t bytes) {
   }
   auto missing = parts_.backend->grow_to(bytes, shard);
   if (!missing && allocate_path_.release_closed_pools(missing.error())) missing = parts_.backend->grow_to(bytes, shard);
-  if (!missing) fail(missing.error());
-  if (*missing > 0) frees_.flush_beyond_threshold();
-  return *missing;
+  if (missing && *missing > 0) frees_.flush_beyond_threshold();
+  return missing;
 }
 
 void pool_engine::set_limit(std::size_t bytes) {

@@ -219,6 +219,7 @@ void hardening::record_use(stream_key const& key, void* pointer) {
     auto* const used = blocks_.find_live(pointer);
     if (!used) {
       auto wrong = blocks_.explain(pointer, std::nullopt);
+      wrong.what = kind_of_record(wrong.what);
       wrong.stream = key.identity().id();
       return report(wrong);
     }
