@@ -35,6 +35,7 @@ import :range_allocator;
 import :release_task;
 import :request_queue;
 import :reuse_rules;
+import :services;
 import :shard_list;
 import :stream_timeline;
 import :sync;
