@@ -56,8 +56,9 @@ def copy_pages(root, pages):
 
 def link_back(reference):
     """Puts a link to the guide at the head of each page of the reference; doxygen has no option for one."""
+    link = r'\1<a href="../modules/guide/index.html">The guide</a>\2'
     for page in reference.glob("*.html"):
-        page.write_text(BRIEF.sub(r'\1<a href="../modules/guide/index.html">The guide</a>\2', page.read_text(), count=1))
+        page.write_text(BRIEF.sub(link, page.read_text(), count=1))
     if "The guide</a>" not in (reference / "index.html").read_text():
         sys.exit(f"{reference}/index.html has no place for the link to the guide: doxygen writes another head")
 

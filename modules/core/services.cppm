@@ -169,9 +169,6 @@ inline expected<stream_key, failure> try_identify(stream_ref stream, std::option
 }
 expected<stream_key, failure> try_identify(stream_ref stream, services_handle const& services,
                                            std::size_t bytes) noexcept;
-// Returns what an out_of_memory says of the statistics.
-out_of_memory_info info_of(statistics const& statistics) noexcept;
-
 // Adds the figures of `statistics` to `sum`. The longest wait and the largest free range become the larger of both.
 // Does not change the limits and peaks of `sum`.
 void add_statistics(statistics& sum, statistics const& statistics) noexcept;

@@ -94,7 +94,7 @@ public:
   inline bool serves_stream(stream_key const& key) noexcept { return engine_->serves(key); }
   std::size_t trim(std::size_t keep);
   bool watch_memory(memory_watcher& watcher, bool begin);
-  std::size_t reserve(std::size_t bytes);
+  expected<std::size_t, failure> reserve(std::size_t bytes);
   void set_limit(std::size_t bytes);
   bool add_outside(std::size_t bytes);
   void remove_outside(std::size_t bytes);
@@ -256,8 +256,8 @@ public:
   /// its capture through events. The scope may be opened before or after the capture begins, however it is begun, and
   /// also serves later captures of `stream`. The scope holds for all copies of the pool, and for adaptors over them.
   /// Requests on the streams of other captures fail with outcome::capture_unsupported. No request waits in the scope.
-  /// Memory that was freed on `stream` before the scope was opened, such as that of a first run, serves the capture once
-  /// all uses are complete. So open the scope after that run, then synchronize the stream, then begin the capture.
+  /// Memory that was freed on `stream` before the scope was opened, such as that of a first run, serves the capture
+  /// once all uses are complete. So open the scope after that run, then synchronize the stream, then begin the capture.
   ///
   /// `memory` is a graph_resource over this very pool. Its blocks may be freed by the pool or by `memory`, on any
   /// stream, also after the scope. `find` and `record_use` of the pool accept these blocks too. If another block of the
@@ -283,7 +283,11 @@ public:
   /// lacked. Also allocates the host's records for a thousand blocks and sixteen streams. Memory beyond the release
   /// threshold may go back to the upstream again. Throws what `throw_failure` throws, also if `bytes` is more than the
   /// limit, and std::bad_alloc. Any thread.
-  std::size_t reserve(std::size_t bytes) { return state_->reserve(bytes); }
+  std::size_t reserve(std::size_t bytes) {
+    auto const lacked = state_->reserve(bytes);
+    if (!lacked) detail::throw_failure_of(this->services(), nullptr, lacked.error());
+    return *lacked;
+  }
 
   /// Changes the limit of the options, in bytes; 0: no limit. The pool keeps memory that it has reserved beyond the new
   /// limit, but reserves no more; `trim` gives free memory back. Requests that wait for more than the limit end with

@@ -91,26 +91,23 @@ void add_statistics(statistics& sum, statistics const& statistics) noexcept {
   sum.largest_free = std::max(sum.largest_free, statistics.largest_free);
 }
 
-out_of_memory_info info_of(statistics const& statistics) noexcept {
-  return {.live = statistics.live,
-          .reserved = statistics.reserved,
-          .largest_free = statistics.largest_free,
-          .limit = statistics.limit,
-          .free = statistics.free,
-          .free_ranges = statistics.free_ranges,
-          .free_in_use = statistics.free_in_use,
-          .in_use_streams = statistics.in_use_streams,
-          .quarantined = statistics.quarantined,
-          .largest_block = statistics.largest_block};
-}
-
 void throw_failure_of(services_handle const& services, CUstream stream, failure const& failure) {
   auto const* const name = name_of(services);
   if (failure.reason != outcome::exhausted && failure.reason != outcome::too_large) throw_failure_in(name, failure);
-  auto facts = info_of(statistics_from(services).value_or(statistics{}));
-  facts.requested = failure.requested;
-  facts.device = services.table->device(services.state);
-  facts.no_addresses = is_no_addresses(failure);
+  auto const f = statistics_from(services).value_or(statistics{});
+  out_of_memory_info facts{.requested = failure.requested,
+                           .live = f.live,
+                           .reserved = f.reserved,
+                           .largest_free = f.largest_free,
+                           .limit = f.limit,
+                           .device = services.table->device(services.state),
+                           .free = f.free,
+                           .free_ranges = f.free_ranges,
+                           .free_in_use = f.free_in_use,
+                           .in_use_streams = f.in_use_streams,
+                           .quarantined = f.quarantined,
+                           .largest_block = f.largest_block,
+                           .no_addresses = is_no_addresses(failure)};
   try {
     device const device{facts.device};
     relaxed_capture const relaxed; // the calls below must not end a capture

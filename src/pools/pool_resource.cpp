@@ -305,7 +305,7 @@ std::size_t pool_state::trim(std::size_t keep) {
   return engine_->trim(keep);
 }
 
-std::size_t pool_state::reserve(std::size_t bytes) {
+expected<std::size_t, failure> pool_state::reserve(std::size_t bytes) {
   throw_if_child();
   return calls_.reserve(bytes);
 }

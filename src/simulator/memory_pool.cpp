@@ -91,7 +91,8 @@ template <class May> void memory_pool::coalesce(range_map::iterator lower, May m
   }
 }
 
-/// Coalesces neighbouring ranges if the stream can get both of them in ways up to `last_tier`, then searches like best().
+/// Coalesces neighbouring ranges if the stream can get both of them in ways up to `last_tier`, then searches like
+/// best().
 memory_pool::range_map::iterator memory_pool::best_coalesced(stream const& stream, std::size_t need,
                                                              reuse_tier last_tier) {
   for (auto at = free_.begin(); at != free_.end(); ++at)

@@ -46,7 +46,7 @@ if [[ $replay == GPUMEM_SEEDS ]] && ((SECONDS > 3)); then
   echo "seed $seed failed after $SECONDS s; not replayed"
   exit
 fi
-if env "$replay=$seed" "$here/test" > "$here/again.txt" 2>&1; then
+if timeout --kill-after=5 60 env "$replay=$seed" "$here/test" > "$here/again.txt" 2>&1; then
   echo "seed $seed failed, but passes when it is replayed with $replay"
   exit 1
 fi

@@ -131,12 +131,14 @@ TEST_F(pass_through, misuse_is_reported) {
   int foreign = 0;
   pool.deallocate(stream_, &foreign, 4);
   pool.record_use(&foreign, stream_);
-  ASSERT_EQ(test::seen.size(), 4u);
+  pool.record_use(block, stream_);
+  ASSERT_EQ(test::seen.size(), 5u);
   EXPECT_EQ(test::seen[0].what, gpumem::misuse::kind::wrong_size);
   EXPECT_EQ(test::seen[0].expected, 100u);
   EXPECT_EQ(test::seen[1].what, gpumem::misuse::kind::double_free);
   EXPECT_EQ(test::seen[2].what, gpumem::misuse::kind::foreign_pointer);
   EXPECT_EQ(test::seen[3].what, gpumem::misuse::kind::foreign_pointer);
+  EXPECT_EQ(test::seen[4].what, gpumem::misuse::kind::recorded_late);
   EXPECT_EQ(upstream_.counters().allocations.value, 0);
 }
 

@@ -209,6 +209,21 @@ TEST_F(pool_interface, reserved_memory_serves_requests_without_growth) {
   r.deallocate_sync(q, 2 * MiB);
 }
 
+TEST_F(pool_interface, refused_reserve_has_the_figures_of_a_hardened_pool) {
+  pool_resource r{upstream, {.limit = 8 * MiB, .hardened = {.enabled = true}}};
+  r.deallocate(s, r.allocate(s, 1 * MiB), 1 * MiB);
+  auto* const p = r.allocate(s, 1 * MiB);
+  try {
+    r.reserve(8 * MiB + 1);
+    ADD_FAILURE() << "more than the limit";
+  } catch (gpumem::out_of_memory const& e) {
+    EXPECT_EQ(e.info().live, 1 * MiB);
+    EXPECT_EQ(e.info().quarantined, r.statistics().quarantined);
+    EXPECT_GT(e.info().quarantined, 0u);
+  }
+  r.deallocate(s, p, 1 * MiB);
+}
+
 TEST_F(pool_interface, reserve_fails_where_upstream_is_exhausted) {
   pool_resource r{upstream};
   upstream.state().capacity = 2 * MiB;

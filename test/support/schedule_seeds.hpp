@@ -34,7 +34,7 @@ public:
 
   /// Calls `run` with each seed until a fatal failure. Prints a seed that crashes or hangs.
   template <class Run> void each(Run run) const {
-    for (auto const signal : {SIGABRT, SIGALRM, SIGPROF, SIGBUS, SIGSEGV}) std::signal(signal, tell_seed);
+    for (auto const signal : {SIGABRT, SIGALRM, SIGTERM, SIGPROF, SIGBUS, SIGSEGV}) std::signal(signal, tell_seed);
     auto const first = only_ ? only_ : 1;
     for (auto seed = first; seed < first + count_ && !testing::Test::HasFatalFailure(); ++seed) {
       running() = seed;
@@ -42,7 +42,7 @@ public:
       run(seed);
     }
     limit_time(0);
-    for (auto const signal : {SIGABRT, SIGALRM, SIGPROF, SIGBUS, SIGSEGV}) std::signal(signal, SIG_DFL);
+    for (auto const signal : {SIGABRT, SIGALRM, SIGTERM, SIGPROF, SIGBUS, SIGSEGV}) std::signal(signal, SIG_DFL);
   }
 
 private:

@@ -73,7 +73,8 @@ public:
     auto const requested = detail::size_text(f.requested);
     auto const alike = [&](std::size_t n) { return n != f.requested && detail::size_text(n) == requested; };
     bool const exact = alike(f.live) || alike(f.reserved) || alike(f.largest_free) || alike(f.limit) ||
-                       alike(f.largest_block) || alike(f.device_free);
+                       alike(f.largest_block) || alike(f.free) || alike(f.free_in_use) || alike(f.quarantined) ||
+                       alike(f.device_free) || alike(f.device_total);
     auto const size = [&](std::size_t n) {
       auto const shown = detail::size_text(n);
       return exact && shown == requested ? shown + " (" + std::to_string(n) + " bytes)" : shown;

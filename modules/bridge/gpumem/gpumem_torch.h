@@ -72,9 +72,9 @@ gpumem_outcome gpumem_torch_configure(char const* options) GPUMEM_NOEXCEPT;
 gpumem_outcome gpumem_torch_pool(int device, gpumem_pool** pool) GPUMEM_NOEXCEPT;
 
 /// Makes PyTorch use this pool for the device from now on. The options of gpumem_torch_configure do not apply to it.
-/// A memory fraction that was set before limits it. The library keeps a reference as long as the process lives. Returns
-/// GPUMEM_INVALID_ARGUMENT once the device has its pool, and for a pool of another device. Returns it also if a
-/// fraction was set and the outermost resource of the stack is not a pool.
+/// The smaller of its limit and a memory fraction that was set before applies. The library keeps a reference as long as
+/// the process lives. Returns GPUMEM_INVALID_ARGUMENT once the device has its pool, and for a pool of another device.
+/// Returns it also if a fraction was set and the limit of the stack cannot change.
 gpumem_outcome gpumem_torch_share_pool(int device, gpumem_pool* pool) GPUMEM_NOEXCEPT;
 
 /// Allocates for torch.cuda.MemPool. If there is no memory, returns NULL, and gpumem_last_error gives the reason;

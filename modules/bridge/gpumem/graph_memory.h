@@ -13,8 +13,9 @@ extern "C" {
 /// captures, unless a capture scope is open. Then it serves them from graph memory, and gpumem_allocate, gpumem_free
 /// and all other calls for blocks are those of gpumem.h. A block's memory stays or comes back as follows:
 ///   allocated in a capture, freed in it
-///       The memory serves later requests of the stream that freed it, in that capture and in later ones with the same
-///       graph memory. Another stream gets it only in that capture, if the graph orders its next work after all uses.
+///       The memory serves later requests of that capture, and of later captures with the same graph memory. Within a
+///       capture, another stream gets it only if the graph orders its next work after all uses. In a later capture,
+///       another stream gets it once the pool knows that the first capture has ended.
 ///   allocated in a capture, freed after it
 ///       The block is valid in all launches of its graph until it is freed. Then the memory serves later captures of
 ///       the stream that freed it, while launches of the first graph still write there.

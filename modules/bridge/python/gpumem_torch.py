@@ -163,10 +163,10 @@ def check(outcome):
         raise Failure(name, library().gpumem_last_error().decode(errors="replace"))
 
 
-def _text(text):
-    """Returns a text, or a path, as C takes it. Raises TypeError for other types, and ValueError if the text has a zero
-    character, where C would end it."""
-    encoded = os.fsencode(text)
+def _text(text, encode=str.encode):
+    """Returns a text as C takes it. Raises TypeError for other types, and ValueError if the text has a zero character,
+    where C would end it."""
+    encoded = encode(text)
     if b"\0" in encoded:
         raise ValueError(f"gpumem_torch: the text {text!r} has a zero character")
     return encoded
@@ -238,6 +238,8 @@ def _ordinal(device):
 def share_pool(handle, device=0):
     """Makes PyTorch use a pool of a C or C++ part of the program. Call it before the device's first allocation.
     `handle` is the gpumem_pool* as an int: `pool.handle()` in C++. Raises Failure once the device has its pool."""
+    if isinstance(handle, int) and not 0 < handle < 2**64:
+        raise Failure("invalid_argument", f"gpumem_torch: {handle} is no pool")
     check(library().gpumem_torch_share_pool(_ordinal(device), handle))
 
 
@@ -255,6 +257,7 @@ def find(pointer, device=0):
     live. Returns None if the pool does not own the address."""
     block = _Block(size=ctypes.sizeof(_Block))
     pool = _pool(_ordinal(device))
+    pointer = getattr(pointer, "value", pointer)  # of a ctypes.c_void_p
     if pool and pointer and 0 <= pointer < 2**64:
         check(library().gpumem_find(pool, pointer, ctypes.byref(block)))
     if not block.base:
@@ -270,7 +273,7 @@ def snapshot(path, device=0, format="json"):
     pool = _pool(_ordinal(device))
     if not pool:
         raise ValueError(f"gpumem_torch: device {_ordinal(device)} has no pool before its first allocation")
-    check(library().gpumem_write_snapshot(pool, _text(path), _text(f"format={format}")))
+    check(library().gpumem_write_snapshot(pool, _text(path, os.fsencode), _text(f"format={format}")))
 
 
 def growable(shape, dtype=None, dim=0, *, reserve, device=None, page=None, name="growable"):

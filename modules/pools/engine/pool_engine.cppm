@@ -177,7 +177,7 @@ public:
   std::size_t reserved() noexcept;
   /// Gets memory from the upstream until `bytes` are reserved, and returns the bytes that it got. Throws
   /// std::bad_alloc, and the exception of `throw_failure` for a failure of the upstream.
-  std::size_t reserve(std::size_t bytes);
+  expected<std::size_t, failure> reserve(std::size_t bytes);
   /// Sets the most bytes that the pool may reserve; 0: no limit. Throws std::invalid_argument.
   void set_limit(std::size_t bytes);
   /// Counts `bytes` of another source toward the limit; gives unused memory back to make room for them. Returns false,
@@ -205,7 +205,6 @@ public:
   void close() noexcept;
 
 private:
-  expected<std::size_t, failure> try_reserve(std::size_t bytes);
   GPUMEM_REQUIRES(one_shard, all_shards) void refuse_requests(woken_waiters& waiters) noexcept;
   GPUMEM_REQUIRES(one_shard, all_shards) void after_limit_change(woken_waiters& waiters);
   void destroy() noexcept override { delete this; }

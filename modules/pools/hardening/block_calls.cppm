@@ -46,7 +46,7 @@ public:
   virtual bool flush() noexcept { return false; }
   /// Waits, at most `longest`, until this object keeps no freed block. Returns whether it keeps none.
   virtual bool synchronize(sync::duration /*longest*/) noexcept { return true; }
-  virtual std::size_t reserve(std::size_t bytes) { return engine_.reserve(bytes); }
+  virtual expected<std::size_t, failure> reserve(std::size_t bytes) { return engine_.reserve(bytes); }
   /// Begins or ends to tell the watcher of the pool's memory. Returns whether the pool has memory of its own.
   virtual bool watch_memory(memory_watcher& watcher, bool begin) {
     engine_.watch_memory(watcher, begin);

@@ -40,7 +40,7 @@ public:
   /// streams. A fifth stream first waits for the other four, so that its use stands for their uses too.
   void record_use(stream_key const& key, void* pointer) override;
   /// Reserves nothing.
-  std::size_t reserve(std::size_t /*bytes*/) override { return 0; }
+  expected<std::size_t, failure> reserve(std::size_t /*bytes*/) override { return 0; }
   bool watch_memory(memory_watcher& /*watcher*/, bool /*begin*/) override { return false; }
   std::optional<block_info> find(void const* pointer) override;
   std::optional<owned_block> find_owned(void const* pointer) override;

@@ -35,7 +35,6 @@ import :range_allocator;
 import :release_task;
 import :request_queue;
 import :reuse_rules;
-import :services;
 import :shard_list;
 import :stream_timeline;
 import :sync;
@@ -53,22 +52,16 @@ pool_engine::pool_engine(std::unique_ptr<pool_upstream> upstream, pool_options o
       release_{parts_, frees_, monitor_, request_passes_, *this} {
   default_executor(); // starts the library thread: frees and destructors use it, but must not start it
   deferred_release::retry_releases();
-  reserve(parts_.options.initial_size);
+  if (auto const made = reserve(parts_.options.initial_size); !made)
+    throw_failure_in(parts_.options.name.c_str(), made.error(), {.limit = parts_.options.limit});
 }
 
-std::size_t pool_engine::reserve(std::size_t bytes) {
-  auto const made = try_reserve(bytes);
-  if (made) return *made;
-  throw_failure_in(parts_.options.name.c_str(), {made.error().reason, made.error().code, bytes},
-                   info_of(read_statistics()));
-}
-
-expected<std::size_t, failure> pool_engine::try_reserve(std::size_t bytes) {
+expected<std::size_t, failure> pool_engine::reserve(std::size_t bytes) {
   upstream_call::throw_if_here(parts_.shards);
   all_shards_lock const lock{parts_.shards};
   auto const limit = parts_.chunks.limit();
   auto& shard = parts_.shards.shard_of_thread();
-  if (bytes > (limit ? limit : PTRDIFF_MAX)) return unexpected<failure>{failure{outcome::too_large}};
+  if (bytes > (limit ? limit : PTRDIFF_MAX)) return unexpected<failure>{failure{outcome::too_large, 0, bytes}};
   if (bytes > parts_.chunks.reserved()) {
     // When the first calls did this, 16 streams of short kernels lost 2 % of their first 2,000 steps to it.
     shard.ranges.reserve_metadata(1024, 16);
@@ -76,7 +69,8 @@ expected<std::size_t, failure> pool_engine::try_reserve(std::size_t bytes) {
   }
   auto missing = parts_.backend->grow_to(bytes, shard);
   if (!missing && allocate_path_.release_closed_pools(missing.error())) missing = parts_.backend->grow_to(bytes, shard);
-  if (missing && *missing > 0) frees_.flush_beyond_threshold();
+  if (!missing) return unexpected<failure>{failure{missing.error().reason, missing.error().code, bytes}};
+  if (*missing > 0) frees_.flush_beyond_threshold();
   return missing;
 }
 

@@ -147,6 +147,7 @@ void pass_through::record_use(stream_key const& key, void* pointer) {
         key.identity().has_handle() ? key.identity().timeline().record_at_free(key.identity().handle()) : epoch{0};
     return stream_use{&key.identity().timeline(), recorded ? recorded : key.identity().end_use(bytes, true)};
   };
+  auto wrong = misuse::kind::foreign_pointer;
   {
     sync::lock const lock{mutex_};
     auto const found = live_.find(address_of(pointer));
@@ -157,8 +158,9 @@ void pass_through::record_use(stream_key const& key, void* pointer) {
       order_after(uses, key);
       return uses.assign(end_use(bytes)); // end_use() runs after the waits, so the new use covers the earlier ones too
     }
+    if (std::ranges::find(freed_, pointer) != freed_.end()) wrong = misuse::kind::recorded_late;
   }
-  report_misuse({misuse::kind::foreign_pointer, pointer, 0, 0, key.identity().id(), engine_.options().name.c_str()});
+  report_misuse({wrong, pointer, 0, 0, key.identity().id(), engine_.options().name.c_str()});
 }
 
 std::optional<block_info> pass_through::find(void const* pointer) {
