@@ -94,6 +94,8 @@ class Memory(Plugged):
         for number in (2**32, 2**64, -2**32):
             self.assert_refused("invalid_argument", "there is no device", gpumem_torch.statistics, number)
             self.assertIsNone(gpumem_torch.find(block + (number << 32)))
+            self.assert_refused("invalid_argument", "is no pool", gpumem_torch.share_pool, number << 32)
+        self.assertEqual(gpumem_torch.find(ctypes.c_void_p(block))["base"], block)
         with tempfile.TemporaryDirectory() as folder:
             with self.assertRaises(ValueError):
                 gpumem_torch.snapshot(f"{folder}/a\0b")
