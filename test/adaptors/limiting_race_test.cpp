@@ -31,7 +31,7 @@ import gpumem;
 
 namespace {
 
-constexpr int requests = 500;
+constexpr int requests = 1000;
 constexpr std::size_t unit = 256;
 
 // `make` returns a stack of adaptors.

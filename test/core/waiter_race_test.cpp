@@ -28,7 +28,7 @@ namespace {
 
 TEST(waiter_race, random_requests_leave_no_bytes_counted) {
   test::parking_resource resource{512};
-  auto const sum = test::run_free_workers<std::stop_source>(resource, 1000);
+  auto const sum = test::run_free_workers<std::stop_source>(resource, 2000);
   EXPECT_EQ(resource.state().used(), 0u);
   EXPECT_TRUE(resource.state().idle());
   EXPECT_GT(sum.granted, 0u);
